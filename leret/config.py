@@ -1,0 +1,240 @@
+"""The recipes: one pydantic model a stage. Reading YAML into them is `leret.recipes`.
+
+Every key that can change a result stands here with its default, its unit and its range; nothing is read from
+anywhere else. Unknown keys are refused. The resolved recipe is written into the run directory.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+
+__all__ = [
+    "AdapterSettings",
+    "BankSettings",
+    "DataSettings",
+    "EvalRecipe",
+    "LoraSettings",
+    "PolicySettings",
+    "PretrainSettings",
+    "ProgramSettings",
+    "RetrieverSettings",
+    "SamplingRecipe",
+    "SamplingSettings",
+    "TrainingRecipe",
+]
+
+DataKind = Literal["jsonl", "beir", "hotpotqa", "hover", "musique", "2wiki", "world"]
+Split = Literal["train", "dev", "test", "all"]
+Measure = str
+
+
+class Settings(BaseModel):
+    """What all sections share: unknown keys are refused, values are frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class DataSettings(Settings):
+    """Questions and corpus."""
+
+    kind: DataKind = "jsonl"
+    corpus: str | None = Field(None, description="path, or hf:NAME; not for kind world")
+    questions: str | None = Field(None, description="path, or hf:NAME; not for kind world")
+    split: Split = Field("train", description="the questions that are sampled; evaluation has its own")
+    limit: PositiveInt | None = Field(None, description="at most so many questions of the split")
+    seed: int = Field(0, description="of the split, of the order under `limit`, of the generated world")
+    skip_bad: bool = Field(False, description="count unreadable lines instead of refusing the file")
+    options: dict[str, Any] = Field(default_factory=dict, description="of the generator, for kind world")
+
+    @model_validator(mode="after")
+    def _paths(self) -> DataSettings:
+        if self.kind != "world" and not self.questions:
+            raise ValueError(f"data.questions is missing: kind {self.kind} reads a file")
+        return self
+
+
+class RetrieverSettings(Settings):
+    """The search engine behind the program."""
+
+    kind: Literal["bm25"] = "bm25"
+    k: PositiveInt = Field(3, description="passages a search")
+    exclude_seen: bool = Field(False, description="a search skips what earlier searches found (off in the paper)")
+    index: str | None = Field(None, description="index directory; None keeps it in the run directory's cache")
+    k1: float = Field(1.5, ge=0)
+    b: float = Field(0.75, ge=0, le=1)
+    stopwords: str | None = "english"
+    fold_accents: bool = True
+
+
+class PolicySettings(Settings):
+    """The LM behind the program."""
+
+    kind: Literal["local", "openai"] = "local"
+    model: str = Field("demo", description="model directory, `demo` (shipped), or the served model's name")
+    urls: tuple[str, ...] = Field((), description="of kind openai: base URLs ending in /v1")
+    api_key_env: str | None = Field(None, description="environment variable that holds the server's key")
+    temperature: float = Field(1.0, ge=0, description="of sampling; evaluation is greedy unless its recipe says so")
+    top_p: float = Field(1.0, gt=0, le=1)
+    max_tokens: PositiveInt = Field(64, description="completion tokens at most")
+    device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    timeout_s: float = Field(60.0, gt=0)
+    concurrency: PositiveInt = Field(32, description="requests in flight, kind openai")
+
+    @model_validator(mode="after")
+    def _urls(self) -> PolicySettings:
+        if self.kind == "openai" and not self.urls:
+            raise ValueError("policy.urls is missing: kind openai needs at least one, as in http://127.0.0.1:8000/v1")
+        if self.kind == "local" and self.urls:
+            raise ValueError("policy.urls is given, but kind local runs in this process; use kind: openai")
+        return self
+
+
+class AdapterSettings(Settings):
+    """How DSPy turns a call into messages and a completion into fields."""
+
+    kind: Literal["chat", "json", "xml", "compact"] = "chat"
+    words_per_item: PositiveInt = Field(40, description="compact: words kept of each passage")
+    items: PositiveInt = Field(6, description="compact: passages kept")
+    demo_items: NonNegativeInt = Field(0, description="compact: passages kept in a demo")
+    instructions: bool = Field(False, description="compact: send the signature's instructions")
+
+
+class ProgramSettings(Settings):
+    """The DSPy program; other keys go to its constructor."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, validate_default=True)
+
+    path: str = Field("pipelines/multihop.py:MultiHop", description="FILE.py:Class")
+    adapter: AdapterSettings = AdapterSettings()
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of the program's constructor (``hops: 2``, say)."""
+        return dict(self.model_extra or {})
+
+
+class BankSettings(Settings):
+    """How the few-shot prompts are bootstrapped (LeReT, section 4.1)."""
+
+    train_questions: PositiveInt = 50
+    dev_questions: PositiveInt = 50
+    max_demos: PositiveInt = 3
+    candidates: PositiveInt = Field(8, description="candidate prompts that are scored; the best are kept")
+    temperature: float = Field(0.7, ge=0, description="of the bootstrapping calls")
+
+
+class SamplingSettings(Settings):
+    """What is tried at every state, and how it is scored."""
+
+    prompts: PositiveInt = Field(4, description="prompts of the bank, the zero-shot one included")
+    samples: PositiveInt = Field(1, description="completions a prompt and state")
+    seed: int = 0
+    reward: Literal["ap", "recall", "rr", "ndcg"] = Field("ap", description="of the accumulated ranking")
+    concurrency: PositiveInt = Field(128, description="questions in flight")
+    max_error_rate: float = Field(0.1, ge=0, le=1, description="share of failed samples that stops the run")
+    strategy: Literal["adjacent", "best-worst", "all", "margin"] = "adjacent"
+    margin: float = Field(0.0, ge=0, description="of strategy margin: least difference of rewards")
+    max_pairs: PositiveInt | None = Field(None, description="pairs kept a state, the widest margins first")
+    bank: BankSettings = BankSettings()
+
+
+class PretrainSettings(Settings):
+    """How `leret pretrain` builds a small policy from gold-blind demonstrations."""
+
+    kind: Literal["scratch", "minilm"]
+    steps: PositiveInt | None = None
+    minutes: float | None = Field(None, gt=0, description="CPU-minutes, one thread; the schedule is scaled to it")
+    seed: int = 0
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class SamplingRecipe(Settings):
+    """`leret sample`: everything that later stages read from the run."""
+
+    data: DataSettings
+    retriever: RetrieverSettings = RetrieverSettings()
+    policy: PolicySettings = PolicySettings()
+    program: ProgramSettings = ProgramSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    pretrain: PretrainSettings | None = None
+
+
+class LoraSettings(Settings):
+    """A low-rank adapter instead of full weights."""
+
+    r: PositiveInt = 16
+    alpha: PositiveInt = 32
+    dropout: float = Field(0.0, ge=0, lt=1)
+    target_modules: str | tuple[str, ...] = "all-linear"
+
+
+class TrainingRecipe(Settings):
+    """`leret train`. Knows no data set: it reads the run's preferences."""
+
+    algorithm: Literal["sft", "dpo", "ipo"]
+    name: str | None = Field(None, description="of the policy in R/policies; the algorithm's name when absent")
+    init: str = Field("base", description="base, the name of a policy of the run, or a model directory")
+    targets: Literal["best", "random"] = Field("best", description="sft: the best sample of a state, or any (control)")
+    only_spread: bool = Field(True, description="sft: only states whose samples differ in reward")
+    max_targets: PositiveInt = Field(1, description="sft: completions a state at most")
+    match_steps_of: str | None = Field(None, description="sft: train as many steps as this policy took in all")
+    epochs: float = Field(1.0, gt=0)
+    learning_rate: float = Field(1e-5, gt=0)
+    schedule: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
+    warmup_ratio: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    batch_size: PositiveInt = Field(16, description="examples a step and device")
+    accumulate: PositiveInt = Field(1, description="batches a step")
+    max_grad_norm: float = Field(1.0, gt=0)
+    max_length: PositiveInt = Field(2048, description="prompt and completion tokens; longer examples are dropped, counted")
+    beta: float = Field(0.05, gt=0, description="dpo, ipo")
+    reduction: Literal["sequence", "token"] = Field("sequence", description="ipo: sum (the paper) or mean of log-probs")
+    sft_weight: float = Field(0.0, ge=0, description="dpo, ipo: weight of an added likelihood of the chosen")
+    lora: LoraSettings | None = None
+    seed: int = 0
+    device: str = "auto"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    threads: PositiveInt | None = Field(1, description="CPU threads; 1 makes a resumed run bit-equal")
+    save_steps: PositiveInt = 50
+    log_steps: PositiveInt = 5
+    report_to: tuple[Literal["wandb", "tensorboard"], ...] = ()
+
+    @property
+    def policy_name(self) -> str:
+        """The directory under R/policies."""
+        return self.name or self.algorithm
+
+    @model_validator(mode="after")
+    def _fits(self) -> TrainingRecipe:
+        name = self.policy_name
+        if name in {"base", ""} or "/" in name or name.startswith("."):
+            raise ValueError(f"name: {name!r} cannot name a policy; use letters, digits, - and _")
+        if self.algorithm == "sft" and (self.sft_weight or self.reduction != "sequence"):
+            raise ValueError("sft_weight and reduction belong to dpo and ipo, not to sft")
+        if self.algorithm != "sft" and (self.match_steps_of or self.targets != "best"):
+            raise ValueError("match_steps_of and targets belong to sft")
+        return self
+
+
+class EvalRecipe(Settings):
+    """`leret eval`: systems on held-out questions of the run's data."""
+
+    split: Literal["dev", "test", "all"] = "test"
+    limit: PositiveInt | None = None
+    questions: str | None = Field(None, description="another question file over the run's corpus")
+    systems: tuple[str, ...] = Field(
+        ("raw-question", "oracle-titles", "base", "bank", "policies"),
+        description="`bank` = every few-shot prompt on the base, `policies` = every trained one, or single names",
+    )
+    demos: dict[str, str] = Field(default_factory=dict, description="extra systems: name to a prompt file, base policy")
+    measures: tuple[Measure, ...] = ("recall", "ap")
+    baseline: str = Field("base", description="the system that others are compared with, beside their predecessor")
+    temperature: float = Field(0.0, ge=0)
+    samples: PositiveInt = Field(1, description="runs a question, averaged, where temperature > 0")
+    resamples: PositiveInt = Field(10_000, description="of the bootstrap")
+    confidence: float = Field(0.95, gt=0, lt=1)
+    examples: NonNegativeInt = Field(10, description="most improved and most worsened questions in the report")
+    seed: int = 0

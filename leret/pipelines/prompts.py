@@ -1,0 +1,100 @@
+"""A prompt of the bank: what is put before the inputs of every predictor of a program."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dspy
+from dspy.utils.exceptions import AdapterParseError
+from pydantic_core import to_jsonable_python
+
+from leret.errors import RunError
+from leret.types import digest
+
+__all__ = ["ZERO_SHOT", "Formatter", "Prompt"]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Demos, and instructions where they differ from the program's own, for each predictor by name.
+
+    Attributes:
+        name: "0" is the zero-shot prompt; few-shot ones count from "1".
+        score: mean reward on the bank's dev questions; None where it was not measured.
+    """
+
+    name: str
+    demos: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    instructions: Mapping[str, str] = field(default_factory=dict)
+    score: float | None = None
+
+    @property
+    def digest(self) -> str:
+        """Names what the prompt says, not what it is called."""
+        return digest(to_jsonable_python(self.demos), dict(self.instructions))
+
+    def save(self, path: Path) -> None:
+        """Write as JSON."""
+        value = {
+            "name": self.name,
+            "score": self.score,
+            "demos": to_jsonable_python(self.demos, fallback=str),
+            "instructions": dict(self.instructions),
+        }
+        path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Prompt:
+        """Read what ``save`` wrote.
+
+        Raises:
+            RunError: the file is missing or is not a prompt.
+        """
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+            return cls(str(value["name"]), value["demos"], value.get("instructions", {}), value.get("score"))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{path} is not a prompt of a bank ({error}); make the bank again with `leret sample`") from error
+
+
+ZERO_SHOT = Prompt("0")
+
+
+class Formatter:
+    """Turns a step into messages and a completion into outputs, exactly as the DSPy program would.
+
+    Args:
+        program: its predictors' signatures and own demos are read.
+        adapter: any DSPy adapter.
+    """
+
+    def __init__(self, program: dspy.Module, adapter: dspy.Adapter) -> None:
+        self.adapter = adapter
+        self._predictors = dict(program.named_predictors())
+
+    def signature(self, predictor: str, prompt: Prompt = ZERO_SHOT) -> type[dspy.Signature]:
+        """The predictor's signature under a prompt's instructions."""
+        signature = self._predictors[predictor].signature
+        text = prompt.instructions.get(predictor)
+        return signature if text is None else signature.with_instructions(text)
+
+    def messages(self, predictor: str, inputs: Mapping[str, Any], prompt: Prompt = ZERO_SHOT) -> tuple[dict[str, str], ...]:
+        """What is sent to the LM for these inputs under this prompt."""
+        signature = self.signature(predictor, prompt)
+        demos = [dict(demo) for demo in prompt.demos.get(predictor, ())]
+        return tuple(self.adapter.format(signature, demos, dict(inputs)))
+
+    def parse(self, predictor: str, completion: str) -> dict[str, Any] | None:
+        """The outputs in a completion, or None where it is not in the adapter's format."""
+        try:
+            return self.adapter.parse(self._predictors[predictor].signature, completion)
+        except AdapterParseError:
+            return None
+
+    def completion(self, predictor: str, outputs: Mapping[str, Any]) -> str:
+        """The completion that carries these outputs."""
+        return str(self.adapter.format_assistant_message_content(self._predictors[predictor].signature, dict(outputs)))

@@ -1,0 +1,72 @@
+"""The LM behind a program, as the sampler and the evaluator see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["Completion", "Messages", "Policy", "Request"]
+
+Messages = tuple[dict[str, str], ...]
+"""``{"role": ..., "content": ...}`` in order, as DSPy's adapters format them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to complete ``len(seeds)`` times.
+
+    Attributes:
+        seeds: one 63-bit seed a completion; a completion depends on its own seed alone.
+        temperature: 0 is greedy (one seed, then).
+        max_tokens: completion tokens at most.
+        stop: strings that end a completion, themselves left out of its text.
+    """
+
+    messages: Messages
+    seeds: tuple[int, ...]
+    temperature: float
+    max_tokens: int
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One completion; ``finish_reason`` is ``stop`` or ``length``.
+
+    ``token_ids`` and ``logprobs`` (natural logarithm, one a token, end token included) are None where a server
+    gives none.
+    """
+
+    text: str
+    finish_reason: str
+    n_prompt_tokens: int
+    n_completion_tokens: int
+    token_ids: tuple[int, ...] | None = None
+    logprobs: tuple[float, ...] | None = None
+
+
+class Policy(Protocol):
+    """Completes prompts. Safe to call from many tasks of one event loop."""
+
+    @property
+    def name(self) -> str:
+        """The model as recipes and reports call it."""
+
+    @property
+    def digest(self) -> str:
+        """Names the weights (local) or the served model (remote): part of every sample's id."""
+
+    async def complete(self, request: Request) -> list[Completion]:
+        """Complete one prompt.
+
+        Returns:
+            One completion a seed, in the order of the seeds.
+
+        Raises:
+            PolicyError: the completions could not be had. Never a made-up or an empty one instead.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Free what the policy holds. May be called twice."""
