@@ -1,0 +1,1 @@
+"""The LM behind a program: in this process, or behind OpenAI-compatible servers."""

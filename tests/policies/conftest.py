@@ -1,0 +1,40 @@
+"""Tiny real models, made once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from leret.policies.base import Request
+from leret.policies.local import LocalPolicy
+from tests.tiny import tiny_policy
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_policy(tmp_path_factory.mktemp("policies") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def opt_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_policy(tmp_path_factory.mktemp("policies") / "tiny-opt", arch="opt")
+
+
+@pytest.fixture(scope="module")
+def policy(llama_dir: Path) -> Iterator[LocalPolicy]:
+    loaded = LocalPolicy(llama_dir, threads=1)
+    yield loaded
+    loaded.close()
+
+
+def ask(text: str, *seeds: int, temperature: float = 1.0, max_tokens: int = 8, stop: tuple[str, ...] = ()) -> Request:
+    """A request of one user message."""
+    return Request(({"role": "user", "content": text},), seeds or (0,), temperature, max_tokens, stop=stop)

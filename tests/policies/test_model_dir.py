@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from leret.errors import PolicyError
+from leret.policies.local import LocalPolicy
+from leret.policies.model_dir import find_model, load_model, model_digest
+from tests.policies.conftest import ask
+
+
+@pytest.fixture
+def copy(llama_dir: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(llama_dir, tmp_path / "copy"))
+
+
+def change_config(path: Path, **values: object) -> None:
+    file = path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def load(path: Path) -> object:
+    return load_model(find_model(path), device="cpu", dtype="auto")
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match=r"no model directory .*nowhere"):
+        find_model(tmp_path / "nowhere")
+
+
+def test_a_directory_without_config_is_no_model(copy: Path) -> None:
+    (copy / "config.json").unlink()
+    with pytest.raises(PolicyError, match=r"neither config\.json"):
+        load(copy)
+
+
+def test_pickled_weights_are_refused(copy: Path) -> None:
+    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
+    with pytest.raises(PolicyError, match=r"only pytorch_model\.bin, which leret does not unpickle"):
+        load(copy)
+
+
+@pytest.mark.parametrize("n_bytes", [0, 20, 5000])
+def test_weights_cut_short_are_refused(copy: Path, n_bytes: int) -> None:
+    file = copy / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:n_bytes])
+    with pytest.raises(PolicyError, match="damaged or cut short"):
+        load(copy)
+
+
+def test_missing_weights_are_refused_instead_of_made_up(copy: Path) -> None:
+    file = copy / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(PolicyError, match=r"lacks 1 of the model's weights \(model\.layers\.1\.mlp\.up_proj\.weight\)"):
+        load(copy)
+
+
+def test_weights_of_another_shape_are_refused(copy: Path) -> None:
+    change_config(copy, intermediate_size=96)
+    with pytest.raises(PolicyError, match=r"cannot be loaded|lacks"):
+        load(copy)
+
+
+def test_a_missing_shard_is_named(copy: Path) -> None:
+    index = {"metadata": {}, "weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(PolicyError, match=r"lacks model-00002-of-00002\.safetensors"):
+        load(copy)
+
+
+def test_an_unknown_architecture_is_told_with_a_way_out(copy: Path) -> None:
+    change_config(copy, model_type="mystery", architectures=["MysteryForCausalLM"])
+    with pytest.raises(PolicyError, match=r"mystery.*use kind: openai"):
+        load(copy)
+
+
+def test_broken_json_is_told(copy: Path) -> None:
+    (copy / "config.json").write_text("{")
+    with pytest.raises(PolicyError, match=r"config\.json"):
+        load(copy)
+
+
+def test_a_missing_tokenizer_is_told(copy: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (copy / name).unlink()
+    with pytest.raises(PolicyError, match="no tokenizer that can be loaded"):
+        load(copy)
+
+
+def test_a_tokenizer_without_chat_template_is_told(copy: Path) -> None:
+    (copy / "chat_template.jinja").unlink()
+    with pytest.raises(PolicyError, match="no chat template"):
+        load(copy)
+
+
+def test_a_device_that_is_not_here_is_told(llama_dir: Path) -> None:
+    with pytest.raises(PolicyError, match="device nonsense"):
+        load_model(llama_dir, device="nonsense", dtype="auto")
+
+
+def test_the_digest_follows_the_bytes_and_not_the_place(llama_dir: Path, copy: Path) -> None:
+    assert model_digest(copy) == model_digest(llama_dir)
+    file = copy / "model.safetensors"
+    weights = load_file(file)
+    weights["lm_head.weight"][0, 0] += 1
+    save_file(weights, file, metadata={"format": "pt"})
+    changed = model_digest(copy)
+    assert changed != model_digest(llama_dir)
+    (copy / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    assert model_digest(copy) != changed
+
+
+def test_an_adapter_runs_merged_into_its_base(llama_dir: Path, tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(llama_dir)
+    adapted = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            if "lora_" in name:
+                weight.normal_(0, 0.3)
+    adapted.save_pretrained(tmp_path / "adapter")
+    policy, plain = LocalPolicy(tmp_path / "adapter", threads=1), LocalPolicy(llama_dir, threads=1)
+    [[own]] = policy.complete_many([ask("the city", temperature=0.0)])
+    [[other]] = plain.complete_many([ask("the city", temperature=0.0)])
+    assert own.token_ids is not None
+    ids = torch.tensor([[3, *policy.tokenizer.convert_tokens_to_ids(["the", "city"]), 4]])
+    with torch.no_grad():
+        logprobs = adapted(torch.cat([ids, torch.tensor([own.token_ids])], dim=1)).logits.log_softmax(dim=-1)[0]
+    assert own.logprobs == pytest.approx(
+        [logprobs[3 + i, token].item() for i, token in enumerate(own.token_ids)], abs=1e-4
+    )
+    assert own.token_ids != other.token_ids
+    assert policy.digest != plain.digest
+    policy.close()
+    plain.close()
