@@ -126,4 +126,4 @@ def _labelled(names: Sequence[str], completion: str) -> dict[str, str]:
     label = re.compile(rf"^\s*({'|'.join(map(re.escape, names))})\s*:", re.MULTILINE)
     marks = list(label.finditer(completion))
     ends = [mark.start() for mark in marks[1:]] + [len(completion)]
-    return {mark[1]: completion[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)}
+    return {mark[1]: completion[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=False)}

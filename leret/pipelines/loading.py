@@ -58,12 +58,13 @@ def load_program(
         ProgramError: it cannot be built, or has no `Search`.
     """
     cls = load_class(path, name)
-    parameters = inspect.signature(cls).parameters
+    parameters = inspect.signature(cls.__init__).parameters  # DSPy's metaclass hides the class's own signature
     if k is not None and "k" in parameters:
         arguments = {"k": k, **arguments}
     unknown = [key for key in arguments if key not in parameters]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        raise ProgramError(f"{name} takes {', '.join(parameters)}; the recipe also gives program.{', program.'.join(unknown)}")
+        takes = ", ".join(list(parameters)[1:]) or "nothing"
+        raise ProgramError(f"{name} takes {takes}; the recipe also gives program.{', program.'.join(unknown)}")
     try:
         program = cls(**arguments)
     except Exception as error:

@@ -1,0 +1,85 @@
+"""What leret sends is what the DSPy program would send, under every adapter."""
+
+from pathlib import Path
+
+import dspy
+import pytest
+from dspy import lm15
+
+from leret.config import AdapterSettings
+from leret.errors import RunError
+from leret.pipelines.adapters import make_adapter
+from leret.pipelines.loading import load_program
+from leret.pipelines.prompts import ZERO_SHOT, Formatter, Prompt
+from leret.retrieval.base import Retriever
+from leret.types import Passage
+
+ROOT = Path(__file__).parents[2]
+DEMO = {"question": "Who wrote Mara?", "context": ["Mara | A novel."], "query": "author of Mara"}
+
+
+class Shelf:
+    digest = "shelf"
+
+    def search(self, queries, k):
+        return [(Passage("d1", "Silent Harbor", "A film by Ann Vale.", 1.0),) for _ in queries]
+
+
+class Fixed:
+    """An engine that always says the same."""
+
+    def __init__(self, text):
+        self.text = text
+
+    def complete(self, request):
+        usage = lm15.Usage(input_tokens=0, output_tokens=0, total_tokens=0)
+        message = lm15.Message.assistant([lm15.TextPart(self.text)])
+        return lm15.Response(id=None, model="fixed", message=message, finish_reason="stop", usage=usage)
+
+
+@pytest.mark.parametrize("kind", ["chat", "json", "xml", "compact"])
+@pytest.mark.parametrize("reason", [False, True])
+@pytest.mark.parametrize("prompt", [ZERO_SHOT, Prompt("1", {"write_query": [DEMO]}, {"write_query": "Be brief."})])
+def test_messages_equal_those_of_the_program_itself(kind, reason, prompt):
+    program = load_program(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": 2, "reason": reason})
+    (name, predictor), *_ = program.named_predictors()
+    prompt = Prompt(prompt.name, {name: v for v in prompt.demos.values()}, {name: v for v in prompt.instructions.values()})
+    adapter = make_adapter(AdapterSettings(kind=kind))
+    formatter = Formatter(program, adapter)
+    outputs = {"reasoning": "I see.", "query": "silent harbor"} if reason else {"query": "silent harbor"}
+    completion = formatter.completion(name, outputs)
+    expected = [
+        formatter.messages(name, {"question": "Who?", "context": context}, prompt)
+        for context in ([], ["Silent Harbor | A film by Ann Vale."])
+    ]
+
+    predictor.demos = list(prompt.demos.get(name, ()))
+    predictor.signature = formatter.signature(name, prompt)
+    lm = dspy.LM("fixed/answer", engine=Fixed(completion), cache=False)
+    assert isinstance(Shelf(), Retriever)
+    with dspy.context(lm=lm, adapter=adapter, rm=Shelf()):
+        program(question="Who?")
+    assert [tuple(call["messages"]) for call in lm.history] == expected
+    assert formatter.parse(name, completion) == outputs
+
+
+def test_a_completion_out_of_format_is_none():
+    program = load_program(ROOT / "pipelines/multihop.py", "MultiHop", {})
+    assert Formatter(program, make_adapter(AdapterSettings(kind="chat"))).parse("write_query", "hello") is None
+
+
+def test_a_prompt_is_read_back(tmp_path):
+    prompt = Prompt("2", {"write_query": [DEMO]}, {"write_query": "Be brief."}, 0.5)
+    prompt.save(tmp_path / "2.json")
+    assert Prompt.load(tmp_path / "2.json") == prompt
+
+
+def test_a_digest_ignores_the_name():
+    assert Prompt("1", {"p": [DEMO]}).digest == Prompt("2", {"p": [DEMO]}).digest != ZERO_SHOT.digest
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"name": "1"}', "{"])
+def test_what_is_not_a_prompt_is_refused(tmp_path, text):
+    (tmp_path / "1.json").write_text(text)
+    with pytest.raises(RunError, match="not a prompt"):
+        Prompt.load(tmp_path / "1.json")
