@@ -1,0 +1,31 @@
+"""leret teaches DSPy programs to search by trying.
+
+Everything here is loaded on first use: importing leret costs no torch and no dspy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "CompactAdapter": "leret.pipelines.compact",
+    "Found": "leret.pipelines.search",
+    "LeretError": "leret.errors",
+    "Search": "leret.pipelines.search",
+    "load": "leret.pipelines.saved",
+}
+
+__all__ = ["CompactAdapter", "Found", "LeretError", "Search", "__version__", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'leret' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

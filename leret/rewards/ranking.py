@@ -1,0 +1,139 @@
+"""Measures of a ranking against the gold documents, with binary relevance. All are in [0, 1]; higher is better.
+
+Each takes the ids of the ranking, best first, and the gold ids; ``k`` looks at the first ``k`` alone. A document that
+stands in a ranking twice counts at its first place. Gold documents that were never found count against every measure
+but `rr` and `success`. A question without gold documents has no value: that is an error, not a zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from typing import Protocol
+
+from leret.errors import ConfigError
+
+__all__ = ["MEASURES", "Measure", "all_found", "ap", "measure", "ndcg", "recall", "rr", "success"]
+
+
+class Measure(Protocol):
+    """A measure of one ranking."""
+
+    def __call__(self, doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
+        """The value in [0, 1].
+
+        Raises:
+            ValueError: ``gold`` is empty.
+        """
+        ...
+
+
+def recall(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
+    """The share of the gold documents that was found.
+
+    >>> recall(["a", "x"], {"a", "b"})
+    0.5
+    """
+    return len(_hits(doc_ids, gold, k)) / len(set(gold))
+
+
+def ap(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
+    """Average precision: the mean over gold documents of the precision at the place of each, 0 where it is not found.
+
+    >>> ap(["a", "x", "b"], {"a", "b"})  # (1/1 + 2/3) / 2
+    0.8333333333333333
+
+    Source: LeReT, section 4.2: sum over hits of (hits so far / rank), over the number of gold documents.
+    """
+    ranks = _hits(doc_ids, gold, k)
+    return sum(hits / rank for hits, rank in enumerate(ranks, 1)) / len(set(gold))
+
+
+def rr(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
+    """Reciprocal rank of the first gold document, 0 where none was found.
+
+    >>> rr(["x", "a"], {"a", "b"})
+    0.5
+    """
+    ranks = _hits(doc_ids, gold, k)
+    return 1 / ranks[0] if ranks else 0.0
+
+
+def ndcg(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
+    """Discounted cumulative gain (1 / log2(rank + 1) a hit) over that of the ideal ranking.
+
+    >>> round(ndcg(["x", "a"], {"a"}), 4)  # (1 / log2 3) / (1 / log2 2)
+    0.6309
+
+    Source: Järvelin and Kekäläinen (2002), with the discount of trec_eval.
+    """
+    ranks = _hits(doc_ids, gold, k)
+    n_ideal = len(set(gold)) if k is None else min(k, len(set(gold)))
+    return _gain(ranks) / _gain(range(1, n_ideal + 1))
+
+
+def success(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
+    """1 where any gold document was found, else 0.
+
+    >>> success(["x", "a"], {"a", "b"}), success(["x"], {"a"})
+    (1.0, 0.0)
+    """
+    return float(bool(_hits(doc_ids, gold, k)))
+
+
+def all_found(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
+    """1 where every gold document was found, else 0.
+
+    >>> all_found(["x", "a"], {"a", "b"}), all_found(["b", "a"], {"a", "b"})
+    (0.0, 1.0)
+    """
+    return float(len(_hits(doc_ids, gold, k)) == len(set(gold)))
+
+
+MEASURES: dict[str, Measure] = {
+    "recall": recall,
+    "ap": ap,
+    "rr": rr,
+    "ndcg": ndcg,
+    "success": success,
+    "all_found": all_found,
+}
+"""Measures by the names that recipes, components of rewards and reports use."""
+
+
+def measure(name: str) -> Measure:
+    """A measure by its name, as in ``ap`` or, with a cut-off, ``recall@10``.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    base, at, cut = name.partition("@")
+    if base not in MEASURES or (at and not (cut.isdigit() and int(cut) > 0)):
+        raise ConfigError(
+            f"{name!r} is not a measure; there are {', '.join(MEASURES)}, and each with a cut-off as in recall@10"
+        )
+    found = MEASURES[base]
+    if not at:
+        return found
+
+    def cut_off(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
+        return found(doc_ids, gold, int(cut) if k is None else min(k, int(cut)))
+
+    return cut_off
+
+
+def _hits(doc_ids: Sequence[str], gold: Collection[str], k: int | None) -> list[int]:
+    """Ranks, from 1, of the gold documents in the ranking."""
+    if not gold:
+        raise ValueError("a ranking has no value for a question without gold documents")
+    return list(_ranks(doc_ids if k is None else doc_ids[:k], set(gold)))
+
+
+def _ranks(doc_ids: Sequence[str], missing: set[str]) -> Iterator[int]:
+    for rank, doc_id in enumerate(dict.fromkeys(doc_ids), 1):
+        if doc_id in missing:
+            yield rank
+
+
+def _gain(ranks: Sequence[int]) -> float:
+    return sum(1 / math.log2(rank + 1) for rank in ranks)

@@ -1,0 +1,208 @@
+"""Sampling many questions at once: each walks its own path, none waits for another.
+
+A question goes from state to state: all samples of the state, the choice of the one that goes on, the next state.
+The store is asked at every step for what is there already, so a run goes on wherever it was stopped, and a run that
+was stopped equals one that was not. A question whose samples met an outage waits at that state for the next resume.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from leret.errors import LeretError, PolicyError, ProgramError, RetrievalError
+from leret.pipelines.replay import Finished, NeedsCompletion
+from leret.sampling.branch import Brancher, Here
+from leret.sampling.choice import choose_next, is_solved
+from leret.sampling.concurrently import each
+from leret.sampling.progress import Progress, Silent
+from leret.sampling.records import OUTAGES, Visit
+from leret.sampling.rollout import failure_of
+from leret.sampling.steps import MAX_STEPS, Known, Stepper
+from leret.sampling.store import Store
+from leret.types import Failure, Question, Sample
+
+__all__ = ["Scheduler", "Tally"]
+
+_MIN_SAMPLES = 50
+"""Samples before the share of failures means anything."""
+
+_WAIT = ("policy", "retrieval")
+"""Outages that end by themselves, so that waiting for the next resume pays."""
+
+_BOUNDARY: dict[str, type[LeretError]] = {"policy": PolicyError, "retrieval": RetrievalError, "program": ProgramError}
+
+
+@dataclass
+class Tally:
+    """What this session did.
+
+    Attributes:
+        waiting: questions that met an outage, and go on at the next resume.
+    """
+
+    questions: int = 0
+    samples: int = 0
+    reward_sum: float = 0.0
+    n_rewarded: int = 0
+    waiting: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    last_outage: Failure | None = None
+
+    @property
+    def mean_reward(self) -> float:
+        """Of the samples that have one."""
+        return self.reward_sum / self.n_rewarded if self.n_rewarded else 0.0
+
+    @property
+    def n_outages(self) -> int:
+        """Failures that say nothing about a completion."""
+        return sum(self.failures[kind] for kind in OUTAGES)
+
+    def count(self, samples: Sequence[Sample]) -> None:
+        """Take note of the samples of one state."""
+        self.samples += len(samples)
+        for sample in samples:
+            if sample.failure is not None:
+                self.fail(sample.failure)
+            elif sample.reward is not None:
+                self.reward_sum += sample.reward
+                self.n_rewarded += 1
+
+    def fail(self, failure: Failure) -> None:
+        """Take note of a failure."""
+        self.failures[failure.kind] += 1
+        if failure.kind in OUTAGES:
+            self.last_outage = failure
+
+
+class Scheduler:
+    """Samples questions into a store.
+
+    Args:
+        stepper: the program.
+        brancher: makes the samples of a state.
+        store: where they go.
+        policy_digest: of the brancher's policy.
+        seed: of the choice of the next state.
+        max_error_rate: share of failed samples (outages and crashes) that stops the run.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        brancher: Brancher,
+        store: Store,
+        policy_digest: str,
+        *,
+        seed: int,
+        max_error_rate: float,
+    ) -> None:
+        self._stepper = stepper
+        self._brancher = brancher
+        self._store = store
+        self._policy_digest = policy_digest
+        self._seed = seed
+        self._max_error_rate = max_error_rate
+
+    async def run(self, questions: Sequence[Question], concurrency: int, progress: Progress | None = None) -> Tally:
+        """Sample every question to the end of its path.
+
+        Args:
+            questions: those that are done already cost nothing.
+            concurrency: questions in flight.
+            progress: hears of every question that ends.
+
+        Raises:
+            PolicyError, RetrievalError, ProgramError: more than ``max_error_rate`` failed; what is there is kept.
+            RunError: the store cannot be written; what is there is kept.
+        """
+        progress = progress or Silent()
+        done = self._store.done(self._policy_digest)
+        tally = Tally()
+
+        async def one(question: Question) -> None:
+            await self._walk(question, tally)
+            tally.questions += 1
+            progress.advance(1, mean_reward=tally.mean_reward, failures=tally.failures.total(), samples=tally.samples)
+
+        todo = [question for question in questions if question.id not in done]
+        try:
+            await each(todo, one, concurrency)
+        finally:
+            self._store.flush()
+        self._check(tally, last=True)
+        return tally
+
+    async def _walk(self, question: Question, tally: Tally) -> None:
+        """One question, from its first state to the end of its path or to an outage."""
+        known: Known = {}
+        visits = {visit.step: visit for visit in self._store.visits(self._policy_digest, question.id)}
+        try:
+            need = await self._stepper.go(question, (), known)
+            place = _Place(question, need, (), known, None)
+            while isinstance(place.need, NeedsCompletion):
+                further = await self._step(place, place.need, visits.get(len(place.outputs)), tally)
+                if further is None:
+                    return
+                place = further
+        except (RetrievalError, ProgramError) as error:
+            tally.fail(failure_of(error))
+            tally.waiting += 1
+            self._check(tally)
+
+    async def _step(self, place: _Place, need: NeedsCompletion, before: Visit | None, tally: Tally) -> _Place | None:
+        """Sample one state and go on from it; None where the path ends or waits."""
+        question, step = place.question, len(place.outputs)
+        if step == MAX_STEPS:
+            raise ProgramError(f"question {question.id}: the program asks for more than {MAX_STEPS} completions")
+        state = self._stepper.state(question, need, step, place.parent)
+        self._store.put_state(state)
+        samples = await self._brancher.samples(Here(question, state, place.outputs, place.known))
+        tally.count(samples)
+        self._check(tally)
+        if before is not None and before.state_id == state.id:
+            chosen = next((sample for sample in samples if sample.id == before.chosen), None)
+        elif any(sample.failure and sample.failure.kind in _WAIT for sample in samples):
+            tally.waiting += 1  # choosing among the others would make this run another one than without the outage
+            return None
+        else:
+            chosen = choose_next(samples, self._seed, state.id)
+        name = None if chosen is None else chosen.id
+        visit = Visit(question.id, step, self._policy_digest, state.id, place.parent, name, "")
+        if chosen is None:
+            solved = any(is_solved(sample) for sample in samples)
+            self._store.put_visit(replace(visit, outcome="solved" if solved else "stuck"))
+            return None
+        outputs = (*place.outputs, self._stepper.formatter.parse(state.predictor, chosen.completion or "") or {})
+        further = await self._stepper.go(question, outputs, place.known)
+        self._store.put_visit(replace(visit, outcome="next" if isinstance(further, NeedsCompletion) else "finished"))
+        return _Place(question, further, outputs, place.known, chosen.id)
+
+    def _check(self, tally: Tally, last: bool = False) -> None:
+        """Stop where too much fails, or where everything did."""
+        n_failed, n_all = tally.n_outages, tally.samples
+        too_many = n_all >= _MIN_SAMPLES and n_failed > self._max_error_rate * n_all
+        nothing = last and n_failed > 0 and tally.n_rewarded == 0
+        if tally.last_outage is None or not (too_many or nothing):
+            return
+        allowed = (
+            f"more than sampling.max_error_rate = {self._max_error_rate:g} allows" if too_many else "and no reward"
+        )
+        raise _BOUNDARY[tally.last_outage.kind](
+            f"{n_failed} failures in {n_all} samples, {allowed}; the last one: {tally.last_outage.message}. "
+            "What is done is kept: mend the cause and run the same command again"
+        )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a question's path has come to."""
+
+    question: Question
+    need: NeedsCompletion | Finished
+    outputs: tuple[dict[str, Any], ...]
+    known: Known
+    parent: str | None

@@ -1,0 +1,228 @@
+"""`leret sample`: a recipe and a run directory in; a bank, a store of samples and preferences out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leret.config import SamplingRecipe
+from leret.errors import ConfigError, DataError
+from leret.runs import Run
+from leret.sampling.changes import refuse_changes
+from leret.sampling.finished import finished, mark_finished
+from leret.sampling.preferences import PreferenceReport, build_preferences
+from leret.sampling.progress import Progress, Silent
+from leret.sampling.store import Store
+from leret.sampling.workbench import Workbench, located, questions_digest
+from leret.types import Question
+
+if TYPE_CHECKING:
+    from leret.pipelines.prompts import Prompt
+    from leret.policies.base import Policy
+    from leret.sampling.scheduler import Tally
+
+__all__ = ["SampleReport", "sample"]
+
+
+@dataclass(frozen=True)
+class SampleReport:
+    """What the stage did, and what the run holds now for its policy.
+
+    Attributes:
+        already: everything was there, and nothing was done.
+        new_questions: that this call sampled to an end.
+        new_samples: that this call added.
+        waiting: questions that met an outage; the same command goes on with them.
+        prompts: of the bank, with their scores on its dev questions (None for those not scored).
+        failures: samples of the run's policy without a reward, by kind.
+    """
+
+    already: bool
+    policy: str
+    questions: int
+    new_questions: int
+    new_samples: int
+    waiting: int
+    states: int
+    samples: int
+    mean_reward: float
+    pairs: int
+    no_spread: int
+    prompts: dict[str, float | None] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def sample(
+    recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None, progress: Progress | None = None
+) -> SampleReport:
+    """Sample a program's states with several prompts, score them, and make the preferences.
+
+    Goes on where an earlier call was stopped; returns at once where nothing is left.
+
+    Args:
+        recipe: what to sample.
+        run: a new one, or one that the same recipe began. The policy may be another one (the next round), the limit
+            larger, the strategy of the pairs any.
+        base_dir: where relative paths of the recipe start; None is the current directory.
+        progress: hears of every question.
+
+    Raises:
+        RunError: the run was sampled from another recipe, is being sampled, or cannot be written.
+        DataError, RetrievalError, PolicyError, ProgramError: what the recipe names cannot be opened, or too many
+            samples failed; what is done is kept.
+        ConfigError: settings that cannot go together.
+    """
+    began = time.monotonic()
+    progress = progress or Silent()
+    recipe = located(recipe, base_dir or Path.cwd())
+    if recipe.policy.temperature == 0 and recipe.sampling.samples > 1:
+        raise ConfigError(
+            f"sampling.samples is {recipe.sampling.samples}, but at policy.temperature 0 they would all be the same; "
+            "raise the temperature, or set samples: 1"
+        )
+    before = finished(run, recipe)
+    if before is not None:
+        return SampleReport(
+            **{**before, "already": True, "new_questions": 0, "new_samples": 0, "seconds": time.monotonic() - began}
+        )
+    refuse_changes(run, recipe.model_dump(mode="json"), {})
+    with Workbench(recipe, run.cache) as bench:
+        progress.start("data and index", None)
+        questions = _questions(bench)
+        digests = _digests(bench, questions, run)
+        progress.finish()
+        refuse_changes(run, recipe.model_dump(mode="json"), digests)
+        if bench.skipped:
+            run.event("sample", "skipped", **bench.skipped)
+        report = _sample(bench, run, questions, digests, progress, began)
+    mark_finished(run, recipe, asdict(report))
+    return report
+
+
+def _sample(
+    bench: Workbench, run: Run, questions: Sequence[Question], digests: dict[str, str], progress: Progress, began: float
+) -> SampleReport:
+    from leret.policies.load import policy_of
+
+    recipe = bench.recipe
+    with Store(run.store) as store:  # opened first: it keeps a second process out
+        policy = policy_of(recipe.policy)
+        _write_sections(run, bench, policy, digests)
+        run.event("sample", "started", questions=len(questions), policy=policy.name, policy_digest=policy.digest)
+        n_before = store.counts(policy.digest)["samples"]
+        prompts, tally = asyncio.run(_work(bench, run, policy, store, questions, progress))
+        counts = store.counts(policy.digest)
+        pairs = build_preferences(
+            run, recipe.sampling.strategy, recipe.sampling.margin, recipe.sampling.max_pairs, policy.digest
+        )
+    report = _report(policy, questions, prompts, tally, counts, n_before, pairs, time.monotonic() - began)
+    run.event("sample", "finished", **asdict(report))
+    return report
+
+
+async def _work(
+    bench: Workbench, run: Run, policy: Policy, store: Store, questions: Sequence[Question], progress: Progress
+) -> tuple[list[Prompt], Tally]:
+    from leret.sampling.branch import Branch, Brancher
+    from leret.sampling.front import SearchFront
+    from leret.sampling.prompting import prompts_of
+    from leret.sampling.scheduler import Scheduler
+    from leret.sampling.steps import Stepper
+
+    recipe, settings = bench.recipe, bench.recipe.sampling
+    front = SearchFront(bench.retriever)
+    try:
+        prompts = await prompts_of(run, bench, policy, front, questions, progress)
+        stepper = Stepper(bench.replay, bench.formatter, front)
+        lm = recipe.policy
+        branch = Branch(
+            tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens, settings.reward
+        )
+        scheduler = Scheduler(
+            stepper,
+            Brancher(stepper, policy, store, branch),
+            store,
+            policy.digest,
+            seed=settings.seed,
+            max_error_rate=settings.max_error_rate,
+        )
+        n_done = len(store.done(policy.digest) & {question.id for question in questions})
+        progress.start("sampling", len(questions) - n_done)
+        try:
+            return prompts, await scheduler.run(questions, settings.concurrency, progress)
+        finally:
+            progress.finish()
+    finally:
+        front.close()
+        await policy.aclose()
+
+
+def _questions(bench: Workbench) -> list[Question]:
+    data = bench.recipe.data
+    questions = bench.questions(data.split, data.limit)
+    usable = [question for question in questions if question.gold]
+    if not usable:
+        raise DataError(
+            f"data: no question of split {data.split} names its relevant documents, so no ranking can be scored "
+            f"({len(questions)} questions read); name another split or file"
+        )
+    return usable
+
+
+def _digests(bench: Workbench, questions: Sequence[Question], run: Run) -> dict[str, str]:
+    digests = {
+        "corpus": bench.corpus.digest,
+        "retriever": bench.retriever.digest,
+        "program": bench.program_digest,
+    }
+    before = run.manifest().get("sampling") or {}
+    if not before or before.get("data", {}).get("limit") == bench.recipe.data.limit:
+        digests["questions"] = questions_digest(questions)
+    return digests
+
+
+def _write_sections(run: Run, bench: Workbench, policy: Policy, digests: dict[str, str]) -> None:
+    """The recipe, as later stages read it. Its policy stays the one of the first round: the base of all others."""
+    manifest = run.manifest()
+    section: dict[str, Any] = bench.recipe.model_dump(mode="json")
+    rounds: list[dict[str, str]] = manifest.get("rounds", [])
+    if rounds and rounds[0]["digest"] != policy.digest:
+        section["policy"] = manifest["sampling"]["policy"]
+    if all(entry["digest"] != policy.digest for entry in rounds):
+        rounds = [*rounds, {"policy": policy.name, "model": bench.recipe.policy.model, "digest": policy.digest}]
+    run.update(
+        sampling=section, digests={**manifest.get("digests", {}), **digests, "policy": policy.digest}, rounds=rounds
+    )
+
+
+def _report(
+    policy: Policy,
+    questions: Sequence[Question],
+    prompts: Sequence[Prompt],
+    tally: Tally,
+    counts: dict[str, int],
+    n_before: int,
+    pairs: PreferenceReport,
+    seconds: float,
+) -> SampleReport:
+    return SampleReport(
+        already=False,
+        policy=policy.name,
+        questions=len(questions),
+        new_questions=tally.questions - tally.waiting,
+        new_samples=counts["samples"] - n_before,
+        waiting=tally.waiting,
+        states=counts["states"],
+        samples=counts["samples"],
+        mean_reward=pairs.mean_reward,
+        pairs=pairs.pairs,
+        no_spread=pairs.no_spread,
+        prompts={prompt.name: prompt.score for prompt in prompts},
+        failures={name.removeprefix("failed_"): n for name, n in counts.items() if name.startswith("failed_")},
+        seconds=round(seconds, 3),
+    )

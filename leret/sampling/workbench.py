@@ -1,0 +1,209 @@
+"""What a sampling recipe names, opened: corpus, questions, retriever, program.
+
+Sampling opens it from its recipe, evaluation from the run that sampling wrote, so that both see the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from leret.config import SamplingRecipe
+from leret.datasets.load import load_corpus, load_questions
+from leret.errors import ProgramError
+from leret.runs import Run
+from leret.types import Question, digest
+
+if TYPE_CHECKING:
+    import dspy
+
+    from leret.datasets.corpus import Corpus
+    from leret.pipelines.prompts import Formatter
+    from leret.pipelines.replay import Replay
+    from leret.pipelines.saved import ProgramSource
+    from leret.retrieval.base import Retriever
+
+__all__ = ["Workbench", "located", "questions_digest"]
+
+
+class Workbench:
+    """Everything behind a program but its policy; each part is opened when it is first asked for.
+
+    Args:
+        recipe: with paths that can be opened from here.
+        cache: where indexes are kept.
+    """
+
+    def __init__(self, recipe: SamplingRecipe, cache: Path) -> None:
+        self.recipe = recipe
+        self.cache = cache
+        self.skipped: dict[str, int] = {}
+        """Bad records that the last `questions` left out, by kind of fault."""
+
+    @classmethod
+    def open(cls, run: Run) -> Workbench:
+        """The workbench of a sampled run.
+
+        Raises:
+            RunError: the run was not sampled.
+        """
+        section = run.section("sampling", "leret sample RECIPE")
+        return cls(SamplingRecipe.model_validate(section), run.cache)
+
+    def questions(self, split: str | None = None, limit: int | None = None, *, check: bool = True) -> list[Question]:
+        """Questions of a split; a smaller limit gives a part of a larger one's.
+
+        Args:
+            split: None takes the recipe's.
+            limit: at most so many; None takes all.
+            check: refuse gold ids that the corpus does not hold, for which it is read.
+
+        Raises:
+            DataError: the files cannot be read as what the recipe says.
+        """
+        data = self.recipe.data
+        loaded = load_questions(
+            data.kind,
+            data.questions,
+            split=split or data.split,
+            limit=limit,
+            seed=data.seed,
+            skip_bad=data.skip_bad,
+            corpus=self.corpus if check and data.kind != "world" else None,
+            options=data.options or None,
+        )
+        self.skipped = dict(loaded.skipped)
+        return list(loaded)
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """The documents.
+
+        Raises:
+            DataError: as `questions`.
+        """
+        data = self.recipe.data
+        return load_corpus(
+            data.kind,
+            data.corpus or data.questions,
+            seed=data.seed,
+            skip_bad=data.skip_bad,
+            options=data.options or None,
+        )
+
+    @cached_property
+    def retriever(self) -> Retriever:
+        """The search engine over `corpus`; its index is built where it is missing.
+
+        Raises:
+            RetrievalError: the index cannot be built, or is of another corpus.
+        """
+        from leret.retrieval.load import load_retriever
+
+        return load_retriever(self.recipe.retriever, self.corpus, self.cache)
+
+    @cached_property
+    def source(self) -> ProgramSource:
+        """The program's file, class and arguments.
+
+        Raises:
+            ProgramError: the recipe names no class.
+        """
+        from leret.pipelines.saved import ProgramSource
+
+        settings = self.recipe.program
+        path, colon, name = settings.path.rpartition(":")
+        if not colon or not path:
+            raise ProgramError(f"program.path: {settings.path!r} names no class; write FILE.py:Class")
+        return ProgramSource(Path(path), name, settings.arguments)
+
+    def program(self) -> dspy.Module:
+        """The program, a new one at every call.
+
+        Raises:
+            ProgramError: it cannot be loaded or built.
+        """
+        from leret.pipelines.loading import load_program
+
+        settings = self.recipe.retriever
+        source = self.source
+        return load_program(
+            source.path, source.name, source.arguments, k=settings.k, exclude_seen=settings.exclude_seen
+        )
+
+    @cached_property
+    def adapter(self) -> dspy.Adapter:
+        """How calls become messages."""
+        from leret.pipelines.adapters import make_adapter
+
+        return make_adapter(self.recipe.program.adapter)
+
+    @cached_property
+    def replay(self) -> Replay:
+        """Runs the program as a function of its completions; one serves all questions of an event loop."""
+        from leret.pipelines.replay import Replay
+
+        return Replay(self.program())
+
+    @cached_property
+    def formatter(self) -> Formatter:
+        """Formats and parses the program's calls."""
+        from leret.pipelines.prompts import Formatter
+
+        return Formatter(self.replay.program, self.adapter)
+
+    @property
+    def program_digest(self) -> str:
+        """Names the program's source, its arguments and its adapter."""
+        try:
+            text = self.source.path.read_bytes()
+        except OSError as error:
+            raise ProgramError(f"{self.source.path} cannot be read ({error.strerror}); correct program.path") from error
+        settings = self.recipe.program
+        return digest(
+            hashlib.blake2b(text, digest_size=16).hexdigest(),
+            self.source.name,
+            settings.arguments,
+            settings.adapter.model_dump(mode="json"),
+        )
+
+    def close(self) -> None:
+        """Let go of what was opened."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def questions_digest(questions: Sequence[Question]) -> str:
+    """Names questions by all that sampling reads of them."""
+    return digest([[question.id, question.text, list(question.gold)] for question in questions])
+
+
+def located(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:
+    """The recipe with its relative paths made absolute where they exist under ``base_dir``."""
+
+    def find(value: str | None) -> str | None:
+        path = base_dir / value if value else None
+        return str(path.resolve()) if path is not None and path.exists() else value
+
+    data, policy, program = recipe.data, recipe.policy, recipe.program
+    file, colon, name = program.path.rpartition(":")
+    changes: dict[str, object] = {
+        "data": data.model_copy(update={"corpus": find(data.corpus), "questions": find(data.questions)}),
+        "program": program.model_copy(update={"path": f"{find(file)}{colon}{name}"}),
+        "retriever": recipe.retriever.model_copy(
+            update={"index": recipe.retriever.index and str((base_dir / recipe.retriever.index).resolve())}
+        ),
+    }
+    if policy.kind == "local" and policy.model != "demo":
+        changes["policy"] = policy.model_copy(update={"model": find(policy.model)})
+    return recipe.model_copy(update=changes)

@@ -1,0 +1,84 @@
+"""Measures of a ranking: by hand, and against ir_measures."""
+
+import random
+
+import ir_measures
+import pytest
+
+from leret.errors import ConfigError
+from leret.rewards import MEASURES, all_found, ap, measure, ndcg, recall, rr, success
+
+GOLD = {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("doc_ids", "by_hand"),
+    [
+        (["a", "x", "b"], {"recall": 1, "ap": (1 / 1 + 2 / 3) / 2, "rr": 1, "success": 1, "all_found": 1}),
+        (["x", "y", "a"], {"recall": 1 / 2, "ap": (1 / 3) / 2, "rr": 1 / 3, "success": 1, "all_found": 0}),
+        (["b", "a"], {"recall": 1, "ap": 1, "rr": 1, "ndcg": 1, "success": 1, "all_found": 1}),
+        (["x"], {"recall": 0, "ap": 0, "rr": 0, "ndcg": 0, "success": 0, "all_found": 0}),
+        ([], {"recall": 0, "ap": 0, "rr": 0, "ndcg": 0, "success": 0, "all_found": 0}),
+    ],
+)
+def test_by_hand(doc_ids, by_hand):
+    for name, value in by_hand.items():
+        assert MEASURES[name](doc_ids, GOLD) == pytest.approx(value), name
+
+
+def test_a_document_found_twice_counts_once():
+    assert (recall(["a", "a"], GOLD), ap(["a", "a", "b"], GOLD)) == (0.5, 1.0)
+
+
+def test_a_cut_off_hides_what_stands_below():
+    assert (recall(["x", "a", "b"], GOLD, 2), success(["x", "a"], GOLD, 1), all_found(["a", "b"], GOLD, 1)) == (
+        0.5,
+        0,
+        0,
+    )
+
+
+def test_no_gold_is_no_value():
+    for value in (recall, ap, rr, ndcg, success, all_found):
+        with pytest.raises(ValueError, match="without gold"):
+            value(["a"], ())
+
+
+def test_a_measure_by_name_takes_its_cut_off():
+    assert measure("recall@1")(["x", "a"], GOLD) == 0
+    assert measure("ap") is ap
+
+
+@pytest.mark.parametrize("name", ["map", "recall@", "recall@0", "recall@x", "@3"])
+def test_an_unknown_measure_is_refused_with_those_that_exist(name):
+    with pytest.raises(ConfigError, match="there are recall, ap"):
+        measure(name)
+
+
+ORACLES = {
+    "ap": ir_measures.AP,
+    "ap@3": ir_measures.AP @ 3,
+    "recall@3": ir_measures.R @ 3,
+    "rr": ir_measures.RR,
+    "ndcg": ir_measures.nDCG,
+    "ndcg@4": ir_measures.nDCG @ 4,
+    "success@2": ir_measures.Success @ 2,
+}
+
+
+def test_equal_to_ir_measures_on_random_rankings():
+    rng = random.Random(0)
+    run, qrels, cases = [], [], {}
+    for i in range(60):
+        query_id = f"q{i}"
+        ranking = rng.sample("abcdefghij", rng.randint(1, 8))
+        gold = set(rng.sample("abcdefghijklm", rng.randint(1, 4)))
+        cases[query_id] = (ranking, gold)
+        run += [ir_measures.ScoredDoc(query_id, doc, -float(rank)) for rank, doc in enumerate(ranking)]
+        qrels += [ir_measures.Qrel(query_id, doc, 1) for doc in gold]
+    names = {oracle: name for name, oracle in ORACLES.items()}
+    n_compared = 0
+    for metric in ir_measures.iter_calc(list(ORACLES.values()), qrels, run):
+        assert measure(names[metric.measure])(*cases[metric.query_id]) == pytest.approx(metric.value)
+        n_compared += 1
+    assert n_compared == 60 * len(ORACLES)

@@ -1,0 +1,27 @@
+"""A stepper over the shipped multi-hop program and the fakes."""
+
+from pathlib import Path
+
+import pytest
+
+from leret.pipelines.compact import CompactAdapter
+from leret.pipelines.loading import load_program
+from leret.pipelines.prompts import Formatter
+from leret.pipelines.replay import Replay
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def program():
+    return load_program(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": 2}, k=2)
+
+
+@pytest.fixture
+def replay(program):
+    return Replay(program)
+
+
+@pytest.fixture
+def formatter(program):
+    return Formatter(program, CompactAdapter())

@@ -1,0 +1,71 @@
+"""A policy and a retriever of twenty lines each, deterministic and without a model."""
+
+import asyncio
+import random
+
+from leret.errors import PolicyError, RetrievalError
+from leret.policies.base import Completion
+from leret.types import Passage, Question
+
+WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta")
+"""A document a word; its text names the next one, so that a second hop has something to read."""
+
+DOCS = {word: f"{word} leads to {WORDS[(i + 1) % len(WORDS)]}" for i, word in enumerate(WORDS)}
+
+
+def questions(n=12):
+    """Questions whose gold is two neighbouring words."""
+    return [
+        Question(f"q{i:02d}", f"what follows {WORDS[i % 6]} number {i}", gold=(WORDS[i % 6], WORDS[(i + 1) % 6]))
+        for i in range(n)
+    ]
+
+
+class FakeRetriever:
+    """A document scores by how many of the query's words are in it."""
+
+    digest = "fake-retriever"
+
+    def __init__(self, broken=()):
+        self.broken = set(broken)
+        self.batches = []
+
+    def search(self, queries, k):
+        self.batches.append(list(queries))
+        if any(word in query for query in queries for word in self.broken):
+            raise RetrievalError("the index is away")
+        return [self._one(query, k) for query in queries]
+
+    def _one(self, query, k):
+        words = query.split()
+        scores = {d: sum(words.count(w) * (2 if w == d else 1) for w in t.split()) for d, t in DOCS.items()}
+        best = sorted((d for d in scores if scores[d]), key=lambda d: (-scores[d], d))[:k]
+        return tuple(Passage(d, d.title(), DOCS[d], float(scores[d])) for d in best)
+
+
+class FakePolicy:
+    """Writes two words that depend on the messages and the seed alone."""
+
+    name = "fake"
+    digest = "fake-policy"
+
+    def __init__(self, fail=lambda request: False, junk=0.0, delay_s=0.0):
+        self.fail = fail
+        self.junk = junk
+        self.delay_s = delay_s
+        self.requests = []
+
+    async def complete(self, request):
+        self.requests.append(request)
+        await asyncio.sleep(self.delay_s)
+        if self.fail(request):
+            raise PolicyError("the server is away")
+        return [self._one(request, seed) for seed in request.seeds]
+
+    def _one(self, request, seed):
+        rng = random.Random(f"{request.messages}|{seed if request.temperature else 0}")
+        text = "" if rng.random() < self.junk else " ".join(rng.choices(WORDS, k=2))
+        return Completion(text, "stop", sum(len(m["content"].split()) for m in request.messages), 2)
+
+    async def aclose(self):
+        pass

@@ -1,0 +1,197 @@
+"""The store: whole or not at all, by id, in order."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from leret.errors import RunError
+from leret.sampling.database import STORE_SCHEMA
+from leret.sampling.records import Origin, Visit
+from leret.sampling.store import Store
+from leret.types import Failure, Sample, State
+
+ORIGIN = Origin("fake", "P", "D", 1.0, 1.0, 8)
+STATE = State("s1", "q1", 0, "write", {"context": ["é", "\ud800"]}, ({"role": "user", "content": "who?"},))
+
+
+def made(name, prompt="0", index=0, **values):
+    fields = {
+        "completion": "text", "outputs": {"query": "text"}, "doc_ids": ("d1", "d2"), "scores": (2.0, 1.5),
+        "reward": 0.5, "components": {"ap": 0.5, "recall": 1.0}, "n_prompt_tokens": 3, "n_completion_tokens": 1,
+    } | values  # fmt: skip
+    return Sample(name, "s1", "q1", 0, prompt, index, 2**63 - 1, **fields)
+
+
+def failed(name, kind, **values):
+    return made(name, completion=None, outputs={}, doc_ids=(), scores=(), reward=None, components={},
+                failure=Failure(kind, "away"), **values)  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store(tmp_path / "rollouts.db") as store:
+        yield store
+
+
+def test_what_is_put_comes_back_as_it_was(store):
+    store.put_state(STATE)
+    store.put_samples([made("a"), failed("b", "parse", index=1)], ORIGIN)
+    store.put_visit(Visit("q1", 0, "P", "s1", None, "a", "next"))
+    assert store.sample("a") == made("a")
+    assert store.sample("b") == failed("b", "parse", index=1)
+    assert store.sample("c") is None
+    [group] = store.groups()
+    assert (group.state, group.policy_digest) == (STATE, "P")
+    assert [s.id for s in group.samples] == ["a", "b"]
+    assert store.visits("P", "q1") == [Visit("q1", 0, "P", "s1", None, "a", "next")]
+    assert store.counts() == {"states": 1, "samples": 2, "rewarded": 1, "failed_parse": 1}
+
+
+def test_a_sample_that_is_there_stays_and_an_outage_is_replaced(store):
+    store.put_samples([made("a"), failed("b", "policy"), failed("c", "retrieval"), failed("d", "parse")], ORIGIN)
+    store.put_samples([made(name, completion="new") for name in "abcd"], ORIGIN)
+    assert [store.sample(name).completion for name in "abcd"] == ["text", "new", "new", None]
+
+
+def test_samples_are_ordered_by_prompt_number_and_index(store):
+    store.put_state(STATE)
+    store.put_samples([made(f"{p}-{i}", p, i) for p in ("10", "2", "0") for i in (1, 0)], ORIGIN)
+    [group] = store.groups()
+    assert [s.id for s in group.samples] == ["0-0", "0-1", "2-0", "2-1", "10-0", "10-1"]
+
+
+def test_policies_are_kept_apart(store):
+    store.put_state(STATE)
+    store.put_samples([made("a")], ORIGIN)
+    store.put_samples([made("b")], replace(ORIGIN, policy_digest="Q"))
+    assert [[s.id for s in g.samples] for g in store.groups()] == [["a"], ["b"]]
+    assert [[s.id for s in g.samples] for g in store.groups("Q")] == [["b"]]
+    assert store.policy_digests() == ["P", "Q"]
+    assert [s.id for s in store.samples_at("q1", 0, "s1", "Q")] == ["b"]
+
+
+def test_a_question_with_an_outage_is_not_done(store):
+    for question in ("q1", "q2", "q3"):
+        store.put_visit(Visit(question, 0, "P", "s1", None, None, "next" if question == "q3" else "solved"))
+    store.put_samples([replace(failed("x", "program"), question_id="q2")], ORIGIN)
+    assert store.done("P") == {"q1"}
+    assert store.done("Q") == set()
+
+
+def test_half_a_surrogate_pair_in_a_message_can_be_kept(store):
+    store.put_samples([made("a", completion=None, reward=None, failure=Failure("policy", "bad \ud800"))], ORIGIN)
+    assert store.sample("a").failure.message == "bad ?"
+
+
+def test_a_second_writer_is_refused_and_readers_are_not(store):
+    store.put_state(STATE)
+    store.put_samples([made("a")], ORIGIN)
+    store.flush()
+    with pytest.raises(RunError, match="sampled into by another process"):
+        Store(store.path)
+    with Store(store.path, read_only=True) as reader:
+        assert reader.sample("a") is not None
+
+
+def test_the_lock_ends_with_the_writer(tmp_path):
+    Store(tmp_path / "db").close()
+    Store(tmp_path / "db").close()
+
+
+def test_a_newer_schema_is_refused(tmp_path):
+    Store(tmp_path / "db").close()
+    with sqlite3.connect(tmp_path / "db") as database:
+        database.execute(f"PRAGMA user_version = {STORE_SCHEMA + 1}")
+    database.close()
+    for read_only in (True, False):
+        with pytest.raises(RunError, match=f"schema {STORE_SCHEMA + 1}, this leret reads schema {STORE_SCHEMA}"):
+            Store(tmp_path / "db", read_only)
+    Store(tmp_path / "other").close()  # and the lock was let go
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path):
+    (tmp_path / "db").write_bytes(b"not a database at all, but long enough to be looked at" * 100)
+    with pytest.raises(RunError, match="is damaged"):
+        Store(tmp_path / "db")
+
+
+def test_reading_what_is_not_there_says_what_to_do(tmp_path):
+    with pytest.raises(RunError, match="does not exist; run `leret sample"):
+        Store(tmp_path / "db", read_only=True)
+
+
+def test_a_full_disk_is_one_clear_error_and_the_store_stays(tmp_path):
+    path = tmp_path / "db"
+    store = Store(path)
+    store.put_samples([made("a")], ORIGIN)
+    store.flush()
+    store._database.execute("PRAGMA max_page_count = 1")  # what SQLite says then is what it says on a full disk
+    store.put_samples([made(f"x{i}", completion="word " * 500) for i in range(100)], ORIGIN)
+    with pytest.raises(RunError, match="the disk is full; free some space and run the same command again"):
+        store.flush()
+    with pytest.raises(RunError):
+        store.close()
+    with Store(path) as again:
+        assert again.counts()["samples"] == 1
+        again.put_samples([made("b")], ORIGIN)
+
+
+def test_a_failed_transaction_leaves_nothing_of_itself(tmp_path):
+    with Store(tmp_path / "db") as store:
+        store.put_samples([made("a")], ORIGIN)
+        store.flush()
+        store._database.execute(
+            "CREATE TRIGGER t BEFORE INSERT ON samples WHEN new.id = 'c' BEGIN SELECT RAISE(ABORT, 'x'); END"
+        )
+        store.put_samples([made("b"), made("c")], ORIGIN)
+        with pytest.raises(RunError, match="failed"):
+            store.flush()
+        store._samples = []
+        assert store.sample("b") is None
+
+
+WRITER = """
+import sys, pathlib
+sys.path.insert(0, sys.argv[2])
+from test_store import ORIGIN, made
+from leret.sampling.store import Store
+store = Store(pathlib.Path(sys.argv[1]))
+for unit in range(10**9):
+    store.put_samples([made(f"{unit}-{i}", index=i) for i in range(4)], ORIGIN)
+    if unit % 50 == 0:
+        store.flush()
+        print(unit, flush=True)
+"""
+
+
+def test_a_writer_killed_at_any_moment_leaves_whole_units(tmp_path):
+    path = tmp_path / "db"
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path), str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
+    )
+    flushed = [int(process.stdout.readline()) for _ in range(4)][-1]
+    time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    with Store(path) as store:
+        ids = {row["id"] for row in store._read("SELECT id FROM samples")}
+    units = {name.split("-")[0] for name in ids}
+    assert len(ids) == 4 * len(units)
+    assert {str(unit) for unit in range(flushed + 1)} <= units
+
+
+def test_three_thousand_samples_a_second_and_more(tmp_path):
+    samples = [[made(f"{unit}-{i}", index=i) for i in range(8)] for unit in range(500)]
+    began = time.process_time()
+    with Store(tmp_path / "db") as store:
+        for unit in samples:
+            store.put_samples(unit, ORIGIN)
+    assert 4000 / (time.process_time() - began) > 3000  # CPU seconds: other work on the machine is not the store's
