@@ -1,0 +1,173 @@
+"""BM25 over bm25s's index: exact, batched, reproducible to the last tie."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leret.errors import RetrievalError
+from leret.retrieval.documents import Documents
+from leret.retrieval.index import Index, IndexSettings, build_index, current, read_index, read_manifest
+from leret.retrieval.words import WordSettings, tokenizer
+from leret.types import Passage, Ranking, digest
+
+__all__ = ["BM25", "open_or_build"]
+
+_CELLS = 1 << 22
+"""Places of the result matrix at once: bounds the memory of a large batch with a large k."""
+
+
+class BM25:
+    """Finds documents by their words. Made by `BM25.build`, `BM25.open` or `open_or_build`; safe for many threads.
+
+    Documents that share no word with a query are not returned. Equal scores stand in the order of the corpus.
+
+    Args:
+        corpus: where passages take their title and text from.
+        index: of ``corpus``.
+        settings: that ``index`` was built with.
+    """
+
+    def __init__(self, corpus: Documents, index: Index, settings: IndexSettings) -> None:
+        self._corpus = corpus
+        self._index = index
+        self._settings = settings
+        self._ids = tuple(corpus)
+        self._words = tokenizer(settings.words)
+        self._lock = threading.Lock()  # a stemmer keeps a state
+
+    @classmethod
+    def build(
+        cls,
+        corpus: Documents,
+        directory: Path | None = None,
+        *,
+        k1: float = 1.5,
+        b: float = 0.75,
+        stopwords: str | None = "english",
+        stemmer: str | None = None,
+        fold_accents: bool = True,
+    ) -> BM25:
+        """Index a corpus.
+
+        Args:
+            corpus: what is indexed.
+            directory: where to keep the index; None keeps it in memory.
+            k1: how slowly the count of a word saturates, at least 0.
+            b: how far long documents are marked down, in [0, 1].
+            stopwords: name of a list of bm25s, or None.
+            stemmer: Snowball language for PyStemmer, or None.
+            fold_accents: take letters with and without accents for the same.
+
+        Raises:
+            RetrievalError: a setting is wrong, no document has a word, or the directory cannot be written.
+        """
+        settings = IndexSettings(k1, b, WordSettings(stopwords, stemmer, fold_accents))
+        return cls(corpus, build_index(corpus, settings, directory), settings)
+
+    @classmethod
+    def open(cls, directory: Path, corpus: Documents) -> BM25:
+        """A saved index, mapped into memory.
+
+        Raises:
+            RetrievalError: there is none, it is broken, or it is of another corpus.
+        """
+        manifest = read_manifest(directory)
+        if manifest["corpus"] != corpus.digest:
+            raise RetrievalError(
+                f"{directory} is an index of another corpus ({manifest['documents']} documents, digest "
+                f"{manifest['corpus']}; this one has {len(corpus)}, digest {corpus.digest}); name another directory"
+            )
+        kept = manifest["settings"]
+        words = WordSettings(kept["stopwords"], kept["stemmer"], kept["fold_accents"])
+        return cls(corpus, read_index(directory), IndexSettings(kept["k1"], kept["b"], words))
+
+    @property
+    def digest(self) -> str:
+        """Names the engine, its settings and its corpus."""
+        return digest("bm25s", self._settings.as_dict(), self._corpus.digest)
+
+    def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
+        """Rank documents for each query.
+
+        Args:
+            queries: any strings; one without a known word gets an empty ranking.
+            k: documents a query, at least 1; may be more than there are.
+
+        Returns:
+            One ranking a query, in the order of the queries; scores above 0, not increasing.
+
+        Raises:
+            RetrievalError: ``k`` is less than 1.
+        """
+        if k < 1:
+            raise RetrievalError(f"k is {k}; ask for one document at least")
+        k = min(k, len(self._ids))
+        at_once = max(1, _CELLS // k)
+        return [
+            self._ranking(documents, scores)
+            for start in range(0, len(queries), at_once)
+            for documents, scores in self._best(queries[start : start + at_once], k)
+        ]
+
+    def _best(self, queries: Sequence[str], k: int) -> Iterator[tuple[list[int], list[float]]]:
+        from leret.retrieval.kernel import top_k
+
+        columns = [self._columns(query) for query in queries]
+        starts = np.cumsum([0, *map(len, columns)], dtype=np.int64)
+        words = np.fromiter((column for query in columns for column in query), np.int32, int(starts[-1]))
+        documents = np.zeros((len(queries), k), np.int32)
+        scores = np.zeros((len(queries), k), np.float32)
+        index = self._index
+        top_k(words, starts, index.data, index.indices, index.indptr, documents, scores, len(self._ids))
+        return _sorted(documents, scores)
+
+    def _columns(self, query: str) -> list[int]:
+        with self._lock:
+            words = self._words(query)
+        known = self._index.vocabulary
+        return [known[word] for word in words if word in known]
+
+    def _ranking(self, documents: Sequence[int], scores: Sequence[float]) -> Ranking:
+        passages = []
+        for place, score in zip(documents, scores, strict=True):
+            document = self._corpus[self._ids[place]]
+            passages.append(Passage(document.doc_id, document.title, document.text, score))
+        return tuple(passages)
+
+
+def open_or_build(corpus: Documents, directory: Path, **settings: Any) -> BM25:
+    """The index that a directory holds, or a new one in its place where it holds another, or none.
+
+    Args:
+        corpus: what is searched.
+        directory: of the index; written whole or not at all.
+        settings: keyword arguments of `BM25.build`.
+
+    Raises:
+        RetrievalError: as `BM25.build`.
+    """
+    words = {name: settings[name] for name in ("stopwords", "stemmer", "fold_accents") if name in settings}
+    rest = {name: value for name, value in settings.items() if name not in words}
+    wanted = IndexSettings(**rest, words=WordSettings(**words))
+    if current(directory, corpus, wanted):
+        try:
+            return BM25.open(directory, corpus)
+        except RetrievalError:
+            pass
+    return BM25.build(corpus, directory, **settings)
+
+
+def _sorted(documents: NDArray[np.int32], scores: NDArray[np.float32]) -> Iterator[tuple[list[int], list[float]]]:
+    """Each query's documents and scores, best first, without the unused places."""
+    order = np.lexsort((documents, -scores), axis=-1)
+    found = (scores > 0).sum(axis=-1)
+    best = np.take_along_axis(documents, order, axis=-1)
+    high = np.take_along_axis(scores, order, axis=-1)
+    for i, n in enumerate(found):
+        yield best[i, :n].tolist(), high[i, :n].tolist()

@@ -1,0 +1,202 @@
+"""A BM25 index: made by bm25s, kept in a directory, mapped into memory.
+
+::
+
+    manifest.json               engine and its version, settings, digest of the corpus; written last
+    *.csc.index.npy             the score matrix, one column a word
+    vocab.index.json            words to columns
+    params.index.json           so that ``bm25s.BM25.load`` can open the directory as well
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leret.errors import RetrievalError
+from leret.retrieval.documents import Documents
+from leret.retrieval.words import WordSettings, tokenizer
+
+__all__ = ["Index", "IndexSettings", "build_index", "current", "read_index", "read_manifest"]
+
+_FORMAT = 1
+_MEND = "delete the directory, it is built again"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSettings:
+    """All that decides an index, beside the corpus.
+
+    Attributes:
+        k1: how slowly the count of a word saturates, at least 0.
+        b: how far long documents are marked down, in [0, 1].
+        words: how text becomes words.
+    """
+
+    k1: float = 1.5
+    b: float = 0.75
+    words: WordSettings = field(default_factory=WordSettings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as plain values, as the manifest holds them."""
+        return {"method": "lucene", "k1": self.k1, "b": self.b, **asdict(self.words)}
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The score matrix by columns.
+
+    Attributes:
+        vocabulary: words to columns.
+        data: (n_entries,) weight of a word in a document.
+        indices: (n_entries,) the document of each weight, by its place in the corpus.
+        indptr: (n_words + 1,) where each column starts.
+    """
+
+    vocabulary: Mapping[str, int]
+    data: NDArray[np.float32]
+    indices: NDArray[np.int32]
+    indptr: NDArray[np.int32]
+
+
+def build_index(corpus: Documents, settings: IndexSettings, directory: Path | None) -> Index:
+    """Index ``title. text`` of every document.
+
+    Args:
+        corpus: what is indexed.
+        settings: of the index.
+        directory: where to keep it; it appears whole or not at all, in place of what was there. None keeps it
+            in memory.
+
+    Raises:
+        RetrievalError: no document has a word, a setting is out of range, or the directory cannot be written.
+    """
+    engine = _engine(corpus, settings)
+    if directory is not None:
+        _save(engine, _manifest(corpus, settings), directory)
+        return read_index(directory)
+    scores = engine.scores
+    return _index(engine.vocab_dict, scores["data"], scores["indices"], scores["indptr"])
+
+
+def read_index(directory: Path) -> Index:
+    """An index, its arrays mapped into memory.
+
+    Raises:
+        RetrievalError: a file is missing or broken.
+    """
+    try:
+        vocabulary = json.loads((directory / "vocab.index.json").read_text(encoding="utf-8"))
+        arrays = [
+            np.load(directory / f"{name}.csc.index.npy", mmap_mode="r", allow_pickle=False)
+            for name in ("data", "indices", "indptr")
+        ]
+    except (OSError, ValueError, EOFError) as error:
+        raise RetrievalError(f"{directory}: the index cannot be read ({error}); {_MEND}") from error
+    index = _index(vocabulary, *arrays)
+    n = len(index.data)
+    if len(index.indptr) != len(vocabulary) + 1 or index.indptr[-1] != n or len(index.indices) != n:
+        raise RetrievalError(f"{directory}: the index files do not fit together; {_MEND}")
+    return index
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """What an index directory says of itself.
+
+    Raises:
+        RetrievalError: it is no index, or of another layout.
+    """
+    path = directory / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RetrievalError(f"{directory} is no index ({error}); build one, or name another directory") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT or manifest.get("engine") != "bm25s":
+        raise RetrievalError(f"{path} is no bm25s manifest of format {_FORMAT}; delete {directory}, it is built again")
+    return manifest
+
+
+def current(directory: Path, corpus: Documents, settings: IndexSettings) -> bool:
+    """Does a directory hold the index that `build_index` would make?"""
+    try:
+        return read_manifest(directory) == _manifest(corpus, settings)
+    except RetrievalError:
+        return False
+
+
+def _manifest(corpus: Documents, settings: IndexSettings) -> dict[str, Any]:
+    return {
+        "format": _FORMAT,
+        "engine": "bm25s",
+        "version": version("bm25s"),
+        "settings": settings.as_dict(),
+        "corpus": corpus.digest,
+        "documents": len(corpus),
+    }
+
+
+def _engine(corpus: Documents, settings: IndexSettings) -> Any:
+    import bm25s
+
+    if settings.k1 < 0 or not 0 <= settings.b <= 1:
+        raise RetrievalError(f"retriever: k1={settings.k1}, b={settings.b}; k1 is at least 0, and b is from 0 to 1")
+    words = tokenizer(settings.words)
+    vocabulary: dict[str, int] = {}
+    columns = [
+        [vocabulary.setdefault(word, len(vocabulary)) for word in words(f"{document.title}. {document.text}")]
+        for document in map(corpus.__getitem__, corpus)
+    ]
+    if not vocabulary:
+        raise RetrievalError(f"none of the {len(corpus)} documents has a word that can be indexed; look at the corpus")
+    engine = bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene", backend="numpy")
+    engine.index((columns, vocabulary), create_empty_token=False, show_progress=False)
+    return engine
+
+
+def _index(vocabulary: Mapping[str, int], data: Any, indices: Any, indptr: Any) -> Index:
+    """Arrays of one type, read-only, so that the search is compiled for one signature."""
+    arrays = []
+    for values, dtype in ((data, np.float32), (indices, np.int32), (indptr, np.int32)):
+        array = np.ascontiguousarray(values, dtype).view(np.ndarray)
+        array.flags.writeable = False
+        arrays.append(array)
+    return Index(vocabulary, *arrays)
+
+
+def _save(engine: Any, manifest: dict[str, Any], directory: Path) -> None:
+    scratch: Path | None = None
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
+        engine.save(scratch, show_progress=False)
+        (scratch / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        _replace(scratch, directory)
+    except OSError as error:
+        raise RetrievalError(
+            f"{directory}: the index cannot be written ({error.strerror or error}); "
+            "free some space, or name a directory that can be written"
+        ) from error
+    finally:
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _replace(new: Path, directory: Path) -> None:
+    """Move a directory to its place. Whoever has the old one mapped keeps reading it."""
+    if directory.exists():
+        old = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}.old."))
+        directory.rename(old)
+        os.replace(new, directory)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        os.replace(new, directory)

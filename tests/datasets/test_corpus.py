@@ -1,0 +1,44 @@
+"""The corpus: a lean, ordered mapping with a digest."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leret.datasets.corpus import Corpus
+from leret.errors import DataError
+from leret.types import Document
+
+_TEXT = st.text(st.characters(codec=None), max_size=30)
+_DOCUMENTS = st.lists(st.builds(Document, _TEXT, _TEXT, _TEXT), max_size=8, unique_by=lambda document: document.doc_id)
+
+
+@given(_DOCUMENTS)
+def test_every_document_comes_back_as_it_was_in_order(documents: list[Document]) -> None:
+    corpus = Corpus(documents)
+    assert list(corpus.values()) == documents
+    assert list(corpus) == [document.doc_id for document in documents]
+    assert len(corpus) == len(documents)
+
+
+@given(_DOCUMENTS, _DOCUMENTS)
+def test_digests_are_equal_exactly_where_contents_are(one: list[Document], two: list[Document]) -> None:
+    assert (Corpus(one).digest == Corpus(two).digest) == (one == two)
+
+
+def test_a_word_moved_from_title_to_text_changes_the_digest() -> None:
+    assert Corpus([Document("d", "a b", "c")]).digest != Corpus([Document("d", "a ", "bc")]).digest
+
+
+def test_an_id_twice_is_refused() -> None:
+    with pytest.raises(DataError, match="'d'"):
+        Corpus([Document("d", "", "x"), Document("d", "", "y")])
+
+
+def test_an_unknown_id_is_a_key_error_and_not_contained() -> None:
+    corpus = Corpus([Document("d", "t", "x")])
+    assert "e" not in corpus
+    assert corpus.get("e") is None
+    with pytest.raises(KeyError):
+        corpus["e"]

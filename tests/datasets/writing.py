@@ -1,0 +1,104 @@
+"""Files of every format, in miniature."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+DOCUMENTS: list[dict[str, Any]] = [
+    {"doc_id": "A", "title": "Ada", "text": "Ada wrote the first program."},
+    {"doc_id": "B", "title": "Byron", "text": "Byron was a poet."},
+    {"doc_id": "C", "title": "Café", "text": "A café is a place."},
+]
+QUESTIONS: list[dict[str, Any]] = [
+    {
+        "id": "q1",
+        "question": "Who wrote the first program?",
+        "answer": "Ada",
+        "relevant_doc_ids": ["A"],
+        "type": "bridge",
+        "hops": 2,
+    },
+    {"id": "q2", "question": "Who was a poet?", "answer": None, "relevant_doc_ids": ["B", "A", "B"]},
+]
+HOTPOT: list[dict[str, Any]] = [
+    {
+        "_id": "5a",
+        "question": "Whose father was a poet?",
+        "answer": "Ada",
+        "type": "bridge",
+        "level": "hard",
+        "supporting_facts": [["Ada", 0], ["Byron", 1], ["Ada", 2]],
+        "context": [
+            ["Ada", ["Ada wrote.", " She was Byron's."]],
+            ["Byron", ["Byron was a poet."]],
+            ["Café", ["A place."]],
+        ],
+    },
+    {
+        "_id": "5b",
+        "question": "Is Byron older than the café?",
+        "answer": "yes",
+        "type": "comparison",
+        "level": "easy",
+        "supporting_facts": [["Byron", 0], ["Café", 0]],
+        "context": [["Byron", ["Byron was a poet."]], ["Café", ["A place."]]],
+    },
+]
+HOVER: list[dict[str, Any]] = [
+    {
+        "uid": "u1",
+        "claim": "Ada was Byron's.",
+        "supporting_facts": [["Ada", 0], ["Byron", 0]],
+        "label": "SUPPORTED",
+        "num_hops": 2,
+        "hpqa_id": "5a",
+    },
+]
+MUSIQUE: list[dict[str, Any]] = [
+    {
+        "id": "2hop__1_2",
+        "question": "Who is the mother of the first programmer?",
+        "answer": "Annabella",
+        "answerable": True,
+        "question_decomposition": [{"id": 1}, {"id": 2}],
+        "paragraphs": [
+            {"idx": 0, "title": "Ada", "paragraph_text": "Ada was a programmer.", "is_supporting": True},
+            {"idx": 1, "title": "Ada", "paragraph_text": "Ada is a language.", "is_supporting": False},
+            {"idx": 2, "title": "Annabella", "paragraph_text": "The mother of Ada.", "is_supporting": True},
+        ],
+    },
+]
+
+
+def json_lines(path: Path, records: Sequence[Any]) -> str:
+    """Write JSON lines; returns the path as a string."""
+    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
+def array(path: Path, records: Sequence[Any], indent: int | None = None) -> str:
+    """Write one JSON array."""
+    path.write_text(json.dumps(records, ensure_ascii=False, indent=indent), encoding="utf-8")
+    return str(path)
+
+
+def compressed(path: Path) -> dict[str, Path]:
+    """Copies of a file: gzip, gzip in two members, and Zstandard."""
+    data = path.read_bytes()
+    half = len(data) // 2
+    made = {
+        "gz": gzip.compress(data),
+        "gz2": gzip.compress(data[:half]) + gzip.compress(data[half:]),
+        "zst": zstandard.ZstdCompressor().compress(data),
+        "zst2": zstandard.ZstdCompressor().compress(data[:half]) + zstandard.ZstdCompressor().compress(data[half:]),
+    }
+    copies = {name: path.with_name(f"{path.name}.{name}") for name in made}
+    for name, content in made.items():
+        copies[name].write_bytes(content)
+    return copies

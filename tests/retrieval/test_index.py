@@ -1,0 +1,145 @@
+"""Saved indexes: mapped, checked against their corpus, built whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+from pathlib import Path
+
+import bm25s
+import numpy as np
+import pytest
+
+from leret.datasets.corpus import Corpus
+from leret.errors import RetrievalError
+from leret.retrieval import index as index_module
+from leret.retrieval.bm25 import BM25, open_or_build
+from leret.types import Document
+
+_CORPUS = Corpus(Document(f"d{i}", f"title {i}", f"word{i} common text") for i in range(9))
+_OTHER = Corpus(Document(f"d{i}", f"title {i}", f"word{i} another text") for i in range(9))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    BM25.build(_CORPUS, tmp_path / "cache" / "bm25", k1=1.2, stopwords=None)
+    return tmp_path / "cache" / "bm25"
+
+
+def test_an_opened_index_answers_as_the_one_in_memory(saved: Path) -> None:
+    memory = BM25.build(_CORPUS, k1=1.2, stopwords=None)
+    opened = BM25.open(saved, _CORPUS)
+    assert opened.search(["common word3", "title"], 5) == memory.search(["common word3", "title"], 5)
+    assert opened.digest == memory.digest
+
+
+def test_arrays_are_mapped_and_not_copied(saved: Path) -> None:
+    data = BM25.open(saved, _CORPUS)._index.data
+    owner: object = data
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    assert isinstance(owner, mmap.mmap)
+    assert not data.flags.writeable
+
+
+def test_bm25s_can_open_the_directory_too(saved: Path) -> None:
+    engine = bm25s.BM25.load(str(saved))
+    documents, _ = engine.retrieve([["word3"]], k=1, show_progress=False)
+    assert documents[0, 0] == 3
+
+
+def test_an_index_of_another_corpus_is_refused(saved: Path) -> None:
+    with pytest.raises(RetrievalError, match=f"index of another corpus.*{_CORPUS.digest}.*{_OTHER.digest}"):
+        BM25.open(saved, _OTHER)
+
+
+def test_the_same_index_is_opened_and_not_built_again(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leret.retrieval.bm25.build_index", lambda *_: pytest.fail("built again"))
+    open_or_build(_CORPUS, saved, k1=1.2, stopwords=None)
+
+
+@pytest.mark.parametrize(
+    ("corpus", "settings"),
+    [
+        pytest.param(_OTHER, {"k1": 1.2, "stopwords": None}, id="corpus"),
+        pytest.param(_CORPUS, {"k1": 1.5, "stopwords": None}, id="k1"),
+        pytest.param(_CORPUS, {"k1": 1.2, "stopwords": None, "fold_accents": False}, id="words"),
+    ],
+)
+def test_another_corpus_or_setting_builds_it_again(saved: Path, corpus: Corpus, settings: dict[str, object]) -> None:
+    made = open_or_build(corpus, saved, **settings)
+    assert made.digest == BM25.open(saved, corpus).digest == BM25.build(corpus, **settings).digest  # type: ignore[arg-type]
+    assert [path.name for path in saved.parent.iterdir()] == ["bm25"]
+
+
+def test_whoever_has_the_old_index_open_keeps_it(saved: Path) -> None:
+    old = BM25.open(saved, _CORPUS)
+    before = old.search(["common"], 3)
+    open_or_build(_OTHER, saved)
+    assert old.search(["common"], 3) == before
+
+
+def _truncate(name: str) -> object:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:100])
+
+
+BROKEN = [
+    pytest.param(lambda folder: (folder / "manifest.json").unlink(), "is no index", id="no-manifest"),
+    pytest.param(lambda folder: (folder / "manifest.json").write_text("{"), "is no index", id="broken-manifest"),
+    pytest.param(
+        lambda folder: (folder / "manifest.json").write_text('{"format": 9}'),
+        "no bm25s manifest of format 1",
+        id="other-format",
+    ),
+    pytest.param(
+        lambda folder: (folder / "vocab.index.json").unlink(),
+        "cannot be read.*delete the directory",
+        id="no-vocabulary",
+    ),
+    pytest.param(_truncate("data.csc.index.npy"), "cannot be read.*delete the directory", id="truncated-array"),
+    pytest.param(lambda folder: (folder / "indptr.csc.index.npy").write_bytes(b""), "cannot be read", id="empty-array"),
+    pytest.param(
+        lambda folder: np.save(folder / "indptr.csc.index.npy", np.zeros(3, np.int32)),
+        "do not fit together",
+        id="other-array",
+    ),
+    pytest.param(
+        lambda folder: np.save(folder / "data.csc.index.npy", np.array([{}]), allow_pickle=True),
+        "cannot be read",
+        id="pickled-array",
+    ),
+]
+
+
+@pytest.mark.parametrize(("harm", "match"), BROKEN)
+def test_a_broken_index_is_refused_by_open_and_built_again_by_open_or_build(
+    saved: Path, harm: object, match: str
+) -> None:
+    harm(saved)  # type: ignore[operator]
+    with pytest.raises(RetrievalError, match=match):
+        BM25.open(saved, _CORPUS)
+    assert len(open_or_build(_CORPUS, saved, k1=1.2, stopwords=None).search(["common"], 9)[0]) == 9
+
+
+def test_a_missing_directory_is_no_index(tmp_path: Path) -> None:
+    with pytest.raises(RetrievalError, match="is no index"):
+        BM25.open(tmp_path / "nowhere", _CORPUS)
+
+
+def test_a_full_disk_leaves_the_old_index_and_no_litter(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_args: object, **_kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(index_module.np, "save", full)
+    with pytest.raises(RetrievalError, match=r"cannot be written \(No space left on device\); free some space"):
+        open_or_build(_OTHER, saved)
+    assert [path.name for path in saved.parent.iterdir()] == ["bm25"]
+    assert json.loads((saved / "manifest.json").read_text())["corpus"] == _CORPUS.digest
+
+
+def test_a_corpus_without_a_word_is_refused(tmp_path: Path) -> None:
+    for corpus in (Corpus([]), Corpus([Document("d", "", "?! . the")])):
+        with pytest.raises(RetrievalError, match="has a word that can be indexed"):
+            BM25.build(corpus, tmp_path / "bm25")
+    assert list(tmp_path.iterdir()) == []
