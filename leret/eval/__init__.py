@@ -1,0 +1,1 @@
+"""Evaluation: systems on held-out questions, baselines, significance, TREC files, summary and report."""

@@ -1,0 +1,48 @@
+"""The questions of an evaluation: of the run's data, never sampled, never trained on."""
+
+from __future__ import annotations
+
+from leret.config import EvalRecipe
+from leret.datasets.splits import refuse_leak
+from leret.errors import ConfigError, DataError
+from leret.runs import Run
+from leret.sampling.store import Store
+from leret.sampling.workbench import Workbench
+from leret.types import Question
+
+__all__ = ["held_out"]
+
+
+def held_out(recipe: EvalRecipe, run: Run, bench: Workbench) -> list[Question]:
+    """The recipe's questions, as many of them as have gold documents, in a fixed order.
+
+    Args:
+        recipe: its split, limit and question file.
+        run: whose store knows what was sampled.
+        bench: of the run.
+
+    Raises:
+        ConfigError: the question file is asked of a generated world.
+        DataError: there is no question, or one of them was sampled in this run.
+    """
+    questions = _bench(recipe, bench).questions(recipe.split, recipe.limit)
+    scored = [question for question in questions if question.gold]
+    if not scored:
+        what = recipe.questions or f"split {recipe.split} of the run's data"
+        why = f"its {len(questions)} questions have no gold documents" if questions else "it has none"
+        raise DataError(f"{what} has no question to evaluate on: {why}; name another split or another question file")
+    if run.store.is_file():
+        with Store(run.store, read_only=True) as store:
+            refuse_leak(store.question_ids(), (question.id for question in scored))
+    return scored
+
+
+def _bench(recipe: EvalRecipe, bench: Workbench) -> Workbench:
+    if recipe.questions is None:
+        return bench
+    if bench.recipe.data.kind == "world":
+        raise ConfigError(
+            f"questions: {recipe.questions!r} cannot be asked of a generated world, which brings its own; leave it out"
+        )
+    data = bench.recipe.data.model_copy(update={"questions": recipe.questions})
+    return Workbench(bench.recipe.model_copy(update={"data": data}), bench.cache)

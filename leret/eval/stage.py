@@ -1,0 +1,202 @@
+"""`leret eval`: systems on held-out questions of a run's data."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leret.config import EvalRecipe
+from leret.eval.comparisons import Statistics
+from leret.eval.evaluator import Evaluator
+from leret.eval.examples import examples
+from leret.eval.held_out import held_out
+from leret.eval.job import Job, finished, resolve
+from leret.eval.kept import Kept
+from leret.eval.page import write_page
+from leret.eval.policies import deliver
+from leret.eval.runner import Setting
+from leret.eval.summary import Evaluated, summarise
+from leret.eval.systems import System, focus
+from leret.eval.trec import write_qrels, write_run
+from leret.runs import Run, write_atomically
+from leret.sampling.progress import Progress, Silent
+from leret.sampling.workbench import Workbench
+from leret.types import Question, digest
+
+__all__ = ["EvalReport", "evaluate", "open_evaluator"]
+
+
+@dataclass(frozen=True)
+class EvalReport:
+    """What the stage did.
+
+    Attributes:
+        summary: content of R/eval/summary.json.
+        path: of that file.
+        page: R/report.html.
+        asked: systems that anything was asked of in this call.
+        already: everything was there, and nothing was done.
+        seconds: wall clock of this call.
+    """
+
+    summary: Mapping[str, Any]
+    path: Path
+    page: Path
+    asked: tuple[str, ...] = ()
+    already: bool = False
+    seconds: float = 0.0
+
+
+def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) -> EvalReport:
+    """Evaluate systems, compare them, and write summary, TREC files, report and program.
+
+    A system that is evaluated already under the same policy, prompt, data and settings is not asked again; questions
+    that failed are. Ctrl-C keeps what is done.
+
+    Args:
+        recipe: what to evaluate.
+        run: a sampled run; trained policies are optional.
+        progress: hears of every question that ends.
+
+    Raises:
+        ConfigError: unknown systems, measures or baseline.
+        DataError: a question of the evaluation was sampled in this run, or there is none.
+        PolicyError, RetrievalError, ProgramError: more than half of a system's questions failed; what is done is kept.
+        RunError: the run was not sampled, or cannot be read or written.
+    """
+    began = time.monotonic()
+    job = resolve(recipe, run)
+    before = finished(job)
+    if before is not None:
+        return _report(run, before, began, already=True)
+    with Workbench.open(run) as bench:
+        questions = held_out(recipe, run, bench)
+        asked, kept = _evaluate(job, bench, questions, progress or Silent())
+        summary = _summarise(job, questions, kept)
+        shown = _examples(job, bench, questions, kept, summary["focus"])
+        with run.writing():
+            write_qrels(run.eval / "qrels.trec", questions)
+            write_atomically(run.eval / "examples.json", json.dumps(shown, ensure_ascii=False, indent=1) + "\n")
+            deliver(run, bench, next((s for s in job.systems if s.name == summary["focus"]), None))
+    run.update(eval=recipe.model_dump(mode="json"))
+    write_page(run, summary, shown)
+    with run.writing():  # last, since it says that all is there
+        write_atomically(run.eval / "summary.json", json.dumps(summary, ensure_ascii=False, indent=1) + "\n")
+    return _report(run, summary, began, asked=asked)
+
+
+def open_evaluator(job: Job, bench: Workbench, questions: Sequence[Question], progress: Progress) -> Evaluator:
+    """The evaluator of a job.
+
+    Args:
+        job: resolved.
+        bench: of the run.
+        questions: as `held_out` gives them.
+        progress: hears of every question that ends.
+
+    Raises:
+        LeretError: data, index or program cannot be opened.
+    """
+    recipe, policy, retriever = job.recipe, bench.recipe.policy, bench.recipe.retriever
+    setting = Setting(
+        bench.replay,
+        bench.formatter,
+        bench.retriever,
+        max_tokens=policy.max_tokens,
+        temperature=recipe.temperature,
+        top_p=policy.top_p,
+        samples=recipe.samples if recipe.temperature > 0 else 1,
+        seed=recipe.seed,
+    )
+    key = digest(
+        [bench.corpus.digest, bench.retriever.digest, bench.program_digest, retriever.k, retriever.exclude_seen],
+        job.measures,
+        job.data,
+    )
+    return Evaluator(
+        job.run,
+        setting,
+        job.policies,
+        questions=questions,
+        corpus=bench.corpus,
+        measures=job.measures,
+        key=key,
+        progress=progress,
+    )
+
+
+def _evaluate(
+    job: Job, bench: Workbench, questions: Sequence[Question], progress: Progress
+) -> tuple[tuple[str, ...], dict[str, Kept]]:
+    """Every system's rows, and the names of those that anything was asked of."""
+    evaluator = open_evaluator(job, bench, questions, progress)
+    asked, kept = [], {}
+    try:
+        for system in job.systems:
+            kept[system.name], new = evaluator.evaluate(system)
+            if new:
+                asked.append(system.name)
+                _note(job.run, system, kept[system.name])
+    finally:
+        evaluator.close()
+    return tuple(asked), kept
+
+
+def _note(run: Run, system: System, kept: Kept) -> None:
+    """The run file and the event of a system that has just been evaluated."""
+    last = {row.question_id: row for row in kept.rows if row.sample == 0 and row.failure is None}
+    with run.writing():
+        write_run(
+            run.eval / system.name / "run.trec",
+            system.name,
+            ((row.question_id, row.doc_ids, row.scores) for row in last.values()),
+        )
+    failed = sum(row.failure is not None for row in kept.rows)
+    run.event("eval", "evaluated", system=system.name, seconds=round(kept.seconds, 3), failed=failed)
+
+
+def _summarise(job: Job, questions: Sequence[Question], kept: Mapping[str, Kept]) -> dict[str, Any]:
+    recipe = job.recipe
+    evaluated = [
+        Evaluated(
+            system=system.name,
+            kind=system.kind,
+            policy=system.policy,
+            prompt=None if system.prompt is None else system.prompt.name,
+            rows=kept[system.name].rows,
+            seconds=kept[system.name].seconds,
+            lm_calls=kept[system.name].lm_calls,
+            rivals=system.rivals,
+        )
+        for system in job.systems
+    ]
+    statistics = Statistics(recipe.resamples, recipe.confidence, recipe.seed)
+    return {
+        **summarise(evaluated, questions, job.measures, recipe.baseline, statistics),
+        "focus": focus(job.systems),
+        "split": recipe.split,
+        "temperature": recipe.temperature,
+        "samples": recipe.samples,
+        "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "key": job.key,
+    }
+
+
+def _examples(
+    job: Job, bench: Workbench, questions: Sequence[Question], kept: Mapping[str, Kept], name: str | None
+) -> dict[str, Any] | None:
+    rival = job.recipe.baseline
+    if name is None or rival not in kept or rival == name:
+        return None
+    pair = [(system, kept[system].rows) for system in (name, rival)]
+    return examples(pair[0], pair[1], questions, bench.corpus, job.recipe.examples)
+
+
+def _report(
+    run: Run, summary: Mapping[str, Any], began: float, *, asked: tuple[str, ...] = (), already: bool = False
+) -> EvalReport:
+    return EvalReport(summary, run.eval / "summary.json", run.report, asked, already, time.monotonic() - began)

@@ -1,0 +1,60 @@
+"""Every hop's accumulated ranking is scored by the rewards' own functions."""
+
+import pytest
+
+from leret.errors import ConfigError
+from leret.eval.measures import Scorer, all_measures, hidden_gold
+from leret.eval.traces import Hop, Trace
+from leret.types import Document, Passage, Question
+
+CORPUS = {i: Document(i, title, "") for i, title in [("a", "Ed Wood (film)"), ("b", "Los Angeles"), ("x", "Oslo")]}
+QUESTION = Question("q", "In which city was ed wood shot?", gold=("a", "b"), type="bridge")
+
+
+def ranking(*ids):
+    return tuple(Passage(i, "", "", 9.0 - n) for n, i in enumerate(ids))
+
+
+def rows(trace, names=("recall", "ap", "all_found", "bridge_found")):
+    return Scorer(names, [QUESTION], CORPUS).rows(trace)
+
+
+def test_every_hop_by_hand():
+    first, second = rows(Trace("q", (Hop("one", "one", ranking("x", "a")), Hop("two", "two", ranking("x", "a", "b")))))
+    assert first.measures == {"recall": 0.5, "ap": 0.25, "all_found": 0.0, "bridge_found": 0.0}
+    # hits at ranks 2 and 3: (1/2 + 2/3) / 2
+    assert second.measures == {"recall": 1.0, "ap": pytest.approx(7 / 12), "all_found": 1.0, "bridge_found": 1.0}
+    assert (second.hop, second.query, second.type, second.doc_ids) == (2, "two", "bridge", ("x", "a", "b"))
+
+
+def test_a_failed_run_has_no_measures_and_says_why():
+    first, last = rows(Trace("q", (Hop("one", "one", ranking("a")),), failure="policy: down"))
+    assert (first.measures, last.measures, last.failure, last.hop) == ({}, {}, "policy: down", 2)
+
+
+def test_a_completion_that_does_not_parse_is_scored_with_what_was_found():
+    (only,) = rows(Trace("q", (Hop(None, "??", ranking("a")),), unparsed=True))
+    assert (only.unparsed, only.measures["recall"]) == (True, 0.5)
+
+
+def test_a_program_without_a_step_found_nothing():
+    (only,) = rows(Trace("q", ()))
+    assert (only.failure, only.measures["recall"]) == (None, 0.0)
+
+
+def test_titles_that_the_question_names_are_not_bridges():
+    assert hidden_gold(QUESTION, CORPUS) == ("b",)
+    assert hidden_gold(Question("q", "Was Los Ángeles or Oslo-Drammen first?", gold=("b", "x")), CORPUS) == ()
+    assert hidden_gold(Question("q", "osloite?", gold=("x",)), CORPUS) == ("x",)
+
+
+def test_no_bridge_no_value():
+    question = Question("q", "Ed Wood and Los Angeles?", gold=("a", "b"))
+    scorer = Scorer(("bridge_found",), [question], CORPUS)
+    assert scorer.rows(Trace("q", (Hop("x", "x", ranking("a")),)))[0].measures == {}
+
+
+def test_a_recipes_measures_come_first_and_the_reports_are_always_there():
+    assert all_measures(["ndcg", "recall"]) == ("ndcg", "recall", "ap", "all_found", "bridge_found")
+    with pytest.raises(ConfigError, match="'recal' is not a measure"):
+        all_measures(["recal"])
