@@ -206,6 +206,7 @@ def write_atomically(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
+        os.fchmod(handle, 0o644)  # mkstemp's own mode hides the file from everybody else
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()

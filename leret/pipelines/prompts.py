@@ -78,22 +78,25 @@ class Formatter:
 
     def signature(self, predictor: str, prompt: Prompt = ZERO_SHOT) -> type[dspy.Signature]:
         """The predictor's signature under a prompt's instructions."""
-        signature = self._predictors[predictor].signature
+        signature: type[dspy.Signature] = self._predictors[predictor].signature
         text = prompt.instructions.get(predictor)
         return signature if text is None else signature.with_instructions(text)
 
-    def messages(self, predictor: str, inputs: Mapping[str, Any], prompt: Prompt = ZERO_SHOT) -> tuple[dict[str, str], ...]:
+    def messages(
+        self, predictor: str, inputs: Mapping[str, Any], prompt: Prompt = ZERO_SHOT
+    ) -> tuple[dict[str, str], ...]:
         """What is sent to the LM for these inputs under this prompt."""
         signature = self.signature(predictor, prompt)
-        demos = [dict(demo) for demo in prompt.demos.get(predictor, ())]
+        demos = [dict(demo) for demo in prompt.demos.get(predictor, self._predictors[predictor].demos)]
         return tuple(self.adapter.format(signature, demos, dict(inputs)))
 
     def parse(self, predictor: str, completion: str) -> dict[str, Any] | None:
         """The outputs in a completion, or None where it is not in the adapter's format."""
         try:
-            return self.adapter.parse(self._predictors[predictor].signature, completion)
+            outputs: dict[str, Any] = self.adapter.parse(self._predictors[predictor].signature, completion)
         except AdapterParseError:
             return None
+        return outputs
 
     def completion(self, predictor: str, outputs: Mapping[str, Any]) -> str:
         """The completion that carries these outputs."""
