@@ -124,6 +124,7 @@ class BankSettings(Settings):
     max_demos: PositiveInt = 3
     candidates: PositiveInt = Field(8, description="candidate prompts that are scored; the best are kept")
     temperature: float = Field(0.7, ge=0, description="of the bootstrapping calls")
+    path: str | None = Field(None, description="directory of your own prompts (*.json, as in R/prompts), not bootstrapped")
 
 
 class SamplingSettings(Settings):

@@ -1,0 +1,47 @@
+# `make demo` and `make test` do all of the set-up themselves. PYTHON=python3.12 names another interpreter.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.leret-set-up
+OUT    ?= runs/demo
+SEED   ?= 0
+
+.PHONY: setup demo test test-all check format clean
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+.PHONY: help
+
+setup: $(STAMP)  ## fill .venv with leret and the tested versions of what it needs
+
+# torch first: resolved together with the rest, an open range would pull gigabytes of CUDA.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "leret needs Python 3.11 or later, and $(PYTHON) is older or missing; try: make setup PYTHON=python3.12"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup  ## a language model learns to search; the result lies in runs/demo
+	$(BIN)/leret demo --out $(OUT) --seed $(SEED)
+
+test: setup  ## the tests
+	$(BIN)/python -m pytest -q -m 'not slow'
+
+test-all: setup  ## the tests, slow ones included
+	$(BIN)/python -m pytest -q
+
+check: setup  ## format, lint, types, tests: all that is asked of a change
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -m 'not slow'
+
+format: setup  ## put the code in its format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## remove what can be made again; .venv and runs stay
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

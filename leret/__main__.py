@@ -1,0 +1,5 @@
+"""``python -m leret``."""
+
+from leret.cli import main
+
+main()

@@ -1,0 +1,91 @@
+"""What a command writes: results on standard output; progress and errors on standard error."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["complain", "done", "facts", "say", "table"]
+
+
+def say(text: str = "") -> None:
+    """A line on standard output, as it is: no markup, no wrapping, no colour."""
+    _console(stderr=False).print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def complain(text: str, label: str = "error: ") -> None:
+    """A message on standard error."""
+    style = "red" if label else None
+    _console(stderr=True).print(f"{label}{text}", markup=False, highlight=False, soft_wrap=True, style=style)
+
+
+def done(text: str) -> None:
+    """What a command achieved."""
+    _console(stderr=False).print(text, markup=False, highlight=False, soft_wrap=True, style="bold")
+
+
+def facts(values: Any) -> None:
+    """A report or a plan: one line a field; None, empty and untrue ones left out.
+
+    Args:
+        values: a dataclass, or a mapping.
+    """
+    pairs = [(name, _shown(value)) for name, value in _items(values) if not _empty(value)]
+    width = max((len(name) for name, _ in pairs), default=0)
+    for name, shown in pairs:
+        say(f"  {name:<{width}}  {shown}")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
+    """A table: the first column on the left, figures on the right; plain text where nobody watches."""
+    from rich import box
+    from rich.table import Table
+
+    shown = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for index, column in enumerate(columns):
+        shown.add_column(column, justify="right" if index else "left", no_wrap=True)
+    for row in rows:
+        shown.add_row(*row)
+    console = _console(stderr=False)
+    if not console.is_terminal:
+        console.width = 1000  # a file has no edge to wrap at
+    console.print(shown, markup=False, highlight=False)
+
+
+def _empty(value: Any) -> bool:
+    return value is None or value is False or (isinstance(value, (tuple, list, Mapping)) and not value)
+
+
+def _items(values: Any) -> list[tuple[str, Any]]:
+    if isinstance(values, Mapping):
+        found = list(values.items())
+    else:
+        found = [(field.name, getattr(values, field.name)) for field in dataclasses.fields(values)]
+    return [(str(name).replace("_", " "), value) for name, value in found]
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_shown(item)}" for name, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_shown(item) for item in value)
+    return str(value)
+
+
+def _console(*, stderr: bool) -> Any:
+    """Made anew each time: tests and pipes change what the standard streams are."""
+    from rich.console import Console
+
+    return Console(stderr=stderr)

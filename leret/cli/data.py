@@ -1,0 +1,92 @@
+"""``leret data``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from leret.cli.options import Overrides
+
+if TYPE_CHECKING:
+    from leret.config import DataSettings
+    from leret.datasets.inspect import DataReport, Spread
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Look at questions and corpora.", no_args_is_help=True)
+
+
+@app.callback()
+def _data() -> None:
+    """Keeps `inspect` a subcommand while it is the only one."""
+
+
+@app.command("inspect")
+def inspect(
+    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="A sampling recipe.")] = None,
+    kind: Annotated[str | None, typer.Option(help="jsonl, beir, hotpotqa, hover, musique, 2wiki or world.")] = None,
+    questions: Annotated[str | None, typer.Option(metavar="PATH", help="The question file, or hf:NAME.")] = None,
+    corpus: Annotated[str | None, typer.Option(metavar="PATH", help="The corpus file, or hf:NAME.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Bad lines are counted, and no reason to fail.")] = False,
+    overrides: Overrides = None,
+) -> None:
+    """Count, check and show what is in a question file and its corpus; exits 2 where lines are bad."""
+    data = _settings(recipe, kind, questions, corpus, overrides or [])
+    from leret.datasets.inspect import inspect as stage
+
+    report = stage(data.kind, data.questions, data.corpus, seed=data.seed, options=data.options)
+    _show(report)
+    if report.problems and not (skip_bad or data.skip_bad):
+        raise typer.Exit(2)
+
+
+def _show(report: DataReport) -> None:
+    from leret.cli.console import facts, say
+
+    say(f"{report.n_questions:,} questions, {report.n_documents:,} documents")
+    facts(
+        {
+            "splits": report.splits,
+            "splits by": "the data set" if report.own_splits else "hash of the id",
+            "types": report.types,
+            "hops (0 unknown)": {str(hops): n for hops, n in report.hops.items()},
+            "gold documents a question": {str(gold): n for gold, n in report.gold.items()},
+            "words a question": _spread(report.question_words),
+            "words a document": _spread(report.document_words) if report.n_documents else None,
+            "gold missing from the corpus": report.n_missing_gold,
+            "documents that are no gold": report.n_unused_documents,
+            "questions with a double": report.duplicate_questions,
+            "documents with a double": report.duplicate_documents,
+            "bad lines": report.skipped or None,
+            "corpus digest": report.corpus_digest,
+        }
+    )
+    for question in report.examples:
+        say(f"  {question.id}: {question.text} -> {question.answer} ({', '.join(question.gold)})")
+    for question_id, doc_id in report.missing_gold:
+        say(f"  question {question_id}: its document {doc_id!r} is not in the corpus")
+    for problem in report.problems:
+        say(f"  {problem}")
+
+
+def _spread(spread: Spread) -> str:
+    return f"{spread.minimum:g} to {spread.maximum:g}, median {spread.median:g}, mean {spread.mean:.1f}"
+
+
+def _settings(
+    recipe: str | None, kind: str | None, questions: str | None, corpus: str | None, overrides: list[str]
+) -> DataSettings:
+    from leret.config import SamplingRecipe
+    from leret.errors import ConfigError
+    from leret.recipes import data_recipe, load_recipe
+
+    given: dict[str, Any] = {"kind": kind, "questions": questions, "corpus": corpus}
+    given = {name: value for name, value in given.items() if value is not None}
+    if recipe is not None:
+        overrides = overrides + [f"data.{name}={value}" for name, value in given.items()]
+        return load_recipe(recipe, SamplingRecipe, overrides, optional=("policy.model",)).data
+    if not given:
+        raise ConfigError("name a sampling recipe, or give --kind with --questions and --corpus")
+    flags: dict[tuple[str | int, ...], str] = {("data", name): f"--{name}" for name in given}
+    return data_recipe({"data": given}, flags, overrides).data

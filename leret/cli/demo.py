@@ -1,0 +1,24 @@
+"""``leret demo``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["demo"]
+
+
+def demo(
+    out: Annotated[Path, typer.Option(metavar="R", help="The run directory.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="Of the whole loop.")] = 0,
+) -> None:
+    """Watch a small language model learn to search: no GPU, no network, a few minutes."""
+    from leret.cli.evaluate import show
+    from leret.cli.progress import shown
+    from leret.demo import stage
+
+    with shown() as progress:
+        report = stage.demo(out, seed=seed, progress=progress)
+    show(report.evaluation)

@@ -1,0 +1,46 @@
+"""``leret eval``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from leret.cli.options import DryRun, Overrides, RecipeArgument, RunOption
+
+if TYPE_CHECKING:
+    from leret.eval.stage import EvalReport
+
+__all__ = ["evaluate", "show"]
+
+
+def evaluate(recipe: RecipeArgument, run: RunOption, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+    """Measure base, prompts, trained policies and baselines on held-out questions."""
+    from leret.cli.console import facts
+    from leret.cli.progress import shown
+    from leret.config import EvalRecipe
+    from leret.recipes import load_recipe
+    from leret.runs import Run
+
+    settings = load_recipe(recipe, EvalRecipe, overrides or ())
+    opened = Run.open(run)
+    opened.section("sampling", "leret sample RECIPE")
+    from leret.eval.plan import plan  # after the recipe is read: a mistake in it is told at once
+    from leret.eval.stage import evaluate as stage
+
+    if dry_run:
+        facts(plan(settings, opened))
+        return
+    with shown() as progress:
+        report = stage(settings, opened, progress=progress)
+    show(report)
+
+
+def show(report: EvalReport) -> None:
+    """The table of an evaluation, and where the rest is."""
+    from leret.cli.console import done, say, table
+    from leret.eval.summary import table as cells
+
+    columns, rows = cells(report.summary)
+    table(columns, rows, title=f"{report.summary['n_questions']:,} held-out questions")
+    if report.already:
+        say("nothing to do: all of it had been evaluated")
+    done(f"{report.path}  {report.page}")

@@ -1,0 +1,30 @@
+"""``leret pretrain``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leret.cli.options import Overrides, RecipeArgument
+
+__all__ = ["pretrain"]
+
+
+def pretrain(
+    recipe: RecipeArgument,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Model directory; default policy.model.")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Build a small policy from gold-blind demonstrations; goes on where it was stopped."""
+    from leret.cli.console import done
+    from leret.cli.progress import shown
+    from leret.config import SamplingRecipe
+    from leret.pretraining import pretrain as stage
+    from leret.recipes import load_recipe
+
+    settings = load_recipe(recipe, SamplingRecipe, overrides or (), optional=("policy.model",))
+    with shown() as progress:
+        path = stage(settings, out, progress=progress)
+    done(f"a policy in {path}")

@@ -1,0 +1,64 @@
+"""``leret sample`` and ``leret pairs``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leret.cli.options import DryRun, Overrides, RecipeArgument, RunOption
+
+__all__ = ["pairs", "sample"]
+
+
+class Strategy(StrEnum):
+    """How pairs are made of the samples at a state."""
+
+    adjacent = "adjacent"
+    best_worst = "best-worst"
+    all = "all"
+    margin = "margin"
+
+
+def sample(recipe: RecipeArgument, run: RunOption, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+    """Try several queries at every state of a program, and score what they retrieve."""
+    from leret.cli.console import done, facts
+    from leret.cli.progress import shown
+    from leret.config import SamplingRecipe
+    from leret.recipes import load_recipe
+    from leret.runs import Run
+
+    settings = load_recipe(recipe, SamplingRecipe, overrides or ())
+    from leret.sampling.plan import plan  # after the recipe is read: a mistake in it is told at once
+    from leret.sampling.stage import sample as stage
+
+    if dry_run:
+        facts(plan(settings, Run(run)))
+        return
+    with shown() as progress:
+        report = stage(settings, Run.create(run), progress=progress)
+    done(f"nothing to do: {run} holds all of it" if report.already else f"sampled into {run}")
+    facts(report)
+
+
+def pairs(
+    run: Annotated[Path, typer.Argument(metavar="R", help="The run directory.")],
+    strategy: Annotated[Strategy, typer.Option(help="Which samples are compared.")] = Strategy.adjacent,
+    margin: Annotated[float, typer.Option(min=0.0, help="Least difference of rewards, for strategy margin.")] = 0.0,
+    max_pairs: Annotated[int | None, typer.Option(min=1, help="Pairs kept a state, the widest margins first.")] = None,
+) -> None:
+    """Make the preference pairs of a run again, without sampling."""
+    from leret.cli.console import done, facts
+    from leret.errors import ConfigError
+    from leret.runs import Run
+    from leret.sampling.preferences import build_preferences
+
+    if margin and strategy is not Strategy.margin:
+        raise ConfigError(f"--margin {margin}: strategy {strategy} takes none; add --strategy margin")
+    opened = Run.open(run)
+    opened.section("sampling", "leret sample RECIPE")
+    report = build_preferences(opened, strategy.value, margin, max_pairs)
+    done(f"{report.pairs:,} pairs in {report.path}")
+    facts(report)

@@ -1,0 +1,29 @@
+"""``leret train``."""
+
+from __future__ import annotations
+
+from leret.cli.options import DryRun, Overrides, RecipeArgument, RunOption
+
+__all__ = ["train"]
+
+
+def train(recipe: RecipeArgument, run: RunOption, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+    """Train the policy on a run's samples: sft, dpo or ipo."""
+    from leret.cli.console import done, facts
+    from leret.cli.progress import shown
+    from leret.config import TrainingRecipe
+    from leret.recipes import load_recipe
+    from leret.runs import Run
+
+    settings = load_recipe(recipe, TrainingRecipe, overrides or ())
+    opened = Run.open(run)
+    opened.section("sampling", "leret sample RECIPE")
+    from leret.training import stage  # after the recipe is read: a mistake in it is told at once
+
+    if dry_run:
+        facts(stage.plan(settings, opened))
+        return
+    with shown() as progress:
+        report = stage.train(settings, opened, progress=progress)
+    done(f"nothing to do: {report.path} is there" if report.already else f"trained {report.path}")
+    facts(report)

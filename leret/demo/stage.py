@@ -1,0 +1,63 @@
+"""`leret demo`: the whole loop on a generated world with the shipped policy, from the recipes that anyone can edit."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from leret.config import EvalRecipe, SamplingRecipe, TrainingRecipe
+from leret.recipes import load_recipe
+from leret.runs import Run
+from leret.sampling.progress import Progress, Silent
+
+if TYPE_CHECKING:
+    from leret.eval.stage import EvalReport
+
+__all__ = ["TRAININGS", "DemoReport", "demo"]
+
+TRAININGS = ("demo-sft", "demo-ipo", "demo-sft-more")
+"""Training recipes, in order: the control takes as many steps as the two before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoReport:
+    """What the demo left.
+
+    Attributes:
+        run: the run directory, with ``eval/summary.json``, ``report.html`` and ``program``.
+        evaluation: what came out.
+        seconds: wall clock of this call.
+    """
+
+    run: Path
+    evaluation: EvalReport
+    seconds: float
+
+
+def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> DemoReport:
+    """Sample, train and evaluate; a demo that was stopped goes on.
+
+    Args:
+        out: run directory.
+        seed: of the world, the samples and the trainings.
+        progress: shown while it works.
+
+    Raises:
+        LeretError: as the stages do.
+    """
+    from leret.eval.stage import evaluate
+    from leret.sampling.stage import sample
+    from leret.training.stage import train
+
+    began = time.monotonic()
+    progress = progress or Silent()
+    run = Run.create(out)
+    seeds = [f"data.seed={seed}", f"sampling.seed={seed}"]
+    sample(load_recipe("sampling/demo.yaml", SamplingRecipe, seeds), run, base_dir=Path.cwd(), progress=progress)
+    for name in TRAININGS:
+        recipe = load_recipe(f"training/{name}.yaml", TrainingRecipe, [f"seed={seed}"])
+        train(recipe, run, progress=progress)
+    evaluation = evaluate(load_recipe("eval/demo.yaml", EvalRecipe, [f"seed={seed}"]), run, progress=progress)
+    return DemoReport(out, evaluation, time.monotonic() - began)

@@ -1,0 +1,132 @@
+"""The files that a recipe names: where they are looked for, and what is said when they are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from leret import shipped
+from leret.config import DataSettings, EvalRecipe, SamplingRecipe, Settings
+from leret.yamlplaces import Key, Placed, dotted
+
+__all__ = ["DataRecipe", "locate"]
+
+_PROGRAM: Key = ("program", "path")
+_MODEL: Key = ("policy", "model")
+
+
+class DataRecipe(Settings):
+    """The part of a sampling recipe that says what the data are: all that looking at them takes."""
+
+    data: DataSettings
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A key whose value names something on disk.
+
+    Attributes:
+        what: what is expected there, in a message.
+        mend: what to do when it is missing.
+    """
+
+    key: Key
+    what: str
+    mend: str = "correct the path"
+
+
+def locate(placed: Placed, model: type[BaseModel], beside: Path, optional: Collection[str]) -> list[str]:
+    """Make the paths of a recipe absolute, in place.
+
+    Args:
+        placed: the recipe; values of a wrong type are left to validation.
+        model: of its stage.
+        beside: the folder of the recipe.
+        optional: dotted keys whose files may be missing.
+
+    Returns:
+        One line for each file that is missing.
+    """
+    if model is SamplingRecipe:
+        _add_default_program(placed.value)
+    problems = []
+    for wanted in _wanted(placed.value, model):
+        given = _get(placed.value, wanted.key)
+        if not isinstance(given, str) or _from_a_hub(given, wanted.key, placed.value):
+            continue
+        path, ending = _split(given) if wanted.key == _PROGRAM else (given, "")
+        found = _search(path, beside)
+        if found is None and dotted(wanted.key) in optional:
+            found = Path(given).absolute()
+        where = f"{placed.at(wanted.key)}{dotted(wanted.key)}"
+        if found is None:
+            problems.append(f"{where}: no {wanted.what} {path!r} here or beside the recipe; {wanted.mend}")
+        elif wanted.key == _PROGRAM and not ending:
+            problems.append(f"{where}: {given!r} names no class; write {given}:ClassName")
+        else:
+            _get(placed.value, wanted.key[:-1])[wanted.key[-1]] = f"{found}{ending}"
+    return problems
+
+
+def _add_default_program(value: dict[str, Any]) -> None:
+    if value.get("program") is None:
+        value["program"] = {}
+    if isinstance(value["program"], dict):
+        value["program"].setdefault("path", SamplingRecipe.model_fields["program"].default.path)
+
+
+def _split(program: str) -> tuple[str, str]:
+    """``FILE.py:Class`` as ``FILE.py`` and ``:Class``."""
+    path, colon, name = program.rpartition(":")
+    return (path, f"{colon}{name}") if path and name else (program.rstrip(":"), "")
+
+
+def _search(given: str, beside: Path) -> Path | None:
+    if not given:
+        return None
+    for base in (Path.cwd(), beside, beside.parent, shipped.root()):
+        path = base / Path(given).expanduser()
+        if path.exists():
+            return path.resolve()
+    return None
+
+
+def _from_a_hub(given: str, key: Key, value: dict[str, Any]) -> bool:
+    """``hf:NAME`` for data; for a policy ``owner/name``, unless such a folder is here or is about to be made."""
+    if key != _MODEL:
+        return given.startswith("hf:")
+    owner, _, name = given.partition("/")
+    if not name or "/" in name or owner in {"", ".", "..", "~"}:
+        return False
+    return not value.get("pretrain") and not Path(owner).exists()
+
+
+def _wanted(value: dict[str, Any], model: type[BaseModel]) -> list[_Wanted]:
+    if model is EvalRecipe:
+        demos = value.get("demos")
+        names = list(demos) if isinstance(demos, dict) else []
+        prompts = [_Wanted(("demos", name), "prompt file", "name a JSON file as in R/prompts") for name in names]
+        return [_Wanted(("questions",), "question file"), *prompts]
+    if model not in {SamplingRecipe, DataRecipe}:
+        return []
+    found = []
+    if _get(value, ("data", "kind")) != "world":
+        found += [_Wanted(("data", "corpus"), "corpus file"), _Wanted(("data", "questions"), "question file")]
+    if model is DataRecipe:
+        return found
+    found.append(_Wanted(_PROGRAM, "program file", "name it as FILE.py:Class"))
+    found.append(_Wanted(("sampling", "bank", "path"), "directory of prompts"))
+    if _get(value, ("policy", "kind")) in {None, "local"} and _get(value, _MODEL) != "demo":
+        first = "`leret pretrain` this recipe first" if value.get("pretrain") else "download the model there"
+        found.append(_Wanted(_MODEL, "model directory", f"{first}, correct the path, or use `demo`"))
+    return found
+
+
+def _get(value: Any, key: Key) -> Any:
+    for part in key:
+        value = value.get(part) if isinstance(value, dict) else None
+    return value

@@ -1,0 +1,210 @@
+"""Reading a recipe: YAML, overrides and files, with every fault listed at once and its place beside it.
+
+``load_recipe("sampling/demo.yaml", SamplingRecipe, ["sampling.samples=2"])`` gives the frozen model of `leret.config`,
+with the paths in it made absolute. A relative path is looked for in the current directory, in the recipe's folder, in
+the folder around that, and at last among what leret ships.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from leret import shipped
+from leret.combinations import clashes
+from leret.config import EvalRecipe, SamplingRecipe, TrainingRecipe
+from leret.errors import ConfigError
+from leret.faults import describe
+from leret.recipefiles import DataRecipe, locate
+from leret.yamlplaces import Key, Placed, parse
+
+__all__ = ["data_recipe", "find_recipe", "load_any", "load_recipe", "stage_of"]
+
+R = TypeVar("R", SamplingRecipe, TrainingRecipe, EvalRecipe, DataRecipe)
+
+_FOLDERS: dict[type[BaseModel], str] = {SamplingRecipe: "sampling", TrainingRecipe: "training", EvalRecipe: "eval"}
+_COMMANDS: dict[type[BaseModel], str] = {SamplingRecipe: "sample", TrainingRecipe: "train", EvalRecipe: "eval"}
+
+
+def load_recipe(
+    path: str | Path, model: type[R], overrides: Sequence[str] = (), *, optional: Collection[str] = ()
+) -> R:
+    """Read a recipe.
+
+    Args:
+        path: a YAML file, or the name of a shipped recipe.
+        model: of the stage.
+        overrides: ``a.b=c``; the value is YAML. They win over the file.
+        optional: dotted keys whose files may be missing (``policy.model`` when it is about to be made).
+
+    Raises:
+        ConfigError: all faults together, each with its place and its mend.
+    """
+    file = find_recipe(path, _FOLDERS[model])
+    placed = _read(file)
+    _refuse_other_stage(placed, model, file)
+    problems = list(placed.problems)
+    for override in overrides:
+        problems += _override(placed, override)
+    return _checked(placed, model, file.resolve().parent, optional, problems)
+
+
+def data_recipe(value: dict[str, Any], flags: Mapping[Key, str], overrides: Sequence[str] = ()) -> DataRecipe:
+    """Data that were named by the flags of a command, checked like those in a file.
+
+    Args:
+        value: ``{"data": {...}}``.
+        flags: which flag each key comes from.
+        overrides: as for `load_recipe`.
+
+    Raises:
+        ConfigError: all faults together, each with its flag.
+    """
+    placed = Placed(value, dict(flags))
+    problems = [problem for override in overrides for problem in _override(placed, override)]
+    return _checked(placed, DataRecipe, Path.cwd(), (), problems)
+
+
+def _checked(placed: Placed, model: type[R], beside: Path, optional: Collection[str], problems: list[str]) -> R:
+    problems = problems + locate(placed, model, beside, optional)
+    recipe, faults = _validate(placed, model)
+    problems += faults
+    if problems or recipe is None:
+        raise ConfigError(problems)
+    return recipe
+
+
+def find_recipe(path: str | Path, folder: str | None = None) -> Path:
+    """The file of a recipe: as named, or else a shipped one of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    file = Path(path)
+    if file.is_file():
+        return file
+    if file.is_dir():
+        raise ConfigError(f"{path} is a directory; name a recipe in it, as in {file / 'NAME.yaml'}")
+    found = shipped.find(str(path), folder)
+    if found is not None:
+        return found
+    ours = [n for n in shipped.names() if n.startswith(f"{folder}/" if folder else "") and n.endswith(".yaml")]
+    raise ConfigError(f"{path}: no such recipe; name a YAML file, or one that leret ships: {', '.join(ours)}")
+
+
+def load_any(path: str | Path) -> SamplingRecipe | TrainingRecipe | EvalRecipe:
+    """Read a recipe of whatever stage its keys tell.
+
+    Raises:
+        ConfigError: as `stage_of` and `load_recipe`.
+    """
+    stage = stage_of(path)
+    if stage is SamplingRecipe:
+        return load_recipe(path, SamplingRecipe)
+    return load_recipe(path, TrainingRecipe) if stage is TrainingRecipe else load_recipe(path, EvalRecipe)
+
+
+def stage_of(path: str | Path) -> type[SamplingRecipe] | type[TrainingRecipe] | type[EvalRecipe]:
+    """Which stage a recipe is for, told from its keys.
+
+    Raises:
+        ConfigError: its keys fit none, or several.
+    """
+    file = find_recipe(path)
+    keys = set(_read(file).value)
+    own = {stage: keys & _only_of(stage) for stage in _FOLDERS}
+    fits = [stage for stage, found in own.items() if found]
+    if len(fits) != 1:
+        raise ConfigError(
+            f"{file}: cannot tell what this recipe is for (keys: {', '.join(sorted(keys)) or 'none'}); "
+            "sampling has `data`, training has `algorithm`, evaluation has `systems` or `measures`"
+        )
+    return fits[0]  # type: ignore[return-value]
+
+
+def _only_of(stage: type[BaseModel]) -> set[str]:
+    """The keys that no other stage has."""
+    others = {key for other in _FOLDERS if other is not stage for key in other.model_fields}
+    return set(stage.model_fields) - others
+
+
+def _read(file: Path) -> Placed:
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not a text file in UTF-8 (byte {error.start}); save it as UTF-8") from error
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read ({error.strerror}); mend it, or name another file") from error
+    placed = parse(text, str(file))
+    if placed.value is None:
+        raise ConfigError(f"{file}: empty; `leret recipes copy sampling/demo.yaml` gives one to start from")
+    if not isinstance(placed.value, dict):
+        kind = type(placed.value).__name__
+        raise ConfigError(f"{file}:1: a recipe is made of `key: value` lines, this is a {kind}; write keys and values")
+    return placed
+
+
+def _refuse_other_stage(placed: Placed, model: type[BaseModel], file: Path) -> None:
+    """One word instead of a list of all its keys, where the recipe is of another stage."""
+    for stage, command in _COMMANDS.items():
+        if stage is not model and not set(placed.value) & _only_of(model) and set(placed.value) & _only_of(stage):
+            raise ConfigError(
+                f"{file}: a recipe for `leret {command}`, not for `leret {_COMMANDS[model]}`; name the other"
+            )
+
+
+def _override(placed: Placed, override: str) -> list[str]:
+    """Apply one ``a.b=c``; returns what is wrong with it."""
+    name, equals, text = override.partition("=")
+    parts = name.strip().split(".")
+    if not equals or not all(parts):
+        return [f"--set {override}: not of the form KEY=VALUE, as in --set sampling.samples=2"]
+    try:
+        value = parse(text, f"--set {name}").value
+    except ConfigError as error:
+        return [f"--set {override}: the value is not YAML ({error.problems[0]}); put it in quotes"]
+    section = placed.value
+    for depth, part in enumerate(parts[:-1]):
+        inner = section.setdefault(part, {})
+        if inner is None:
+            inner = section[part] = {}
+        if not isinstance(inner, dict):
+            return [f"--set {override}: {'.'.join(parts[: depth + 1])} is {inner!r}, not a section; it has no keys"]
+        placed.places.setdefault(tuple(parts[: depth + 1]), "--set")
+        section = inner
+    section[parts[-1]] = value
+    key = tuple(parts)
+    for known in [k for k in placed.places if k[: len(key)] == key]:
+        del placed.places[known]
+    placed.places[key] = "--set"
+    return []
+
+
+def _validate(placed: Placed, model: type[R]) -> tuple[R | None, list[str]]:
+    """The recipe where it is one, and its faults; impossible combinations are looked for beside them."""
+    try:
+        recipe = model.model_validate(placed.value)
+        faulty: list[Key] = []
+        problems: list[str] = []
+    except ValidationError as error:
+        problems = [describe(detail, model, placed) for detail in error.errors()]
+        faulty = [detail["loc"] for detail in error.errors()]
+        rest = _without(placed.value, faulty)
+        try:
+            recipe = model.model_validate(rest)
+        except ValidationError:
+            return None, problems
+    for clash in clashes(recipe):
+        if not any(key[: len(bad)] == bad for key in clash.keys for bad in faulty):
+            problems.append(f"{placed.at(clash.keys[0])}{clash.message}")
+    return recipe, problems
+
+
+def _without(value: Any, faulty: Sequence[Key], key: Key = ()) -> Any:
+    """A copy of ``value`` without the keys that are ``faulty``."""
+    if isinstance(value, dict):
+        return {k: _without(v, faulty, (*key, k)) for k, v in value.items() if (*key, k) not in faulty}
+    return value

@@ -1,0 +1,244 @@
+"""The command line: help, exit codes, one message an error, progress, and the loop through real stages."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from leret.cli import app
+from leret.cli.progress import Lines
+from tests.tiny import tiny_policy
+
+ROOT = Path(__file__).resolve().parents[1]
+ANSI = re.compile(r"\x1b\[")
+
+
+def leret(*args: str | Path) -> tuple[int, str]:
+    """Exit code and all output of a command."""
+    result = CliRunner().invoke(app, [str(arg) for arg in args])
+    return result.exit_code, result.output
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random policy."""
+    return tiny_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture
+def small(policy: Path) -> list[str]:
+    """Overrides that make the demo's sampling a matter of seconds."""
+    values = {"policy.model": policy, "data.limit": 6, "sampling.samples": 2, "policy.max_tokens": 6,
+              "sampling.prompts": 1}  # fmt: skip
+    return [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["", "demo", "sample", "pairs", "train", "eval", "run", "pretrain", "recipes", "recipes list", "recipes copy",
+     "data", "data inspect"],
+)  # fmt: skip
+def test_every_command_has_help(command: str) -> None:
+    code, out = leret(*command.split(), "--help")
+    assert code == 0
+    assert "Usage:" in out
+
+
+def test_help_takes_less_than_half_a_second() -> None:
+    def cpu_s() -> float:  # of finished children: wall clock would judge what else the machine does
+        times = os.times()
+        return times.children_user + times.children_system
+
+    seconds = []
+    for _ in range(3):
+        began = cpu_s()
+        subprocess.run([sys.executable, "-m", "leret", "--help"], check=True, capture_output=True, cwd=ROOT)
+        seconds.append(cpu_s() - began)
+    assert min(seconds) < 0.5
+
+
+def test_the_version_is_shown() -> None:
+    assert leret("--version") == (0, "leret 0.1.0\n")
+
+
+def test_completion_is_offered_for_every_shell() -> None:
+    for shell in ("bash", "zsh", "fish"):
+        environment = {**os.environ, "_LERET_COMPLETE": f"source_{shell}"}
+        run = subprocess.run(
+            [sys.executable, "-c", "import sys; sys.argv[0] = 'leret'; from leret.cli import main; main()"],
+            env=environment, capture_output=True, text=True, cwd=ROOT,
+        )  # fmt: skip
+        assert "leret" in run.stdout.lower()
+
+
+@pytest.mark.parametrize(
+    "args", [["sample"], ["sample", "demo"], ["nope"], ["pairs", "R", "--strategy", "odd"], ["run", "--run", "R"],
+             ["pairs", "R", "--max-pairs", "0"], ["demo", "--seed", "x"]]
+)  # fmt: skip
+def test_wrong_usage_exits_2(args: list[str]) -> None:
+    code, out = leret(*args)
+    assert code == 2
+    assert "Usage:" in out
+    assert "Traceback" not in out
+
+
+def test_recipes_are_listed_with_their_purpose() -> None:
+    code, out = leret("recipes", "list")
+    assert code == 0
+    assert re.search(r"^sampling/hotpotqa\.yaml +HotpotQA", out, re.MULTILINE)
+
+
+def test_a_recipe_is_copied_once(tmp_path: Path) -> None:
+    code, out = leret("recipes", "copy", "sampling/demo.yaml", tmp_path)
+    assert (code, "wrote" in out) == (0, True)
+    assert leret("recipes", "copy", "sampling/demo.yaml", tmp_path) == (
+        0,
+        "nothing to do: all of it is there already\n",
+    )
+
+
+def test_data_are_inspected(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_text('{"doc_id": "d", "title": "T", "text": "words"}\n')
+    (tmp_path / "q.jsonl").write_text('{"id": "q", "question": "Who?", "relevant_doc_ids": ["d"]}\n{"id": 3}\n')
+    args = ["data", "inspect", "--questions", tmp_path / "q.jsonl", "--corpus", tmp_path / "c.jsonl"]
+    code, out = leret(*args)
+    assert code == 2
+    assert "1 questions, 1 documents" in out
+    assert "q.jsonl:2" in out
+    assert leret(*args, "--skip-bad")[0] == 0
+
+
+def test_the_traceback_is_shown_with_debug_alone(tmp_path: Path) -> None:
+    for debug in ([], ["--debug"]):
+        code, out = leret("pairs", tmp_path, *debug)
+        assert code == 2
+        assert out.count("error: ") == 1
+        assert ("Traceback" in out) == bool(debug)
+
+
+def test_an_unforeseen_failure_exits_1_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> list[str]:
+        raise ZeroDivisionError("odd")
+
+    monkeypatch.setattr("leret.shipped.names", fail)
+    code, out = leret("recipes", "list")
+    assert code == 1
+    assert out == (
+        "error: unexpected ZeroDivisionError: odd. This is a fault of leret or of a library under it; "
+        "--debug shows where\n"
+    )
+
+
+def test_ctrl_c_exits_130_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> list[str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("leret.shipped.names", interrupt)
+    assert leret("recipes", "list") == (
+        130, "error: stopped; what was done is kept, and the same command goes on from there\n"
+    )  # fmt: skip
+
+
+def test_a_dry_run_tells_the_calls_and_writes_nothing(tmp_path: Path, small: list[str]) -> None:
+    code, out = leret("sample", "sampling/demo.yaml", "--run", tmp_path / "r", "--dry-run", *small)
+    assert code == 0
+    assert re.search(r"lm calls +24\n", out)  # 6 questions, 2 hops, 1 prompt, 2 samples
+    assert not (tmp_path / "r").exists()
+
+
+def test_progress_is_plain_lines_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines(every_s=0.0)
+    lines.start("sampling", 4)
+    lines.advance(1, mean_reward=0.25, failures=0)
+    lines.advance(3, mean_reward=0.5)
+    lines.finish()
+    told = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"sampling: 1/4, \S+/s, \d+:\d\d left, mean reward 0.25, failures 0", told[0])
+    assert re.fullmatch(r"sampling: 4/4, \S+/s, \d+\.\d s, mean reward 0.5, failures 0", told[-1])
+
+
+def test_lines_come_every_few_seconds_and_not_more_often(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines(every_s=60.0)
+    lines.start("sampling", 100)
+    for _ in range(100):
+        lines.advance()
+    lines.finish()
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_the_whole_loop_runs_goes_on_and_ends_at_once(tmp_path: Path, small: list[str]) -> None:
+    run = tmp_path / "r"
+    code, out = leret("sample", "sampling/demo.yaml", "--run", run, *small)
+    assert code == 0, out
+    assert not ANSI.search(out)
+    code, out = leret("sample", "sampling/demo.yaml", "--run", run, *small)
+    assert (code, "nothing to do" in out) == (0, True)
+    code, out = leret("pairs", run, "--strategy", "all")
+    assert code == 0, out
+    fast = ["--set", "learning_rate=1e-3", "--set", "only_spread=false"]
+    code, out = leret("train", "training/sft.yaml", "--run", run, *fast, "--dry-run")
+    assert (code, "examples" in out) == (0, True), out
+    code, out = leret("train", "training/sft.yaml", "--run", run, *fast)
+    assert code == 0, out
+    code, out = leret("train", "training/sft.yaml", "--run", run, *fast)
+    assert (code, "nothing to do" in out) == (0, True)
+    args = ["eval", "eval/demo.yaml", "--run", run, "--set", "limit=5", "--set", "resamples=100"]
+    assert re.search(r"lm calls +20\n", leret(*args, "--dry-run")[1])  # base and sft, 5 questions, 2 hops
+    code, out = leret(*args)
+    assert code == 0, out
+    rows = json.loads((run / "eval" / "summary.json").read_text())["rows"]
+    assert [row["system"] for row in rows] == ["raw-question", "oracle-titles", "base", "sft"]
+    assert all(row["system"] in out for row in rows)
+    assert "nothing to do" in leret(*args)[1]
+
+
+def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sampling", "training", "eval", "pipelines"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    changes = {
+        "sampling/demo.yaml": {"split: train": "split: train\n  limit: 30", "prompts: 4": "prompts: 1"},
+        "eval/demo.yaml": {"limit: null": "limit: 5", "resamples: 10000": "resamples: 100"},
+    }
+    for name, lines in changes.items():
+        text = (tmp_path / name).read_text()
+        for old, new in lines.items():
+            assert old in text
+            text = text.replace(old, new)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)  # recipes here come before the shipped ones
+    code, out = leret("demo", "--seed", "1")
+    assert code == 0, out
+    rows = json.loads(Path("runs/demo/eval/summary.json").read_text())["rows"]
+    assert {row["system"] for row in rows} == {"raw-question", "oracle-titles", "base", "sft", "ipo", "sft-more"}
+    assert Path("runs/demo/report.html").is_file()
+    assert Path("runs/demo/program/policy.json").is_file()
+
+
+def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path, policy: Path) -> None:
+    values = [f"policy.model={policy}", "data.limit=200", "sampling.samples=4", "sampling.prompts=1"]
+    command = [sys.executable, "-m", "leret", "sample", "sampling/demo.yaml", "--run", str(tmp_path / "r")]
+    command += [part for value in values for part in ("--set", value)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "r" / "rollouts.db").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    if process.returncode == 0:
+        pytest.skip("it was done before it could be stopped")
+    assert process.returncode == 130, told
+    assert told.splitlines()[-1].startswith("error: stopped; ")
+    assert "Traceback" not in told
+    code, out = leret(*command[3:], "--set", "data.limit=200")
+    assert code == 0, out
