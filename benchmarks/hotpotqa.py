@@ -1,0 +1,107 @@
+"""HotpotQA on several seeds: the policy made from MiniLM's weights, its controls, and the baselines.
+
+    leret pretrain sampling/hotpotqa.yaml
+    python benchmarks/hotpotqa.py --seeds 0 1 2 --questions 400 --test 400 --out runs/bench/hotpotqa
+
+Each seed is another draw of training questions, another sampling and another training, from one pretrained policy. The
+test questions are the same for all. `copy` is the untrained policy under a prompt whose demos copy the question.
+Finished runs are kept. Prints Markdown, and the CPU-minutes that all of it took.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet
+
+from leret.config import SamplingRecipe
+from leret.datasets.load import load_questions
+from leret.eval.significance import bootstrap_intervals, sign_flip_p
+from leret.pipelines.prompts import Prompt
+from leret.recipes import load_recipe
+from leret.training.pretrain.examples import style_demos
+
+SYSTEMS = ("raw-question", "oracle-titles", "base", "bank:1", "bank:2", "bank:3", "copy", "sft-random", "sft", "sft-more", "ipo")
+TRAININGS = ("minilm-sft", "minilm-sft-random", "minilm-ipo", "minilm-sft-more")
+PAIRS = [("ipo", "base"), ("ipo", "sft"), ("ipo", "sft-more"), ("ipo", "raw-question"), ("sft", "sft-random"), ("ipo", "copy")]
+
+
+def leret(*arguments):
+    subprocess.run([sys.executable, "-m", "leret", *map(str, arguments)], check=True)
+
+
+def copy_prompt(path, seed):
+    """A prompt file with demos that copy training questions: what the base does when it is told to."""
+    data = load_recipe("sampling/hotpotqa.yaml", SamplingRecipe).data
+    questions = [q.text for q in load_questions(data.kind, data.questions, split="train", limit=50, seed=data.seed)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Prompt("copy", {"write_query": style_demos("copy", questions, 3, seed)}).save(path)
+
+
+def run_seed(out, seed, n_questions, n_test):
+    limit = ["--set", f"data.limit={n_questions}", "--set", f"sampling.seed={seed}"]
+    leret("sample", "sampling/hotpotqa.yaml", "--run", out, *limit)
+    for name in TRAININGS:
+        leret("train", f"training/{name}.yaml", "--run", out, "--set", f"seed={seed}")
+    copy_prompt(out.parent / f"copy-{seed}.json", seed)
+    demos = ["--set", f"demos.copy={out.parent / f'copy-{seed}.json'}"]
+    leret("eval", "eval/hotpotqa.yaml", "--run", out, "--set", f"limit={n_test}", "--set", f"seed={seed}", *demos)
+    return json.loads((out / "eval/summary.json").read_text())
+
+
+def spread(values):
+    return f"{statistics.mean(values):.3f} ({min(values):.3f}-{max(values):.3f})"
+
+
+def table(runs):
+    print("| system | recall, hop 1 | recall, hop 2 | AP, hop 2 | all gold found | bridge titles found |\n|---|---|---|---|---|---|")
+    for name in SYSTEMS:
+        rows = [row for run in runs for row in run["rows"] if row["system"] == name]
+        if rows:
+            cells = [spread([row["hops"][0]["recall"] for row in rows])]
+            cells += [spread([row["hops"][-1][m] for row in rows]) for m in ("recall", "ap", "all_found", "bridge_found")]
+            print(f"| {name} | {' | '.join(cells)} |")
+
+
+def differences(outs):
+    print("\n| a | b | recall after hop 2: a - b, by seed (95 % interval, p) |\n|---|---|---|")
+    for a, b in PAIRS:
+        print(f"| {a} | {b} | {'; '.join(difference(out / 'eval', a, b) for out in outs)} |")
+
+
+def difference(folder, a, b):
+    """Paired over the questions, from what the evaluation wrote of each of them."""
+    scores = [last_recall(folder / name / "per_question.parquet") for name in (a, b)]
+    column = np.array([[scores[0][q] - scores[1][q]] for q in sorted(scores[0].keys() & scores[1].keys())])
+    low, high = bootstrap_intervals(column)[0]
+    return f"{column.mean():+.3f} [{low:+.3f}, {high:+.3f}] p={sign_flip_p(column)[0]:.4f}"
+
+
+def last_recall(path):
+    rows = pyarrow.parquet.read_table(path, columns=["question_id", "hop", "recall"]).to_pylist()
+    return {row["question_id"]: row["recall"] for row in sorted(rows, key=lambda row: row["hop"])}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--questions", type=int, default=400, help="training questions that are sampled")
+    parser.add_argument("--test", type=int, default=400, help="test questions")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench/hotpotqa"))
+    arguments = parser.parse_args()
+    outs = [arguments.out / f"seed-{seed}" for seed in arguments.seeds]
+    runs = [run_seed(out, seed, arguments.questions, arguments.test) for out, seed in zip(outs, arguments.seeds, strict=True)]
+    print(f"\n## HotpotQA, seeds {arguments.seeds}, mean (least-most), {runs[0]['n_questions']} test questions\n")
+    table(runs)
+    differences(outs)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"\nCPU-minutes of this call: {(used.ru_utime + used.ru_stime) / 60:.1f}")
+
+
+if __name__ == "__main__":
+    main()

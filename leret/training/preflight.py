@@ -1,0 +1,169 @@
+"""What is checked before the first step, because it would be trained wrongly without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from leret.config import TrainingRecipe
+from leret.errors import TrainingError
+from leret.training.examples import Example
+from leret.training.reduction import dpo_loss, ipo_loss
+from leret.training.tokens import Encoded, Encoder
+
+__all__ = ["check_loss", "check_template", "completion_logps"]
+
+_ROWS = 4
+_SMALL = 1 << 20
+
+
+def check_template(
+    encoder: Encoder, examples: Sequence[Example], encoded: Sequence[Encoded], checked: int = 16
+) -> None:
+    """The chat template must render a prompt with its completion as the sampler would have produced it.
+
+    Args:
+        encoder: that made the ids.
+        examples: as text.
+        encoded: the same as ids.
+        checked: examples looked at, spread evenly over all.
+
+    Raises:
+        TrainingError: it does not; with the first place where the two differ.
+    """
+    for index in range(0, len(examples), max(1, len(examples) // checked)):
+        example, ids = examples[index], encoded[index]
+        for text, completion in zip(example.completions, ids.completions, strict=True):
+            if text != text.strip():
+                continue  # Templates trim a turn; the ids that are trained do not depend on that.
+            turns = [*example.prompt, {"role": "assistant", "content": text}]
+            rendered = encoder.tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False)
+            sampled = [*ids.prompt, *completion]
+            if list(rendered[: len(sampled)]) != sampled:
+                raise TrainingError(_difference(encoder.tokenizer, list(rendered), sampled, example.question_id))
+
+
+def check_loss(trainer: Any, recipe: TrainingRecipe) -> float:
+    """The trainer's loss must be the model's own, on weights that have been moved away from the reference.
+
+    TRL multiplies the last hidden state by the output matrix itself. For a model whose head is more than that, its
+    log-probabilities are wrong, and the loss of DPO and IPO is still right at the first step.
+
+    Args:
+        trainer: TRL's, before its first step; left as it was.
+        recipe: that it was built from.
+
+    Returns:
+        The difference, as a fraction of the loss or of 1, whichever is larger.
+
+    Raises:
+        TrainingError: the two differ.
+    """
+    model = trainer.model
+    rows = sorted(range(len(trainer.train_dataset)), key=lambda index: _length(trainer.train_dataset[index]))[:_ROWS]
+    device = next(model.parameters()).device
+    batch = trainer.data_collator([_kept(trainer, trainer.train_dataset[index]) for index in rows])
+    batch = {name: value.to(device) for name, value in batch.items()}
+    model.eval()
+    try:
+        with torch.no_grad(), _moved(model):
+            found = float(trainer.compute_loss(model, dict(batch)))
+            expected = _sft_loss(model, batch) if recipe.algorithm == "sft" else _pair_loss(model, batch, recipe)
+    finally:
+        model.train()
+    difference = abs(found - expected) / max(1.0, abs(expected))
+    if not difference <= (1e-4 if recipe.dtype == "float32" else 5e-2):
+        raise TrainingError(
+            f"TRL computes a loss of {found:.6g} for {type(model).__name__} where the model itself gives "
+            f"{expected:.6g}: its log-probabilities are not the last hidden state times one output matrix, and it "
+            "would be trained on the wrong loss. Use an architecture with such a head (Llama, Qwen, OPT ...)"
+        )
+    return difference
+
+
+def completion_logps(model: Any, batch: dict[str, torch.Tensor], mask: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities of the marked tokens, from the model's plain forward, one sequence at a time.
+
+    Args:
+        model: a causal language model.
+        batch: ``input_ids`` and ``attention_mask``, (n, length), right-padded.
+        mask: (n, length), true where a token counts; the first column has no prediction and is left out.
+
+    Returns:
+        (n, length - 1) float32, 0 where a token does not count.
+    """
+    rows = []
+    for ids, attended in zip(batch["input_ids"], batch["attention_mask"], strict=True):
+        sequence = ids[: int(attended.sum())]
+        logits = model(input_ids=sequence[None], use_cache=False).logits[0, :-1]
+        logps = torch.log_softmax(logits.float(), dim=-1).gather(-1, sequence[1:, None])[:, 0]
+        rows.append(torch.nn.functional.pad(logps, (0, len(ids) - len(sequence))))
+    return torch.stack(rows) * mask[:, 1:]
+
+
+def _sft_loss(model: Any, batch: dict[str, torch.Tensor]) -> float:
+    mask = batch["labels"] >= 0
+    return float(-completion_logps(model, batch, mask).sum() / mask[:, 1:].sum())
+
+
+def _pair_loss(model: Any, batch: dict[str, torch.Tensor], recipe: TrainingRecipe) -> float:
+    mask = batch["completion_mask"][:, 1:].bool()
+    mask = torch.cat([torch.zeros_like(mask[:, :1]), mask], dim=1)
+    logps = completion_logps(model, batch, mask)
+    chosen, rejected = logps.sum(dim=1).chunk(2)
+    reference = (batch["ref_chosen_logps"], batch["ref_rejected_logps"])
+    n_chosen, n_rejected = mask.sum(dim=1).chunk(2)
+    if recipe.algorithm == "dpo":
+        losses = dpo_loss(chosen, rejected, *reference, recipe.beta)
+    elif recipe.reduction == "sequence":
+        losses = ipo_loss(chosen, rejected, *reference, recipe.beta)
+    else:
+        means = (reference[0] / n_chosen, reference[1] / n_rejected)
+        losses = ipo_loss(chosen / n_chosen, rejected / n_rejected, *means, recipe.beta)
+    return float(losses.mean() - recipe.sft_weight * chosen.sum() / n_chosen.sum())
+
+
+@contextmanager
+def _moved(model: Any) -> Iterator[None]:
+    """Weights with noise added for a while: all that are small, and all outside the backbone."""
+    inner = model.get_base_model() if hasattr(model, "peft_config") else model
+    backbone = {id(parameter) for parameter in inner.base_model.parameters()}
+    noise = torch.Generator().manual_seed(0)
+    before: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+    for parameter in model.parameters():
+        if parameter.numel() > _SMALL and id(parameter) in backbone:
+            continue
+        before.append((parameter, parameter.detach().clone()))
+        scale = 0.05 + 0.1 * float(parameter.detach().float().abs().mean())
+        step = torch.randn(parameter.shape, generator=noise) * scale
+        parameter.data.add_(step.to(parameter.device, parameter.dtype))
+    try:
+        yield
+    finally:
+        for parameter, value in before:
+            parameter.data.copy_(value)
+
+
+def _length(row: dict[str, Any]) -> int:
+    return len(row["input_ids"]) if "input_ids" in row else len(row["prompt_tokens"]) + len(row["chosen_tokens"])
+
+
+def _kept(trainer: Any, row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if not isinstance(value, str)}
+
+
+def _difference(tokenizer: Any, rendered: list[int], sampled: list[int], question_id: str) -> str:
+    pairs = zip(rendered, sampled, strict=False)
+    place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(rendered), len(sampled)))
+    start = max(0, place - 5)
+    return (
+        f"question {question_id}: the chat template of {tokenizer.name_or_path} renders a finished turn otherwise than "
+        f"the sampler writes it, from token {place} on:\n"
+        f"  template: ...{tokenizer.decode(rendered[start : place + 8])!r}\n"
+        f"  sampler:  ...{tokenizer.decode(sampled[start : place + 8])!r}\n"
+        "The prompt with its generation prompt must be a prefix of the whole, and the completion must follow it and "
+        "end in the end token; mend chat_template.jinja of the policy"
+    )

@@ -1,0 +1,109 @@
+"""Text to token ids, as the sampler produces them: prompt, generation prompt, completion, one end token.
+
+A trainer that tokenises conversations itself renders the whole of them by the chat template. Where that template writes
+a newline after the end token, or leaves out or adds anything else in the last turn, it would train what is never
+sampled. So the ids are made here, and the trainers are handed ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from leret.errors import TrainingError
+from leret.policies.base import Messages
+from leret.training.examples import Example
+
+__all__ = ["Encoded", "Encoder", "end_token"]
+
+_PROBE = ({"role": "user", "content": "question"},)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """An example as ids; every completion ends in the end token."""
+
+    prompt: list[int]
+    completions: tuple[list[int], ...]
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt with the longest completion."""
+        return len(self.prompt) + max(len(ids) for ids in self.completions)
+
+
+class Encoder:
+    """Encodes examples for one policy.
+
+    Args:
+        tokenizer: the policy's, with a chat template.
+        end: id of the token that ends a completion (`end_token`).
+    """
+
+    def __init__(self, tokenizer: Any, end: int) -> None:
+        self.tokenizer = tokenizer
+        self.end = end
+
+    def encode(self, examples: Sequence[Example]) -> list[Encoded]:
+        """The examples as ids, in order."""
+        prompts = [self.render(example.prompt) for example in examples]
+        texts = dict.fromkeys(prompts) | {
+            prompt + text: None
+            for prompt, example in zip(prompts, examples, strict=True)
+            for text in example.completions
+        }
+        ids = dict(zip(texts, self._ids(list(texts)), strict=True))
+        return [
+            Encoded(
+                list(ids[prompt]),
+                tuple(self._completion(ids[prompt], ids[prompt + text], text) for text in example.completions),
+            )
+            for prompt, example in zip(prompts, examples, strict=True)
+        ]
+
+    def render(self, messages: Messages) -> str:
+        """The prompt as text, up to and including the generation prompt."""
+        return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+
+    def _completion(self, prompt: list[int], whole: list[int], text: str) -> list[int]:
+        """Ids of a completion after its prompt.
+
+        Where a token would span the boundary, which a sampler cannot produce, the completion is encoded alone.
+        """
+        if whole[: len(prompt)] == prompt:
+            return [*whole[len(prompt) :], self.end]
+        return [*self._ids([text])[0], self.end]
+
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        encoding = self.tokenizer(texts, add_special_tokens=False, verbose=False)
+        return [list(ids) for ids in encoding["input_ids"]]
+
+
+def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
+    """Id of the token that ends a completion: the one of ``stops`` that the chat template writes after a turn.
+
+    Args:
+        tokenizer: the policy's.
+        stops: the ids at which generation stops (``eos_token_id`` of the generation config).
+
+    Raises:
+        TrainingError: the tokenizer has no chat template, or nothing ends a completion.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise TrainingError(
+            f"the tokenizer of {tokenizer.name_or_path} has no chat template; add chat_template.jinja to its directory"
+        )
+    known = list(stops) or ([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
+    if not known:
+        raise TrainingError(
+            f"{tokenizer.name_or_path} names no end token; set eos_token_id in its generation_config.json"
+        )
+    prompt = tokenizer.apply_chat_template(list(_PROBE), tokenize=False, add_generation_prompt=True)
+    turns = [*_PROBE, {"role": "assistant", "content": "answer"}]
+    whole = str(tokenizer.apply_chat_template(turns, tokenize=False))
+    ids = tokenizer(whole[len(prompt) :], add_special_tokens=False)["input_ids"]
+    written = [token for token in ids if token in known]
+    if written:
+        return int(written[0])
+    return int(tokenizer.eos_token_id if tokenizer.eos_token_id in known else known[0])
