@@ -53,7 +53,9 @@ def spread(values):
 
 
 def table(runs):
-    print("| system | recall, hop 1 | recall, hop 2 | AP, hop 2 | all gold found | recall, bridge | recall, comparison |")
+    print(
+        "| system | recall, hop 1 | recall, hop 2 | AP, hop 2 | all gold found | recall, bridge | recall, comparison |"
+    )
     print("|---|---|---|---|---|---|---|")
     for name in SYSTEMS:
         rows = [row for run in runs for row in run["rows"] if row["system"] == name]
@@ -124,7 +126,10 @@ def main():
         print(f"| {key} | {' | '.join(cells)} |")
     for system in ("base", "sft", "ipo"):
         for measure in ("recall", "all_found"):
-            values = [[last(row, measure) for run in runs[name] for row in run["rows"] if row["system"] == system] for name in arms]
+            values = [
+                [last(row, measure) for run in runs[name] for row in run["rows"] if row["system"] == system]
+                for name in arms
+            ]
             print(f"| {system}: {measure}, hop 2 | {' | '.join(map(spread, values))} |")
 
 

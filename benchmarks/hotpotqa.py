@@ -26,9 +26,28 @@ from leret.pipelines.prompts import Prompt
 from leret.recipes import load_recipe
 from leret.training.pretrain.examples import style_demos
 
-SYSTEMS = ("raw-question", "oracle-titles", "base", "bank:1", "bank:2", "bank:3", "copy", "sft-random", "sft", "sft-more", "ipo")
+SYSTEMS = (
+    "raw-question",
+    "oracle-titles",
+    "base",
+    "bank:1",
+    "bank:2",
+    "bank:3",
+    "copy",
+    "sft-random",
+    "sft",
+    "sft-more",
+    "ipo",
+)
 TRAININGS = ("minilm-sft", "minilm-sft-random", "minilm-ipo", "minilm-sft-more")
-PAIRS = [("ipo", "base"), ("ipo", "sft"), ("ipo", "sft-more"), ("ipo", "raw-question"), ("sft", "sft-random"), ("ipo", "copy")]
+PAIRS = [
+    ("ipo", "base"),
+    ("ipo", "sft"),
+    ("ipo", "sft-more"),
+    ("ipo", "raw-question"),
+    ("sft", "sft-random"),
+    ("ipo", "copy"),
+]
 
 
 def leret(*arguments):
@@ -59,12 +78,15 @@ def spread(values):
 
 
 def table(runs):
-    print("| system | recall, hop 1 | recall, hop 2 | AP, hop 2 | all gold found | bridge titles found |\n|---|---|---|---|---|---|")
+    print("| system | recall, hop 1 | recall, hop 2 | AP, hop 2 | all gold found | bridge titles found |")
+    print("|---|---|---|---|---|---|")
     for name in SYSTEMS:
         rows = [row for run in runs for row in run["rows"] if row["system"] == name]
         if rows:
             cells = [spread([row["hops"][0]["recall"] for row in rows])]
-            cells += [spread([row["hops"][-1][m] for row in rows]) for m in ("recall", "ap", "all_found", "bridge_found")]
+            cells += [
+                spread([row["hops"][-1][m] for row in rows]) for m in ("recall", "ap", "all_found", "bridge_found")
+            ]
             print(f"| {name} | {' | '.join(cells)} |")
 
 
@@ -95,7 +117,10 @@ def main():
     parser.add_argument("--out", type=Path, default=Path("runs/bench/hotpotqa"))
     arguments = parser.parse_args()
     outs = [arguments.out / f"seed-{seed}" for seed in arguments.seeds]
-    runs = [run_seed(out, seed, arguments.questions, arguments.test) for out, seed in zip(outs, arguments.seeds, strict=True)]
+    runs = [
+        run_seed(out, seed, arguments.questions, arguments.test)
+        for out, seed in zip(outs, arguments.seeds, strict=True)
+    ]
     print(f"\n## HotpotQA, seeds {arguments.seeds}, mean (least-most), {runs[0]['n_questions']} test questions\n")
     table(runs)
     differences(outs)

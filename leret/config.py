@@ -124,7 +124,9 @@ class BankSettings(Settings):
     max_demos: PositiveInt = 3
     candidates: PositiveInt = Field(8, description="candidate prompts that are scored; the best are kept")
     temperature: float = Field(0.7, ge=0, description="of the bootstrapping calls")
-    path: str | None = Field(None, description="directory of your own prompts (*.json, as in R/prompts), not bootstrapped")
+    path: str | None = Field(
+        None, description="directory of your own prompts (*.json, as in R/prompts), not bootstrapped"
+    )
 
 
 class SamplingSettings(Settings):
@@ -190,7 +192,9 @@ class TrainingRecipe(Settings):
     batch_size: PositiveInt = Field(16, description="examples a step and device")
     accumulate: PositiveInt = Field(1, description="batches a step")
     max_grad_norm: float = Field(1.0, gt=0)
-    max_length: PositiveInt = Field(2048, description="prompt and completion tokens; longer examples are dropped, counted")
+    max_length: PositiveInt = Field(
+        2048, description="prompt and completion tokens; longer examples are dropped, counted"
+    )
     beta: float = Field(0.05, gt=0, description="dpo, ipo")
     reduction: Literal["sequence", "token"] = Field("sequence", description="ipo: sum (the paper) or mean of log-probs")
     sft_weight: float = Field(0.0, ge=0, description="dpo, ipo: weight of an added likelihood of the chosen")

@@ -59,7 +59,9 @@ class Run:
         """
         run = cls(path)
         if not run.manifest_path.is_file():
-            raise RunError(f"{path} is not a run directory (it has no run.yaml); `leret sample RECIPE --run {path}` makes one")
+            raise RunError(
+                f"{path} is not a run directory (it has no run.yaml); `leret sample RECIPE --run {path}` makes one"
+            )
         run.manifest()
         return run
 

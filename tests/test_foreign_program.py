@@ -12,7 +12,11 @@ from leret.cli import app
 
 PROGRAM = Path(__file__).parent / "programs/threehop.py"
 SAMPLING = f"""
-data: {{kind: world, seed: 5, limit: 12, options: {{n_train: 40, n_dev: 10, n_test: 20, comparison: 0.0, three_hop: 1.0}}}}
+data:
+  kind: world
+  seed: 5
+  limit: 12
+  options: {{n_train: 40, n_dev: 10, n_test: 20, comparison: 0.0, three_hop: 1.0}}
 retriever: {{kind: bm25, k: 2}}
 policy: {{model: demo, max_tokens: 12}}
 program: {{path: "{PROGRAM}:ThreeHop", breadth: 2, adapter: {{kind: compact}}}}

@@ -12,7 +12,7 @@ __all__ = ["BadRecord", "Problems"]
 _SHOWN = 20
 
 
-class BadRecord(Exception):  # noqa: N818 - a fact about the data
+class BadRecord(Exception):
     """One record that is not what its file claims to hold; never leaves this package.
 
     Args:

@@ -37,7 +37,11 @@ def load_class(path: Path, name: str) -> type[dspy.Module]:
         raise ProgramError(f"{path} does not run: {type(error).__name__}: {error}") from error
     found = getattr(module, name, None)
     if not (inspect.isclass(found) and issubclass(found, dspy.Module)):
-        programs = [n for n, v in vars(module).items() if inspect.isclass(v) and issubclass(v, dspy.Module) and v.__module__ == module_name]
+        programs = [
+            n
+            for n, v in vars(module).items()
+            if inspect.isclass(v) and issubclass(v, dspy.Module) and v.__module__ == module_name
+        ]
         raise ProgramError(f"{path} has no dspy.Module {name!r}; it has {', '.join(programs) or 'none'}")
     return found
 
@@ -71,7 +75,9 @@ def load_program(
         raise ProgramError(f"{name}({arguments}) failed: {type(error).__name__}: {error}") from error
     searches = [module for _, module in program.named_sub_modules(type_=Search)]
     if not searches:
-        raise ProgramError(f"{name} has no leret.Search, so there is nothing to score; use it as the program's retriever")
+        raise ProgramError(
+            f"{name} has no leret.Search, so there is nothing to score; use it as the program's retriever"
+        )
     for search in searches:
         search.exclude_seen = search.exclude_seen or exclude_seen
     return program

@@ -58,7 +58,9 @@ class Prompt:
             value = json.loads(path.read_text(encoding="utf-8"))
             return cls(str(value["name"]), value["demos"], value.get("instructions", {}), value.get("score"))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{path} is not a prompt of a bank ({error}); make the bank again with `leret sample`") from error
+            raise RunError(
+                f"{path} is not a prompt of a bank ({error}); make the bank again with `leret sample`"
+            ) from error
 
 
 ZERO_SHOT = Prompt("0")

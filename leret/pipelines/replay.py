@@ -88,11 +88,15 @@ class Replay:
         self._searches: list[Ranking] = []
         predictors = program.named_predictors()
         if not predictors:
-            raise ProgramError(f"{type(program).__name__} has no predictor to train; use dspy.Predict or ChainOfThought")
+            raise ProgramError(
+                f"{type(program).__name__} has no predictor to train; use dspy.Predict or ChainOfThought"
+            )
         for name, predictor in predictors:
             predictor.forward = partial(self._step, name, predictor)
 
-    def run(self, question: str, outputs: Sequence[Mapping[str, Any]], known: Known) -> NeedsCompletion | NeedsSearch | Finished:
+    def run(
+        self, question: str, outputs: Sequence[Mapping[str, Any]], known: Known
+    ) -> NeedsCompletion | NeedsSearch | Finished:
         """Run from the start with the outputs of the first steps.
 
         Args:
@@ -121,7 +125,9 @@ class Replay:
         finally:
             observed.reset(token)
         if self._n_used < len(outputs):
-            raise ProgramError(f"{type(self.program).__name__} is not deterministic: it ended before its step {len(outputs)}")
+            raise ProgramError(
+                f"{type(self.program).__name__} is not deterministic: it ended before its step {len(outputs)}"
+            )
         return Finished(prediction, merge(self._searches))
 
     def search(self, query: str, k: int) -> Ranking:
@@ -141,7 +147,11 @@ class Replay:
             outputs = self._outputs[self._n_used]
             self._n_used += 1
             return dspy.Prediction.from_completions([dict(outputs)], signature=signature)
-        inputs = {field: to_jsonable_python(kwargs[field], fallback=str) for field in signature.input_fields if field in kwargs}
+        inputs = {
+            field: to_jsonable_python(kwargs[field], fallback=str)
+            for field in signature.input_fields
+            if field in kwargs
+        }
         raise _Stop(NeedsCompletion(name, inputs, merge(self._searches)))
 
 
@@ -152,12 +162,16 @@ def question_argument(program: dspy.Module) -> str:
         ProgramError: neither exists.
     """
     parameters = dict(list(inspect.signature(type(program).forward).parameters.items())[1:])
-    required = [name for name, p in parameters.items() if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    required = [
+        name
+        for name, p in parameters.items()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
     if "question" in parameters and set(required) <= {"question"}:
         return "question"
     if len(required) == 1:
         return required[0]
     raise ProgramError(
-        f"{type(program).__name__}.forward takes {', '.join(parameters) or 'nothing'}; it must take the question alone, "
-        "as `question` or as its only argument without a default"
+        f"{type(program).__name__}.forward takes {', '.join(parameters) or 'nothing'}; it must take the question "
+        "alone, as `question` or as its only argument without a default"
     )

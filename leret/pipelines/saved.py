@@ -97,9 +97,7 @@ def save_program(
     write_atomically(directory / "policy.json", json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
-def load(
-    directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Retriever | None = None
-) -> TrainedProgram:
+def load(directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Retriever | None = None) -> TrainedProgram:
     """A trained program, ready to be called or composed into another one.
 
     Args:
@@ -141,7 +139,9 @@ def _read(directory: Path) -> dict[str, Any]:
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ProgramError(f"{directory} is not a saved program ({error}); `leret eval` writes one into R/program") from error
+        raise ProgramError(
+            f"{directory} is not a saved program ({error}); `leret eval` writes one into R/program"
+        ) from error
     if not isinstance(saved, dict) or saved.get("version") != _VERSION:
         raise ProgramError(f"{path} is not of version {_VERSION}; save the program again with this leret")
     return saved
@@ -155,5 +155,9 @@ def _portable(values: dict[str, Any], keys: tuple[str, ...], directory: Path) ->
 
 def _located(values: dict[str, Any], keys: tuple[str, ...], directory: Path) -> dict[str, Any]:
     """Undoes `_portable`."""
-    moved = {key: str((directory / values[key]).resolve()) for key in keys if values[key] and (directory / values[key]).exists()}
+    moved = {
+        key: str((directory / values[key]).resolve())
+        for key in keys
+        if values[key] and (directory / values[key]).exists()
+    }
     return {**values, **moved}

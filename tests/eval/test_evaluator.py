@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from tests.eval.eval_fakes import CORPUS, QUESTIONS, Rule, Titles, copy_question, follow, program
 
 from leret.errors import PolicyError
 from leret.eval.evaluator import Evaluator, Policies
@@ -13,6 +12,7 @@ from leret.eval.systems import System
 from leret.pipelines.prompts import ZERO_SHOT, Prompt
 from leret.runs import Run
 from leret.sampling.progress import Silent
+from tests.eval.eval_fakes import CORPUS, QUESTIONS, Rule, Titles, copy_question, follow, program
 
 BASE = System("base", "base", "base", prompt=ZERO_SHOT)
 FEW_SHOT = Prompt("1", {"write_query": [{"question": "a", "query": "b"}]})

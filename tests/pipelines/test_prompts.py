@@ -43,7 +43,8 @@ class Fixed:
 def test_messages_equal_those_of_the_program_itself(kind, reason, prompt):
     program = load_program(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": 2, "reason": reason})
     (name, predictor), *_ = program.named_predictors()
-    prompt = Prompt(prompt.name, {name: v for v in prompt.demos.values()}, {name: v for v in prompt.instructions.values()})
+    demos, instructions = {name: [DEMO]}, {name: "Be brief."}  # under the name that this predictor has
+    prompt = Prompt(prompt.name, demos if prompt.demos else {}, instructions if prompt.instructions else {})
     adapter = make_adapter(AdapterSettings(kind=kind))
     formatter = Formatter(program, adapter)
     outputs = {"reasoning": "I see.", "query": "silent harbor"} if reason else {"query": "silent harbor"}

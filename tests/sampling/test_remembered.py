@@ -1,13 +1,13 @@
 """An LM that answers from what a policy wrote before."""
 
 import dspy
-from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
-from tests.sampling.test_bank import Scripted
-from test_rollout import roll
 
 from leret.pipelines.compact import CompactAdapter
 from leret.pipelines.search import Search
 from leret.sampling.remembered import memory_of, remembering
+from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
+from tests.sampling.test_bank import Scripted
+from tests.sampling.test_rollout import roll
 
 
 def test_a_program_repeats_the_rollout_it_remembers(program, replay, formatter):

@@ -3,11 +3,11 @@
 import asyncio
 
 import pytest
-from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
 
 from leret.pipelines.prompts import Prompt
 from leret.sampling.front import SearchFront
 from leret.sampling.rollout import Roller
+from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
 
 
 def roll(replay, formatter, policy, retriever=None, n=12, **settings):

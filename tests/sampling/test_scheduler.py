@@ -4,7 +4,6 @@ import asyncio
 import signal
 
 import pytest
-from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
 
 from leret.errors import PolicyError, RunError
 from leret.pipelines.prompts import ZERO_SHOT, Prompt
@@ -13,6 +12,7 @@ from leret.sampling.front import SearchFront
 from leret.sampling.scheduler import Scheduler
 from leret.sampling.steps import Stepper
 from leret.sampling.store import Store
+from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
 
 FEW = Prompt("1", {"write_query": [{"question": "who", "context": [], "query": "find who"}]})
 

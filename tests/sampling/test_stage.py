@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.sampling.fakes import DOCS, FakePolicy, questions
 
 from leret.config import SamplingRecipe
 from leret.errors import ConfigError, DataError, PolicyError, RunError
@@ -18,6 +17,7 @@ from leret.sampling.plan import plan
 from leret.sampling.preferences import build_preferences
 from leret.sampling.stage import sample
 from leret.sampling.store import Store
+from tests.sampling.fakes import DOCS, FakePolicy, questions
 
 ROOT = Path(__file__).parents[2]
 

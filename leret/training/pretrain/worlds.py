@@ -1,7 +1,7 @@
 """The rows that the demo's policy is trained on: prompts in generated worlds, with what demonstrators write there.
 
 The styles are those of :mod:`leret.training.pretrain.heuristics`, which see the question and the passages and never a
-gold document. A row is used once, and its names are exchanged for others of their class, so that a name can only be
+gold document. Names are exchanged for others of their class each time a row is used again, so that a name can only be
 copied, not remembered; and a share of the rows are lists of names to be said again, because copying is learned fastest
 where nothing else is to be learned.
 """
@@ -52,6 +52,7 @@ class StreamSettings:
     Attributes:
         seed: of everything; the worlds' seeds are far above those that a user would take for the demo.
         questions: of a world.
+        uses: times the rows of a world are used, with new names each time after the first.
         deep: share of the questions whose context is that of a third hop, in [0, 1].
         demos: share of the questions that also give a prompt with demos at the first and at a later hop.
         lists: shares of rows that are lists of names, at the start and after ``settled`` rows; linear in between.
@@ -62,6 +63,7 @@ class StreamSettings:
 
     seed: int = 0
     questions: int = 400
+    uses: int = 3
     deep: float = 0.15
     demos: tuple[float, float] = (0.4, 0.8)
     lists: tuple[float, float] = (0.95, 0.1)
@@ -141,8 +143,9 @@ def _of_worlds(
     world = 10**6 * (settings.seed + 1)
     while True:
         made = _of_scenes(tokenizer, scenes(world, settings), settings)
-        for row in rng.sample(made, len(made)):
-            yield names.exchanged(row, rng)
+        for use in range(settings.uses):
+            for row in rng.sample(made, len(made)):
+                yield names.exchanged(row, rng) if use else row
         world += 1
 
 

@@ -13,7 +13,7 @@ from leret.training.pretrain.batch import Row
 from leret.training.pretrain.words import NAME_CLASSES, build_tokenizer
 from leret.training.pretrain.worlds import HOP2_STYLES, Scene, StreamSettings, _Names, encoded, rows, scenes, write
 
-SMALL = StreamSettings(seed=3, questions=12, lists=(0.5, 0.1), settled=20)
+SMALL = StreamSettings(seed=3, questions=12, uses=2, lists=(0.5, 0.1), settled=20)
 
 
 @cache
