@@ -68,8 +68,11 @@ def run_seed(out, seed, n_questions, n_test):
     for name in TRAININGS:
         leret("train", f"training/{name}.yaml", "--run", out, "--set", f"seed={seed}")
     copy_prompt(out.parent / f"copy-{seed}.json", seed)
+    asked = ["--set", "systems=[raw-question,oracle-titles,base,policies]"]
     demos = ["--set", f"demos.copy={out.parent / f'copy-{seed}.json'}"]
-    leret("eval", "eval/hotpotqa.yaml", "--run", out, "--set", f"limit={n_test}", "--set", f"seed={seed}", *demos)
+    leret(
+        "eval", "eval/hotpotqa.yaml", "--run", out, "--set", f"limit={n_test}", "--set", f"seed={seed}", *asked, *demos
+    )
     return json.loads((out / "eval/summary.json").read_text())
 
 

@@ -18,6 +18,7 @@ alone and exits with ``exit_code``: 2 where the user can mend it, 1 where someth
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 __all__ = [
     "ConfigError",
@@ -36,6 +37,11 @@ class LeretError(Exception):
     """The root of everything leret raises on purpose."""
 
     exit_code = 2
+
+    def failed(self) -> Self:
+        """The same error as a failure (exit code 1): nothing the user gave was wrong."""
+        self.exit_code = 1
+        return self
 
 
 class ConfigError(LeretError):

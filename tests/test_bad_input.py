@@ -270,7 +270,7 @@ def test_a_server_that_is_not_there_fails_and_the_run_can_go_on(folder: Path, mo
         "--set",
         "data.limit=2",
     ]
-    refused("sample", "r.yaml", "--run", "new", *served, says=("127.0.0.1:9",))
+    refused("sample", "r.yaml", "--run", "new", *served, says=("127.0.0.1:9",), code=1)
     Run.open(Path("new"))
     code, out = leret("sample", "r.yaml", "--run", "new")
     assert code == 0, out

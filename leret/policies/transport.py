@@ -86,7 +86,7 @@ class Transport:
                 if attempt == self._max_retries:
                     raise PolicyError(
                         f"{failure}; gave up after {attempt + 1} attempts; see that the server is up, then run again"
-                    ) from failure
+                    ).failed() from failure
                 wait_s = failure.wait_s if failure.wait_s is not None else _backoff_s(attempt)
             finally:
                 self.endpoints.give_back(endpoint, ok)

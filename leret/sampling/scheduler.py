@@ -194,7 +194,7 @@ class Scheduler:
         raise _BOUNDARY[tally.last_outage.kind](
             f"{n_failed} failures in {n_all} samples, {allowed}; the last one: {tally.last_outage.message}. "
             "What is done is kept: mend the cause and run the same command again"
-        )
+        ).failed()
 
 
 @dataclass(frozen=True)

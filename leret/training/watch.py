@@ -86,7 +86,7 @@ class Watch(TrainerCallback):
                 raise TrainingError(
                     f"the {name} is {value} at step {state.global_step} of {state.max_steps}; "
                     "lower learning_rate or max_grad_norm, or look for a broken example"
-                )
+                ).failed()
         self._facts = {shown: float(values[name]) for name, shown in _SHOWN.items() if name in values}
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
