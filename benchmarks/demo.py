@@ -106,8 +106,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/bench/demo"))
+    parser.add_argument("--arms", nargs="+", choices=["prompts", "temperature"], default=["prompts", "temperature"])
     arguments = parser.parse_args()
-    arms = {"prompts": diverse, "temperature": temperature_only}
+    arms = {name: {"prompts": diverse, "temperature": temperature_only}[name] for name in arguments.arms}
     runs = {name: [] for name in arms}
     facts = {name: [] for name in arms}
     for seed in arguments.seeds:
@@ -119,6 +120,8 @@ def main():
     print(f"\n## Demo, seeds {arguments.seeds}, mean (least-most)\n")
     table(runs["prompts"])
     differences(runs["prompts"], [("ipo", "base"), ("ipo", "raw-question"), ("ipo", "sft"), ("ipo", "sft-more")])
+    if len(arms) == 1:
+        return
     print("\n## Four prompts x 2 samples against one prompt x 8 samples\n")
     print("| | four prompts | temperature only |\n|---|---|---|")
     for key in facts["prompts"][0]:
