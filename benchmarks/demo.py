@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from datasets import load_dataset
+import pyarrow.parquet
 
 from leret.runs import Run
 from leret.sampling.store import Store
@@ -98,7 +98,7 @@ def sampling_facts(out):
         "best reward a state": statistics.mean(max(r, default=0.0) for r in rewards),
         "mean reward": statistics.mean(r for state in rewards for r in state),
         "states with a spread": statistics.mean(len(set(r)) > 1 for r in rewards),
-        "pairs": len(load_dataset(str(run.preferences), split="train")),
+        "pairs": pyarrow.parquet.read_table(run.preferences / "train.parquet").num_rows,
     }
 
 
@@ -117,9 +117,10 @@ def main():
             work(out, seed)
             runs[name].append(summary(out))
             facts[name].append(sampling_facts(out))
-    print(f"\n## Demo, seeds {arguments.seeds}, mean (least-most)\n")
-    table(runs["prompts"])
-    differences(runs["prompts"], [("ipo", "base"), ("ipo", "raw-question"), ("ipo", "sft"), ("ipo", "sft-more")])
+    if "prompts" in arms:
+        print(f"\n## Demo, seeds {arguments.seeds}, mean (least-most)\n")
+        table(runs["prompts"])
+        differences(runs["prompts"], [("ipo", rival) for rival in ("base", "raw-question", "sft", "sft-more")])
     if len(arms) == 1:
         return
     print("\n## Four prompts x 2 samples against one prompt x 8 samples\n")
