@@ -191,10 +191,11 @@ class Scheduler:
         allowed = (
             f"more than sampling.max_error_rate = {self._max_error_rate:g} allows" if too_many else "and no reward"
         )
-        raise _BOUNDARY[tally.last_outage.kind](
+        error = _BOUNDARY[tally.last_outage.kind](
             f"{n_failed} failures in {n_all} samples, {allowed}; the last one: {tally.last_outage.message}. "
             "What is done is kept: mend the cause and run the same command again"
-        ).failed()
+        )
+        raise error if isinstance(error, ProgramError) else error.failed()
 
 
 @dataclass(frozen=True)
