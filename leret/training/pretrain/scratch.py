@@ -136,6 +136,7 @@ def _card(out: Path, seed: int, steps: int, n_parameters: int) -> str:
 A causal language model (Qwen3, {n_parameters:,} parameters, float32) that writes a search query for a question and the
 passages found so far. It knows the words of leret's generated worlds and nothing else; any other word is `<|unk|>`,
 which it never writes. It is made to be mediocre and diverse: reward teaches it the rest.
+A pair of heads that copies is written into its first two layers before training (`leret.training.pretrain.circuit`).
 
 Made by `leret pretrain sampling/demo.yaml` from nothing: seed {seed}, {steps} steps, {tokens:.1f} million
 tokens, {minutes:.0f} CPU-minutes on one thread. Its worlds have seeds from {10**6 * (seed + 1)} on. What it was shown
