@@ -94,6 +94,8 @@ def _with(value: Any, options: Mapping[str, Any], key: str = "pretrain.options")
         inner = getattr(value, name)
         if dataclasses.is_dataclass(inner) and isinstance(given, Mapping):
             changes[name] = _with(inner, given, f"{key}.{name}")
+        elif isinstance(inner, tuple) and isinstance(given, list) and len(given) == len(inner):
+            changes[name] = tuple(given)
         elif isinstance(given, type(inner)) or (isinstance(inner, float) and isinstance(given, int)):
             changes[name] = given
         else:

@@ -57,6 +57,18 @@ def test_it_composes_and_runs_in_parallel(saved):
     assert [a.doc_ids for a in answers] == [program(**e.inputs()).doc_ids for e in examples]
 
 
+def test_dspys_own_evaluation_takes_it(saved):
+    def found(example, prediction, trace=None):
+        return float(example.gold in prediction.doc_ids)
+
+    program = leret.load(saved)
+    examples = [dspy.Example(question=f"house number {i}", gold=f"d{i}").with_inputs("question") for i in range(5)]
+    scores = [found(example, program(**example.inputs())) for example in examples]
+    report = dspy.Evaluate(devset=examples, metric=found, num_threads=2, display_progress=False)(program)
+    assert report.score == pytest.approx(100 * sum(scores) / len(scores), abs=0.01)
+    assert report.score > 0
+
+
 def test_a_moved_run_still_loads(saved, tmp_path):
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     assert leret.load(tmp_path / "elsewhere/program")(question="the red house") is not None

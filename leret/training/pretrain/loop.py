@@ -45,6 +45,8 @@ class LoopSettings:
         decay_from: share of the steps after which the rate falls linearly to 0.
         clip: largest norm of the gradient.
         prompt_weight: weight of the loss on the prompt's own tokens beside 1 for the targets'.
+        negatives: tokens of the vocabulary that a token of the loss is told apart from, beside those of its batch
+            (Jean et al., arXiv 1412.2007); the last sixth of the steps takes the whole vocabulary. 0: all steps do.
         checkpoint_every: steps between checkpoints; a multiple of ``log_every``.
         log_every: steps between lines of the log; each is a mean over them.
         probe_every: steps between calls of the probe.
@@ -62,6 +64,7 @@ class LoopSettings:
     decay_from: float = 0.0
     clip: float = 1.0
     prompt_weight: float = 0.0
+    negatives: int = 0
     checkpoint_every: int = 500
     log_every: int = 50
     probe_every: int = 500
@@ -157,7 +160,7 @@ def _step(
     settings: LoopSettings,
     step: int,
 ) -> dict[str, float]:
-    target_loss, prompt_loss = _losses(model, batch, settings.prompt_weight > 0)
+    target_loss, prompt_loss = _losses(model, batch, settings.prompt_weight > 0, _classes(model, batch, settings, step))
     loss = target_loss + settings.prompt_weight * prompt_loss
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
@@ -174,7 +177,18 @@ def _step(
     return {"loss": target_loss.item(), "prompt_loss": prompt_loss.item(), "tokens": float(batch.n_tokens)}
 
 
-def _losses(model: PreTrainedModel, batch: Batch, with_prompt: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _classes(model: PreTrainedModel, batch: Batch, settings: LoopSettings, step: int) -> torch.Tensor | None:
+    """Token ids that the loss of a step is normalised over, sorted; None for the whole vocabulary."""
+    if not settings.negatives or step >= settings.steps * 5 // 6:
+        return None
+    generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
+    drawn = torch.randint(model.config.vocab_size, (settings.negatives,), generator=generator)
+    return torch.cat([batch.ids.flatten(), drawn]).unique()
+
+
+def _losses(
+    model: PreTrainedModel, batch: Batch, with_prompt: bool, classes: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean cross entropy of the targets' tokens and of the prompts' tokens; the head sees no other position."""
     device = next(model.parameters()).device
     hidden = model.base_model(
@@ -186,7 +200,13 @@ def _losses(model: PreTrainedModel, batch: Batch, with_prompt: bool) -> tuple[to
     flat, head = hidden.flatten(0, 1), model.get_output_embeddings()
 
     def mean_loss(where: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(head(flat[where.to(device)]).float(), labels.to(device))
+        rows = flat[where.to(device)]
+        if classes is None:
+            logits = head(rows)
+        else:
+            logits = torch.nn.functional.linear(rows, head.weight[classes.to(device)])
+            labels = torch.searchsorted(classes, labels)
+        return torch.nn.functional.cross_entropy(logits.float(), labels.to(device))
 
     zero = torch.zeros((), device=device)
     prompt = mean_loss(batch.prompt_at, batch.prompt_labels) if with_prompt else zero

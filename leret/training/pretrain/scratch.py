@@ -39,7 +39,7 @@ _FIRST = LoopSettings(
 )
 _SECOND = replace(
     _FIRST,
-    steps=1700,
+    steps=2200,
     lr=5e-3,
     matrix_lr=0.03,
     decay_from=0.7,
@@ -47,10 +47,10 @@ _SECOND = replace(
     checkpoint_every=200,
     probe_every=200,
 )
-_LOOKING_UP_ROWS = 20_000
+_LOOKING_UP_ROWS = 26_000
 """Rows of the second part that teach to look a name up, before the mixture that the policy ends with."""
 
-_HOP1 = {"copy": 0.3, "generic": 0.25, "keywords": 0.2, "entity": 0.25}
+_HOP1 = {"copy": 0.25, "generic": 0.4, "keywords": 0.2, "entity": 0.15}
 _LOOKING_UP = StreamSettings(
     uses=1,
     lists=(0.05, 0.05),
@@ -63,13 +63,13 @@ _MIXED = replace(
     _LOOKING_UP,
     demos=(0.4, 0.6),
     hop2={
-        "title": 0.2,
-        "copy": 0.15,
-        "keywords": 0.1,
-        "entity": 0.08,
-        "generic": 0.05,
-        "mention_near": 0.32,
-        "mention_random": 0.1,
+        "title": 0.15,
+        "copy": 0.1,
+        "keywords": 0.08,
+        "entity": 0.07,
+        "generic": 0.08,
+        "mention_near": 0.4,
+        "mention_random": 0.12,
     },
 )
 

@@ -14,7 +14,7 @@ from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel, Qwen3Config
 
 from leret.errors import TrainingError
 from leret.training.pretrain.batch import Row, collate
-from leret.training.pretrain.loop import LoopSettings, _losses, optimizers, train
+from leret.training.pretrain.loop import LoopSettings, _classes, _losses, optimizers, train
 
 SETTINGS = LoopSettings(
     steps=6, optimizer="muon", lr=1e-2, batch_tokens=64, pool_rows=8, warmup_steps=2, checkpoint_every=2, log_every=2
@@ -190,3 +190,22 @@ def test_training_learns_to_copy_a_constant_continuation(tmp_path: Path) -> None
     train(model, rows, settings, tmp_path)
     losses = [json.loads(line)["loss"] for line in (tmp_path / "pretrain.jsonl").read_text().splitlines()]
     assert losses[-1] < 0.1 < losses[0]
+
+
+def test_few_negatives_hold_every_label_and_all_of_them_are_the_whole_loss() -> None:
+    model = tiny()
+    batch = collate([Row((3, 4, 5), ((6, 7, 2), (8, 2)))])
+    few = _classes(model, batch, replace(SETTINGS, negatives=1), 0)
+    assert few is not None
+    assert set(batch.ids.flatten().tolist()) <= set(few.tolist())
+    whole, _ = _losses(model, batch, with_prompt=False)
+    sampled, _ = _losses(model, batch, with_prompt=False, classes=few)
+    everything, _ = _losses(model, batch, with_prompt=False, classes=torch.arange(model.config.vocab_size))
+    assert sampled < whole
+    assert torch.allclose(everything, whole)
+
+
+def test_the_last_steps_are_told_apart_from_the_whole_vocabulary() -> None:
+    settings = replace(SETTINGS, steps=12, negatives=4)
+    batch = collate([Row((3,), ((2,),))])
+    assert [_classes(tiny(), batch, settings, step) is None for step in range(12)] == [False] * 10 + [True] * 2

