@@ -48,12 +48,13 @@ class MiniLMSettings:
         exercises: shares of rows that only teach copying, at the start and after ``settled`` rows.
         settled: rows.
         probe_questions: questions kept out of training to measure on.
-        probe_every: steps between measurements, and between checkpoints.
+        probe_every: steps between measurements.
+        checkpoint_every: steps between checkpoints.
         seed: of the batches.
     """
 
     examples: ExampleSettings = field(default_factory=ExampleSettings)
-    steps: int = 1200
+    steps: int = 1600
     lr: float = 7e-4
     batch_tokens: int = 2048
     warmup_steps: int = 30
@@ -61,10 +62,11 @@ class MiniLMSettings:
     pseudo_questions: int = 3000
     bf16: bool = True
     negatives: int = 2000
-    exercises: tuple[float, float] = (0.5, 0.15)
-    settled: int = 20_000
+    exercises: tuple[float, float] = (0.5, 0.1)
+    settled: int = 12_000
     probe_questions: int = 48
-    probe_every: int = 100
+    probe_every: int = 400
+    checkpoint_every: int = 100
     seed: int = 0
 
 
@@ -119,9 +121,9 @@ def pretrain_minilm(
         warmup_steps=settings.warmup_steps,
         decay_from=settings.decay_from,
         pool_rows=512,
-        checkpoint_every=settings.probe_every,
+        checkpoint_every=settings.checkpoint_every,
         probe_every=settings.probe_every,
-        log_every=gcd(settings.probe_every, 25),
+        log_every=gcd(settings.checkpoint_every, 25),
         negatives=settings.negatives,
         seed=settings.seed,
     )
