@@ -97,7 +97,7 @@ def build_model() -> OPTForCausalLM:
         bos_token_id=tokenizer.cls_token_id,
         eos_token_id=tokenizer.eos_token_id,
         tie_word_embeddings=True,
-        attn_implementation="eager",
+        attn_implementation="sdpa",
     )
     model = OPTForCausalLM(config)
     with torch.no_grad():

@@ -136,7 +136,7 @@ def optimizers(model: PreTrainedModel, settings: LoopSettings) -> list[torch.opt
     chosen = {id(p) for p in inner}
     rest = [p for p in model.parameters() if id(p) not in chosen]
     parts: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(rest, lr=settings.lr, betas=(0.9, 0.98), weight_decay=settings.weight_decay)
+        torch.optim.AdamW(rest, lr=settings.lr, betas=(0.9, 0.98), weight_decay=settings.weight_decay, fused=True)
     ]
     if inner:
         parts.append(torch.optim.Muon(inner, lr=settings.matrix_lr, weight_decay=settings.weight_decay))
