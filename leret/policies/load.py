@@ -175,7 +175,8 @@ def _fault(detail: Any) -> str:
     if detail["type"] == "value_error":
         told = str(detail["ctx"]["error"])
         return told if told.startswith("policy.") else f"{key} {told}"
-    return f"{key}: {detail['msg'][:1].lower()}{detail['msg'][1:]}"
+    given = f", is {detail['input']!r}" if detail["loc"] == ("kind",) else ""
+    return f"{key}: {detail['msg'][:1].lower()}{detail['msg'][1:]}{given}"
 
 
 def demo_directory() -> Path:

@@ -97,7 +97,7 @@ def completions_of(body: str | bytes, n: int | None, url: str) -> list[Completio
         choices = value["choices"]
         if len(choices) != n and (n is not None or not choices):
             raise TryAgainError(f"{url} sent {len(choices)} choices for n={n or 2}", "garbled")
-        if n > 1:
+        if len(choices) > 1:
             choices = sorted(choices, key=lambda choice: choice.get("index", 0))
         usage = value.get("usage") or {}
         n_prompt, n_written = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)

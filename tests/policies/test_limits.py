@@ -78,7 +78,7 @@ def test_a_queue_without_gain_is_kept_short() -> None:
     # 50 requests at a time take 0.1 s; more than that only wait. 500 would wait a second each.
     limit = AdaptiveLimit(500)
     settled = drive(limit, lambda n: 0.1 * max(1.0, n / 50), 60.0)
-    assert 45 <= settled <= 160
+    assert 45 <= settled <= 200
 
 
 def test_a_server_that_batches_is_not_held_back_for_its_latency() -> None:

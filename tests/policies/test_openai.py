@@ -207,7 +207,7 @@ def test_a_missing_key_and_missing_urls_are_said_at_once(monkeypatch: pytest.Mon
 
 def test_requests_ask_for_logprobs_and_token_ids_only_when_told() -> None:
     server = FakeServer()
-    run([server], lambda policy: policy.complete(ask("the city", 1)), logprobs=True, return_token_ids=True)
+    run([server], lambda policy: policy.complete(ask("the city", 1)), logprobs=True)
     run([server], lambda policy: policy.complete(ask("the city", 1)))
     assert [body.get("logprobs") for body in server.bodies] == [True, None]
     assert [body.get("return_token_ids") for body in server.bodies] == [True, None]
