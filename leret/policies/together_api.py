@@ -72,26 +72,36 @@ class TogetherApi:
     async def _once(
         self, call: Callable[[Any, str, float], Awaitable[Value]], client: Any, url: str, timeout_s: float
     ) -> Value:
+        import httpx
+
         sdk = self._sdk
         try:
             # The SDK's time-out is of each read; a server that trickles would never meet it.
             return await asyncio.wait_for(call(client, url, timeout_s), timeout_s)
-        # The SDK's errors hold the request with its headers, so they are told, not chained.
-        except sdk.APIStatusError as error:
-            check_status(error.status_code, error.response.headers, self._key.hide(_said(error)), url)
-            raise TryAgainError(f"{url} answered {error.status_code} out of turn", "garbled") from None
-        except (sdk.APITimeoutError, TimeoutError):
-            raise TryAgainError(f"{url} did not answer within {timeout_s:.3g} s", "timeout") from None
-        except sdk.APIConnectionError as error:
-            told = f"{type(error.__cause__).__name__}: {error.__cause__ or error}"
-            raise TryAgainError(f"{url} cannot be reached ({self._key.hide(told)})", "connection") from None
-        except sdk.APIResponseValidationError:
-            raise TryAgainError(f"{url} sent what the SDK cannot read", "garbled") from None
-        except sdk.TogetherError as error:
-            raise RefusedError(f"{url}: {type(error).__name__}: {self._key.hide(str(error))}") from None
-        except (ConnectionError, _transport_error()) as error:
-            told = f"{type(error).__name__}: {error}"
-            raise TryAgainError(f"{url} cannot be reached ({self._key.hide(told)})", "connection") from None
+        # httpx.HTTPError is what the SDK lets through: in uploads, and in bodies that are read after the answer.
+        except (sdk.TogetherError, TimeoutError, ConnectionError, httpx.HTTPError) as error:
+            failure = self._in_our_words(error, url, timeout_s)
+        # Out here it has no context: the SDK's errors hold the request, and what the server said of the key.
+        raise failure
+
+    def _in_our_words(self, error: Exception, url: str, timeout_s: float) -> Exception:
+        sdk = self._sdk
+        if isinstance(error, sdk.APIStatusError):
+            told = self._key.hide(_said(error))
+            try:
+                check_status(error.status_code, error.response.headers, told, url)
+            except (TryAgainError, RefusedError) as failure:
+                return failure.with_traceback(None)
+            return TryAgainError(f"{url} answered {error.status_code} out of turn", "garbled")
+        if isinstance(error, sdk.APITimeoutError | TimeoutError):
+            return TryAgainError(f"{url} did not answer within {timeout_s:.3g} s", "timeout")
+        if isinstance(error, sdk.APIResponseValidationError):
+            return TryAgainError(f"{url} sent what the SDK cannot read", "garbled")
+        if isinstance(error, sdk.TogetherError) and not isinstance(error, sdk.APIConnectionError):
+            return RefusedError(f"{url}: {type(error).__name__}: {self._key.hide(str(error))}")
+        cause = error.__cause__ or error
+        told = self._key.hide(f"{type(cause).__name__}: {cause}")
+        return TryAgainError(f"{url} cannot be reached ({told})", "connection")
 
 
 def _said(error: Any) -> str:
@@ -101,10 +111,3 @@ def _said(error: Any) -> str:
     except Exception:  # httpx refuses the body of a stream that was not read
         text = ""
     return text or str(error)
-
-
-def _transport_error() -> type[Exception]:
-    """What the SDK lets through where it does not wrap: uploads, and bodies read after the answer."""
-    import httpx
-
-    return httpx.HTTPError

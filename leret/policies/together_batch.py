@@ -46,7 +46,7 @@ class BatchJobs:
         meter: gets the jobs' progress.
         least: requests of a wave that are worth a job.
         poll_s: between two looks at a job.
-        linger_s: how long a wave waits for another request.
+        linger_s: how long a wave waits for another request; None is two seconds.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class BatchJobs:
         *,
         least: int,
         poll_s: float,
-        linger_s: float = _LINGER_S,
+        linger_s: float | None = None,
     ) -> None:
         self._api = api
         self._direct = direct
         self._ledger = BatchLedger(ledger)
         self._least = least
         self._poll_s = poll_s
-        self._linger_s = linger_s
+        self._linger_s = _LINGER_S if linger_s is None else linger_s
         self._asked: dict[str, asyncio.Future[Outcome | None]] = {}
         self._wave: dict[str, str] = {}
         self._n_bytes = 0

@@ -144,9 +144,7 @@ class TogetherServer(Served):
         if file_id in self.files:
             return web.json_response({"file_id": file_id}, status=409)
         root = self.url.removesuffix("/v1")
-        return web.Response(
-            status=302, headers={"Location": f"{root}/upload/{file_id}", "X-Together-File-Id": file_id}
-        )
+        return web.Response(status=302, headers={"Location": f"{root}/upload/{file_id}", "X-Together-File-Id": file_id})
 
     async def upload(self, request: web.Request) -> web.StreamResponse:
         self.files[request.match_info["id"]] = await request.text()
