@@ -61,10 +61,10 @@ def _policy(recipe: SamplingRecipe) -> Iterator[Clash]:
             f"program.adapter.kind: the demo policy reads only the compact adapter's prompts, not {adapter.kind}; "
             "set program.adapter.kind: compact, or name another policy.model",
         )
-    if policy.kind == "openai" and recipe.pretrain:
+    if policy.kind != "local" and recipe.pretrain:
         yield Clash(
             (("pretrain",), ("policy", "kind")),
-            "pretrain: it builds a model directory, and policy.kind openai asks a server; remove one of them",
+            f"pretrain: it builds a model directory, and policy.kind {policy.kind} asks a server; remove one of them",
         )
 
 

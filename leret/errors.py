@@ -86,7 +86,9 @@ class MissingDependency(LeretError):
     Args:
         package: the distribution that is missing.
         extra: the extra of leret that brings it.
+        command: what brings it, where an extra alone cannot.
     """
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed; `pip install 'leret[{extra}]'` brings it")
+    def __init__(self, package: str, extra: str, command: str | None = None) -> None:
+        brings = command or f"pip install 'leret[{extra}]'"
+        super().__init__(f"{package} is not installed; `{brings}` brings it")

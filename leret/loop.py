@@ -174,5 +174,5 @@ def _of_round(recipe: TrainingRecipe, number: int, trainings: Sequence[TrainingR
 def _sampling_of_round(recipe: SamplingRecipe, run: Run, number: int, previous: str) -> SamplingRecipe:
     if number == 1:
         return recipe
-    policy = {"kind": "local", "model": str((run.policies / previous).resolve()), "urls": ()}
-    return recipe.model_copy(update={"policy": recipe.policy.model_copy(update=policy)})
+    policy = recipe.policy.in_process(str((run.policies / previous).resolve()))
+    return recipe.model_copy(update={"policy": policy})

@@ -17,6 +17,7 @@ __all__ = ["DataRecipe", "locate"]
 
 _PROGRAM: Key = ("program", "path")
 _MODEL: Key = ("policy", "model")
+_TOKENIZER: Key = ("policy", "tokenizer")
 
 
 class DataRecipe(Settings):
@@ -97,7 +98,7 @@ def _search(given: str, beside: Path) -> Path | None:
 
 def _from_a_hub(given: str, key: Key, value: dict[str, Any]) -> bool:
     """``hf:NAME`` for data; for a policy ``owner/name``, unless such a folder is here or is about to be made."""
-    if key != _MODEL:
+    if key not in {_MODEL, _TOKENIZER}:
         return given.startswith("hf:")
     owner, _, name = given.partition("/")
     if not name or "/" in name or owner in {"", ".", "..", "~"}:
@@ -123,6 +124,9 @@ def _wanted(value: dict[str, Any], model: type[BaseModel]) -> list[_Wanted]:
     if _get(value, ("policy", "kind")) in {None, "local"} and _get(value, _MODEL) != "demo":
         first = "`leret pretrain` this recipe first" if value.get("pretrain") else "download the model there"
         found.append(_Wanted(_MODEL, "model directory", f"{first}, correct the path, or use `demo`"))
+    if _get(value, ("policy", "kind")) == "tgi":
+        key = _TOKENIZER if _get(value, _TOKENIZER) else _MODEL
+        found.append(_Wanted(key, "tokenizer directory", "set policy.tokenizer to the served model's directory"))
     return found
 
 

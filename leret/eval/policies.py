@@ -26,11 +26,11 @@ def policies_of(run: Run) -> Policies:
     def name(system: System) -> str:
         settings = settings_of(system, base)
         if settings.kind != "local":
-            return policy_of(settings).digest
+            return policy_of(settings, run.cache).digest
         return model_digest(demo_directory() if settings.model == "demo" else find_model(settings.model))
 
     def open_policy(system: System) -> Policy:
-        return policy_of(settings_of(system, base))
+        return policy_of(settings_of(system, base), run.cache)
 
     return Policies(name, open_policy)
 
@@ -39,8 +39,7 @@ def settings_of(system: System | None, base: PolicySettings) -> PolicySettings:
     """A policy's settings: the base's, but that a trained one always runs in this process."""
     if system is None or system.directory is None:
         return base
-    changes = {"kind": "local", "model": str(system.directory.resolve()), "urls": ()}
-    return PolicySettings.model_validate(base.model_dump() | changes)
+    return base.in_process(str(system.directory.resolve()))
 
 
 def deliver(run: Run, bench: Workbench, system: System | None) -> None:

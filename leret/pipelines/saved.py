@@ -79,7 +79,7 @@ def save_program(
         program: its DSPy state (demos, instructions) is saved, without an LM.
         source: its file is copied.
         adapter: that the policy was trained under.
-        policy: its ``model``, where it is a directory, is written relative to ``directory``.
+        policy: its ``model`` and ``tokenizer``, where they are directories, are written relative to ``directory``.
         retriever: its ``index`` likewise.
         data: whose corpus the retriever searches.
     """
@@ -90,7 +90,7 @@ def save_program(
         "version": _VERSION,
         "program": {"file": source.path.name, "class": source.name, "arguments": source.arguments},
         "adapter": adapter.model_dump(mode="json"),
-        "policy": _portable(policy.model_dump(mode="json"), ("model",), directory),
+        "policy": _portable(policy.model_dump(mode="json"), ("model", "tokenizer"), directory),
         "retriever": _portable(retriever.model_dump(mode="json"), ("index",), directory),
         "data": _portable(data.model_dump(mode="json"), ("corpus", "questions"), directory),
     }
@@ -121,7 +121,7 @@ def load(directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Ret
     if lm is None:
         from leret.policies.dspy_lm import policy_lm
 
-        lm = policy_lm(PolicySettings(**_located(saved["policy"], ("model",), directory)), temperature=0.0)
+        lm = policy_lm(PolicySettings(**_located(saved["policy"], ("model", "tokenizer"), directory)), temperature=0.0)
     program.set_lm(lm)
     if retriever is None:
         data = DataSettings(**_located(saved["data"], ("corpus", "questions"), directory))
@@ -149,7 +149,9 @@ def _read(directory: Path) -> dict[str, Any]:
 
 def _portable(values: dict[str, Any], keys: tuple[str, ...], directory: Path) -> dict[str, Any]:
     """Paths that exist become relative to ``directory``; names stay names."""
-    moved = {key: os.path.relpath(values[key], directory) for key in keys if values[key] and Path(values[key]).exists()}
+    moved = {
+        key: os.path.relpath(values[key], directory) for key in keys if values.get(key) and Path(values[key]).exists()
+    }
     return {**values, **moved}
 
 
@@ -158,6 +160,6 @@ def _located(values: dict[str, Any], keys: tuple[str, ...], directory: Path) -> 
     moved = {
         key: str((directory / values[key]).resolve())
         for key in keys
-        if values[key] and (directory / values[key]).exists()
+        if values.get(key) and (directory / values[key]).exists()
     }
     return {**values, **moved}

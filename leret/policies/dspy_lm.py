@@ -18,7 +18,8 @@ from dspy import lm15
 from leret.config import PolicySettings
 from leret.errors import LeretError
 from leret.policies.base import Completion, Messages, Policy, Request
-from leret.policies.load import api_key_of, policy_state, shared_policy
+from leret.policies.keys import Key
+from leret.policies.load import policy_state, shared_policy
 from leret.policies.local import LocalPolicy
 from leret.policies.prompts import PromptTooLongError
 from leret.types import digest
@@ -64,7 +65,7 @@ def _served_lm(settings: PolicySettings, asked: dict[str, Any]) -> dspy.LM:
         f"openai/{settings.model}",
         **{
             "api_base": settings.urls[0],
-            "api_key": api_key_of(settings.api_key_env) or "none",
+            "api_key": Key.of(settings.api_key_env).reveal() or "none",
             "engine": "litellm",
             "num_retries": 5,
             "timeout": settings.timeout_s,

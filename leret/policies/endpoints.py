@@ -1,56 +1,161 @@
-"""Which of several servers gets the next request: the least busy one that is not out of rotation."""
+"""Which of several servers gets the next request: the least busy one that is well and has room."""
 
 from __future__ import annotations
 
+import asyncio
+import random
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from leret.policies.limits import AdaptiveLimit
 
 __all__ = ["Endpoint", "Endpoints"]
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
+_KEEP = {"rate_limit": 0.7, "overloaded": 0.7, "timeout": 0.5}
+"""What stays of an endpoint's limit after each kind of overload."""
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """One base URL and how it has been doing.
+
+    Attributes:
+        resting_until: out of rotation after a failure; asked all the same where no other is left.
+        closed_until: the server asked for no request before then (Retry-After).
+    """
+
+    url: str
+    limit: AdaptiveLimit
+    n_in_flight: int = 0
+    n_failures: int = 0
+    failed_at: float = -1.0
+    resting_until: float = 0.0
+    closed_until: float = 0.0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the limit allows another request."""
+        return self.n_in_flight < int(self.limit.value)
 
 
 @dataclass
-class Endpoint:
-    """One base URL and how it has been doing."""
-
-    url: str
-    n_in_flight: int = 0
-    n_failures: int = 0
-    resting_until: float = 0.0
-
-
 class Endpoints:
-    """The servers of one policy.
+    """The servers of one policy, in one event loop.
 
     Args:
-        urls: base URLs ending in /v1.
+        urls: base URLs.
+        most: requests in flight at most, over all of them.
         clock: seconds, never going back.
     """
 
-    def __init__(self, urls: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self.all = [Endpoint(url.rstrip("/")) for url in urls]
+    urls: Sequence[str]
+    most: int = 2**31
+    clock: Callable[[], float] = time.monotonic
+    n_in_flight: int = 0
+    _waiting: deque[asyncio.Future[Endpoint]] = field(default_factory=deque)
 
-    def take(self) -> Endpoint:
-        """The endpoint for the next request; where all of them rest, the one that is back first."""
-        now = self._clock()
-        awake = [endpoint for endpoint in self.all if endpoint.resting_until <= now]
-        if not awake:
-            chosen = min(self.all, key=lambda endpoint: endpoint.resting_until)
-        else:
-            chosen = min(awake, key=lambda endpoint: endpoint.n_in_flight)
-        chosen.n_in_flight += 1
-        return chosen
+    def __post_init__(self) -> None:
+        self.all = [Endpoint(url, AdaptiveLimit(self.most)) for url in self.urls]
 
-    def give_back(self, endpoint: Endpoint, ok: bool) -> None:
-        """A request is over; a server that failed rests, longer each time, until one succeeds."""
+    def take(self) -> Endpoint | None:
+        """The endpoint for the next request, if one may be sent now."""
+        if self._waiting or self.n_in_flight >= self.most:
+            return None
+        return self._book()
+
+    async def wait(self) -> Endpoint:
+        """The endpoint for the next request, as soon as one may be sent; first come, first served."""
+        future: asyncio.Future[Endpoint] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        self._admit()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self.release(future.result())
+            raise
+
+    def release(self, endpoint: Endpoint) -> None:
+        """A request is over, and says nothing about the server."""
         endpoint.n_in_flight -= 1
-        if ok:
+        self.n_in_flight -= 1
+        if self._waiting:
+            self._admit()
+
+    def answered(self, endpoint: Endpoint, began: float) -> float:
+        """A request was answered.
+
+        Returns:
+            Its latency in seconds.
+        """
+        now = self.clock()
+        limit = endpoint.limit
+        limit.answered(began, now, endpoint.n_in_flight >= int(limit.value) or self.n_in_flight >= self.most)
+        if endpoint.n_failures:
             endpoint.n_failures, endpoint.resting_until = 0, 0.0
+        self.release(endpoint)
+        return now - began
+
+    def failed(self, endpoint: Endpoint, began: float, kind: str, wait_s: float | None, blame: bool) -> None:
+        """A request failed; a server that is to blame rests, longer each time, until one succeeds.
+
+        Args:
+            endpoint: that it was sent to.
+            began: when; what was sent before the last failure is part of it.
+            kind: as in `TryAgainError`.
+            wait_s: the server's Retry-After.
+            blame: whether the server, rather than the traffic on it, is at fault.
+        """
+        now = self.clock()
+        if kind in _KEEP:
+            endpoint.limit.overloaded(began, now, _KEEP[kind])
+        if wait_s is not None:
+            # Later by a little, so that not everybody comes back in the same moment.
+            endpoint.closed_until = max(endpoint.closed_until, now + wait_s * random.uniform(1.0, 1.1))
+            self._admit_later(endpoint.closed_until - now)
+        if blame and began >= endpoint.failed_at:
+            endpoint.resting_until = now + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**endpoint.n_failures)
+            endpoint.n_failures += 1
+            endpoint.failed_at = now
+        self.release(endpoint)
+
+    def _book(self) -> Endpoint | None:
+        endpoint = self.all[0] if len(self.all) == 1 else self._best()
+        if endpoint is None or not endpoint.has_room:
+            return None
+        if endpoint.closed_until and self.clock() < endpoint.closed_until:
+            return None
+        endpoint.n_in_flight += 1
+        self.n_in_flight += 1
+        return endpoint
+
+    def _best(self) -> Endpoint | None:
+        now = self.clock()
+        open_ = [endpoint for endpoint in self.all if endpoint.closed_until <= now and endpoint.has_room]
+        if not any(endpoint.n_failures == 0 for endpoint in self.all):
+            return min(open_, key=lambda endpoint: endpoint.resting_until, default=None)
+        for endpoint in open_:
+            if endpoint.n_failures and endpoint.resting_until <= now and not endpoint.n_in_flight:
+                return endpoint  # rested: one request shows whether it is well again
+        well = [endpoint for endpoint in open_ if not endpoint.n_failures]
+        return min(well, key=lambda endpoint: endpoint.n_in_flight / endpoint.limit.value, default=None)
+
+    def _admit(self) -> None:
+        while self._waiting and self.n_in_flight < self.most:
+            if self._waiting[0].done():  # cancelled meanwhile
+                self._waiting.popleft()
+                continue
+            endpoint = self._book()
+            if endpoint is None:
+                return
+            self._waiting.popleft().set_result(endpoint)
+
+    def _admit_later(self, seconds: float) -> None:
+        try:
+            asyncio.get_running_loop().call_later(seconds + 0.001, self._admit)
+        except RuntimeError:  # no loop, as in a test of this class alone: `take` looks at the clock by itself
             return
-        pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**endpoint.n_failures)
-        endpoint.n_failures += 1
-        endpoint.resting_until = self._clock() + pause

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from leret.config import PolicySettings
     from leret.policies.base import Policy
 
-__all__ = ["api_key_of", "demo_directory", "load_policy", "policy_of", "policy_state", "shared_policy"]
+__all__ = ["demo_directory", "load_policy", "policy_of", "policy_state", "shared_policy", "user_cache"]
+
+_DISPATCH = ("timeout_s", "deadline_s", "max_retries", "concurrency", "price_prompt", "price_completion")
+_OF_REQUESTS = ("temperature", "top_p", "max_tokens")
 
 _shared: dict[tuple[str, str], Policy] = {}
 _shared_lock = threading.Lock()
@@ -27,62 +30,76 @@ def load_policy(
     model: str | Path,
     *,
     urls: Sequence[str] = (),
-    api_key_env: str | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
-    timeout_s: float = 60.0,
-    concurrency: int = 32,
+    cache: Path | None = None,
     threads: int | None = None,
     max_batch_tokens: int | None = None,
+    **settings: Any,
 ) -> Policy:
     """Load a model into this process, or connect to one that is served.
 
     Args:
-        kind: ``local`` or ``openai``.
+        kind: ``local``, ``openai``, ``tgi`` or ``together``.
         model: directory, ``demo`` (the model shipped with leret) or hub repository; the served model's name.
-        urls: of kind openai: base URLs ending in /v1.
-        api_key_env: of kind openai: environment variable that holds the key.
-        device: of kind local.
-        dtype: of kind local.
-        timeout_s: of kind openai: a request's deadline.
-        concurrency: of kind openai: requests in flight.
+        urls: of servers: base URLs.
+        cache: directory where kind together remembers its batch jobs; None takes the user's own.
         threads: of kind local: of torch in the worker; None chooses by the model's size.
         max_batch_tokens: of kind local: tokens of a batch; None chooses by device.
+        settings: others of ``policy.*``, by the names of a recipe.
 
     Raises:
-        ConfigError: ``kind`` is unknown.
+        ConfigError: ``kind`` or a setting is unknown, or they do not go together.
+        MissingDependency: the kind needs a package that is not installed.
         PolicyError: the model cannot be loaded.
     """
+    from pydantic import ValidationError
+
+    from leret.config import PolicySettings
+
+    try:
+        checked = PolicySettings.model_validate({"kind": kind, "model": str(model), "urls": tuple(urls), **settings})
+    except ValidationError as error:
+        raise ConfigError([_fault(detail) for detail in error.errors()]) from None
     if kind == "local":
-        from leret.policies.local import LocalPolicy
-
-        path = demo_directory() if str(model) == "demo" else model
-        name = "demo" if str(model) == "demo" else None
-        return LocalPolicy(
-            path, device=device, dtype=dtype, threads=threads, max_batch_tokens=max_batch_tokens, name=name
-        )
-    if kind == "openai":
-        from leret.policies.openai import OpenAIPolicy
-
-        return OpenAIPolicy(str(model), urls, api_key_env=api_key_env, timeout_s=timeout_s, concurrency=concurrency)
-    raise ConfigError(f"policy.kind is {kind!r}; it is local or openai")
+        return _local(checked, threads, max_batch_tokens)
+    return policy_of(checked, cache)
 
 
-def policy_of(settings: PolicySettings) -> Policy:
+def policy_of(settings: PolicySettings, cache: Path | None = None) -> Policy:
     """The policy that a recipe's settings name.
 
+    Args:
+        settings: of a recipe.
+        cache: the run's directory for what it remembers of batch jobs; None takes the user's own.
+
     Raises:
+        MissingDependency: the kind needs a package that is not installed.
         PolicyError: the model cannot be loaded.
     """
-    return load_policy(
-        settings.kind,
+    if settings.kind == "local":
+        return _local(settings)
+    dispatch: dict[str, Any] = {name: getattr(settings, name) for name in _DISPATCH}
+    served: dict[str, Any] = {"api_key_env": settings.api_key_env, **dispatch}
+    if settings.kind == "openai":
+        from leret.policies.openai import OpenAIPolicy
+
+        return OpenAIPolicy(settings.model, settings.urls, logprobs=settings.logprobs, **served)
+    if settings.kind == "tgi":
+        from leret.policies.tgi import TgiPolicy
+
+        return TgiPolicy(
+            settings.model, settings.urls, tokenizer=settings.tokenizer, best_of=settings.best_of, **served
+        )
+    from leret.policies.together import TogetherPolicy
+
+    return TogetherPolicy(
         settings.model,
-        urls=settings.urls,
-        api_key_env=settings.api_key_env,
-        device=settings.device,
-        dtype=settings.dtype,
-        timeout_s=settings.timeout_s,
-        concurrency=settings.concurrency,
+        settings.urls,
+        logprobs=settings.logprobs,
+        batch=settings.batch,
+        ledger=(cache or user_cache()) / "together-batches.db" if settings.batch else None,
+        batch_least=settings.batch_least,
+        poll_s=settings.poll_s,
+        **served,
     )
 
 
@@ -92,13 +109,12 @@ def shared_policy(settings: PolicySettings) -> Policy:
     Raises:
         PolicyError: the model cannot be loaded.
     """
-    names = ("kind", "model", "urls", "api_key_env", "device", "dtype", "timeout_s", "concurrency")
     weights = ""
     if settings.kind == "local":
         from leret.policies.model_dir import find_model, model_digest
 
         weights = model_digest(find_model(demo_directory() if settings.model == "demo" else settings.model))
-    key = (digest({name: getattr(settings, name) for name in names}), weights)
+    key = (digest(settings.model_dump(mode="json", exclude=set(_OF_REQUESTS))), weights)
     with _shared_lock:
         policy = _shared.get(key)
         if policy is None or getattr(policy, "closed", False):
@@ -114,29 +130,53 @@ def policy_state(policy: Policy) -> dict[str, Any]:
     """
     from leret.policies.local import LocalPolicy
     from leret.policies.openai import OpenAIPolicy
+    from leret.policies.tgi import TgiPolicy
+    from leret.policies.together import TogetherPolicy
 
     if isinstance(policy, LocalPolicy):
         model = "demo" if policy.name == "demo" else str(policy.path)
         return {"kind": "local", "model": model, "dtype": policy.dtype}
-    if isinstance(policy, OpenAIPolicy):
-        return {"kind": "openai", "model": policy.model, "urls": list(policy.urls), "api_key_env": policy.api_key_env}
+    if isinstance(policy, OpenAIPolicy | TgiPolicy | TogetherPolicy):
+        served = {"model": policy.model, "urls": list(policy.urls), "api_key_env": policy.api_key_env}
+        match policy:
+            case OpenAIPolicy():
+                return {"kind": "openai", **served}
+            case TgiPolicy():
+                return {"kind": "tgi", **served, "tokenizer": policy.tokenizer, "best_of": policy.best_of}
+            case _:
+                return {"kind": "together", **served, "batch": policy.batch}
     raise PolicyError(f"a {type(policy).__name__} cannot be saved by name; save the program without its LM")
 
 
-def api_key_of(variable: str | None) -> str | None:
-    """The key in an environment variable; None where none is asked for.
+def user_cache() -> Path:
+    """Where a process that belongs to no run keeps what must outlive it."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leret"
 
-    Raises:
-        PolicyError: the variable is named and not set.
-    """
-    if variable is None:
-        return None
-    key = os.environ.get(variable)
-    if not key:
-        raise PolicyError(
-            f"the environment variable {variable} (policy.api_key_env) is not set; export the server's key in it"
-        )
-    return key
+
+def _local(settings: PolicySettings, threads: int | None = None, max_batch_tokens: int | None = None) -> Policy:
+    from leret.policies.local import LocalPolicy
+
+    demo = settings.model == "demo"
+    return LocalPolicy(
+        demo_directory() if demo else settings.model,
+        device=settings.device,
+        dtype=settings.dtype,
+        threads=threads,
+        max_batch_tokens=max_batch_tokens,
+        name="demo" if demo else None,
+        price_prompt=settings.price_prompt,
+        price_completion=settings.price_completion,
+    )
+
+
+def _fault(detail: Any) -> str:
+    """A fault of a setting; the value is left out where it may hold a key."""
+    key = ".".join(["policy", *(str(part) for part in detail["loc"])])
+    if detail["type"] == "value_error":
+        told = str(detail["ctx"]["error"])
+        return told if told.startswith("policy.") else f"{key} {told}"
+    given = f", is {detail['input']!r}" if detail["loc"] == ("kind",) else ""
+    return f"{key}: {detail['msg'][:1].lower()}{detail['msg'][1:]}{given}"
 
 
 def demo_directory() -> Path:

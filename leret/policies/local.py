@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from leret.errors import PolicyError
 from leret.policies.base import Completion, Request
+from leret.policies.meter import Meter
 from leret.policies.model_dir import find_model, load_model, model_digest
 from leret.policies.prompts import PromptEncoder
 from leret.policies.worker import BatchWorker
@@ -46,6 +48,8 @@ class LocalPolicy:
         revision: of the hub's repository.
         name: as reports call it; None takes the directory's name.
         share_prefixes: keep the keys and values of prompt beginnings that many requests share.
+        price_prompt: of a million prompt tokens.
+        price_completion: of a million completion tokens.
 
     Raises:
         PolicyError: the model cannot be found or loaded.
@@ -62,6 +66,8 @@ class LocalPolicy:
         revision: str | None = None,
         name: str | None = None,
         share_prefixes: bool = True,
+        price_prompt: float = 0.0,
+        price_completion: float = 0.0,
     ) -> None:
         self.path = find_model(model_dir, revision)
         self.dtype = dtype
@@ -70,6 +76,7 @@ class LocalPolicy:
         loaded = load_model(self.path, device=device, dtype=dtype)
         self.device = str(next(loaded.model.parameters()).device)
         self.tokenizer = loaded.tokenizer
+        self._meter = Meter(price_prompt, price_completion)
         self._encoder = PromptEncoder(loaded.tokenizer, _n_positions(loaded.model), self._name)
         self.max_batch_tokens = max_batch_tokens or (16_384 if self.device == "cpu" else 131_072)
         tiny = sum(weight.numel() for weight in loaded.model.parameters()) < _TINY
@@ -123,7 +130,7 @@ class LocalPolicy:
         Raises:
             PolicyError: the prompt does not fit the model, or the policy is closed.
         """
-        return self._worker.submit(self._item(request))
+        return self._submit(self._item(request))
 
     def complete_many(self, requests: Sequence[Request]) -> list[list[Completion]]:
         """Complete prompts from code that is not async.
@@ -134,8 +141,13 @@ class LocalPolicy:
         Raises:
             PolicyError: as ``complete``.
         """
-        futures = [self._worker.submit(item) for item in [self._item(request) for request in requests]]
+        futures = [self._submit(item) for item in [self._item(request) for request in requests]]
         return [future.result() for future in futures]
+
+    @property
+    def meter(self) -> Meter:
+        """What was asked, what failed, what it cost."""
+        return self._meter
 
     def close(self) -> None:
         """Finish what is queued and stop the worker. May be called twice."""
@@ -144,6 +156,23 @@ class LocalPolicy:
     async def aclose(self) -> None:
         """Finish what is queued and stop the worker. May be called twice."""
         await asyncio.to_thread(self.close)
+
+    def _submit(self, item: _Item) -> Future[list[Completion]]:
+        began = time.monotonic()
+        future = self._worker.submit(item)
+        future.add_done_callback(lambda done: self._count(done, began))
+        return future
+
+    def _count(self, done: Future[list[Completion]], began: float) -> None:
+        if done.cancelled():
+            return
+        if done.exception() is not None:
+            self._meter.fault("model")
+            return
+        completions = done.result()
+        self._meter.answered(time.monotonic() - began)
+        written = sum(completion.n_completion_tokens for completion in completions)
+        self._meter.wrote(completions[0].n_prompt_tokens, written, len(completions))
 
     def _item(self, request: Request) -> _Item:
         from leret.policies.generate import Job

@@ -1,145 +1,137 @@
-"""JSON requests to a set of equal servers, tried again while that may help."""
+"""JSON over HTTP, with a connection pool for each event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import random
+import json
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from leret.errors import MissingDependency, PolicyError
-from leret.policies.endpoints import Endpoint, Endpoints
+from leret.errors import MissingDependency
+from leret.policies.dispatch import Dispatcher
+from leret.policies.keys import Key
 from leret.policies.replies import RefusedError, TryAgainError, check_status
 
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["Transport"]
+__all__ = ["Read", "Transport"]
 
 Value = TypeVar("Value")
-
-_BACKOFF_S = 0.25
-_LONGEST_BACKOFF_S = 20.0
-
-
-@dataclass
-class _Connection:
-    """What belongs to one event loop."""
-
-    session: aiohttp.ClientSession
-    slots: asyncio.Semaphore
+Read = Callable[[bytes, str, Mapping[str, str]], Value]
+"""Takes an answer's body, its URL and its headers; raises TryAgainError where they make no sense."""
 
 
 class Transport:
     """Safe to use from several event loops; each keeps its own connections.
 
     Args:
-        urls: base URLs; the least busy gets the next request.
-        key: sent as a bearer token and nowhere else; None sends none.
-        timeout_s: an attempt's deadline.
-        concurrency: requests in flight, in each event loop.
-        max_retries: attempts after the first.
+        dispatcher: chooses servers, and tries again.
+        key: sent as a bearer token and nowhere else.
+        retried: HTTP status codes that are worth another attempt, beside the usual ones.
     """
 
-    def __init__(
-        self, urls: Sequence[str], key: str | None, *, timeout_s: float, concurrency: int, max_retries: int
-    ) -> None:
-        self.endpoints = Endpoints(urls)
+    def __init__(self, dispatcher: Dispatcher, key: Key, retried: frozenset[int] = frozenset()) -> None:
+        self.dispatcher = dispatcher
         self._key = key
-        self._timeout_s = timeout_s
-        self._concurrency = concurrency
-        self._max_retries = max_retries
-        self._connections: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = (
+        self._retried = retried
+        self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = (
             weakref.WeakKeyDictionary()
         )
 
-    async def call(
-        self, method: str, path: str, body: dict[str, Any] | None, read: Callable[[str, str], Value]
+    async def post(
+        self,
+        path: str | Callable[[str], str],
+        body: dict[str, Any],
+        read: Read[Value],
+        moved: Callable[[str, int], bool] | None = None,
     ) -> Value:
         """Send a request until it is answered.
 
         Args:
-            method: of HTTP.
-            path: after the base URL.
-            body: sent as JSON; None sends none.
-            read: takes (body, URL) of an answer; raises TryAgainError where it makes no sense.
+            path: after the base URL; where servers differ, a function of it.
+            body: sent as JSON.
+            read: of the answer.
+            moved: takes a base URL and the status of a refusal; True where ``path`` now gives another one to try.
 
         Raises:
             PolicyError: refused for good, or still failing after the last attempt.
         """
-        connection = self._connection()
-        for attempt in range(self._max_retries + 1):
-            endpoint = self.endpoints.take()
-            ok = False
-            try:
-                async with connection.slots:
-                    value = await self._once(connection.session, endpoint, method, path, body, read)
-                ok = True
-                return value
-            except RefusedError:
-                ok = True  # the server is well; the request is not
-                raise
-            except TryAgainError as failure:
-                ok = not failure.blame
-                if attempt == self._max_retries:
-                    raise PolicyError(
-                        f"{failure}; gave up after {attempt + 1} attempts; see that the server is up, then run again"
-                    ).failed() from failure
-                wait_s = failure.wait_s if failure.wait_s is not None else _backoff_s(attempt)
-            finally:
-                self.endpoints.give_back(endpoint, ok)
-            await asyncio.sleep(wait_s)
-        raise AssertionError("the last attempt returns or raises")
+        return await self._call("POST", path, json.dumps(body, separators=(",", ":")), read, moved)
+
+    async def get(self, path: str, read: Read[Value]) -> Value:
+        """As `post`, without a body."""
+        return await self._call("GET", path, None, read)
 
     async def aclose(self) -> None:
         """Close the running event loop's connections. May be called twice."""
-        connection = self._connections.pop(asyncio.get_running_loop(), None)
-        if connection is not None:
-            await connection.session.close()
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        if session is not None:
+            await session.close()
+
+    async def _call(
+        self,
+        method: str,
+        path: str | Callable[[str], str],
+        text: str | None,
+        read: Read[Value],
+        moved: Callable[[str, int], bool] | None = None,
+    ) -> Value:
+        session = self._session()
+        body = None if text is None else text.encode()
+
+        async def send(base: str, timeout_s: float) -> Value:
+            try:
+                url = base + (path if isinstance(path, str) else path(base))
+                return await self._once(session, method, url, body, read, timeout_s)
+            except RefusedError as refusal:
+                if callable(path) and moved is not None and moved(base, refusal.status):
+                    return await self._once(session, method, base + path(base), body, read, timeout_s)
+                raise
+
+        return await self.dispatcher.run(send)
 
     async def _once(
         self,
         session: aiohttp.ClientSession,
-        endpoint: Endpoint,
         method: str,
-        path: str,
-        body: dict[str, Any] | None,
-        read: Callable[[str, str], Value],
+        url: str,
+        body: bytes | None,
+        read: Read[Value],
+        timeout_s: float,
     ) -> Value:
         import aiohttp
 
-        url = f"{endpoint.url}{path}"
-        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
+        # The session's own time-out is the usual one, and needs no object a request.
+        brief = timeout_s < self.dispatcher.timeout_s
+        options: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=max(0.001, timeout_s))} if brief else {}
         try:
-            async with session.request(method, url, json=body, headers=headers) as answer:
-                text = await answer.text(errors="replace")
-                check_status(answer.status, answer.headers, text, url)
-                return read(text, url)
+            async with session.request(method, url, data=body, allow_redirects=False, **options) as answer:
+                told = await answer.read()
+                if answer.status != 200:
+                    check_status(answer.status, answer.headers, self._key.hide(told), url, self._retried)
+                return read(told, url, answer.headers)
         except aiohttp.InvalidURL as error:
-            raise RefusedError(f"{endpoint.url} is no URL; write policy.urls as in http://127.0.0.1:8000/v1") from error
+            raise RefusedError(f"{url} is no URL; write policy.urls as in http://127.0.0.1:8000/v1") from error
         except TimeoutError as error:
-            raise TryAgainError(f"{url} did not answer within {self._timeout_s:g} s") from error
+            raise TryAgainError(f"{url} did not answer within {timeout_s:.3g} s", "timeout") from error
         except (aiohttp.ClientError, ConnectionError) as error:
-            raise TryAgainError(f"{url} cannot be reached ({type(error).__name__}: {error})") from error
+            told_by = f"{type(error).__name__}: {error}"
+            raise TryAgainError(f"{url} cannot be reached ({self._key.hide(told_by)})", "connection") from error
 
-    def _connection(self) -> _Connection:
+    def _session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
-        connection = self._connections.get(loop)
-        if connection is None:
+        session = self._sessions.get(loop)
+        if session is None:
             try:
                 import aiohttp
             except ImportError as error:
                 raise MissingDependency("aiohttp", "serve") from error
-            session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=self._timeout_s),
-                connector=aiohttp.TCPConnector(limit=self._concurrency),
+            session = self._sessions[loop] = aiohttp.ClientSession(
+                headers={"Content-Type": "application/json", **self._key.headers()},
+                timeout=aiohttp.ClientTimeout(total=self.dispatcher.timeout_s),
+                connector=aiohttp.TCPConnector(limit=0),  # the dispatcher counts
+                cookie_jar=aiohttp.DummyCookieJar(),
             )
-            connection = self._connections[loop] = _Connection(session, asyncio.Semaphore(self._concurrency))
-        return connection
-
-
-def _backoff_s(attempt: int) -> float:
-    """Doubling, with jitter so that many waiters do not come back together."""
-    return min(_LONGEST_BACKOFF_S, _BACKOFF_S * 2.0**attempt) * random.uniform(0.5, 1.5)
+        return session

@@ -19,7 +19,11 @@ _FREE = (
     "program.path",
     *(
         f"policy.{key}"
-        for key in ("kind", "model", "urls", "api_key_env", "device", "dtype", "timeout_s", "concurrency")
+        for key in (
+            *("kind", "model", "urls", "api_key_env", "tokenizer", "device", "dtype", "timeout_s", "deadline_s"),
+            *("max_retries", "concurrency", "logprobs", "best_of", "batch", "batch_least", "poll_s"),
+            *("price_prompt", "price_completion"),
+        )
     ),
     *(f"sampling.{key}" for key in ("concurrency", "max_error_rate", "strategy", "margin", "max_pairs")),
     "pretrain",

@@ -204,6 +204,6 @@ def located(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:
             update={"index": recipe.retriever.index and str((base_dir / recipe.retriever.index).resolve())}
         ),
     }
-    if policy.kind == "local" and policy.model != "demo":
-        changes["policy"] = policy.model_copy(update={"model": find(policy.model)})
+    if policy.kind in {"local", "tgi"} and policy.model != "demo":
+        changes["policy"] = policy.model_copy(update={"model": find(policy.model), "tokenizer": find(policy.tokenizer)})
     return recipe.model_copy(update=changes)

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from leret.errors import PolicyError
-from leret.policies import transport
+from leret.policies import dispatch
 from leret.policies.openai import OpenAIPolicy
 from tests.policies.conftest import ask
 
@@ -81,7 +81,7 @@ def run(servers: list[FakeServer], work: Callable[[OpenAIPolicy], Awaitable[Any]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "_BACKOFF_S", 0.01)
+    monkeypatch.setattr(dispatch, "_BACKOFF_S", 0.01)
 
 
 def test_several_samples_are_one_request_where_the_server_was_seen_to_make_them() -> None:
@@ -207,7 +207,7 @@ def test_a_missing_key_and_missing_urls_are_said_at_once(monkeypatch: pytest.Mon
 
 def test_requests_ask_for_logprobs_and_token_ids_only_when_told() -> None:
     server = FakeServer()
-    run([server], lambda policy: policy.complete(ask("the city", 1)), logprobs=True, return_token_ids=True)
+    run([server], lambda policy: policy.complete(ask("the city", 1)), logprobs=True)
     run([server], lambda policy: policy.complete(ask("the city", 1)))
     assert [body.get("logprobs") for body in server.bodies] == [True, None]
     assert [body.get("return_token_ids") for body in server.bodies] == [True, None]

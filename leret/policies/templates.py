@@ -1,0 +1,131 @@
+"""Messages as the text that a server tokenizes: what its model's chat template makes of them, byte by byte."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from leret.errors import PolicyError
+from leret.policies.base import Messages
+
+__all__ = ["ChatTemplate", "load_template"]
+
+
+class ChatTemplate:
+    """A tokenizer's chat template, for servers that take a text and tokenize it with special tokens added.
+
+    Args:
+        tokenizer: with a chat template.
+        name: of the model, for messages.
+
+    Raises:
+        PolicyError: the tokenizer has no chat template.
+    """
+
+    def __init__(self, tokenizer: Any, name: str) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise PolicyError(
+                f"the tokenizer of {name} has no chat template; name one that has it (policy.tokenizer), or serve the "
+                "model by its OpenAI route (policy.kind: openai)"
+            )
+        self._tokenizer = tokenizer
+        self._name = name
+        self._lock = threading.Lock()
+        self._drops_beginning: bool | None = None
+
+    @property
+    def template(self) -> str:
+        """The template itself."""
+        return str(self._tokenizer.chat_template)
+
+    def text(self, messages: Messages) -> str:
+        """``tokenizer.apply_chat_template(messages, add_generation_prompt=True)``, as text.
+
+        Raises:
+            PolicyError: the template refuses the messages.
+        """
+        return str(self._apply(messages, tokenize=False))
+
+    def tokens(self, messages: Messages) -> list[int]:
+        """The tokens that the model is trained on, and that the server is to see.
+
+        Raises:
+            PolicyError: the template refuses the messages.
+        """
+        encoded = self._apply(messages, tokenize=True)
+        ids: list[int] = list(encoded["input_ids"])
+        return ids
+
+    def inputs(self, messages: Messages) -> str:
+        """The text that becomes `tokens` under a tokenizer that adds special tokens of its own.
+
+        That is `text`, but without the token for the beginning where both the template and the tokenizer set it. Which
+        it is, is found out on the first prompt.
+
+        Raises:
+            PolicyError: neither becomes the tokens that the template means.
+        """
+        text = self.text(messages)
+        if self._drops_beginning is None:
+            self._drops_beginning = self._must_drop(messages, text)
+        return text.removeprefix(self._beginning) if self._drops_beginning else text
+
+    def n_tokens(self, inputs: str) -> int:
+        """Prompt tokens of what `inputs` gave."""
+        with self._lock:
+            return len(self._tokenizer(inputs)["input_ids"])
+
+    @property
+    def _beginning(self) -> str:
+        return str(self._tokenizer.bos_token or "")
+
+    def _must_drop(self, messages: Messages, text: str) -> bool:
+        wanted = self.tokens(messages)
+        for drops in (False, True):
+            with self._lock:
+                got = list(self._tokenizer(text.removeprefix(self._beginning) if drops else text)["input_ids"])
+            if got == wanted:
+                return drops
+        raise PolicyError(
+            f"the tokenizer of {self._name} adds special tokens to a prompt that its chat template has already written "
+            "out, so a server would see other tokens than the trainer; mend its tokenizer_config.json, or serve the "
+            "model by its OpenAI route (policy.kind: openai)"
+        )
+
+    def _apply(self, messages: Messages, tokenize: bool) -> Any:
+        from jinja2 import TemplateError
+
+        try:
+            with self._lock:
+                return self._tokenizer.apply_chat_template(
+                    list(messages), add_generation_prompt=True, tokenize=tokenize, return_dict=tokenize
+                )
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise PolicyError(
+                f"the chat template of {self._name} refuses messages of roles {roles} ({error})"
+            ) from error
+
+
+def load_template(name: str) -> ChatTemplate:
+    """The chat template of a model directory, of a directory with its tokenizer alone, or of the hub.
+
+    Raises:
+        PolicyError: there is no tokenizer, or it has no chat template.
+    """
+    from transformers import AutoTokenizer
+
+    if not Path(name).is_dir() and name.count("/") != 1:
+        raise PolicyError(
+            f"policy.tokenizer: there is no directory {name}; kind tgi applies the chat template on this side: name "
+            "the model's directory, or owner/name of the Hugging Face hub"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # transformers raises whatever its readers raise
+        raise PolicyError(
+            f"policy.tokenizer: {name} holds no tokenizer that can be loaded ({type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else ''}); name the model's directory"
+        ) from error
+    return ChatTemplate(tokenizer, name)

@@ -1,0 +1,268 @@
+"""Loopback servers that speak the documented protocols of TGI and Together, faults included."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+__all__ = ["Served", "TgiServer", "TogetherServer", "serving"]
+
+
+class Served:
+    """Goes through ``faults`` before it answers: a response, ``reset`` or ``stall``; None answers.
+
+    Keeps the bodies and the headers that it was sent.
+    """
+
+    def __init__(self, faults: list[Any] | None = None) -> None:
+        self.faults = faults or []
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.paths: list[str] = []
+        self.url = ""
+
+    def routes(self, app: web.Application) -> None:
+        raise NotImplementedError
+
+    async def met(self, request: web.Request) -> web.StreamResponse | None:
+        """The next fault; None where the request is to be answered."""
+        self.headers.append(dict(request.headers))
+        self.paths.append(request.path)
+        fault = self.faults.pop(0) if self.faults else None
+        if fault == "reset":
+            assert request.transport is not None
+            request.transport.abort()
+        if fault == "stall":
+            await asyncio.sleep(30)
+        if isinstance(fault, web.Response):
+            return web.Response(status=fault.status, headers=fault.headers, body=fault.body)
+        return None
+
+
+class TgiServer(Served):
+    """text-generation-inference's ``POST /generate`` and ``POST /``."""
+
+    def __init__(self, faults: list[Any] | None = None, *, root_only: bool = False, most_best_of: int = 8) -> None:
+        super().__init__(faults)
+        self.root_only = root_only
+        self.most_best_of = most_best_of
+        self.tells_prompt_tokens = True
+
+    def routes(self, app: web.Application) -> None:
+        app.router.add_post("/", self.compat)
+        if not self.root_only:
+            app.router.add_post("/generate", self.generate)
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, listed=False)
+
+    async def compat(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, listed=True)
+
+    async def _generate(self, request: web.Request, listed: bool) -> web.StreamResponse:
+        fault = await self.met(request)
+        body = await request.json()
+        self.bodies.append(body)
+        if fault is not None:
+            return fault
+        parameters = body["parameters"]
+        n = parameters.get("best_of") or 1
+        if n > self.most_best_of:
+            told = f"Input validation error: `best_of` must be > 0 and <= {self.most_best_of}. Given: {n}"
+            return web.json_response({"error": told, "error_type": "validation"}, status=422)
+        seed = parameters.get("seed")
+        stop = (parameters.get("stop") or [""])[0]
+        sequences = [self._sequence(f"text {seed}.{index}{stop}", seed, stop) for index in range(n)]
+        best = sequences[0]
+        details = {key: value for key, value in best.items() if key != "generated_text"}
+        if n > 1:
+            details["best_of_sequences"] = sequences[1:]
+        answer = {"generated_text": best["generated_text"], "details": details}
+        headers = {"x-prompt-tokens": "7"} if self.tells_prompt_tokens else {}
+        return web.json_response([answer] if listed else answer, headers=headers)
+
+    def _sequence(self, text: str, seed: int | None, stop: str) -> dict[str, Any]:
+        tokens = [
+            {"id": 11, "text": "text", "logprob": -0.5, "special": False},
+            {"id": 12, "text": text[4:], "logprob": -1.25, "special": False},
+        ]
+        if not stop:
+            tokens.append({"id": 2, "text": "</s>", "logprob": -0.125, "special": True})
+        return {
+            "generated_text": text,
+            "finish_reason": "stop_sequence" if stop else "eos_token",
+            "generated_tokens": len(tokens),
+            "seed": seed,
+            "prefill": [],
+            "tokens": tokens,
+        }
+
+
+class TogetherServer(Served):
+    """Together's chat completions, files and batches; a batch job ends after ``polls`` looks at it."""
+
+    def __init__(self, faults: list[Any] | None = None, *, polls: int = 1) -> None:
+        super().__init__(faults)
+        self.polls = polls
+        self.files: dict[str, str] = {}
+        self.jobs: dict[str, dict[str, Any]] = {}
+        self.status = "COMPLETED"
+        self.error: str | None = None
+        self.leaves_out: set[int] = set()
+        """Lines of the next job, by their number, that come back in no file."""
+        self.fails: dict[int, dict[str, Any]] = {}
+        """Lines of the next job that come back in the error file."""
+        self.garbles: set[int] = set()
+
+    def routes(self, app: web.Application) -> None:
+        app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_post("/v1/files", self.begin_upload)
+        app.router.add_put("/upload/{id}", self.upload)
+        app.router.add_post("/v1/files/{id}/preprocess", self.end_upload)
+        app.router.add_get("/v1/files/{id}", self.end_upload)
+        app.router.add_get("/v1/files/{id}/content", self.content)
+        app.router.add_post("/v1/batches", self.create)
+        app.router.add_get("/v1/batches", self.list)
+        app.router.add_get("/v1/batches/{id}", self.retrieve)
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        fault = await self.met(request)
+        body = await request.json()
+        self.bodies.append(body)
+        return fault if fault is not None else web.json_response(completion(body))
+
+    async def begin_upload(self, request: web.Request) -> web.StreamResponse:
+        if fault := await self.met(request):
+            return fault
+        asked = await request.post() or await request.json()
+        file_id = f"file-{asked['checksum'][:12]}"
+        if file_id in self.files:
+            return web.json_response({"file_id": file_id}, status=409)
+        root = self.url.removesuffix("/v1")
+        return web.Response(status=302, headers={"Location": f"{root}/upload/{file_id}", "X-Together-File-Id": file_id})
+
+    async def upload(self, request: web.Request) -> web.StreamResponse:
+        self.files[request.match_info["id"]] = await request.text()
+        return web.Response()
+
+    async def end_upload(self, request: web.Request) -> web.StreamResponse:
+        file_id = request.match_info["id"]
+        return web.json_response(
+            {
+                "id": file_id,
+                "bytes": len(self.files[file_id]),
+                "created_at": 0,
+                "filename": "leret.jsonl",
+                "FileType": "jsonl",
+                "object": "file",
+                "Processed": True,
+                "purpose": "batch-api",
+            }
+        )
+
+    async def content(self, request: web.Request) -> web.StreamResponse:
+        return await self.met(request) or web.Response(text=self.files[request.match_info["id"]])
+
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        if fault := await self.met(request):
+            return fault
+        asked = await request.json()
+        job_id = f"batch-{len(self.jobs) + 1}"
+        self.jobs[job_id] = {
+            "id": job_id,
+            "status": "IN_PROGRESS",
+            "progress": 0.0,
+            "input_file_id": asked["input_file_id"],
+            "looked": 0,
+        }
+        self._run(self.jobs[job_id])
+        return web.json_response({"job": self._told(self.jobs[job_id])}, status=201)
+
+    async def list(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response([self._told(job) for job in self.jobs.values()])
+
+    async def retrieve(self, request: web.Request) -> web.StreamResponse:
+        if fault := await self.met(request):
+            return fault
+        job = self.jobs[request.match_info["id"]]
+        job["looked"] += 1
+        if job["looked"] >= self.polls:
+            job |= {"status": job["end"], "progress": 100.0, **job["result"]}
+        else:
+            job["progress"] = 100.0 * job["looked"] / self.polls
+        return web.json_response(self._told(job))
+
+    def _told(self, job: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in job.items() if key not in {"looked", "end", "result"}}
+
+    def _run(self, job: dict[str, Any]) -> None:
+        lines = [json.loads(line) for line in self.files[job["input_file_id"]].splitlines()]
+        good, bad = [], []
+        for index, line in enumerate(lines):
+            self.bodies.append(line["body"])
+            if index in self.fails:
+                bad.append(json.dumps({"custom_id": line["custom_id"], "error": self.fails[index]}))
+            elif index in self.garbles:
+                good.append(json.dumps({"custom_id": line["custom_id"], "response": {"status_code": 200, "body": {}}}))
+            elif index not in self.leaves_out:
+                told = {"status_code": 200, "body": completion(line["body"])}
+                good.append(json.dumps({"custom_id": line["custom_id"], "response": told}))
+        result: dict[str, Any] = {"error": self.error}
+        if self.status != "FAILED":
+            for key, kept in (("output_file_id", good), ("error_file_id", bad)):
+                if kept:
+                    result[key] = f"{job['id']}-{key}"
+                    self.files[result[key]] = "\n".join(reversed(kept)) + "\n"
+        job |= {"end": self.status, "result": result}
+        self.status, self.error, self.leaves_out, self.fails, self.garbles = "COMPLETED", None, set(), {}, set()
+
+
+def completion(body: dict[str, Any]) -> dict[str, Any]:
+    """A chat completion of Together's; the text names the seed."""
+    n = body.get("n", 1)
+    choices = [
+        {
+            "index": index,
+            "message": {"role": "assistant", "content": f"text {body['seed']}.{index}"},
+            "finish_reason": "stop",
+            "seed": body["seed"],
+            "logprobs": {"token_ids": [5, 6], "tokens": ["text", "x"], "token_logprobs": [-0.5, -1.0]}
+            if body.get("logprobs")
+            else None,
+        }
+        for index in range(n)
+    ]
+    usage = {"prompt_tokens": 5, "completion_tokens": 2 * n, "total_tokens": 5 + 2 * n}
+    return {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": choices, "usage": usage}
+
+
+@asynccontextmanager
+async def serving(*servers: Served, under: str = "") -> AsyncIterator[list[str]]:
+    """Start servers on loopback.
+
+    Args:
+        servers: to start.
+        under: path of the base URLs.
+
+    Yields:
+        Their base URLs.
+    """
+    runners = []
+    for server in servers:
+        app = web.Application(client_max_size=2**28)
+        server.routes(app)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        server.url = f"http://127.0.0.1:{runner.addresses[0][1]}{under}"
+        runners.append(runner)
+    try:
+        yield [server.url for server in servers]
+    finally:
+        for runner in runners:
+            await runner.cleanup()
