@@ -41,7 +41,7 @@ def sample(
     workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Of engine ray: processes.")] = None,
     address: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Of engine ray: auto, HOST:PORT or ray://; else it is started."),
+        typer.Option(metavar="ADDRESS", help="Of engine ray: auto, HOST:PORT, ray://; else one starts here."),
     ] = None,
 ) -> None:
     """Try several queries at every state of a program, and score what they retrieve."""
