@@ -155,12 +155,14 @@ async def _work(
 ) -> tuple[list[Prompt], Tally]:
     """The bank, and where sampling is done ``here``, the samples."""
     from leret.sampling.front import SearchFront
+    from leret.sampling.parity import check_messages
     from leret.sampling.prompting import prompts_of
     from leret.sampling.scheduler import Tally
 
     front = SearchFront(bench.retriever)
     try:
         prompts = await prompts_of(run, bench, policy, front, questions, progress)
+        check_messages(bench.program(), bench.replay, bench.formatter, bench.retriever, prompts, questions[:1])
         if not here:
             return prompts, Tally()
         scheduler = scheduler_of(bench, policy, prompts, front, store, bench.recipe.sampling.max_error_rate)
