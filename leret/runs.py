@@ -12,6 +12,7 @@
     R/report.html
     R/events.jsonl    what happened
     R/cache/          indexes and other things that can be built again
+    R/workers/        stores of workers, while several sample at once
 """
 
 from __future__ import annotations
@@ -98,6 +99,11 @@ class Run:
     def store(self) -> Path:
         """The SQLite file of states and samples."""
         return self.path / "rollouts.db"
+
+    @property
+    def workers(self) -> Path:
+        """Stores of workers, while several sample at once; they are merged into `store`."""
+        return self.path / "workers"
 
     @property
     def preferences(self) -> Path:

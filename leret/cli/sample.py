@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from leret.cli.options import DryRun, Overrides, RecipeArgument, RunOption
+
+if TYPE_CHECKING:
+    from leret.sampling.scaleout import Cluster
 
 __all__ = ["pairs", "sample"]
 
@@ -22,7 +25,25 @@ class Strategy(StrEnum):
     margin = "margin"
 
 
-def sample(recipe: RecipeArgument, run: RunOption, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+class Engine(StrEnum):
+    """Where sampling is done."""
+
+    process = "process"
+    ray = "ray"
+
+
+def sample(
+    recipe: RecipeArgument,
+    run: RunOption,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    engine: Annotated[Engine, typer.Option(help="Sample in this process, or on a Ray cluster.")] = Engine.process,
+    workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Of engine ray: processes.")] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Of engine ray: auto, HOST:PORT, ray://; else one starts here."),
+    ] = None,
+) -> None:
     """Try several queries at every state of a program, and score what they retrieve."""
     from leret.cli.console import done, facts
     from leret.cli.progress import shown
@@ -31,6 +52,7 @@ def sample(recipe: RecipeArgument, run: RunOption, overrides: Overrides = None, 
     from leret.runs import Run
 
     settings = load_recipe(recipe, SamplingRecipe, overrides or ())
+    cluster = _cluster(engine, workers, address)
     from leret.sampling.plan import plan  # after the recipe is read: a mistake in it is told at once
     from leret.sampling.stage import sample as stage
 
@@ -38,9 +60,23 @@ def sample(recipe: RecipeArgument, run: RunOption, overrides: Overrides = None, 
         facts(plan(settings, Run(run)))
         return
     with shown() as progress:
-        report = stage(settings, Run.create(run), progress=progress)
+        report = stage(settings, Run.create(run), progress=progress, cluster=cluster)
     done(f"nothing to do: {run} holds all of it" if report.already else f"sampled into {run}")
     facts(report)
+
+
+def _cluster(engine: Engine, workers: int | None, address: str | None) -> Cluster | None:
+    from leret.errors import ConfigError
+
+    if engine is Engine.process:
+        if workers is not None or address is not None:
+            raise ConfigError("--workers and --address belong to --engine ray; add it")
+        return None
+    if workers is None:
+        raise ConfigError("--engine ray: say how many processes shall sample, as in --workers 4")
+    from leret.sampling.scaleout import Cluster
+
+    return Cluster(workers, address)
 
 
 def pairs(

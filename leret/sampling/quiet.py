@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TextIO
 
-__all__ = ["muted"]
+__all__ = ["muted", "muted_threads"]
 
 
 class _Muted(io.TextIOBase):
@@ -51,3 +51,15 @@ def muted(logger: str) -> Iterator[None]:
     finally:
         log.disabled = disabled
         log.setLevel(level)
+
+
+@contextmanager
+def muted_threads(prefix: str) -> Iterator[None]:
+    """Drop what a library's own threads print on standard output.
+
+    Args:
+        prefix: their names begin with it; they run already.
+    """
+    threads = {thread.ident for thread in threading.enumerate() if thread.name.startswith(prefix)}
+    with redirect_stdout(_Muted(sys.stdout, {ident for ident in threads if ident is not None})):
+        yield

@@ -16,7 +16,7 @@ from dspy import lm15
 from leret.sampling.rollout import Rollout
 from leret.types import digest
 
-__all__ = ["Memory", "memory_of", "remembering"]
+__all__ = ["Memory", "memory_of", "messages_of", "remembering"]
 
 Memory = Mapping[str, str]
 """Completions by the digest of their messages."""
@@ -52,7 +52,7 @@ class _Engine:
         return self
 
     def complete(self, request: lm15.Request) -> lm15.Response:
-        text = self._memory.get(_key(_messages(request)))
+        text = self._memory.get(_key(messages_of(request)))
         if text is None:
             return self._ask(request)
         usage = lm15.Usage(input_tokens=0, output_tokens=0, total_tokens=0)
@@ -71,7 +71,8 @@ class _Engine:
         return cast(lm15.Response, self._lm(replace(request, model=self._lm.model)))
 
 
-def _messages(request: lm15.Request) -> Iterator[tuple[str, str]]:
+def messages_of(request: lm15.Request) -> Iterator[tuple[str, str]]:
+    """Role and text of what DSPy sends, in order."""
     if request.system is not None:
         system = request.system
         yield "system", system if isinstance(system, str) else "".join(part.text for part in system)

@@ -24,7 +24,7 @@ from leret.sampling.steps import MAX_STEPS, Known, Stepper
 from leret.sampling.store import Store
 from leret.types import Failure, Question, Sample
 
-__all__ = ["Scheduler", "Tally"]
+__all__ = ["Scheduler", "Tally", "refuse_failures"]
 
 _MIN_SAMPLES = 50
 """Samples before the share of failures means anything."""
@@ -87,7 +87,7 @@ class Scheduler:
         store: where they go.
         policy_digest: of the brancher's policy.
         seed: of the choice of the next state.
-        max_error_rate: share of failed samples (outages and crashes) that stops the run.
+        max_error_rate: share of failed samples (outages and crashes) that stops the run; None never stops it.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Scheduler:
         policy_digest: str,
         *,
         seed: int,
-        max_error_rate: float,
+        max_error_rate: float | None,
     ) -> None:
         self._stepper = stepper
         self._brancher = brancher
@@ -182,20 +182,32 @@ class Scheduler:
         return _Place(question, further, outputs, place.known, chosen.id)
 
     def _check(self, tally: Tally, last: bool = False) -> None:
-        """Stop where too much fails, or where everything did."""
-        n_failed, n_all = tally.n_outages, tally.samples
-        too_many = n_all >= _MIN_SAMPLES and n_failed > self._max_error_rate * n_all
-        nothing = last and n_failed > 0 and tally.n_rewarded == 0
-        if tally.last_outage is None or not (too_many or nothing):
-            return
-        allowed = (
-            f"more than sampling.max_error_rate = {self._max_error_rate:g} allows" if too_many else "and no reward"
-        )
-        error = _BOUNDARY[tally.last_outage.kind](
-            f"{n_failed} failures in {n_all} samples, {allowed}; the last one: {tally.last_outage.message}. "
-            "What is done is kept: mend the cause and run the same command again"
-        )
-        raise error if isinstance(error, ProgramError) else error.failed()
+        if self._max_error_rate is not None:
+            refuse_failures(tally, self._max_error_rate, last)
+
+
+def refuse_failures(tally: Tally, max_error_rate: float, last: bool = False) -> None:
+    """Stop where too much fails, or where everything did.
+
+    Args:
+        tally: so far.
+        max_error_rate: share of failed samples that is let pass.
+        last: nothing comes after.
+
+    Raises:
+        PolicyError, RetrievalError, ProgramError: of the kind of the last outage.
+    """
+    n_failed, n_all = tally.n_outages, tally.samples
+    too_many = n_all >= _MIN_SAMPLES and n_failed > max_error_rate * n_all
+    nothing = last and n_failed > 0 and tally.n_rewarded == 0
+    if tally.last_outage is None or not (too_many or nothing):
+        return
+    allowed = f"more than sampling.max_error_rate = {max_error_rate:g} allows" if too_many else "and no reward"
+    error = _BOUNDARY[tally.last_outage.kind](
+        f"{n_failed} failures in {n_all} samples, {allowed}; the last one: {tally.last_outage.message}. "
+        "What is done is kept: mend the cause and run the same command again"
+    )
+    raise error if isinstance(error, ProgramError) else error.failed()
 
 
 @dataclass(frozen=True)

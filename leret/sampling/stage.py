@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from leret.errors import ConfigError, DataError
 from leret.runs import Run
 from leret.sampling.changes import refuse_changes
 from leret.sampling.finished import finished, mark_finished
+from leret.sampling.merge import rescue
 from leret.sampling.preferences import PreferenceReport, build_preferences
 from leret.sampling.progress import Progress, Silent
 from leret.sampling.store import Store
@@ -23,9 +25,11 @@ from leret.types import Question
 if TYPE_CHECKING:
     from leret.pipelines.prompts import Prompt
     from leret.policies.base import Policy
-    from leret.sampling.scheduler import Tally
+    from leret.sampling.front import SearchFront
+    from leret.sampling.scaleout import Cluster
+    from leret.sampling.scheduler import Scheduler, Tally
 
-__all__ = ["SampleReport", "sample"]
+__all__ = ["SampleReport", "sample", "scheduler_of"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,12 @@ class SampleReport:
 
 
 def sample(
-    recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None, progress: Progress | None = None
+    recipe: SamplingRecipe,
+    run: Run,
+    *,
+    base_dir: Path | None = None,
+    progress: Progress | None = None,
+    cluster: Cluster | None = None,
 ) -> SampleReport:
     """Sample a program's states with several prompts, score them, and make the preferences.
 
@@ -70,6 +79,7 @@ def sample(
             larger, the strategy of the pairs any.
         base_dir: where relative paths of the recipe start; None is the current directory.
         progress: hears of every question.
+        cluster: samples on the workers of a Ray cluster; None samples in this process.
 
     Raises:
         RunError: the run was sampled from another recipe, is being sampled, or cannot be written.
@@ -91,7 +101,7 @@ def sample(
             **{**before, "already": True, "new_questions": 0, "new_samples": 0, "seconds": time.monotonic() - began}
         )
     refuse_changes(run, recipe.model_dump(mode="json"), {})
-    with Workbench(recipe, run.cache) as bench:
+    with Workbench(recipe, run.cache) as bench, cluster or nullcontext():
         progress.start("data and index", None)
         questions = _questions(bench)
         digests = _digests(bench, questions, run)
@@ -99,23 +109,32 @@ def sample(
         refuse_changes(run, recipe.model_dump(mode="json"), digests)
         if bench.skipped:
             run.event("sample", "skipped", **bench.skipped)
-        report = _sample(bench, run, questions, digests, progress, began)
+        report = _sample(bench, run, questions, digests, progress, began, cluster)
     mark_finished(run, recipe, asdict(report))
     return report
 
 
 def _sample(
-    bench: Workbench, run: Run, questions: Sequence[Question], digests: dict[str, str], progress: Progress, began: float
+    bench: Workbench,
+    run: Run,
+    questions: Sequence[Question],
+    digests: dict[str, str],
+    progress: Progress,
+    began: float,
+    cluster: Cluster | None,
 ) -> SampleReport:
     from leret.policies.load import policy_of
 
     recipe = bench.recipe
     with Store(run.store) as store:  # opened first: it keeps a second process out
+        rescue(run.workers, store)
         policy = policy_of(recipe.policy, run.cache)
         _write_sections(run, bench, policy, digests)
         run.event("sample", "started", questions=len(questions), policy=policy.name, policy_digest=policy.digest)
         n_before = store.counts(policy.digest)["samples"]
-        prompts, tally = asyncio.run(_work(bench, run, policy, store, questions, progress))
+        prompts, tally = asyncio.run(_work(bench, run, policy, store, questions, progress, cluster is None))
+        if cluster is not None:
+            tally = cluster.sample(bench, run, policy, prompts, store, questions, digests, progress)
         counts = store.counts(policy.digest)
         pairs = build_preferences(
             run, recipe.sampling.strategy, recipe.sampling.margin, recipe.sampling.max_pairs, policy.digest
@@ -126,40 +145,67 @@ def _sample(
 
 
 async def _work(
-    bench: Workbench, run: Run, policy: Policy, store: Store, questions: Sequence[Question], progress: Progress
+    bench: Workbench,
+    run: Run,
+    policy: Policy,
+    store: Store,
+    questions: Sequence[Question],
+    progress: Progress,
+    here: bool,
 ) -> tuple[list[Prompt], Tally]:
-    from leret.sampling.branch import Branch, Brancher
+    """The bank, and where sampling is done ``here``, the samples."""
     from leret.sampling.front import SearchFront
+    from leret.sampling.parity import check_messages
     from leret.sampling.prompting import prompts_of
-    from leret.sampling.scheduler import Scheduler
-    from leret.sampling.steps import Stepper
+    from leret.sampling.scheduler import Tally
 
-    recipe, settings = bench.recipe, bench.recipe.sampling
     front = SearchFront(bench.retriever)
     try:
         prompts = await prompts_of(run, bench, policy, front, questions, progress)
-        stepper = Stepper(bench.replay, bench.formatter, front)
-        lm = recipe.policy
-        branch = Branch(
-            tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens, settings.reward
-        )
-        scheduler = Scheduler(
-            stepper,
-            Brancher(stepper, policy, store, branch),
-            store,
-            policy.digest,
-            seed=settings.seed,
-            max_error_rate=settings.max_error_rate,
-        )
+        check_messages(bench.program(), bench.replay, bench.formatter, bench.retriever, prompts, questions[:1])
+        if not here:
+            return prompts, Tally()
+        scheduler = scheduler_of(bench, policy, prompts, front, store, bench.recipe.sampling.max_error_rate)
         n_done = len(store.done(policy.digest) & {question.id for question in questions})
         progress.start("sampling", len(questions) - n_done)
         try:
-            return prompts, await scheduler.run(questions, settings.concurrency, progress)
+            return prompts, await scheduler.run(questions, bench.recipe.sampling.concurrency, progress)
         finally:
             progress.finish()
     finally:
         front.close()
         await policy.aclose()
+
+
+def scheduler_of(
+    bench: Workbench,
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    front: SearchFront,
+    store: Store,
+    max_error_rate: float | None,
+) -> Scheduler:
+    """What samples a recipe's questions into a store, on one event loop.
+
+    Args:
+        bench: the recipe, opened.
+        policy: completes.
+        prompts: the bank.
+        front: over the bench's retriever.
+        store: where the samples go.
+        max_error_rate: see `Scheduler`.
+    """
+    from leret.sampling.branch import Branch, Brancher
+    from leret.sampling.scheduler import Scheduler
+    from leret.sampling.steps import Stepper
+
+    lm, settings = bench.recipe.policy, bench.recipe.sampling
+    stepper = Stepper(bench.replay, bench.formatter, front)
+    branch = Branch(
+        tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens, settings.reward
+    )
+    brancher = Brancher(stepper, policy, store, branch)
+    return Scheduler(stepper, brancher, store, policy.digest, seed=settings.seed, max_error_rate=max_error_rate)
 
 
 def _questions(bench: Workbench) -> list[Question]:

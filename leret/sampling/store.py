@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from leret.sampling.database import connect, lock, run_error
+from leret.sampling.merge import Rows, of_questions
 from leret.sampling.records import (
     OUTAGES,
     Group,
@@ -54,13 +55,17 @@ class Store:
     Args:
         path: the SQLite file; made where it is missing.
         read_only: for stages that only read; no lock is taken.
+        on_commit: hears of the rows of every transaction, once they are on the disk.
 
     Raises:
         RunError: the file is missing (read-only), damaged, of a newer leret, or another process writes it.
     """
 
-    def __init__(self, path: Path, read_only: bool = False) -> None:
+    def __init__(
+        self, path: Path, read_only: bool = False, on_commit: Callable[[Rows], None] = lambda rows: None
+    ) -> None:
         self.path = path
+        self._on_commit = on_commit
         self._states: list[tuple[Any, ...]] = []
         self._samples: list[tuple[Any, ...]] = []
         self._visits: list[tuple[Any, ...]] = []
@@ -102,7 +107,23 @@ class Store:
             self._database.executemany("INSERT OR IGNORE INTO states VALUES (?, ?, ?, ?, ?)", self._states)
             self._database.executemany(_PUT_SAMPLE, self._samples)
             self._database.executemany("INSERT OR REPLACE INTO visits VALUES (?, ?, ?, ?, ?, ?, ?)", self._visits)
+        rows = Rows(self._states, self._samples, self._visits)
         self._states, self._samples, self._visits = [], [], []
+        self._on_commit(rows)
+
+    def put_rows(self, rows: Rows) -> None:
+        """Keep rows of another store, by the rules of `put_state`, `put_samples` and `put_visit`."""
+        self._states.extend(rows.states)
+        self._samples.extend(rows.samples)
+        self._visits.extend(rows.visits)
+        if time.monotonic() - self._last_flush > _FLUSH_S or len(self._samples) >= _FLUSH_ROWS:
+            self.flush()
+
+    def rows(self, policy_digest: str, question_ids: Iterable[str]) -> Rows:
+        """All rows of some questions under one policy, for another store."""
+        self.flush()
+        with self._reporting():
+            return of_questions(self._database, policy_digest, question_ids)
 
     def close(self) -> None:
         """Commit and let go of the file; may be called twice."""
@@ -160,9 +181,12 @@ class Store:
                 state = state_of(first, step, first["parent"])
                 yield Group(state, digest, tuple(sample_of(row) for row in members))
 
-    def question_ids(self) -> set[str]:
-        """Every question that was sampled."""
-        return {row["question_id"] for row in self._read("SELECT DISTINCT question_id FROM states")}
+    def question_ids(self, policy_digest: str | None = None) -> set[str]:
+        """Every question that was sampled, by any policy or by one."""
+        if policy_digest is None:
+            return {row["question_id"] for row in self._read("SELECT DISTINCT question_id FROM states")}
+        sql = "SELECT DISTINCT question_id FROM samples WHERE policy_digest = ?"
+        return {row["question_id"] for row in self._read(sql, (policy_digest,))}
 
     def policy_digests(self) -> list[str]:
         """The policies that were asked, in the order of their first sample."""

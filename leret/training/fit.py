@@ -18,6 +18,7 @@ from leret.training.checkpoints import Workplace
 from leret.training.examples import Example
 from leret.training.initial import Initial
 from leret.training.model import load_model, load_tokenizer, pick_device, positions, stop_ids
+from leret.training.parity import check_parity
 from leret.training.preference import preference_trainer
 from leret.training.preflight import check_loss, check_template
 from leret.training.record import Record, model_card
@@ -70,7 +71,7 @@ def fit(
         stack.enter_context(run.writing())
         stack.enter_context(storing())
         model, tokenizer = load_model(initial, recipe, device), load_tokenizer(initial)
-        kept = _encode(recipe, model, tokenizer, examples)
+        kept = _encode(recipe, model, tokenizer, examples, run, initial)
         trainer = _trainer(recipe, model, tokenizer, kept, workplace.path, device, max_steps)
         difference = check_loss(trainer, recipe)
         resumed_from = _step(trainer, watch, workplace)
@@ -93,10 +94,13 @@ def fit(
     return Fitted(record, resumed_from, bool(trainer.is_world_process_zero()))
 
 
-def _encode(recipe: TrainingRecipe, model: Any, tokenizer: Any, examples: Sequence[Example]) -> list[Encoded]:
+def _encode(
+    recipe: TrainingRecipe, model: Any, tokenizer: Any, examples: Sequence[Example], run: Run, initial: Initial
+) -> list[Encoded]:
     encoder = Encoder(tokenizer, end_token(tokenizer, stop_ids(model)))
     encoded = encoder.encode(examples)
     check_template(encoder, examples, encoded)
+    check_parity(run, initial, encoder, examples, encoded)
     limit = min(recipe.max_length, positions(model) or recipe.max_length)
     kept = [example for example in encoded if example.length <= limit]
     if not kept:

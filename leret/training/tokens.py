@@ -66,6 +66,10 @@ class Encoder:
         """The prompt as text, up to and including the generation prompt."""
         return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
 
+    def prompt_ids(self, messages: Messages) -> list[int]:
+        """The prompt as ids."""
+        return self._ids([self.render(messages)])[0]
+
     def _completion(self, prompt: list[int], whole: list[int], text: str) -> list[int]:
         """Ids of a completion after its prompt.
 

@@ -1,0 +1,165 @@
+"""What is trained is what was sent: messages as the program formats them, tokens as the sampler made them.
+
+Refused where they differ, since nothing else would tell: a program or an adapter that has changed since sampling, a
+file of preferences that was edited, a chat template that is not the sampler's.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from leret.errors import LeretError, TrainingError
+from leret.policies.base import Messages
+from leret.policies.prompts import PromptEncoder
+from leret.runs import Run
+from leret.sampling.records import Group
+from leret.sampling.store import Store
+from leret.training.examples import Example
+from leret.training.initial import Initial
+from leret.training.tokens import Encoded, Encoder
+
+if TYPE_CHECKING:
+    from leret.pipelines.prompts import Formatter
+
+__all__ = ["check_parity"]
+
+_GROUPS = 8
+"""States of the store that are formatted again."""
+
+_EXAMPLES = 16
+
+
+def check_parity(
+    run: Run, initial: Initial, encoder: Encoder, examples: Sequence[Example], encoded: Sequence[Encoded]
+) -> None:
+    """Compare some of what is trained with what was sent.
+
+    Args:
+        run: that was sampled.
+        initial: the policy that is trained.
+        encoder: of its tokenizer.
+        examples: as text.
+        encoded: the same as ids.
+
+    Raises:
+        TrainingError: messages or tokens differ; with the first place.
+    """
+    _check_ids(encoder, examples, encoded)
+    if not run.store.is_file():
+        return
+    digest = run.manifest().get("digests", {}).get("policy")
+    with Store(run.store, read_only=True) as store:
+        groups = list(islice(store.groups(digest), _GROUPS))
+    _check_counts(run, initial, encoder, groups)
+    _check_examples(run, groups, examples)
+    formatter, why = _formatter(run)
+    if formatter is None:
+        run.event("train", "messages not checked", why=why)
+    else:
+        _check_states(formatter, groups)
+
+
+def _check_ids(encoder: Encoder, examples: Sequence[Example], encoded: Sequence[Encoded]) -> None:
+    """The ids of a prompt must be those that the engine of this process puts before a completion."""
+    engine = PromptEncoder(encoder.tokenizer, None, str(encoder.tokenizer.name_or_path))
+    for index in range(0, len(examples), max(1, len(examples) // _EXAMPLES)):
+        ours, theirs = encoded[index].prompt, list(engine.encode(examples[index].prompt).token_ids)
+        if ours != theirs:
+            shorter = min(len(ours), len(theirs))
+            place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), shorter)
+            raise TrainingError(
+                f"question {examples[index].question_id}: the prompt that would be trained is not the one that is "
+                f"sampled, from token {place} on:\n"
+                f"  training: {_tokens(encoder.tokenizer, ours, place)}\n"
+                f"  sampling: {_tokens(encoder.tokenizer, theirs, place)}\n"
+                "The chat template must render the same text, and the tokenizer the same ids of it, both times; mend "
+                f"the tokenizer of {encoder.tokenizer.name_or_path}"
+            )
+
+
+def _check_counts(run: Run, initial: Initial, encoder: Encoder, groups: Sequence[Group]) -> None:
+    """The sampler counted as many tokens in a zero-shot prompt as are trained, where it was the same model."""
+    settings = run.section("sampling", "leret sample RECIPE").get("policy", {})
+    served = str(settings.get("model", "")).rstrip("/").rpartition("/")[2]
+    if initial.name != "base" and served != initial.directory.name:
+        return  # another model's tokenizer may count as it likes
+    for group in groups:
+        state, ids = group.state, encoder.prompt_ids(_plain(group.state.messages))
+        counts = {sample.n_prompt_tokens for sample in group.samples if sample.prompt == "0"}
+        other = sorted(n for n in counts if n is not None and n != len(ids))
+        if other:
+            raise TrainingError(
+                f"question {state.question_id}, step {state.step}: the sampler counted {other[0]} tokens in the "
+                f"zero-shot prompt; {initial.directory} makes {len(ids)} of the same messages:\n"
+                f"  {_tokens(encoder.tokenizer, ids, 0)}\n  ... {_tokens(encoder.tokenizer, ids, len(ids))}\n"
+                "The server must use the same tokenizer and chat template; serve the model with them, and sample again"
+            )
+
+
+def _check_examples(run: Run, groups: Sequence[Group], examples: Sequence[Example]) -> None:
+    """A prompt that is trained is one that the store has for its question."""
+    known: dict[str, list[Messages]] = defaultdict(list)
+    for group in groups:
+        known[group.state.question_id].append(_plain(group.state.messages))
+    if len(groups) == _GROUPS:
+        del known[groups[-1].state.question_id]  # it may have further states
+    for example in examples:
+        sent, trained = known.get(example.question_id), _plain(example.prompt)
+        if sent and trained not in sent:
+            raise TrainingError(
+                f"question {example.question_id}: what would be trained is not what was sent:\n"
+                f"{_difference(trained, sent[0], 'trained', 'sent')}\n"
+                f"{run.preferences} was not made from this run's samples; `leret pairs {run.path}` makes it again"
+            )
+
+
+def _check_states(formatter: Formatter, groups: Iterable[Group]) -> None:
+    """The stored messages are what the program sends today."""
+    for group in groups:
+        state = group.state
+        try:
+            today = _plain(formatter.messages(state.predictor, state.inputs))
+        except KeyError:
+            raise TrainingError(
+                f"question {state.question_id}: the program has no predictor {state.predictor!r} any more, which "
+                "sampling asked; put the program back, or sample a new run with this one"
+            ) from None
+        if today != _plain(state.messages):
+            raise TrainingError(
+                f"question {state.question_id}, step {state.step}: the program no longer sends what was sampled:\n"
+                f"{_difference(_plain(state.messages), today, 'sampled', 'today')}\n"
+                "A policy trained on these prompts would meet others. Put the program and its adapter back, or sample "
+                "a new run with these"
+            )
+
+
+def _difference(ours: Messages, theirs: Messages, *names: str) -> str:
+    from leret.sampling.parity import message_difference
+
+    return message_difference(ours, theirs, (names[0], names[1]))
+
+
+def _formatter(run: Run) -> tuple[Formatter | None, str]:
+    """The formatter of the run's program; None with the reason where it cannot be opened."""
+    from leret.sampling.workbench import Workbench
+
+    try:
+        return Workbench.open(run).formatter, ""
+    except ValidationError as error:
+        return None, f"the run holds no whole recipe: {error.error_count()} keys are amiss"
+    except (LeretError, OSError) as error:
+        return None, str(error)
+
+
+def _plain(messages: Sequence[Any]) -> Messages:
+    return tuple({"role": str(m["role"]), "content": str(m["content"])} for m in messages)
+
+
+def _tokens(tokenizer: Any, ids: Sequence[int], place: int) -> str:
+    start = max(0, place - 5)
+    return f"{'...' if start else ''}{tokenizer.decode(list(ids[start : place + 12]))!r} {list(ids[start : place + 6])}"

@@ -1,0 +1,78 @@
+"""An OpenAI-compatible server in a thread: its completions follow from messages and seed, and it counts who asked.
+
+It gives one choice whatever ``n`` says, so that every sample is a request with its own seed.
+"""
+
+import asyncio
+import json
+import random
+import threading
+from collections import Counter
+
+from aiohttp import web
+
+from tests.sampling.fakes import WORDS
+
+
+class SeededServer:
+    """Started as it is made; ``url`` is its base.
+
+    Args:
+        delay_s: what a reply takes.
+
+    ``broken`` says of a request's body whether it is refused; ``asked`` counts requests by seed.
+    """
+
+    def __init__(self, delay_s=0.0):
+        self.delay_s = delay_s
+        self.asked = Counter()
+        self.answered = 0
+        self.broken = lambda body: False
+        self._loop = asyncio.new_event_loop()
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._serve, args=(started,), daemon=True)
+        self._thread.start()
+        assert started.wait(20)
+
+    def _serve(self, started):
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._open(started))
+        self._loop.run_forever()
+
+    async def _open(self, started):
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_get("/v1/models", self._models)
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        port = site._server.sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}/v1"
+        started.set()
+
+    async def _models(self, request):
+        return web.json_response({"object": "list", "data": [{"id": "seeded", "object": "model"}]})
+
+    async def _complete(self, request):
+        body = await request.json()
+        seed = body.get("seed")
+        self.asked[seed] += body["max_tokens"] > 1  # no sample asks for a single token, but a probe does
+        await asyncio.sleep(self.delay_s)
+        if self.broken(body):
+            return web.json_response({"error": {"message": "this question is refused"}}, status=400)
+        self.answered += body["max_tokens"] > 1
+        choices = [self._choice(body, seed)]
+        usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
+        return web.json_response({"object": "chat.completion", "model": "seeded", "choices": choices, "usage": usage})
+
+    def _choice(self, body, seed):
+        rng = random.Random(json.dumps([body["messages"], seed]))
+        text = " ".join(rng.choices(WORDS, k=2))
+        return {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+
+    def close(self):
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(20)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(20)
+        self._loop.close()

@@ -1,0 +1,245 @@
+"""What leret sends is what the DSPy program sends: proven for every adapter, hop and prompt, and refused otherwise."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import dspy
+import pytest
+
+from leret.config import AdapterSettings
+from leret.errors import ProgramError
+from leret.pipelines.adapters import make_adapter
+from leret.pipelines.loading import load_program
+from leret.pipelines.prompts import ZERO_SHOT, Formatter, Prompt
+from leret.pipelines.replay import Replay
+from leret.runs import Run
+from leret.sampling.branch import Branch, Brancher
+from leret.sampling.front import SearchFront
+from leret.sampling.parity import check_messages, made_up, message_difference, program_messages, replayed_steps
+from leret.sampling.scheduler import Scheduler
+from leret.sampling.stage import sample
+from leret.sampling.steps import Stepper
+from leret.sampling.store import Store
+from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
+from tests.sampling.test_stage import open_fakes, recipe_of, write_data
+
+ROOT = Path(__file__).parents[2]
+KINDS = ("chat", "json", "xml", "compact")
+DEMOS = [
+    {"question": "what follows alpha", "context": [], "query": "alpha beta"},
+    {"question": "what follows \"gamma\"?", "context": ["Gamma | gamma leads to {delta}", "Ünïcode | [[ ## x ## ]]"],
+     "query": "gamma\ndelta"},
+]  # fmt: skip
+
+
+def opened(kind, reason=False, hops=3):
+    path = ROOT / "pipelines/multihop.py"
+    program, other = (load_program(path, "MultiHop", {"hops": hops, "reason": reason}, k=2) for _ in range(2))
+    adapter = make_adapter(AdapterSettings(kind=kind))
+    return program, Replay(other), Formatter(other, adapter)
+
+
+def prompts_for(formatter, program):
+    name = program.named_predictors()[0][0]
+    demos = [{**demo, "reasoning": "Let me see."} for demo in DEMOS]
+    return [
+        ZERO_SHOT,
+        Prompt("1", {name: demos[:1]}),
+        Prompt("2", {name: demos}),
+        Prompt("3", {name: demos}, {name: "Be brief: two words."}),
+    ]
+
+
+@pytest.mark.parametrize("reason", [False, True], ids=["predict", "reason"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_call_of_the_program_is_sent_as_the_program_sends_it(kind, reason):
+    program, replay, formatter = opened(kind, reason)
+    prompts = prompts_for(formatter, program)
+    # Many questions: a formatter may take a short cut once it has seen a prompt a few times.
+    assert check_messages(program, replay, formatter, FakeRetriever(), prompts, questions(3)) == 3 * 4 * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_sampler_sends_and_stores_is_what_the_program_sends(kind, tmp_path):
+    """The whole sampler against the program, at the completions that the policy really wrote."""
+    program, replay, formatter = opened(kind)
+    name = program.named_predictors()[0][0]
+    prompts, asked = prompts_for(formatter, program)[:3], questions(3)
+    retriever, policy = FakeRetriever(), Writing(formatter, name)
+    front = SearchFront(retriever)
+    stepper = Stepper(replay, formatter, front)
+    with Store(tmp_path / "rollouts.db") as store:
+        brancher = Brancher(stepper, policy, store, Branch(tuple(prompts), 1, 1, 1.0, 1.0, 16))
+        scheduler = Scheduler(stepper, brancher, store, policy.digest, seed=1, max_error_rate=0.0)
+        asyncio.run(scheduler.run(asked, 4))
+        groups = list(store.groups())
+    front.close()
+    sent = {request.messages for request in map(Frozen, policy.requests)}
+    n = 0
+    for question in asked:
+        path = [group for group in groups if group.state.question_id == question.id]
+        parents = [after.state.parent for after in path[1:]] + [path[-1].samples[0].id]
+        completions = [
+            next(one.completion for one in group.samples if one.id == parent)
+            for group, parent in zip(path, parents, strict=True)
+        ]
+        for prompt in prompts:
+            steps = [Answered(text) for text in completions]
+            fresh = load_program(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": 3}, k=2)
+            theirs = program_messages(fresh, formatter, retriever, question, prompt, steps)
+            assert len(theirs) == len(path)
+            for group, messages in zip(path, theirs, strict=True):
+                assert frozen(messages) in sent
+                n += 1
+                if prompt is ZERO_SHOT:
+                    assert frozen(group.state.messages) == frozen(messages)  # the prompt of every preference
+    assert n == len(sent)  # and nothing else was sent
+
+
+class Writing(FakePolicy):
+    """Writes in the adapter's format."""
+
+    def __init__(self, formatter, predictor):
+        super().__init__()
+        self.formatter, self.predictor = formatter, predictor
+
+    async def complete(self, request):
+        from dataclasses import replace
+
+        plain = await super().complete(request)
+        return [replace(c, text=self.formatter.completion(self.predictor, {"query": c.text})) for c in plain]
+
+
+class Answered:
+    def __init__(self, completion):
+        self.completion = completion
+
+
+class Frozen:
+    def __init__(self, request):
+        self.messages = frozen(request.messages)
+
+
+def frozen(messages):
+    return tuple((m["role"], m["content"]) for m in messages)
+
+
+class Straying(dspy.Module):
+    """Looks the same from outside, and asks something else every time that it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.write = dspy.Predict("question -> query")
+        self.runs = 0
+
+    def forward(self, question):
+        self.runs += 1
+        self.write(question=f"{question} ({self.runs})")
+        return dspy.Prediction()
+
+
+def test_a_program_that_sends_something_else_is_refused_with_the_difference():
+    one, two = Straying(), Straying()
+    formatter = Formatter(two, make_adapter(AdapterSettings(kind="compact")))
+    two.runs = 4
+    with pytest.raises(ProgramError, match="Nothing was sampled") as caught:
+        check_messages(one, Replay(two), formatter, FakeRetriever(), [ZERO_SHOT], questions(1))
+    told = str(caught.value)
+    assert "question q00, prompt 0, LM call 1 (predictor write)" in told
+    assert "leret:   ...' alpha number 0 (5)'" in told
+    assert "program: ...' alpha number 0 (1)'" in told
+
+
+def test_a_short_cut_of_the_formatter_that_goes_wrong_is_found():
+    program, replay, formatter = opened("chat")
+    whole = formatter.messages
+
+    def short_cut(name, inputs, prompt=ZERO_SHOT):
+        return tuple({**m, "content": m["content"].replace("alpha", "Alpha")} for m in whole(name, inputs, prompt))
+
+    formatter.messages = short_cut
+    with pytest.raises(ProgramError, match="from character"):
+        check_messages(program, replay, formatter, FakeRetriever(), [ZERO_SHOT], questions(1))
+
+
+def test_a_program_that_calls_less_is_refused():
+    class Once(dspy.Module):
+        def __init__(self, times):
+            super().__init__()
+            self.times, self.write = times, dspy.Predict("question -> query")
+
+        def forward(self, question):
+            for _ in range(self.times):
+                question = self.write(question=question).query
+
+    formatter = Formatter(Once(2), make_adapter(AdapterSettings(kind="chat")))
+    with pytest.raises(ProgramError, match="program: nothing is sent there"):
+        check_messages(Once(1), Replay(Once(2)), formatter, FakeRetriever(), [ZERO_SHOT], questions(1))
+
+
+def test_the_stage_refuses_before_it_asks_the_policy(tmp_path, monkeypatch):
+    write_data(tmp_path)
+    made = open_fakes(monkeypatch)
+    (tmp_path / "straying.py").write_text(
+        "import dspy\nfrom leret.pipelines import Search\nN = [0]\n\n\nclass Straying(dspy.Module):\n"
+        "    def __init__(self, k=3):\n        super().__init__()\n"
+        "        self.write = dspy.Predict('question, n -> query')\n        self.search = Search(k=k)\n\n"
+        "    def forward(self, question):\n        N[0] += 1\n"
+        "        self.search(self.write(question=question, n=str(N[0])).query)\n"
+    )
+    recipe = recipe_of(prompts=1)
+    program = recipe.program.model_copy(update={"path": f"{tmp_path}/straying.py:Straying", "__pydantic_extra__": {}})
+    recipe = recipe.model_copy(update={"program": type(program)(path=program.path, adapter=recipe.program.adapter)})
+    run = Run.create(tmp_path / "run")
+    with pytest.raises(ProgramError, match="is not what the program sends"):
+        sample(recipe, run, base_dir=tmp_path)
+    assert not made[0].requests
+
+
+def test_the_check_is_cheap():
+    program, replay, formatter = opened("chat", hops=4)
+    prompts, retriever = prompts_for(formatter, program), FakeRetriever()
+    check_messages(program, replay, formatter, retriever, prompts, questions(1))  # what is imported is imported once
+    began = time.process_time()
+    check_messages(program, replay, formatter, retriever, prompts, questions(1))
+    assert time.process_time() - began < 0.5
+
+
+def test_outputs_are_made_up_by_their_types():
+    class Many(dspy.Signature):
+        question: str = dspy.InputField()
+        text: str = dspy.OutputField()
+        texts: list[str] = dspy.OutputField()
+        n: int = dspy.OutputField()
+        yes: bool = dspy.OutputField()
+        maybe: str | None = dspy.OutputField()
+
+    assert made_up(Many, "x") == {"text": "x", "texts": ["x"], "n": 1, "yes": True, "maybe": "x"}
+    assert made_up(dspy.Signature("question -> image: dspy.Image"), "x") is None
+
+
+def test_a_type_that_cannot_be_made_up_ends_the_comparison_and_not_the_run():
+    class Special(dspy.Module):
+        def __init__(self):
+            super().__init__()
+            self.write = dspy.Predict("question -> facts: dict[str, str]")
+
+        def forward(self, question):
+            for _ in range(2):
+                self.write(question=question)
+
+    formatter = Formatter(Special(), make_adapter(AdapterSettings(kind="chat")))
+    steps = replayed_steps(Replay(Special()), formatter, FakeRetriever(), questions(1)[0], ZERO_SHOT)
+    assert len(steps) == 1
+    assert check_messages(Special(), Replay(Special()), formatter, FakeRetriever(), [ZERO_SHOT], questions(1)) == 1
+
+
+def test_a_difference_is_told_at_its_first_place():
+    one = ({"role": "system", "content": "a"}, {"role": "user", "content": "x" * 30 + "left"})
+    two = ({"role": "system", "content": "a"}, {"role": "user", "content": "x" * 30 + "right"})
+    told = message_difference(one, two)
+    assert "message 1 (user), from character 30 on" in told
+    assert "leret:   ...'xxxxxxxxxxxxxxxxxxxxleft'" in told
+    assert message_difference(one, one[:1]) == "  2 messages (leret) and 1 (program)"
+    assert "of role user (leret) and system (program)" in message_difference(one[1:], one[:1])
