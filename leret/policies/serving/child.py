@@ -56,7 +56,10 @@ class Child:
             with self.log.open("ab") as log:
                 self._process = self._spawn(log)
         except OSError as error:
-            raise PolicyError(f"{error.filename or self._command[0]} cannot be opened: {error.strerror}") from error
+            raise PolicyError(
+                f"{error.filename or self._command[0]} cannot be opened ({error.strerror}); see that it can be run, and "
+                "that the log's folder can be written"
+            ) from error
 
     def _spawn(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
