@@ -57,8 +57,8 @@ class Child:
                 self._process = self._spawn(log)
         except OSError as error:
             raise PolicyError(
-                f"{error.filename or self._command[0]} cannot be opened ({error.strerror}); see that it can be run, and "
-                "that the log's folder can be written"
+                f"{error.filename or self._command[0]} cannot be opened ({error.strerror}); see that it can be run, "
+                "and that the log's folder can be written"
             ) from error
 
     def _spawn(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
