@@ -8,7 +8,7 @@ import typer
 import typer.core
 
 import leret
-from leret.cli import data, demo, evaluate, loop, pretrain, recipes, sample, store, train
+from leret.cli import data, demo, evaluate, loop, pretrain, recipes, sample, serve, store, train
 from leret.cli.ending import ended
 from leret.cli.surroundings import prepare
 
@@ -64,3 +64,4 @@ app.command("pretrain")(pretrain.pretrain)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 app.add_typer(store.app, name="store")
+app.add_typer(serve.app, name="serve")

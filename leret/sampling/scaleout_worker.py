@@ -243,7 +243,7 @@ class Worker:
         assert self._store is not None
         recipe = SamplingRecipe.model_validate(self._job.recipe)
         self._bench = bench = Workbench(recipe, cache)
-        self._policy = policy_of(recipe.policy)
+        self._policy = policy_of(recipe.policy, cache)
         here = {
             "corpus": bench.corpus.digest,
             "retriever": bench.retriever.digest,

@@ -1,0 +1,122 @@
+"""``leret serve``."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Serve a policy until it is stopped.", no_args_is_help=True)
+
+_WATCH_S = 0.25
+
+
+class EngineName(StrEnum):
+    """The servers that can be started."""
+
+    vllm = "vllm"
+    sglang = "sglang"
+    tgi = "tgi"
+
+
+class _Stopped(BaseException):
+    """A signal asked for the end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@app.callback()
+def _serve() -> None:
+    """Keeps `policy` a subcommand while it is the only one."""
+
+
+@app.command("policy")
+def policy(
+    policy: Annotated[str, typer.Argument(metavar="POLICY", help="R/policies/NAME, demo, a model, or see --run.")],
+    extra: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENT...]", help="For the engine.")] = None,
+    engine: Annotated[EngineName, typer.Option(help="The server to start.")] = EngineName.vllm,
+    run: Annotated[Path | None, typer.Option(metavar="R", help="POLICY is base, or a policy of this run.")] = None,
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    name: Annotated[str | None, typer.Option(help="Of the model in requests. [default: with its digest]")] = None,
+    executable: Annotated[str | None, typer.Option(metavar="PATH", help="The engine's. [default: on PATH]")] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Merge an adapter into its base first.")] = False,
+    api_key_env: Annotated[str | None, typer.Option(metavar="VAR", help="Holds the key that clients send.")] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds until it must answer.")] = 600.0,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds to end in before it is killed.")] = 15.0,
+    log: Annotated[Path | None, typer.Option(metavar="FILE", help="Gets the server's output.")] = None,
+    print_only: Annotated[bool, typer.Option("--print", help="Print the command and end.")] = False,
+) -> None:
+    """Start a real LM server for a policy, wait until it answers, and stop it on Ctrl-C."""
+    from leret.cli.console import complain, done, say
+    from leret.policies.serving.engines import Listening
+    from leret.policies.serving.served import find_served
+    from leret.policies.serving.start import free_port, plan, started
+    from leret.runs import Run
+
+    served = find_served(policy, None if run is None else Run.open(run), name)
+    at = Listening(host, port or free_port(host))
+    planned = plan(
+        served,
+        engine.value,
+        at,
+        executable=executable,
+        extra=extra or (),
+        merge=merge,
+        api_key_env=api_key_env,
+        dry=print_only,
+    )
+    say(planned.line)
+    if print_only:
+        return
+    ready = False
+    try:
+        with (
+            _stopping(),
+            started(
+                planned, timeout_s=timeout, grace_s=grace, log=log, tell=lambda text: complain(text, label="")
+            ) as child,
+        ):
+            ready = True
+            done(f"{planned.served.name} is served at {at.url}/v1")
+            say(planned.recipe)
+            while child.exit_code() is None:
+                time.sleep(_WATCH_S)
+            _died(child.exit_code(), child.log, child.tail())
+    except _Stopped as stopped:
+        complain(f"stopped ({stopped})", label="")
+        if not ready:
+            raise typer.Exit(128 + stopped.number) from None
+
+
+def _died(code: int | None, log: Path, tail: str) -> None:
+    from leret.errors import PolicyError
+
+    raise PolicyError(f"the server ended by itself with code {code}; its log is {log}. It ends with:\n{tail}").failed()
+
+
+@contextmanager
+def _stopping() -> Iterator[None]:
+    """Ctrl-C, a polite kill and a closed terminal end the block; whatever runs in it cleans up."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Stopped(number)
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, stop) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Real LM servers for trained policies: the command, the process, and the wait until it answers."""

@@ -1,0 +1,191 @@
+"""The servers that leret starts: their executables, and the command line of each for a policy.
+
+Each option is one that the engine documents. Two of them are not for comfort: engines take sampling settings that a
+request leaves out (``top_k``, ``repetition_penalty``) from the model's generation_config.json unless they are told not
+to, and the samples would then not be the policy's own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from leret.errors import ConfigError, PolicyError
+from leret.policies.serving.served import ServedModel
+
+__all__ = ["ENGINES", "Engine", "Listening", "find_executable", "has_gpu", "without_repeats"]
+
+_VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""What --max-lora-rank takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """The base URL for clients on this machine, without /v1."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host and "[" not in host else f"http://{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A kind of server.
+
+    Attributes:
+        executable: looked for on PATH.
+        variable: of the environment, names another executable.
+        install: how one gets it.
+        arguments: of the executable, for (executable, model, listening, on a GPU).
+        environment: variables that the server gets where the user has not set them, for (on a GPU).
+        takes_adapters: whether an adapter is served on its base; merged into it otherwise.
+        model_in_requests: the ``model`` of requests, for a served model.
+        key_variable: where the server itself looks for the key that clients must send; None where it looks nowhere.
+        lists_names: whether /v1/models shows the name that we gave; TGI shows a path.
+    """
+
+    name: str
+    executable: str
+    variable: str
+    install: str
+    arguments: Callable[[str, ServedModel, Listening, bool], list[str]]
+    environment: Callable[[bool], dict[str, str]]
+    takes_adapters: bool
+    model_in_requests: Callable[[ServedModel], str]
+    key_variable: str | None = None
+    lists_names: bool = True
+
+
+def _base_name(served: ServedModel) -> str:
+    return f"{served.name}-base"
+
+
+def _vllm(executable: str, served: ServedModel, at: Listening, gpu: bool) -> list[str]:
+    command = ["serve", served.weights, "--host", at.host, "--port", str(at.port), "--generation-config", "vllm"]
+    command += ["--disable-uvicorn-access-log"]  # a line a request, and a run makes hundreds of thousands
+    if served.adapter is None:
+        command += ["--served-model-name", served.name]
+    else:
+        rank = next((rank for rank in _VLLM_RANKS if rank >= served.rank), served.rank)
+        command += ["--served-model-name", _base_name(served), "--enable-lora", "--max-lora-rank", str(rank)]
+        command += ["--lora-modules", f"{served.name}={served.adapter}"]
+    if served.tokenizer is not None:
+        command += ["--tokenizer", str(served.tokenizer)]
+    # As the in-process engine computes on a CPU; compilation takes longer there than small models gain by it.
+    return command if gpu else [*command, "--dtype", "float32", "--enforce-eager"]
+
+
+def _vllm_environment(gpu: bool) -> dict[str, str]:
+    quiet = {"VLLM_NO_USAGE_STATS": "1"}
+    return quiet if gpu else {**quiet, "VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB; it would take half of the machine
+
+
+def _sglang(executable: str, served: ServedModel, at: Listening, gpu: bool) -> list[str]:
+    module = Path(executable).name.startswith("python")  # releases without `sglang serve` have the module alone
+    command = ["-m", "sglang.launch_server"] if module else ["serve"]
+    command += ["--model-path", served.weights, "--host", at.host, "--port", str(at.port)]
+    command += ["--sampling-defaults", "openai", "--log-level-http", "warning"]
+    if served.adapter is None:
+        command += ["--served-model-name", served.name]
+    else:
+        command += ["--served-model-name", _base_name(served), "--enable-lora"]
+        command += ["--lora-paths", f"{served.name}={served.adapter}"]
+    if served.tokenizer is not None:
+        command += ["--tokenizer-path", str(served.tokenizer)]
+    return command if gpu else [*command, "--device", "cpu"]
+
+
+def _tgi(executable: str, served: ServedModel, at: Listening, gpu: bool) -> list[str]:
+    # Without the last option a request for more than two samples is refused.
+    return ["--model-id", served.weights, "--hostname", at.host, "--port", str(at.port), "--max-best-of", "64"]
+
+
+ENGINES: Mapping[str, Engine] = {
+    "vllm": Engine(
+        "vllm",
+        "vllm",
+        "LERET_VLLM",
+        "`pip install vllm` in an environment of its own, or scripts/vllm_cpu.sh where there is no GPU",
+        _vllm,
+        _vllm_environment,
+        True,
+        lambda served: served.name,
+        "VLLM_API_KEY",
+    ),
+    "sglang": Engine(
+        "sglang",
+        "sglang",
+        "LERET_SGLANG",
+        "`pip install sglang` in an environment of its own",
+        _sglang,
+        lambda gpu: {},
+        True,
+        lambda served: served.name if served.adapter is None else f"{_base_name(served)}:{served.name}",
+    ),
+    "tgi": Engine(
+        "tgi",
+        "text-generation-launcher",
+        "LERET_TGI",
+        "it comes as a container: ghcr.io/huggingface/text-generation-inference",
+        _tgi,
+        lambda gpu: {},
+        False,
+        lambda served: served.name,
+        "API_KEY",
+        lists_names=False,
+    ),
+}
+
+
+def find_executable(engine: Engine, given: str | None, environment: Mapping[str, str]) -> str:
+    """The engine's executable: as given, as the environment names it, or on PATH.
+
+    Raises:
+        ConfigError: what was named is not there, or cannot be run.
+        PolicyError: nothing was named, and PATH has none.
+    """
+    named = given or environment.get(engine.variable)
+    found = shutil.which(named or engine.executable, path=environment.get("PATH"))
+    if found is not None:
+        return found
+    if named is None:
+        raise PolicyError(
+            f"{engine.executable} is not on PATH; install it ({engine.install}), or name it with --executable or in "
+            f"{engine.variable}"
+        )
+    origin = "--executable" if given else engine.variable
+    told = "is there, but cannot be run" if Path(named).exists() else "is not there"
+    raise ConfigError(f"{origin} {named} {told}; install {engine.name}: {engine.install}")
+
+
+def has_gpu(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> bool:
+    """Whether an NVIDIA or AMD device is there and not hidden from this process."""
+    hidden = environment.get("CUDA_VISIBLE_DEVICES")
+    if hidden is not None and hidden.strip() in {"", "-1"}:
+        return False
+    return any(devices.glob("nvidia[0-9]*")) or (devices / "kfd").exists()
+
+
+def without_repeats(command: Sequence[str], extra: Sequence[str]) -> list[str]:
+    """Our options without the ones that the user gives himself.
+
+    >>> without_repeats(["serve", "--port", "1", "--enforce-eager"], ["--port", "2"])
+    ['serve', '--enforce-eager']
+    """
+    given = {argument.split("=", 1)[0] for argument in extra if argument.startswith("--")}
+    kept: list[str] = []
+    dropping = False
+    for argument in command:
+        if argument.startswith("--"):
+            dropping = argument in given
+        if not dropping:
+            kept.append(argument)
+    return kept

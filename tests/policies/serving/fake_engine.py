@@ -1,0 +1,93 @@
+"""An LM server without an LM: what `leret serve` waits for, and the ways in which a real one fails.
+
+Run as ``fake_engine.py serve MODEL --port P --served-model-name NAME ...``; FAKE_ENGINE names its behaviour, and the
+folder FAKE_RECORD gets its arguments, its environment, its process ids and the requests it saw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+MODE = os.environ.get("FAKE_ENGINE", "well")
+RECORD = Path(os.environ["FAKE_RECORD"])
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--host", "--hostname", dest="host", default="0.0.0.0")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--served-model-name", default="/path/of/the/model")
+    parser.add_argument("--lora-modules")
+    return parser.parse_known_args()[0]
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    names: tuple[str, ...] = ()
+
+    def do_GET(self):
+        if self.path == "/health":
+            self.answer(503 if MODE == "never healthy" else 200, {})
+        elif self.path == "/v1/models":
+            names = ("somebody-elses",) if MODE == "another server" else self.names
+            self.answer(200, {"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
+        else:
+            self.answer(404, {})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with (RECORD / "requests.jsonl").open("a") as file:
+            file.write(json.dumps({"body": body, "key": self.headers.get("Authorization")}) + "\n")
+        if MODE == "cannot complete":
+            self.answer(500, {"error": {"message": "head_dim=16 is not supported"}})
+        elif MODE == "dies of a completion":
+            print("RuntimeError: no such kernel", flush=True)
+            os._exit(7)
+        else:
+            message = {"role": "assistant", "content": "Paris"}
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            self.answer(200, {"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 1}})
+
+    def answer(self, status, value):
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args):
+        pass
+
+
+def main() -> None:
+    given = options()
+    RECORD.mkdir(exist_ok=True)
+    seen = {name: os.environ.get(name) for name in ("HF_HUB_OFFLINE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_API_KEY")}
+    (RECORD / "start.json").write_text(json.dumps({"arguments": sys.argv[1:], "environment": seen}))
+    pids = [os.getpid()]
+    if MODE == "dies at start":
+        print("Loading weights", flush=True)
+        print("RuntimeError: not enough memory for the KV cache", flush=True)
+        sys.exit(3)
+    if MODE == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        worker = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+        pids.append(subprocess.Popen([sys.executable, "-c", worker]).pid)
+    (RECORD / "pids.json").write_text(json.dumps(pids))
+    if MODE == "silent":
+        time.sleep(600)
+    Handler.names = (given.served_model_name, *([given.lora_modules.split("=")[0]] if given.lora_modules else []))
+    print("listening", flush=True)
+    ThreadingHTTPServer((given.host, given.port), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()
