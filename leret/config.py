@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 __all__ = [
     "AdapterSettings",
@@ -87,7 +87,7 @@ class ColbertSettings(Settings):
     separator: str = Field(" | ", description="between the title and the text of a document")
     doc_maxlen: PositiveInt = Field(300, description="tokens of a document")
     query_maxlen: PositiveInt = Field(32, description="tokens of a query")
-    kmeans_iterations: PositiveInt = Field(20, description="of the centroids")
+    kmeans_iterations: PositiveInt = Field(4, description="of the centroids")
     ncells: PositiveInt = Field(4, description="cells looked into for each token of a query")
     centroid_threshold: float = Field(0.4, description="centroids below this similarity are left out at first")
     ndocs: PositiveInt = Field(4096, description="candidates; at least 4 k are taken")
@@ -131,7 +131,7 @@ class HybridSettings(Settings):
 
     engines: tuple[EngineSettings, EngineSettings]
     fusion: Literal["rrf", "sum"] = Field("rrf", description="reciprocal ranks, or scores scaled to [0, 1]")
-    weights: tuple[float, float] = Field((0.5, 0.5), description="of the two engines")
+    weights: tuple[NonNegativeFloat, NonNegativeFloat] = Field((1.0, 1.0), description="of the two engines")
     rank_constant: float = Field(60.0, ge=0, description="rrf: added to every rank")
     depth: PositiveInt = Field(100, description="documents asked of each engine (k at least)")
 
