@@ -8,7 +8,7 @@ import typer
 import typer.core
 
 import leret
-from leret.cli import data, demo, evaluate, loop, pretrain, recipes, sample, train
+from leret.cli import data, demo, evaluate, index, loop, pretrain, recipes, sample, search, train
 from leret.cli.ending import ended
 from leret.cli.surroundings import prepare
 
@@ -63,3 +63,5 @@ app.command("run")(loop.run)
 app.command("pretrain")(pretrain.pretrain)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
+app.add_typer(index.app, name="index")
+app.command("search")(search.search)

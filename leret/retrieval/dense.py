@@ -177,7 +177,7 @@ class DenseEngine:
         if self.vectors.store == "chroma":
             from leret.retrieval.chroma import write_chroma
 
-            write_chroma(parts, directory, self._graph(), told.advance)
+            write_chroma(parts, directory, self._graph(), self.vectors.ef_search, told.advance)
         else:
             write_faiss(
                 parts, directory, hnsw=self._graph() if self.vectors.store == "hnsw" else None, told=told.advance
