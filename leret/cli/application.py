@@ -8,7 +8,7 @@ import typer
 import typer.core
 
 import leret
-from leret.cli import data, demo, evaluate, loop, pretrain, recipes, sample, serve, store, train
+from leret.cli import data, demo, evaluate, index, loop, pretrain, recipes, sample, search, serve, store, train
 from leret.cli.ending import ended
 from leret.cli.surroundings import prepare
 
@@ -65,3 +65,5 @@ app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 app.add_typer(store.app, name="store")
 app.add_typer(serve.app, name="serve")
+app.add_typer(index.app, name="index")
+app.command("search")(search.search)

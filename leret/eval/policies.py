@@ -54,7 +54,7 @@ def deliver(run: Run, bench: Workbench, system: System | None) -> None:
         OSError: it cannot be written.
     """
     settings = bench.recipe.retriever
-    index = settings.index or str((bench.cache / "bm25").resolve())
+    index = settings.index or str((bench.cache / settings.kind).resolve())
     save_program(
         run.program,
         bench.program(),

@@ -1,35 +1,167 @@
-"""The engine that a recipe names."""
+"""The engine that a recipe names, and the index that a directory holds."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from leret.config import RetrieverSettings
+from leret.config import ColbertSettings, EngineSettings, RetrieverSettings
+from leret.errors import RetrievalError
 from leret.retrieval.base import Retriever
 from leret.retrieval.documents import Documents
+from leret.retrieval.downloaded import Collection, Downloaded
+from leret.retrieval.index import Engine, Manifest, check_files, read_manifest, write_index
+from leret.retrieval.progress import Progress
+from leret.retrieval.stored import Held, StoredDocuments
+from leret.retrieval.words import WordSettings
 
-__all__ = ["load_retriever"]
+__all__ = ["engine_of", "load_retriever", "open_index"]
 
 
-def load_retriever(settings: RetrieverSettings, corpus: Documents, cache: Path) -> Retriever:
+def load_retriever(
+    settings: RetrieverSettings, corpus: Documents, cache: Path, told: Progress | None = None
+) -> Retriever:
     """Open the index over a corpus; build it where it is missing.
+
+    An index in the cache is made anew where it does not fit. One in a directory that the settings name may be shared
+    and costly: there, what does not fit is refused.
 
     Args:
         settings: of the recipe.
         corpus: what is searched.
         cache: where the index is kept when the settings name no directory.
+        told: watches a build.
 
     Raises:
-        RetrievalError: the index cannot be built or opened, or is of another corpus.
+        RetrievalError: the index cannot be built or opened, or is of another corpus or made with other settings.
     """
-    from leret.retrieval.bm25 import open_or_build
+    engine = engine_of(settings)
+    if settings.index:
+        return _named(engine, corpus, Path(settings.index), told)
+    directory = cache / settings.kind
+    try:
+        if read_manifest(directory).is_of(Manifest.planned(engine, corpus)):
+            return open_index(directory)
+    except RetrievalError:
+        pass  # missing, broken, of another layout: it can be built again
+    write_index(engine, corpus, directory, told)
+    return open_index(directory)
 
-    directory = Path(settings.index) if settings.index else cache / settings.kind
-    return open_or_build(
-        corpus,
-        directory,
-        k1=settings.k1,
-        b=settings.b,
-        stopwords=settings.stopwords,
-        fold_accents=settings.fold_accents,
-    )
+
+def open_index(path: str | Path) -> Retriever:
+    """Open an index directory alone, with the documents that it keeps.
+
+    Args:
+        path: of the directory; a downloaded index of ColBERT is taken too, where its collection.tsv lies with it.
+
+    Raises:
+        RetrievalError: it is no index, half-built, broken, or needs a model that is gone.
+        MissingDependency: the engine's package is not installed.
+    """
+    directory = Path(path)
+    if Downloaded.is_one(directory):
+        return _downloaded(directory)
+    manifest = read_manifest(directory)
+    problems = check_files(manifest, directory, content=False)
+    if problems:
+        raise RetrievalError(f"{directory}: the index is broken ({'; '.join(problems[:3])}); build it again")
+    return _again(manifest, directory).open(directory, StoredDocuments(directory, manifest.corpus))
+
+
+def engine_of(settings: EngineSettings) -> Engine:
+    """The engine that settings name.
+
+    Raises:
+        RetrievalError: a model that they name is not there.
+        MissingDependency: the engine's package is not installed.
+    """
+    words = WordSettings(settings.stopwords, settings.stemmer, settings.fold_accents)
+    if settings.kind == "bm25":
+        from leret.retrieval.bm25 import BM25Engine
+        from leret.retrieval.bm25_index import IndexSettings
+
+        return BM25Engine(IndexSettings(settings.k1, settings.b, words))
+    if settings.kind == "tantivy":
+        from leret.retrieval.tantivy import TantivyEngine
+
+        return TantivyEngine(words)
+    if settings.kind == "dense" and settings.dense is not None:
+        from leret.retrieval.dense import DenseEngine
+
+        return DenseEngine.of(settings.dense)
+    if settings.kind == "colbert" and settings.colbert is not None:
+        from leret.retrieval.colbert import ColbertEngine
+
+        return ColbertEngine.of(settings.colbert)
+    if isinstance(settings, RetrieverSettings) and settings.hybrid is not None:
+        from leret.retrieval.hybrid import HybridEngine
+
+        first, second = settings.hybrid.engines
+        return HybridEngine.of(settings.hybrid, (engine_of(first), engine_of(second)))
+    raise RetrievalError(f"retriever.kind: there is no engine {settings.kind!r}")
+
+
+def _again(manifest: Manifest, directory: Path) -> Engine:
+    """The engine that made an index."""
+    if manifest.engine == "bm25":
+        from leret.retrieval.bm25 import BM25Engine
+
+        return BM25Engine.again(manifest)
+    if manifest.engine == "tantivy":
+        from leret.retrieval.tantivy import TantivyEngine
+
+        return TantivyEngine.again(manifest)
+    if manifest.engine == "dense":
+        from leret.retrieval.dense import DenseEngine
+
+        return DenseEngine.again(manifest, directory)
+    if manifest.engine == "colbert":
+        from leret.retrieval.colbert import ColbertEngine
+
+        return ColbertEngine.again(manifest, directory)
+    if manifest.engine == "hybrid":
+        from leret.retrieval.hybrid import FOLDERS, Fusion, HybridEngine
+
+        first, second = (_again(read_manifest(directory / name), directory / name) for name in FOLDERS)
+        values = manifest.settings
+        weights = (values["weights"][0], values["weights"][1])
+        fusion = Fusion(values["fusion"], weights, values["rank_constant"], values["depth"])
+        return HybridEngine((first, second), fusion)
+    raise RetrievalError(f"{directory} is an index of kind {manifest.engine!r}, which this leret does not know")
+
+
+def _downloaded(directory: Path) -> Retriever:
+    """An index of colbert-ai as it was downloaded, with the collection that lies with it."""
+    from leret.retrieval.colbert import ColBERT, ColbertEngine
+
+    found = Downloaded.find(directory)
+    if found.collection is None:
+        raise RetrievalError(
+            f"{directory} is an index of ColBERT, and its collection.tsv is not with it; put it there, or run "
+            f"`leret index build --kind colbert --set colbert.index_root={directory.parent} "
+            f"--set colbert.index_name={directory.name} --corpus PATH --out DIR`"
+        )
+    engine = ColbertEngine.of(ColbertSettings(index_root=str(directory.parent), index_name=directory.name))
+    documents = Collection(found.collection)
+    return ColBERT(Held(documents), engine.checkpoint, directory, engine.plaid, engine.digest(documents.digest))
+
+
+def _named(engine: Engine, corpus: Documents, directory: Path, told: Progress | None) -> Retriever:
+    """The index in a directory of the user's."""
+    if not directory.exists():
+        write_index(engine, corpus, directory, told)
+        return open_index(directory)
+    manifest, planned = read_manifest(directory), Manifest.planned(engine, corpus)
+    manifest.require(corpus, directory)
+    if (manifest.engine, manifest.digest) != (planned.engine, planned.digest):
+        differs = [
+            f"{name}: {manifest.settings.get(name)!r} there, {planned.settings.get(name)!r} in the recipe"
+            for name in sorted({*manifest.settings, *planned.settings})
+            if manifest.settings.get(name) != planned.settings.get(name)
+        ]
+        if manifest.engine != planned.engine:
+            differs = [f"kind: {manifest.engine} there, {planned.engine} in the recipe"]
+        raise RetrievalError(
+            f"{directory} is an index with other settings ({'; '.join(differs)}); "
+            "correct the recipe, or name another directory under retriever.index"
+        )
+    return open_index(directory)
