@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+
+from leret.liveconfig import AnswersSettings, ClinicalTrialsSettings, PubMedSettings, RemoteSettings, RM3Settings
+from leret.section import Settings
 
 __all__ = [
     "AdapterSettings",
@@ -28,12 +31,6 @@ __all__ = [
 DataKind = Literal["jsonl", "beir", "hotpotqa", "hover", "musique", "2wiki", "world"]
 Split = Literal["train", "dev", "test", "all"]
 Measure = str
-
-
-class Settings(BaseModel):
-    """What all sections share: unknown keys are refused, values are frozen."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class DataSettings(Settings):
@@ -58,7 +55,7 @@ class DataSettings(Settings):
 class RetrieverSettings(Settings):
     """The search engine behind the program."""
 
-    kind: Literal["bm25"] = "bm25"
+    kind: Literal["bm25", "rm3", "remote", "pubmed", "clinicaltrials"] = "bm25"
     k: PositiveInt = Field(3, description="passages a search")
     exclude_seen: bool = Field(False, description="a search skips what earlier searches found (off in the paper)")
     index: str | None = Field(None, description="index directory; None keeps it in the run directory's cache")
@@ -66,6 +63,27 @@ class RetrieverSettings(Settings):
     b: float = Field(0.75, ge=0, le=1)
     stopwords: str | None = "english"
     fold_accents: bool = True
+    remote: RemoteSettings | None = None
+    pubmed: PubMedSettings | None = None
+    clinicaltrials: ClinicalTrialsSettings | None = None
+    rm3: RM3Settings | None = None
+    answers: AnswersSettings | None = Field(None, description="the cache of answers on disk")
+
+    @property
+    def needs_corpus(self) -> bool:
+        """Does the engine search the documents of ``data.corpus``? One behind HTTP has its own."""
+        if self.kind == "remote" and self.remote is not None:
+            return self.remote.doc_id == "row"
+        return self.kind not in {"pubmed", "clinicaltrials"}
+
+    @model_validator(mode="after")
+    def _sections(self) -> RetrieverSettings:
+        if self.kind == "remote" and self.remote is None:
+            raise ValueError("retriever.remote.urls is missing: kind remote needs at least one, as in http://host:8893")
+        for name in ("remote", "pubmed", "clinicaltrials", "rm3"):
+            if getattr(self, name) is not None and name != self.kind:
+                raise ValueError(f"retriever.{name} is given, but retriever.kind is {self.kind}; use kind: {name}")
+        return self
 
 
 class PolicySettings(Settings):

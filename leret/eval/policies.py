@@ -55,7 +55,9 @@ def deliver(run: Run, bench: Workbench, system: System | None) -> None:
         OSError: it cannot be written.
     """
     settings = bench.recipe.retriever
-    index = settings.index or str((bench.cache / "bm25").resolve())
+    index = settings.index
+    if index is None and settings.kind in {"bm25", "rm3"}:
+        index = str((bench.cache / "bm25").resolve())
     save_program(
         run.program,
         bench.program(),

@@ -92,6 +92,23 @@ class BM25:
         """Names the engine, its settings and its corpus."""
         return digest("bm25s", self._settings.as_dict(), self._corpus.digest)
 
+    @property
+    def index(self) -> Index:
+        """The score matrix, for engines on top of this one."""
+        return self._index
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def words(self, text: str) -> list[str]:
+        """The words of a text as the index has them."""
+        with self._lock:
+            return self._words(text)
+
+    def passages(self, places: Sequence[int], scores: Sequence[float]) -> Ranking:
+        """Documents by their places in the corpus."""
+        return self._ranking(places, scores)
+
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """Rank documents for each query.
 
