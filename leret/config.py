@@ -16,8 +16,12 @@ from leret.section import Settings
 __all__ = [
     "AdapterSettings",
     "BankSettings",
+    "ColbertSettings",
     "DataSettings",
+    "DenseSettings",
+    "EngineSettings",
     "EvalRecipe",
+    "HybridSettings",
     "LoraSettings",
     "PolicySettings",
     "PretrainSettings",
@@ -52,37 +56,115 @@ class DataSettings(Settings):
         return self
 
 
-class RetrieverSettings(Settings):
+class DenseSettings(Settings):
+    """An embedding model, and where its vectors are searched."""
+
+    model: str | None = Field(None, description="directory of a sentence-transformers model, or its name on the hub")
+    query_prefix: str = Field("", description='put before a query: "query: " for E5')
+    document_prefix: str = Field("", description='put before a document: "passage: " for E5')
+    separator: str = Field(". ", description="between the title and the text of a document")
+    normalize: bool = Field(True, description="compare by cosine; false compares by inner product, as Contriever does")
+    store: Literal["flat", "hnsw", "chroma"] = Field("flat", description="faiss exact, faiss HNSW, or Chroma")
+    hnsw_m: PositiveInt = Field(32, description="links a vector, hnsw and chroma")
+    ef_construction: PositiveInt = Field(200, description="candidates while it is built, hnsw and chroma")
+    ef_search: PositiveInt = Field(128, description="candidates of a search (k at least), hnsw and chroma")
+    max_length: PositiveInt | None = Field(None, description="tokens; None takes the model's")
+    batch_size: PositiveInt = 64
+    device: str = "auto"
+
+
+class ColbertSettings(Settings):
+    """A ColBERT checkpoint, and its PLAID index."""
+
+    checkpoint: str | None = Field(None, description="directory of the checkpoint; None takes the downloaded index's")
+    index_root: str | None = Field(None, description="of a downloaded index: the folder it is in")
+    index_name: str | None = Field(None, description="of a downloaded index: its name in index_root")
+    collection: str | None = Field(None, description="of a downloaded index: its collection.tsv, checked or searched")
+    nbits: Literal[1, 2, 4, 8] = Field(2, description="bits a dimension of a residual")
+    separator: str = Field(" | ", description="between the title and the text of a document")
+    doc_maxlen: PositiveInt = Field(300, description="tokens of a document")
+    query_maxlen: PositiveInt = Field(32, description="tokens of a query")
+    kmeans_iterations: PositiveInt = Field(20, description="of the centroids")
+    ncells: PositiveInt = Field(4, description="cells looked into for each token of a query")
+    centroid_threshold: float = Field(0.4, description="centroids below this similarity are left out at first")
+    ndocs: PositiveInt = Field(4096, description="candidates; at least 4 k are taken")
+    batch_size: PositiveInt = Field(64, description="documents encoded at once")
+
+    @model_validator(mode="after")
+    def _downloaded(self) -> ColbertSettings:
+        if (self.index_root is None) != (self.index_name is None):
+            raise ValueError("index_root and index_name go together: the folder, and the index's name in it")
+        return self
+
+
+class EngineSettings(Settings):
+    """A search engine."""
+
+    kind: Literal["bm25", "tantivy", "dense", "colbert"] = "bm25"
+    k1: float = Field(1.5, ge=0, description="of bm25")
+    b: float = Field(0.75, ge=0, le=1, description="of bm25")
+    stopwords: str | None = Field("english", description="of bm25 and tantivy")
+    stemmer: str | None = Field(None, description="of bm25 and tantivy: a Snowball language")
+    fold_accents: bool = Field(True, description="of bm25 and tantivy")
+    dense: DenseSettings | None = None
+    colbert: ColbertSettings | None = None
+
+    @model_validator(mode="after")
+    def _sections(self) -> EngineSettings:
+        for name in ("dense", "colbert", "hybrid", "rm3", "remote", "pubmed", "clinicaltrials"):
+            if getattr(self, name, None) is not None and self.kind != name:
+                raise ValueError(f"{name}: given, but the kind is {self.kind}; say kind: {name}, or remove the section")
+        if self.kind == "dense" and (self.dense is None or not self.dense.model):
+            raise ValueError("dense.model is missing: kind dense needs a sentence-transformers model")
+        if self.kind == "colbert" and (
+            self.colbert is None or not (self.colbert.checkpoint or self.colbert.index_root)
+        ):
+            raise ValueError("colbert.checkpoint is missing: kind colbert needs one, or a downloaded index_root")
+        return self
+
+
+class HybridSettings(Settings):
+    """Two engines, and how their rankings become one."""
+
+    engines: tuple[EngineSettings, EngineSettings]
+    fusion: Literal["rrf", "sum"] = Field("rrf", description="reciprocal ranks, or scores scaled to [0, 1]")
+    weights: tuple[float, float] = Field((0.5, 0.5), description="of the two engines")
+    rank_constant: float = Field(60.0, ge=0, description="rrf: added to every rank")
+    depth: PositiveInt = Field(100, description="documents asked of each engine (k at least)")
+
+
+class RetrieverSettings(EngineSettings):
     """The search engine behind the program."""
 
-    kind: Literal["bm25", "rm3", "remote", "pubmed", "clinicaltrials"] = "bm25"
+    kind: Literal["bm25", "tantivy", "dense", "colbert", "hybrid", "rm3", "remote", "pubmed", "clinicaltrials"] = "bm25"  # type: ignore[assignment]
     k: PositiveInt = Field(3, description="passages a search")
     exclude_seen: bool = Field(False, description="a search skips what earlier searches found (off in the paper)")
     index: str | None = Field(None, description="index directory; None keeps it in the run directory's cache")
-    k1: float = Field(1.5, ge=0)
-    b: float = Field(0.75, ge=0, le=1)
-    stopwords: str | None = "english"
-    fold_accents: bool = True
+    hybrid: HybridSettings | None = None
+    rm3: RM3Settings | None = None
     remote: RemoteSettings | None = None
     pubmed: PubMedSettings | None = None
     clinicaltrials: ClinicalTrialsSettings | None = None
-    rm3: RM3Settings | None = None
     answers: AnswersSettings | None = Field(None, description="the cache of answers on disk")
+
+    @property
+    def index_kind(self) -> str | None:
+        """Kind of the index that the engine opens; None where a server has it."""
+        if self.kind in {"remote", "pubmed", "clinicaltrials"}:
+            return None
+        return "bm25" if self.kind == "rm3" else self.kind
 
     @property
     def needs_corpus(self) -> bool:
         """Does the engine search the documents of ``data.corpus``? One behind HTTP has its own."""
-        if self.kind == "remote" and self.remote is not None:
-            return self.remote.doc_id == "row"
-        return self.kind not in {"pubmed", "clinicaltrials"}
+        return self.index_kind is not None or (self.remote is not None and self.remote.doc_id == "row")
 
     @model_validator(mode="after")
-    def _sections(self) -> RetrieverSettings:
+    def _hybrid(self) -> RetrieverSettings:
+        if self.kind == "hybrid" and self.hybrid is None:
+            raise ValueError("hybrid is missing: kind hybrid needs two engines")
         if self.kind == "remote" and self.remote is None:
-            raise ValueError("retriever.remote.urls is missing: kind remote needs at least one, as in http://host:8893")
-        for name in ("remote", "pubmed", "clinicaltrials", "rm3"):
-            if getattr(self, name) is not None and name != self.kind:
-                raise ValueError(f"retriever.{name} is given, but retriever.kind is {self.kind}; use kind: {name}")
+            raise ValueError("remote.urls is missing: kind remote needs at least one, as in http://127.0.0.1:8893")
         return self
 
 

@@ -8,7 +8,7 @@ import typer
 import typer.core
 
 import leret
-from leret.cli import data, demo, evaluate, loop, pretrain, recipes, sample, train
+from leret.cli import data, demo, eval_retriever, evaluate, loop, pretrain, recipes, sample, serve, train
 from leret.cli.ending import ended
 from leret.cli.surroundings import prepare
 
@@ -59,7 +59,9 @@ app.command("sample")(sample.sample)
 app.command("pairs")(sample.pairs)
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
+app.command("eval-retriever")(eval_retriever.eval_retriever)
 app.command("run")(loop.run)
 app.command("pretrain")(pretrain.pretrain)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
+app.add_typer(serve.app, name="serve")

@@ -28,14 +28,14 @@ def retriever(
 
     from leret.cli.console import complain, say
     from leret.retrieval.http import token_of
-    from leret.retrieval.opened import described
+    from leret.retrieval.opened import opened as open_
     from leret.retrieval.server import RetrieverServer, ServerSettings
     from leret.retrieval.serving import serve
 
     token = token_of(token_env, "--token-env")
     if token is None and not _is_loopback(host):
         complain(f"{host} can be reached by other machines, and no --token-env is given: everybody may search", "warning: ")
-    opened = described(index)
+    opened = open_(index)
     settings = ServerSettings(
         token=token,
         max_waiting=max_waiting,

@@ -56,8 +56,8 @@ def deliver(run: Run, bench: Workbench, system: System | None) -> None:
     """
     settings = bench.recipe.retriever
     index = settings.index
-    if index is None and settings.kind in {"bm25", "rm3"}:
-        index = str((bench.cache / "bm25").resolve())
+    if index is None and settings.index_kind is not None:
+        index = str((bench.cache / settings.index_kind).resolve())
     save_program(
         run.program,
         bench.program(),

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leret.errors import RetrievalError
+from leret.retrieval.bm25_index import Index, IndexSettings, make_index, read_index
 from leret.retrieval.documents import Documents
-from leret.retrieval.index import Index, IndexSettings, build_index, current, read_index, read_manifest
+from leret.retrieval.index import Manifest, read_manifest, write_index
+from leret.retrieval.passages import Passages
+from leret.retrieval.progress import Progress
+from leret.retrieval.stored import Held, Placed, StoredDocuments
 from leret.retrieval.words import WordSettings, tokenizer
-from leret.types import Passage, Ranking, digest
+from leret.types import Ranking, digest
 
-__all__ = ["BM25", "open_or_build"]
+__all__ = ["BM25", "BM25Engine", "open_or_build"]
 
 _CELLS = 1 << 22
 """Places of the result matrix at once: bounds the memory of a large batch with a large k."""
@@ -28,16 +33,17 @@ class BM25:
     Documents that share no word with a query are not returned. Equal scores stand in the order of the corpus.
 
     Args:
-        corpus: where passages take their title and text from.
-        index: of ``corpus``.
+        documents: where passages take their title and text from.
+        index: of ``documents``.
         settings: that ``index`` was built with.
     """
 
-    def __init__(self, corpus: Documents, index: Index, settings: IndexSettings) -> None:
-        self._corpus = corpus
+    def __init__(self, documents: Placed, index: Index, settings: IndexSettings) -> None:
+        self._passages = Passages(documents)
         self._index = index
         self._settings = settings
-        self._ids = tuple(corpus)
+        self._n_documents = len(documents)
+        self.digest = BM25Engine(settings).digest(documents.digest)
         self._words = tokenizer(settings.words)
         self._lock = threading.Lock()  # a stemmer keeps a state
 
@@ -68,7 +74,10 @@ class BM25:
             RetrievalError: a setting is wrong, no document has a word, or the directory cannot be written.
         """
         settings = IndexSettings(k1, b, WordSettings(stopwords, stemmer, fold_accents))
-        return cls(corpus, build_index(corpus, settings, directory), settings)
+        if directory is None:
+            return cls(Held(corpus), make_index(corpus, settings, None), settings)
+        write_index(BM25Engine(settings), corpus, directory)
+        return cls.open(directory, corpus)
 
     @classmethod
     def open(cls, directory: Path, corpus: Documents) -> BM25:
@@ -78,27 +87,20 @@ class BM25:
             RetrievalError: there is none, it is broken, or it is of another corpus.
         """
         manifest = read_manifest(directory)
-        if manifest["corpus"] != corpus.digest:
-            raise RetrievalError(
-                f"{directory} is an index of another corpus ({manifest['documents']} documents, digest "
-                f"{manifest['corpus']}; this one has {len(corpus)}, digest {corpus.digest}); name another directory"
-            )
-        kept = manifest["settings"]
-        words = WordSettings(kept["stopwords"], kept["stemmer"], kept["fold_accents"])
-        return cls(corpus, read_index(directory), IndexSettings(kept["k1"], kept["b"], words))
-
-    @property
-    def digest(self) -> str:
-        """Names the engine, its settings and its corpus."""
-        return digest("bm25s", self._settings.as_dict(), self._corpus.digest)
+        manifest.require(corpus, directory)
+        if manifest.engine != BM25Engine.kind:
+            raise RetrievalError(f"{directory} is an index of kind {manifest.engine}, not bm25; name another directory")
+        return BM25Engine.again(manifest).open(directory, StoredDocuments(directory, manifest.corpus))
 
     @property
     def index(self) -> Index:
         """The score matrix, for engines on top of this one."""
         return self._index
 
-    def __len__(self) -> int:
-        return len(self._ids)
+    @property
+    def n_documents(self) -> int:
+        """In the index."""
+        return self._n_documents
 
     def words(self, text: str) -> list[str]:
         """The words of a text as the index has them."""
@@ -107,7 +109,7 @@ class BM25:
 
     def passages(self, places: Sequence[int], scores: Sequence[float]) -> Ranking:
         """Documents by their places in the corpus."""
-        return self._ranking(places, scores)
+        return self._passages.ranking(places, scores)
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """Rank documents for each query.
@@ -124,10 +126,10 @@ class BM25:
         """
         if k < 1:
             raise RetrievalError(f"k is {k}; ask for one document at least")
-        k = min(k, len(self._ids))
+        k = min(k, self._n_documents)
         at_once = max(1, _CELLS // k)
         return [
-            self._ranking(documents, scores)
+            self._passages.ranking(documents, scores)
             for start in range(0, len(queries), at_once)
             for documents, scores in self._best(queries[start : start + at_once], k)
         ]
@@ -141,7 +143,7 @@ class BM25:
         documents = np.zeros((len(queries), k), np.int32)
         scores = np.zeros((len(queries), k), np.float32)
         index = self._index
-        top_k(words, starts, index.data, index.indices, index.indptr, documents, scores, len(self._ids))
+        top_k(words, starts, index.data, index.indices, index.indptr, documents, scores, self._n_documents)
         return _sorted(documents, scores)
 
     def _columns(self, query: str) -> list[int]:
@@ -150,12 +152,47 @@ class BM25:
         known = self._index.vocabulary
         return [known[word] for word in words if word in known]
 
-    def _ranking(self, documents: Sequence[int], scores: Sequence[float]) -> Ranking:
-        passages = []
-        for place, score in zip(documents, scores, strict=True):
-            document = self._corpus[self._ids[place]]
-            passages.append(Passage(document.doc_id, document.title, document.text, score))
-        return tuple(passages)
+
+@dataclass(frozen=True)
+class BM25Engine:
+    """Builds and opens BM25 indexes.
+
+    Attributes:
+        settings_: of the index.
+    """
+
+    settings_: IndexSettings
+    kind: ClassVar[str] = "bm25"
+    packages: ClassVar[tuple[str, ...]] = ("bm25s",)
+    resumable: ClassVar[bool] = False
+
+    @classmethod
+    def again(cls, manifest: Manifest) -> BM25Engine:
+        """The engine that built an index."""
+        return cls(IndexSettings.of(manifest.settings))
+
+    def settings(self) -> dict[str, Any]:
+        """All that decides the rankings."""
+        return self.settings_.as_dict()
+
+    def places(self) -> dict[str, str]:
+        """Nothing outside the directory is needed."""
+        return {}
+
+    def digest(self, corpus: str) -> str:
+        """Of the retriever."""
+        return digest("bm25s", self.settings(), corpus)
+
+    def write(self, corpus: Documents, directory: Path, told: Progress) -> None:
+        """Index the corpus."""
+        told.start("index words", len(corpus))
+        make_index(corpus, self.settings_, directory)
+        told.advance(len(corpus))
+        told.finish()
+
+    def open(self, directory: Path, documents: StoredDocuments) -> BM25:
+        """A saved index."""
+        return BM25(documents, read_index(directory), self.settings_)
 
 
 def open_or_build(corpus: Documents, directory: Path, **settings: Any) -> BM25:
@@ -169,14 +206,12 @@ def open_or_build(corpus: Documents, directory: Path, **settings: Any) -> BM25:
     Raises:
         RetrievalError: as `BM25.build`.
     """
-    words = {name: settings[name] for name in ("stopwords", "stemmer", "fold_accents") if name in settings}
-    rest = {name: value for name, value in settings.items() if name not in words}
-    wanted = IndexSettings(**rest, words=WordSettings(**words))
-    if current(directory, corpus, wanted):
-        try:
+    engine = BM25Engine(IndexSettings.of(settings))
+    try:
+        if read_manifest(directory).is_of(Manifest.planned(engine, corpus)):
             return BM25.open(directory, corpus)
-        except RetrievalError:
-            pass
+    except RetrievalError:
+        pass
     return BM25.build(corpus, directory, **settings)
 
 

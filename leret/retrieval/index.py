@@ -1,11 +1,13 @@
-"""A BM25 index: made by bm25s, kept in a directory, mapped into memory.
+"""An index directory: one format for every engine.
 
 ::
 
-    manifest.json               engine and its version, settings, digest of the corpus; written last
-    *.csc.index.npy             the score matrix, one column a word
-    vocab.index.json            words to columns
-    params.index.json           so that ``bm25s.BM25.load`` can open the directory as well
+    manifest.json     what the directory is; written last
+    documents.*       the documents, so that the index opens alone (`leret.retrieval.stored`)
+    ...               the engine's own files
+
+A directory appears whole or not at all: a build writes to ``.NAME.building`` beside it and renames that at its end.
+What a killed build leaves there is used by the next one where the engine can go on, and thrown away otherwise.
 """
 
 from __future__ import annotations
@@ -14,181 +16,317 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Protocol
 
 from leret.errors import RetrievalError
+from leret.retrieval.base import Retriever
 from leret.retrieval.documents import Documents
-from leret.retrieval.words import WordSettings, tokenizer
+from leret.retrieval.progress import Progress, Silent
+from leret.retrieval.stored import StoredDocuments, write_documents
+from leret.types import digest as digest_of
 
-__all__ = ["Index", "IndexSettings", "build_index", "current", "read_index", "read_manifest"]
+__all__ = [
+    "MANIFEST",
+    "Engine",
+    "Manifest",
+    "building",
+    "check_files",
+    "half_built",
+    "read_manifest",
+    "write_index",
+    "write_manifest",
+]
 
-_FORMAT = 1
-_MEND = "delete the directory, it is built again"
+MANIFEST = "manifest.json"
+
+_FORMAT = 2
+_CLAIM = ".claim.json"
+_CHUNK = 1 << 20
+
+
+class Engine(Protocol):
+    """An engine with its settings: builds indexes and opens them."""
+
+    @property
+    def kind(self) -> str:
+        """As in a recipe: bm25, dense ..."""
+        ...
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Whose versions matter to an index."""
+        ...
+
+    @property
+    def resumable(self) -> bool:
+        """Does `write` go on where a stopped one ended?"""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """All that decides the rankings, beside the corpus, as JSON values."""
+        ...
+
+    def places(self) -> dict[str, str]:
+        """Paths and names that opening needs, and that decide nothing."""
+        ...
+
+    def digest(self, corpus: str) -> str:
+        """Of the retriever over the corpus of that digest."""
+        ...
+
+    def write(self, corpus: Documents, directory: Path, told: Progress) -> None:
+        """Write the engine's files into a directory.
+
+        Raises:
+            RetrievalError: the corpus cannot be indexed so.
+            OSError: the directory cannot be written.
+        """
+        ...
+
+    def open(self, directory: Path, documents: StoredDocuments) -> Retriever:
+        """An index that `write` wrote.
+
+        Raises:
+            RetrievalError: a file is missing or broken.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class IndexSettings:
-    """All that decides an index, beside the corpus.
+class Manifest:
+    """What an index directory says of itself.
 
     Attributes:
-        k1: how slowly the count of a word saturates, at least 0.
-        b: how far long documents are marked down, in [0, 1].
-        words: how text becomes words.
+        engine: kind of the retriever: bm25, dense ...
+        settings: all that decides its rankings, beside the corpus.
+        versions: of the packages that made it.
+        corpus: digest of the corpus.
+        documents: in the index.
+        digest: of the retriever: engine, settings and corpus.
+        places: where things outside the directory were: a model, a downloaded index. Decides nothing.
+        files: bytes and BLAKE2b digest of every file.
     """
 
-    k1: float = 1.5
-    b: float = 0.75
-    words: WordSettings = field(default_factory=WordSettings)
+    engine: str
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str]
+    corpus: str
+    documents: int
+    digest: str
+    places: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, Any]:
-        """The settings as plain values, as the manifest holds them."""
-        return {"method": "lucene", "k1": self.k1, "b": self.b, **asdict(self.words)}
+    @classmethod
+    def planned(cls, engine: Engine, corpus: Documents) -> Manifest:
+        """The manifest, still without files, of the index that an engine would build."""
+        found = versions(*engine.packages)
+        return cls(
+            engine.kind, engine.settings(), found, corpus.digest, len(corpus), engine.digest(corpus.digest),
+            engine.places(),
+        )  # fmt: skip
+
+    def is_of(self, other: Manifest) -> bool:
+        """Would building ``other`` make this index again?"""
+        return all(
+            getattr(self, name) == getattr(other, name)
+            for name in ("engine", "settings", "versions", "corpus", "documents", "digest")
+        )
+
+    def require(self, corpus: Documents, directory: Path) -> None:
+        """Refuse another corpus.
+
+        Raises:
+            RetrievalError: ``corpus`` is not the one that was indexed.
+        """
+        if self.corpus != corpus.digest:
+            raise RetrievalError(
+                f"{directory} is an index of another corpus ({self.documents} documents, digest {self.corpus}; "
+                f"this one has {len(corpus)}, digest {corpus.digest}); name another directory"
+            )
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
-    """The score matrix by columns.
-
-    Attributes:
-        vocabulary: words to columns.
-        data: (n_entries,) weight of a word in a document.
-        indices: (n_entries,) the document of each weight, by its place in the corpus.
-        indptr: (n_words + 1,) where each column starts.
-    """
-
-    vocabulary: Mapping[str, int]
-    data: NDArray[np.float32]
-    indices: NDArray[np.int32]
-    indptr: NDArray[np.int32]
-
-
-def build_index(corpus: Documents, settings: IndexSettings, directory: Path | None) -> Index:
-    """Index ``title. text`` of every document.
+def write_index(engine: Engine, corpus: Documents, directory: Path, told: Progress | None = None) -> Manifest:
+    """Build an index in place of whatever the directory holds.
 
     Args:
-        corpus: what is indexed.
-        settings: of the index.
-        directory: where to keep it; it appears whole or not at all, in place of what was there. None keeps it
-            in memory.
+        engine: with its settings.
+        corpus: what is indexed; kept in the directory too.
+        directory: of the index; it appears whole or not at all.
+        told: watches.
+
+    Returns:
+        The manifest that was written.
 
     Raises:
-        RetrievalError: no document has a word, a setting is out of range, or the directory cannot be written.
+        RetrievalError: the corpus cannot be indexed, another process is at it, or the disk is full.
     """
-    engine = _engine(corpus, settings)
-    if directory is not None:
-        _save(engine, _manifest(corpus, settings), directory)
-        return read_index(directory)
-    scores = engine.scores
-    return _index(engine.vocab_dict, scores["data"], scores["indices"], scores["indptr"])
+    planned = Manifest.planned(engine, corpus)
+    key = digest_of(planned.engine, planned.settings, planned.versions, planned.corpus)
+    with building(directory, key, resumable=engine.resumable) as scratch:
+        engine.write(corpus, scratch, told or Silent())
+        write_documents(corpus, scratch)
+        return write_manifest(planned, scratch)
 
 
-def read_index(directory: Path) -> Index:
-    """An index, its arrays mapped into memory.
-
-    Raises:
-        RetrievalError: a file is missing or broken.
-    """
-    try:
-        vocabulary = json.loads((directory / "vocab.index.json").read_text(encoding="utf-8"))
-        arrays = [
-            np.load(directory / f"{name}.csc.index.npy", mmap_mode="r", allow_pickle=False)
-            for name in ("data", "indices", "indptr")
-        ]
-    except (OSError, ValueError, EOFError) as error:
-        raise RetrievalError(f"{directory}: the index cannot be read ({error}); {_MEND}") from error
-    index = _index(vocabulary, *arrays)
-    n = len(index.data)
-    if len(index.indptr) != len(vocabulary) + 1 or index.indptr[-1] != n or len(index.indices) != n:
-        raise RetrievalError(f"{directory}: the index files do not fit together; {_MEND}")
-    return index
-
-
-def read_manifest(directory: Path) -> dict[str, Any]:
+def read_manifest(directory: Path) -> Manifest:
     """What an index directory says of itself.
 
     Raises:
-        RetrievalError: it is no index, or of another layout.
+        RetrievalError: it is no index, half-built, or of another layout.
     """
-    path = directory / "manifest.json"
+    path = directory / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
+        if half_built(directory):
+            raise RetrievalError(
+                f"{directory}: its build was stopped before its end; run the same build again, it goes on or starts anew"
+            ) from error
         raise RetrievalError(f"{directory} is no index ({error}); build one, or name another directory") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT or manifest.get("engine") != "bm25s":
-        raise RetrievalError(f"{path} is no bm25s manifest of format {_FORMAT}; delete {directory}, it is built again")
-    return manifest
-
-
-def current(directory: Path, corpus: Documents, settings: IndexSettings) -> bool:
-    """Does a directory hold the index that `build_index` would make?"""
+    made = {"format": values.get("format") if isinstance(values, dict) else None}
+    if made["format"] != _FORMAT:
+        raise RetrievalError(
+            f"{path} is no manifest of format {_FORMAT} (it says {made['format']!r}); build the index again"
+        )
     try:
-        return read_manifest(directory) == _manifest(corpus, settings)
-    except RetrievalError:
-        return False
+        files = {str(name): (int(size), str(content)) for name, (size, content) in values["files"].items()}
+        rest = {name: values[name] for name in Manifest.__dataclass_fields__ if name != "files"}
+        return Manifest(files=files, **rest)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RetrievalError(f"{path}: the manifest lacks a part ({error}); build the index again") from error
 
 
-def _manifest(corpus: Documents, settings: IndexSettings) -> dict[str, Any]:
-    return {
-        "format": _FORMAT,
-        "engine": "bm25s",
-        "version": version("bm25s"),
-        "settings": settings.as_dict(),
-        "corpus": corpus.digest,
-        "documents": len(corpus),
-    }
+def write_manifest(manifest: Manifest, directory: Path) -> Manifest:
+    """Finish an index: list its files, then write the manifest.
+
+    Args:
+        manifest: without files.
+        directory: of the build.
+
+    Returns:
+        The manifest with its files.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    files = {name: (path.stat().st_size, _content(path)) for name, path in _files(directory)}
+    values = {**asdict(manifest), "files": files}
+    text = json.dumps({"format": _FORMAT, **values}, indent=1, ensure_ascii=False) + "\n"
+    with open(directory / MANIFEST, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    return read_manifest(directory)
 
 
-def _engine(corpus: Documents, settings: IndexSettings) -> Any:
-    import bm25s
+def check_files(manifest: Manifest, directory: Path, *, content: bool) -> list[str]:
+    """What is wrong with the files of an index, one line each.
 
-    if settings.k1 < 0 or not 0 <= settings.b <= 1:
-        raise RetrievalError(f"retriever: k1={settings.k1}, b={settings.b}; k1 is at least 0, and b is from 0 to 1")
-    words = tokenizer(settings.words)
-    vocabulary: dict[str, int] = {}
-    columns = [
-        [vocabulary.setdefault(word, len(vocabulary)) for word in words(f"{document.title}. {document.text}")]
-        for document in map(corpus.__getitem__, corpus)
-    ]
-    if not vocabulary:
-        raise RetrievalError(f"none of the {len(corpus)} documents has a word that can be indexed; look at the corpus")
-    engine = bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene", backend="numpy")
-    engine.index((columns, vocabulary), create_empty_token=False, show_progress=False)
-    return engine
-
-
-def _index(vocabulary: Mapping[str, int], data: Any, indices: Any, indptr: Any) -> Index:
-    """Arrays of one type, read-only, so that the search is compiled for one signature."""
-    arrays = []
-    for values, dtype in ((data, np.float32), (indices, np.int32), (indptr, np.int32)):
-        array = np.ascontiguousarray(values, dtype).view(np.ndarray)
-        array.flags.writeable = False
-        arrays.append(array)
-    return Index(vocabulary, *arrays)
+    Args:
+        manifest: of the directory.
+        directory: of the index.
+        content: read them through and compare their digests; otherwise their sizes alone.
+    """
+    problems = []
+    for name, (size, digest) in manifest.files.items():
+        path = directory / name
+        if not path.is_file():
+            problems.append(f"{name} is missing")
+        elif path.stat().st_size != size:
+            problems.append(f"{name} has {path.stat().st_size} bytes, and {size} were written")
+        elif content and _content(path) != digest:
+            problems.append(f"{name} is not what was written: its digest differs")
+    return problems
 
 
-def _save(engine: Any, manifest: dict[str, Any], directory: Path) -> None:
-    scratch: Path | None = None
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of installed packages; those that are absent are left out."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def half_built(directory: Path) -> bool:
+    """Did a build of this directory stop before its end (or is one at work)?"""
+    return _scratch(directory).is_dir()
+
+
+@contextmanager
+def building(directory: Path, key: str, *, resumable: bool = False) -> Iterator[Path]:
+    """A place to build an index in; at the end it becomes the index.
+
+    Args:
+        directory: of the index to be; what is there is replaced when the build has succeeded.
+        key: names what is built; leftovers of another key are thrown away.
+        resumable: keep what was written when the build fails, for the next one with the same key.
+
+    Yields:
+        An existing directory, empty but for what an earlier build of the same key left.
+
+    Raises:
+        RetrievalError: another process is building it, or the disk is full or cannot be written.
+    """
+    scratch = _scratch(directory)
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
-        engine.save(scratch, show_progress=False)
-        (scratch / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        _replace(scratch, directory)
+        scratch.mkdir(parents=True, exist_ok=True)
+        with _claimed(scratch, key, directory):
+            try:
+                yield scratch
+                (scratch / _CLAIM).unlink()
+                _replace(scratch, directory)
+            except BaseException:
+                if not resumable:
+                    shutil.rmtree(scratch, ignore_errors=True)
+                raise
     except OSError as error:
         raise RetrievalError(
             f"{directory}: the index cannot be written ({error.strerror or error}); "
             "free some space, or name a directory that can be written"
         ) from error
-    finally:
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def _claimed(scratch: Path, key: str, directory: Path) -> Iterator[None]:
+    """Hold the build for this process; the system lets go of it when the process dies, however it dies."""
+    with open(scratch / _CLAIM, "a+", encoding="utf-8") as claim:
+        if not _locked(claim):
+            raise RetrievalError(f"{directory}: another process is building this index; wait for it, then try again")
+        claim.seek(0)
+        if claim.read() != key:
+            for path in scratch.iterdir():
+                if path.name != _CLAIM:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            claim.seek(0)
+            claim.truncate()
+            claim.write(key)
+            claim.flush()
+        yield
+
+
+def _locked(file: Any) -> bool:
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system: two builds at once are then the user's to avoid
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _scratch(directory: Path) -> Path:
+    return directory.parent / f".{directory.name}.building"
 
 
 def _replace(new: Path, directory: Path) -> None:
@@ -200,3 +338,16 @@ def _replace(new: Path, directory: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
     else:
         os.replace(new, directory)
+
+
+def _files(directory: Path) -> list[tuple[str, Path]]:
+    found = sorted(path for path in directory.rglob("*") if path.is_file())
+    return [(path.relative_to(directory).as_posix(), path) for path in found if path.name not in {MANIFEST, _CLAIM}]
+
+
+def _content(path: Path) -> str:
+    made = blake2b(digest_size=16)
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            made.update(chunk)
+    return made.hexdigest()

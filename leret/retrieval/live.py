@@ -7,7 +7,7 @@ from leret.liveconfig import ClinicalTrialsSettings, PubMedSettings
 from leret.retrieval.base import Retriever
 from leret.retrieval.documents import Documents
 
-__all__ = ["is_live", "load_live", "remote_at"]
+__all__ = ["is_live", "load_live"]
 
 
 def is_live(kind: str) -> bool:
@@ -37,19 +37,3 @@ def load_live(settings: RetrieverSettings, corpus: Documents | None) -> Retrieve
 
     return ClinicalTrials(settings.clinicaltrials or ClinicalTrialsSettings())
 
-
-def remote_at(url: str, *, token_env: str | None = None, patience_s: float = 30.0) -> Retriever:
-    """A ``leret`` server by its URL, for commands that take an index or a URL.
-
-    Args:
-        url: as ``leret serve retriever`` says it.
-        token_env: environment variable that holds the bearer token.
-        patience_s: how long an outage is waited for.
-
-    Raises:
-        ConfigError: the URL is none, or the variable is not set.
-    """
-    from leret.liveconfig import RemoteSettings
-    from leret.retrieval.remote import Remote
-
-    return Remote(RemoteSettings(urls=(url,), token_env=token_env, patience_s=patience_s))

@@ -1,53 +1,128 @@
-"""The engine that a recipe names."""
+"""The engine that a recipe names, and the index that a directory holds."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from leret.config import RetrieverSettings
+from leret.config import EngineSettings, RetrieverSettings
 from leret.errors import RetrievalError
 from leret.retrieval.base import Retriever
 from leret.retrieval.documents import Documents
+from leret.retrieval.index import Engine, Manifest, check_files, read_manifest, write_index
+from leret.retrieval.progress import Progress
+from leret.retrieval.stored import StoredDocuments
 
-__all__ = ["load_retriever"]
+__all__ = ["engine_of", "load_retriever", "open_index"]
 
 
-def load_retriever(settings: RetrieverSettings, corpus: Documents | None, cache: Path) -> Retriever:
+def load_retriever(
+    settings: RetrieverSettings, corpus: Documents | None, cache: Path, told: Progress | None = None
+) -> Retriever:
     """Open the index over a corpus; build it where it is missing.
+
+    An index in the cache is made anew where it does not fit. One in a directory that the settings name may be shared
+    and costly: there, what does not fit is refused.
 
     Args:
         settings: of the recipe.
         corpus: what is searched; None where an engine behind HTTP has its own.
         cache: where the index is kept when the settings name no directory.
+        told: watches a build.
 
     Raises:
-        RetrievalError: the index cannot be built or opened, or is of another corpus.
+        RetrievalError: the index cannot be built or opened, or is of another corpus or made with other settings.
     """
     from leret.retrieval.kept import keep_answers
 
-    return keep_answers(_engine(settings, corpus, cache), settings.kind, settings.answers)
+    return keep_answers(_opened(settings, corpus, cache, told), settings.kind, settings.answers)
 
 
-def _engine(settings: RetrieverSettings, corpus: Documents | None, cache: Path) -> Retriever:
+def _opened(settings: RetrieverSettings, corpus: Documents | None, cache: Path, told: Progress | None) -> Retriever:
     from leret.retrieval.live import is_live, load_live
 
     if is_live(settings.kind):
         return load_live(settings, corpus)
     if corpus is None:
         raise RetrievalError(f"retriever.kind {settings.kind} searches a corpus; name it with data.corpus")
-    from leret.retrieval.bm25 import open_or_build
-
-    directory = Path(settings.index) if settings.index else cache / "bm25"
-    bm25 = open_or_build(
-        corpus,
-        directory,
-        k1=settings.k1,
-        b=settings.b,
-        stopwords=settings.stopwords,
-        fold_accents=settings.fold_accents,
-    )
     if settings.kind == "rm3":
         from leret.retrieval.rm3 import RM3
 
-        return RM3(bm25, settings.rm3)
-    return bm25
+        first = settings.model_copy(update={"kind": "bm25", "rm3": None})
+        return RM3.over(_opened(first, corpus, cache, told), settings.rm3)
+    engine = engine_of(settings)
+    if settings.index:
+        return _named(engine, corpus, Path(settings.index), told)
+    directory = cache / settings.kind
+    try:
+        if read_manifest(directory).is_of(Manifest.planned(engine, corpus)):
+            return open_index(directory)
+    except RetrievalError:
+        pass  # missing, broken, of another layout: it can be built again
+    write_index(engine, corpus, directory, told)
+    return open_index(directory)
+
+
+def open_index(path: str | Path) -> Retriever:
+    """Open an index directory alone, with the documents that it keeps.
+
+    Args:
+        path: of the directory.
+
+    Raises:
+        RetrievalError: it is no index, half-built, broken, or needs a model that is gone.
+        MissingDependency: the engine's package is not installed.
+    """
+    directory = Path(path)
+    manifest = read_manifest(directory)
+    problems = check_files(manifest, directory, content=False)
+    if problems:
+        raise RetrievalError(f"{directory}: the index is broken ({'; '.join(problems[:3])}); build it again")
+    return _again(manifest, directory).open(directory, StoredDocuments(directory, manifest.corpus))
+
+
+def engine_of(settings: EngineSettings) -> Engine:
+    """The engine that settings name.
+
+    Raises:
+        RetrievalError: a model that they name is not there.
+        MissingDependency: the engine's package is not installed.
+    """
+    if settings.kind == "bm25":
+        from leret.retrieval.bm25 import BM25Engine
+        from leret.retrieval.bm25_index import IndexSettings
+        from leret.retrieval.words import WordSettings
+
+        words = WordSettings(settings.stopwords, settings.stemmer, settings.fold_accents)
+        return BM25Engine(IndexSettings(settings.k1, settings.b, words))
+    raise RetrievalError(f"retriever.kind: there is no engine {settings.kind!r}")
+
+
+def _again(manifest: Manifest, directory: Path) -> Engine:
+    """The engine that made an index."""
+    if manifest.engine == "bm25":
+        from leret.retrieval.bm25 import BM25Engine
+
+        return BM25Engine.again(manifest)
+    raise RetrievalError(f"{directory} is an index of kind {manifest.engine!r}, which this leret does not know")
+
+
+def _named(engine: Engine, corpus: Documents, directory: Path, told: Progress | None) -> Retriever:
+    """The index in a directory of the user's."""
+    if not directory.exists():
+        write_index(engine, corpus, directory, told)
+        return open_index(directory)
+    manifest, planned = read_manifest(directory), Manifest.planned(engine, corpus)
+    manifest.require(corpus, directory)
+    if (manifest.engine, manifest.digest) != (planned.engine, planned.digest):
+        differs = [
+            f"{name}: {manifest.settings.get(name)!r} there, {planned.settings.get(name)!r} in the recipe"
+            for name in sorted({*manifest.settings, *planned.settings})
+            if manifest.settings.get(name) != planned.settings.get(name)
+        ]
+        if manifest.engine != planned.engine:
+            differs = [f"kind: {manifest.engine} there, {planned.engine} in the recipe"]
+        raise RetrievalError(
+            f"{directory} is an index with other settings ({'; '.join(differs)}); "
+            "correct the recipe, or name another directory under retriever.index"
+        )
+    return open_index(directory)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from leret.errors import RetrievalError
 from leret.liveconfig import RM3Settings
+from leret.retrieval.base import Retriever
 from leret.retrieval.bm25 import BM25
 from leret.types import Ranking, digest
 
@@ -46,6 +47,17 @@ class RM3:
     def __init__(self, bm25: BM25, settings: RM3Settings | None = None) -> None:
         self._bm25 = bm25
         self._settings = settings or RM3Settings()
+
+    @classmethod
+    def over(cls, retriever: Retriever, settings: RM3Settings | None = None) -> RM3:
+        """RM3 over a retriever that was opened as any.
+
+        Raises:
+            RetrievalError: it is not BM25.
+        """
+        if not isinstance(retriever, BM25):
+            raise RetrievalError(f"RM3 takes its words from an index of kind bm25, and this is {type(retriever).__name__}")
+        return cls(retriever, settings)
 
     @property
     def digest(self) -> str:
@@ -92,7 +104,7 @@ class RM3:
         return interpolated(own, model, self._settings.original_weight)
 
     def _telling(self, word: str) -> bool:
-        index, n_documents = self._bm25.index, len(self._bm25)
+        index, n_documents = self._bm25.index, self._bm25.n_documents
         column = index.vocabulary.get(word)
         if column is None:
             return False
@@ -101,7 +113,7 @@ class RM3:
 
     def _ranking(self, words: Mapping[str, float], k: int) -> Ranking:
         index = self._bm25.index
-        scores = np.zeros(len(self._bm25), np.float32)
+        scores = np.zeros(self._bm25.n_documents, np.float32)
         for word, weight in words.items():
             start, end = index.indptr[index.vocabulary[word]], index.indptr[index.vocabulary[word] + 1]
             scores[index.indices[start:end]] += np.float32(weight) * index.data[start:end]  # a document once a word

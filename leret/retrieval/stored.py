@@ -1,0 +1,150 @@
+"""The documents of a corpus as an index directory keeps them: two files, mapped into memory.
+
+::
+
+    documents.bin   id, title and text of every document, one after the other, in UTF-8
+    documents.npy   (3 n + 1,) int64, where each of these starts; the last one is the end
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from leret.errors import RetrievalError
+from leret.retrieval.documents import Documents
+from leret.types import Document
+
+__all__ = ["DOCUMENT_FILES", "Held", "Placed", "StoredDocuments", "write_documents"]
+
+_BYTES, _STARTS = "documents.bin", "documents.npy"
+
+DOCUMENT_FILES = (_BYTES, _STARTS)
+"""Names of the two files."""
+
+
+class Placed(Protocol):
+    """Documents by their place in the corpus, which is how an engine names them."""
+
+    @property
+    def digest(self) -> str:
+        """Of the corpus."""
+        ...
+
+    def at(self, place: int) -> tuple[str, str, str]:
+        """Id, title and text of a document."""
+        ...
+
+    def __len__(self) -> int:
+        """How many documents there are."""
+        ...
+
+
+class Held:
+    """A corpus in memory, by place.
+
+    Args:
+        corpus: any.
+    """
+
+    def __init__(self, corpus: Documents) -> None:
+        self.digest = corpus.digest
+        self._corpus = corpus
+        self._ids = tuple(corpus)
+
+    def at(self, place: int) -> tuple[str, str, str]:
+        """Id, title and text of a document."""
+        document = self._corpus[self._ids[place]]
+        return document.doc_id, document.title, document.text
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+
+class StoredDocuments:
+    """Documents of an index directory; texts are read from the disk when they are asked for.
+
+    Args:
+        directory: that `write_documents` wrote to.
+        digest: of the corpus, as the manifest tells it.
+
+    Raises:
+        RetrievalError: a file is missing or broken.
+    """
+
+    def __init__(self, directory: Path, digest: str) -> None:
+        self.digest = digest
+        try:
+            self._starts = np.load(directory / _STARTS, mmap_mode="r", allow_pickle=False)
+            size = (directory / _BYTES).stat().st_size
+            if self._starts.dtype != np.int64 or len(self._starts) % 3 != 1 or int(self._starts[-1]) != size:
+                raise ValueError("the two files do not fit together")
+            with open(directory / _BYTES, "rb") as file:
+                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        except (OSError, ValueError, EOFError) as error:
+            raise RetrievalError(
+                f"{directory}: the stored documents cannot be read ({error}); build the index again"
+            ) from error
+
+    def at(self, place: int) -> tuple[str, str, str]:
+        """Id, title and text of a document by its place in the corpus.
+
+        Args:
+            place: from 0 to ``len(self) - 1``.
+        """
+        # one slice of offsets: numpy's scalars are slow one by one
+        start, middle, last, end = self._starts[3 * place : 3 * place + 4].tolist()
+        read = self._bytes
+        return (
+            str(read[start:middle], "utf-8", "surrogatepass"),
+            str(read[middle:last], "utf-8", "surrogatepass"),
+            str(read[last:end], "utf-8", "surrogatepass"),
+        )
+
+    def __getitem__(self, doc_id: str) -> Document:
+        return Document(*self.at(self._places[doc_id]))
+
+    def __iter__(self) -> Iterator[str]:
+        starts = self._starts
+        for place in range(len(self)):
+            start, end = starts[3 * place : 3 * place + 2].tolist()
+            yield str(self._bytes[start:end], "utf-8", "surrogatepass")
+
+    def __len__(self) -> int:
+        return len(self._starts) // 3
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        """Made when a document is first asked for by id: searching does not need it."""
+        return {doc_id: place for place, doc_id in enumerate(self)}
+
+
+def write_documents(corpus: Documents, directory: Path) -> None:
+    """Write the files of `StoredDocuments`.
+
+    Args:
+        corpus: read once, in its order.
+        directory: exists.
+
+    Raises:
+        OSError: the disk is full, or the directory cannot be written.
+    """
+    starts = np.zeros(3 * len(corpus) + 1, np.int64)
+    end, entry = 0, 0
+    with open(directory / _BYTES, "wb") as file:
+        for document in map(corpus.__getitem__, corpus):
+            for part in (document.doc_id, document.title, document.text):
+                encoded = part.encode("utf-8", "surrogatepass")
+                file.write(encoded)
+                end += len(encoded)
+                entry += 1
+                starts[entry] = end
+        file.flush()
+        os.fsync(file.fileno())
+    np.save(directory / _STARTS, starts)
