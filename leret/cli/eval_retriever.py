@@ -18,7 +18,9 @@ def eval_retriever(
     index: Annotated[str, typer.Argument(metavar="INDEX", help="An index directory, or the URL of a server.")],
     questions: Annotated[str, typer.Option(metavar="PATH", help="Questions with their relevant documents.")],
     measures: Annotated[str, typer.Option(help="R@k, AP, RR, nDCG@k, Success@k, P@k, with commas.")] = "R@10,AP",
-    kind: Annotated[str | None, typer.Option(help="Of the questions' file. [default: told by its first record]")] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="Of the questions' file. [default: told by its first record]")
+    ] = None,
     split: Annotated[str, typer.Option(help="train, dev, test or all.")] = "all",
     limit: Annotated[int | None, typer.Option(min=1, help="Questions at most.")] = None,
     depth: Annotated[int | None, typer.Option(min=1, help="Documents a question. [default: 100, or as needed]")] = None,
@@ -101,7 +103,9 @@ def _show(report: RetrieverReport, opened: Opened, index: str, out: Path | None)
         (name, f"{value:.4f}", f"[{report.intervals[name][0]:.4f}, {report.intervals[name][1]:.4f}]")
         for name, value in report.measures.items()
     ]
-    table(("measure", "mean", "95 % interval"), rows, title=f"{n:,} questions, {report.system}, {index} ({opened.engine})")
+    table(
+        ("measure", "mean", "95 % interval"), rows, title=f"{n:,} questions, {report.system}, {index} ({opened.engine})"
+    )
     if report.n_empty:
         say(f"nothing was found for {report.n_empty:,} of them; they count with 0")
     say(f"{report.depth} documents a question at most; {n / max(report.seconds, 1e-9):,.0f} questions/s")

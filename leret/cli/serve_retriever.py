@@ -12,7 +12,9 @@ __all__ = ["retriever"]
 
 def retriever(
     index: Annotated[str, typer.Argument(metavar="INDEX", help="An index directory; see `leret index build`.")],
-    host: Annotated[str, typer.Option(help="Where to listen; other machines reach it only if you say so.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Where to listen; other machines reach it only if you say so.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8893,
     token_env: Annotated[
         str | None, typer.Option(metavar="VAR", help="Environment variable with the token that clients must send.")
@@ -34,7 +36,9 @@ def retriever(
 
     token = token_of(token_env, "--token-env")
     if token is None and not _is_loopback(host):
-        complain(f"{host} can be reached by other machines, and no --token-env is given: everybody may search", "warning: ")
+        complain(
+            f"{host} can be reached by other machines, and no --token-env is given: everybody may search", "warning: "
+        )
     opened = open_(index)
     settings = ServerSettings(
         token=token,

@@ -198,7 +198,9 @@ def _check(questions: Sequence[Question], rewrites: Mapping[str, str] | None) ->
         )
     lacking = [question.id for question in questions if rewrites is not None and question.id not in rewrites]
     if lacking:
-        raise DataError(f"{len(lacking)} questions have no rewritten query, {lacking[0]!r} first; add them to --rewrites")
+        raise DataError(
+            f"{len(lacking)} questions have no rewritten query, {lacking[0]!r} first; add them to --rewrites"
+        )
 
 
 def _depth(depth: int | None, measures: Sequence[str]) -> int:

@@ -34,8 +34,9 @@ _KEEP = 0.9
 
 _AT_ONCE = 500
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, used REAL NOT NULL, size INTEGER NOT NULL, value BLOB NOT NULL)
-WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS answers (
+    key BLOB PRIMARY KEY, used REAL NOT NULL, size INTEGER NOT NULL, value BLOB NOT NULL
+);
 CREATE INDEX IF NOT EXISTS answers_by_use ON answers (used, size);
 CREATE TABLE IF NOT EXISTS total (one INTEGER PRIMARY KEY CHECK (one = 1), bytes INTEGER NOT NULL);
 INSERT OR IGNORE INTO total VALUES (1, 0);
@@ -225,9 +226,7 @@ def _insert(connection: sqlite3.Connection, values: Mapping[bytes, bytes]) -> in
     """Insert what is new; returns its bytes."""
     now, added = time.time(), 0
     for key, value in values.items():
-        cursor = connection.execute(
-            "INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", (key, now, len(value), value)
-        )
+        cursor = connection.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", (key, now, len(value), value))
         added += len(value) if cursor.rowcount else 0
     return added
 

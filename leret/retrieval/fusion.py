@@ -41,6 +41,4 @@ def fused(rankings: Sequence[Ranking], k: int, rrf_k: int = RRF_K) -> Ranking:
         for passage in ranking:
             passages.setdefault(passage.doc_id, passage)
     best = fused_ids([[passage.doc_id for passage in ranking] for ranking in rankings], rrf_k)[:k]
-    return tuple(
-        Passage(doc_id, passages[doc_id].title, passages[doc_id].text, score) for doc_id, score in best
-    )
+    return tuple(Passage(doc_id, passages[doc_id].title, passages[doc_id].text, score) for doc_id, score in best)

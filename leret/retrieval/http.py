@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import random
 import re
@@ -11,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -31,6 +33,8 @@ _BACKOFF_S = 0.2
 _LONGEST_BACKOFF_S = 5.0
 _BAD_ANSWERS = 3
 """Answers without sense in a row, of one request, after which the server is taken to be another one than was meant."""
+
+_open: weakref.WeakSet[Client] = weakref.WeakSet()
 
 _SECRET = re.compile(r"(api_key=)[^&]*")
 
@@ -85,6 +89,7 @@ class Client:
         self._lock = threading.Lock()
         self._closed = False
         self._answered = float("-inf")  # when any request last was
+        _open.add(self)
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -139,7 +144,8 @@ class Client:
         for future in running:
             future.cancel()
         if session is not None and self._session_pid == os.getpid():
-            submit(session.close()).result(timeout=5)
+            with suppress(TimeoutError):
+                submit(session.close()).result(timeout=2)
 
     async def _all(self, calls: Sequence[Call], read: Callable[[Answer], T]) -> list[T | RetrievalError]:
         if self._session is None or self._session_pid != os.getpid():
@@ -231,7 +237,12 @@ class Client:
             headers["Content-Type"] = "application/x-www-form-urlencoded"
         try:
             async with self._session.request(
-                call.method, URL(address, encoded=True), data=form, json=call.json, headers=headers, allow_redirects=False
+                call.method,
+                URL(address, encoded=True),
+                data=form,
+                json=call.json,
+                headers=headers,
+                allow_redirects=False,
             ) as answer:
                 text = await answer.text(errors="replace")
                 check(answer.status, answer.headers, text, shown)
@@ -270,6 +281,13 @@ class Client:
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"Accept": "application/json, text/xml;q=0.9, */*;q=0.1"},
         )
+
+
+@atexit.register
+def _close_all() -> None:
+    """Connections that nobody closed end without a warning of the event loop's."""
+    for client in list(_open):
+        client.close()
 
 
 def token_of(variable: str | None, key: str) -> str | None:

@@ -36,4 +36,3 @@ def load_live(settings: RetrieverSettings, corpus: Documents | None) -> Retrieve
     from leret.retrieval.clinicaltrials import ClinicalTrials
 
     return ClinicalTrials(settings.clinicaltrials or ClinicalTrialsSettings())
-

@@ -90,9 +90,9 @@ def protocol_of(name: str) -> Protocol:
 
 
 def split_passage(text: str) -> tuple[str, str]:
-    """Title and text of a passage in one string: ``Title | text``, or ``"Title"`` on a line of its own.
+    r"""Title and text of a passage in one string: ``Title | text``, or ``"Title"`` on a line of its own.
 
-    >>> split_passage("Ed Wood | A film."), split_passage('"Ed Wood"\\nA film.'), split_passage("A film.")
+    >>> split_passage("Ed Wood | A film."), split_passage('"Ed Wood"\nA film.'), split_passage("A film.")
     (('Ed Wood', 'A film.'), ('Ed Wood', 'A film.'), ('', 'A film.'))
     """
     first, line, rest = text.partition("\n")

@@ -60,7 +60,7 @@ class PubMed:
 
     @property
     def digest(self) -> str:
-        """Names PubMed and the settings; what PubMed holds changes daily, and ``max_date`` alone keeps most of it out."""
+        """Names PubMed and the settings; what PubMed holds changes daily, and ``max_date`` keeps most of it out."""
         s = self._settings
         return digest("pubmed", s.sort, s.min_date, s.max_date, s.texts)
 
@@ -85,7 +85,9 @@ class PubMed:
         asked = list(dict.fromkeys(term for term in terms if term))
         found = self._client.ask_each([self._search_call(term, k) for term in asked], _read_ids)
         ids = {term: self._outcome(outcome) for term, outcome in zip(asked, found, strict=True)}
-        articles, failed = self._articles([i for some in ids.values() if not isinstance(some, RetrievalError) for i in some])
+        articles, failed = self._articles(
+            [i for some in ids.values() if not isinstance(some, RetrievalError) for i in some]
+        )
         outcomes: list[Ranking | RetrievalError] = []
         for term in terms:
             some = ids.get(term, ())

@@ -115,7 +115,9 @@ class Remote:
             self.served()
         else:
             call = self._protocol.call(["health"], 1)
-            self._client.ask([call], lambda answer: self._protocol.read(parsed(answer), answer, 1, self._settings.doc_id))
+            self._client.ask(
+                [call], lambda answer: self._protocol.read(parsed(answer), answer, 1, self._settings.doc_id)
+            )
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """Rank documents for each query.

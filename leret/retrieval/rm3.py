@@ -25,6 +25,7 @@ from leret.errors import RetrievalError
 from leret.liveconfig import RM3Settings
 from leret.retrieval.base import Retriever
 from leret.retrieval.bm25 import BM25
+from leret.retrieval.kept import Kept
 from leret.types import Ranking, digest
 
 __all__ = ["RM3", "interpolated", "relevance_model"]
@@ -55,8 +56,12 @@ class RM3:
         Raises:
             RetrievalError: it is not BM25.
         """
+        if isinstance(retriever, Kept):
+            retriever = retriever.retriever
         if not isinstance(retriever, BM25):
-            raise RetrievalError(f"RM3 takes its words from an index of kind bm25, and this is {type(retriever).__name__}")
+            raise RetrievalError(
+                f"RM3 takes its words from an index of kind bm25, and this is {type(retriever).__name__}"
+            )
         return cls(retriever, settings)
 
     @property

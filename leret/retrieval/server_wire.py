@@ -9,7 +9,16 @@ from typing import Any
 
 from leret.types import Passage, Ranking
 
-__all__ = ["Asked", "BadRequestError", "Limits", "batch_asked", "colbert_answer", "leret_answer", "one_asked", "retrieve_answer"]
+__all__ = [
+    "Asked",
+    "BadRequestError",
+    "Limits",
+    "batch_asked",
+    "colbert_answer",
+    "leret_answer",
+    "one_asked",
+    "retrieve_answer",
+]
 
 
 class BadRequestError(Exception):
@@ -45,7 +54,7 @@ def one_asked(values: Mapping[str, Any], limits: Limits, default_k: int = 10) ->
     """
     query = values.get("query")
     if not isinstance(query, str):
-        raise BadRequestError("query is missing; send ?query=TEXT&k=10, or the JSON {\"query\": TEXT, \"k\": 10}")
+        raise BadRequestError('query is missing; send ?query=TEXT&k=10, or the JSON {"query": TEXT, "k": 10}')
     return Asked((query,), _k(values.get("k", default_k), "k", limits))
 
 
