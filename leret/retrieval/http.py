@@ -7,6 +7,7 @@ import atexit
 import os
 import random
 import re
+import sys
 import threading
 import time
 import weakref
@@ -91,6 +92,11 @@ class Client:
         self._answered = float("-inf")  # when any request last was
         _open.add(self)
 
+    def __del__(self) -> None:
+        session = getattr(self, "_session", None)
+        if session is not None and self._session_pid == os.getpid() and not sys.is_finalizing():
+            submit(session.close())  # nobody asks any more, or the client would be alive
+
     @property
     def urls(self) -> tuple[str, ...]:
         """Base URLs, without user and password."""
@@ -174,8 +180,8 @@ class Client:
         n_attempts = n_bad = 0
         while True:
             async with self._slots:
-                if self._limit is not None:
-                    await asyncio.sleep(self._limit.wait_s())
+                while self._limit is not None and (wait_s := self._limit.wait_s()) > 0:
+                    await asyncio.sleep(wait_s)
                 first = time.monotonic() if first is None else first
                 n_attempts += 1
                 try:

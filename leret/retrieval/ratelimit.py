@@ -10,7 +10,7 @@ __all__ = ["RateLimit", "shared_limit"]
 
 
 class RateLimit:
-    """Hands out starting times that lie at least ``1 / per_s`` apart; safe for many threads and event loops.
+    """Lets requests start at least ``1 / per_s`` seconds apart; safe for many threads and event loops.
 
     Args:
         per_s: requests a second.
@@ -21,19 +21,21 @@ class RateLimit:
         self.per_s = per_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._next = 0.0
+        self._next = float("-inf")
 
     def wait_s(self) -> float:
-        """Take the next starting time.
+        """Ask to start now.
 
         Returns:
-            Seconds until then, at least 0; whoever asked must wait so long, and then start.
+            0 where the request may start, and must: the next one is then held back. Otherwise, seconds after which to
+            ask again: a place is never held for one that sleeps, who may wake late, on top of the next one.
         """
         with self._lock:
             now = self._clock()
-            start = max(now, self._next)
-            self._next = start + 1.0 / self.per_s
-            return start - now
+            if now < self._next:
+                return self._next - now
+            self._next = now + 1.0 / self.per_s
+            return 0.0
 
     def pause(self, seconds: float) -> None:
         """Let nobody start for a while: the server asked for it."""
