@@ -46,7 +46,7 @@ def _data(recipe: SamplingRecipe) -> Iterator[Clash]:
         yield Clash(
             (("data", "options"), kind), "data.options: only kind world, which is generated, has any; remove them"
         )
-    if data.kind in {"jsonl", "hover"} and not data.corpus:
+    if data.kind in {"jsonl", "hover"} and not data.corpus and recipe.retriever.needs_corpus:
         yield Clash(
             (("data", "corpus"), kind), f"data.corpus: missing; questions of kind {data.kind} bring no documents"
         )

@@ -10,7 +10,6 @@ import re
 from typing import Any, Literal
 
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     NonNegativeFloat,
@@ -19,6 +18,9 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+
+from leret.liveconfig import AnswersSettings, ClinicalTrialsSettings, PubMedSettings, RemoteSettings, RM3Settings
+from leret.section import Settings
 
 __all__ = [
     "AdapterSettings",
@@ -42,12 +44,6 @@ __all__ = [
 DataKind = Literal["jsonl", "beir", "hotpotqa", "hover", "musique", "2wiki", "world"]
 Split = Literal["train", "dev", "test", "all"]
 Measure = str
-
-
-class Settings(BaseModel):
-    """What all sections share: unknown keys are refused, values are frozen."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class DataSettings(Settings):
@@ -124,7 +120,7 @@ class EngineSettings(Settings):
 
     @model_validator(mode="after")
     def _sections(self) -> EngineSettings:
-        for name in ("dense", "colbert", "hybrid"):
+        for name in ("dense", "colbert", "hybrid", "rm3", "remote", "pubmed", "clinicaltrials"):
             if getattr(self, name, None) is not None and self.kind != name:
                 raise ValueError(f"{name}: given, but the kind is {self.kind}; say kind: {name}, or remove the section")
         if self.kind == "dense" and (self.dense is None or not self.dense.model):
@@ -149,16 +145,35 @@ class HybridSettings(Settings):
 class RetrieverSettings(EngineSettings):
     """The search engine behind the program."""
 
-    kind: Literal["bm25", "tantivy", "dense", "colbert", "hybrid"] = "bm25"  # type: ignore[assignment]
+    kind: Literal["bm25", "tantivy", "dense", "colbert", "hybrid", "rm3", "remote", "pubmed", "clinicaltrials"] = "bm25"  # type: ignore[assignment]
     k: PositiveInt = Field(3, description="passages a search")
     exclude_seen: bool = Field(False, description="a search skips what earlier searches found (off in the paper)")
     index: str | None = Field(None, description="index directory; None keeps it in the run directory's cache")
     hybrid: HybridSettings | None = None
+    rm3: RM3Settings | None = None
+    remote: RemoteSettings | None = None
+    pubmed: PubMedSettings | None = None
+    clinicaltrials: ClinicalTrialsSettings | None = None
+    answers: AnswersSettings | None = Field(None, description="the cache of answers on disk")
+
+    @property
+    def index_kind(self) -> str | None:
+        """Kind of the index that the engine opens; None where a server has it."""
+        if self.kind in {"remote", "pubmed", "clinicaltrials"}:
+            return None
+        return "bm25" if self.kind == "rm3" else self.kind
+
+    @property
+    def needs_corpus(self) -> bool:
+        """Does the engine search the documents of ``data.corpus``? One behind HTTP has its own."""
+        return self.index_kind is not None or (self.remote is not None and self.remote.doc_id == "row")
 
     @model_validator(mode="after")
     def _hybrid(self) -> RetrieverSettings:
         if self.kind == "hybrid" and self.hybrid is None:
             raise ValueError("hybrid is missing: kind hybrid needs two engines")
+        if self.kind == "remote" and self.remote is None:
+            raise ValueError("remote.urls is missing: kind remote needs at least one, as in http://127.0.0.1:8893")
         return self
 
 

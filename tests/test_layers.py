@@ -14,7 +14,7 @@ PACKAGE = Path(leret.__file__).resolve().parent
 
 LAYERS = [
     {"errors", "types", "allocator", "shipped", "yamlplaces", ""},  # "" is leret/__init__.py itself
-    {"rewards", "config", "runs", "faults", "combinations", "recipefiles", "recipes"},
+    {"rewards", "section", "liveconfig", "config", "runs", "faults", "combinations", "recipefiles", "recipes"},
     {"datasets", "retrieval", "policies"},
     {"pipelines"},
     {"sampling"},

@@ -8,7 +8,21 @@ import typer
 import typer.core
 
 import leret
-from leret.cli import data, demo, evaluate, index, loop, pretrain, recipes, sample, search, serve, store, train
+from leret.cli import (
+    data,
+    demo,
+    eval_retriever,
+    evaluate,
+    index,
+    loop,
+    pretrain,
+    recipes,
+    sample,
+    search,
+    serve,
+    store,
+    train,
+)
 from leret.cli.ending import ended
 from leret.cli.surroundings import prepare
 
@@ -59,6 +73,7 @@ app.command("sample")(sample.sample)
 app.command("pairs")(sample.pairs)
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
+app.command("eval-retriever")(eval_retriever.eval_retriever)
 app.command("run")(loop.run)
 app.command("pretrain")(pretrain.pretrain)
 app.add_typer(recipes.app, name="recipes")

@@ -13,9 +13,13 @@ from typing import Annotated
 
 import typer
 
+from leret.cli import serve_retriever
+
 __all__ = ["app"]
 
-app = typer.Typer(help="Serve a policy until it is stopped.", no_args_is_help=True)
+app = typer.Typer(help="Serve a policy or a retriever until it is stopped.", no_args_is_help=True)
+
+app.command("retriever")(serve_retriever.retriever)
 
 _WATCH_S = 0.25
 
@@ -34,11 +38,6 @@ class _Stopped(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.number = number
-
-
-@app.callback()
-def _serve() -> None:
-    """Keeps `policy` a subcommand while it is the only one."""
 
 
 @app.command("policy")

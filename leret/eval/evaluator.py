@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from leret.eval.baselines import oracle_titles, raw_question, run_scripted
+from leret.eval.fused import expanding, fuse
 from leret.eval.kept import Kept, read_kept, write_kept
 from leret.eval.measures import Scorer
 from leret.eval.runner import Setting, run_policy
-from leret.eval.systems import ORACLE, System
+from leret.eval.systems import ORACLE, RM3, System
 from leret.eval.traces import Row, Trace
 from leret.policies.base import Policy
 from leret.runs import Run
@@ -120,7 +121,7 @@ class Evaluator:
 
     def _key_of(self, system: System) -> str:
         if system.prompt is None:
-            return digest(self._key, system.name)
+            return digest(self._key, system.name, *map(self._key_of, system.parts))
         setting = self._setting
         sampling = [setting.max_tokens, setting.temperature, setting.top_p]
         sampling += [setting.seed] if setting.temperature > 0 else []
@@ -146,9 +147,14 @@ class Evaluator:
 
     def _ask_baseline(self, system: System, questions: Sequence[Question], on_trace: Callable[[Trace], None]) -> None:
         setting = self._setting
+        if system.parts:
+            for trace in fuse([self.missing(part)[0].rows for part in system.parts], questions):
+                on_trace(trace)
+            return
+        retriever = expanding(setting.retriever) if system.name == RM3 else setting.retriever
         for start in range(0, len(questions), _BATCH):
             batch = questions[start : start + _BATCH]
-            traces = run_scripted(setting.replay, setting.retriever, batch, raw_question)
+            traces = run_scripted(setting.replay, retriever, batch, raw_question)
             if system.name == ORACLE:
                 n_steps = {trace.question_id: len(trace.hops) for trace in traces}
                 script = oracle_titles(self._corpus, n_steps)

@@ -82,4 +82,5 @@ def _n_missing(job: Job, evaluator: Evaluator | None, n_questions: int, name: st
 def _has_index(bench: Workbench) -> bool:
     """Opening the retriever would build an index that is not there."""
     settings = bench.recipe.retriever
-    return (Path(settings.index) if settings.index else bench.cache / settings.kind).is_dir()
+    kind = settings.index_kind
+    return kind is None or (Path(settings.index) if settings.index else bench.cache / kind).is_dir()

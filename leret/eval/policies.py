@@ -54,7 +54,9 @@ def deliver(run: Run, bench: Workbench, system: System | None) -> None:
         OSError: it cannot be written.
     """
     settings = bench.recipe.retriever
-    index = settings.index or str((bench.cache / settings.kind).resolve())
+    index = settings.index
+    if index is None and settings.index_kind is not None:
+        index = str((bench.cache / settings.index_kind).resolve())
     save_program(
         run.program,
         bench.program(),

@@ -3,9 +3,11 @@
 =================  ========================================================================
 ``raw-question``   no LM: the question itself is searched for at every hop
 ``oracle-titles``  no LM: the gold titles are
+``rm3``            no LM: the question itself, its words expanded by RM3 at every hop; needs a retriever of kind bm25
 ``base``           the run's policy before training, zero-shot
 ``bank:1`` ...     the same with a few-shot prompt of the run's bank
 a name             a trained policy of the run, zero-shot; or a prompt file of the recipe's ``demos``, on the base
+``fused:NAME``     what ``raw-question`` and NAME found, fused by reciprocal rank, hop by hop; both are evaluated too
 =================  ========================================================================
 
 ``bank`` stands for every prompt of the bank, ``policies`` for every trained policy.
@@ -24,10 +26,12 @@ from leret.errors import ConfigError, RunError
 from leret.pipelines.prompts import ZERO_SHOT, Prompt
 from leret.runs import Run
 
-__all__ = ["ORACLE", "RAW", "System", "available", "chosen", "focus", "training_facts"]
+__all__ = ["FUSED", "ORACLE", "RAW", "RM3", "System", "available", "chosen", "focus", "training_facts"]
 
 RAW = "raw-question"
 ORACLE = "oracle-titles"
+RM3 = "rm3"
+FUSED = "fused:"
 BASE = "base"
 
 
@@ -40,6 +44,7 @@ class System:
         directory: of a trained policy.
         prompt: None for a baseline.
         rivals: systems that it is compared with, beside the recipe's baseline.
+        parts: systems whose rankings are fused; they come before it.
         control: trained to answer what the other policies' gain is due to; never the report's hero.
     """
 
@@ -50,6 +55,7 @@ class System:
     prompt: Prompt | None = None
     rivals: tuple[str, ...] = ()
     control: bool = False
+    parts: tuple[System, ...] = ()
 
 
 def available(run: Run, demos: Mapping[str, str]) -> dict[str, System]:
@@ -63,7 +69,8 @@ def available(run: Run, demos: Mapping[str, str]) -> dict[str, System]:
         ConfigError: a name of ``demos`` is taken.
         RunError: a prompt or a policy's training.json cannot be read.
     """
-    systems = [System(RAW, "baseline"), System(ORACLE, "baseline"), System(BASE, "base", BASE, prompt=ZERO_SHOT)]
+    systems = [System(name, "baseline") for name in (RAW, ORACLE, RM3)]
+    systems.append(System(BASE, "base", BASE, prompt=ZERO_SHOT))
     for prompt in _bank(run):
         systems.append(System(f"bank:{prompt.name}", "prompt", BASE, prompt=prompt))
     systems += _policies(run)
@@ -87,6 +94,7 @@ def chosen(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[
         ConfigError: unknown names, all together, with what there is.
     """
     wanted = set(demos)
+    fused: dict[str, System] = {}
     problems = []
     for name in names:
         if name == "bank":
@@ -95,13 +103,17 @@ def chosen(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[
             wanted |= {s.name for s in systems.values() if s.kind == "policy"}
         elif name in systems:
             wanted.add(name)
+        elif name.startswith(FUSED) and name.removeprefix(FUSED) in systems:
+            other = systems[name.removeprefix(FUSED)]
+            wanted |= {RAW, other.name}
+            fused[name] = System(name, "baseline", rivals=(other.name, RAW), parts=(systems[RAW], other))
         else:
             near = difflib.get_close_matches(name, systems, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             problems.append(f"systems: {name!r} is not in this run; {hint}it has {', '.join(systems)}")
     if problems:
         raise ConfigError(problems)
-    return [system for system in systems.values() if system.name in wanted]
+    return [*(system for system in systems.values() if system.name in wanted), *fused.values()]
 
 
 def focus(systems: Sequence[System]) -> str | None:

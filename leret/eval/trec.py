@@ -16,7 +16,7 @@ import numpy as np
 from leret.runs import write_atomically
 from leret.types import Question
 
-__all__ = ["escape", "unescape", "write_qrels", "write_run"]
+__all__ = ["escape", "falling", "unescape", "write_qrels", "write_run"]
 
 _UNSAFE = re.compile(r"[\s%\x00-\x20\x7f-\xa0\u200b\ufeff\ud800-\udfff]")
 
@@ -50,7 +50,7 @@ def write_run(path: Path, tag: str, rankings: Iterable[tuple[str, Sequence[str],
     lines = [
         f"{escape(qid)} Q0 {escape(doc_id)} {rank} {score:.9g} {escape(tag)}\n"
         for qid, doc_ids, scores in rankings
-        for rank, (doc_id, score) in enumerate(zip(doc_ids, _falling(scores), strict=True), start=1)
+        for rank, (doc_id, score) in enumerate(zip(doc_ids, falling(scores), strict=True), start=1)
     ]
     write_atomically(path, "".join(lines))
 
@@ -61,7 +61,8 @@ def write_qrels(path: Path, questions: Iterable[Question]) -> None:
     write_atomically(path, "".join(lines))
 
 
-def _falling(scores: Sequence[float]) -> Iterator[float]:
+def falling(scores: Sequence[float]) -> Iterator[float]:
+    """The scores, each one step of single precision below the one before it where it was not below it already."""
     last = np.float32(np.inf)
     for score in scores:
         value = np.float32(score)

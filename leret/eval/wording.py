@@ -33,6 +33,11 @@ GLOSSARY = (
         "oracle-titles",
         "No language model: the titles of the gold documents are the queries.",
     ),
+    (
+        "rm3",
+        "No language model: the question, with words added that its first findings share (pseudo-relevance feedback).",
+    ),
+    ("fused:NAME", "What the raw question and the system NAME found, fused by reciprocal rank."),
     ("base", "The language model before training, with no examples in its prompt."),
     ("bank:1, bank:2 ...", "The same model with worked examples in its prompt: what was sampled with."),
     ("sft", "Trained to write, without examples, the best query that was sampled at each state."),

@@ -125,9 +125,11 @@ def load(directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Ret
     program.set_lm(lm)
     if retriever is None:
         data = DataSettings(**_located(saved["data"], ("corpus", "questions"), directory))
-        corpus = load_corpus(
-            data.kind, data.corpus or data.questions, seed=data.seed, skip_bad=data.skip_bad, options=data.options
-        )
+        corpus = None
+        if settings.needs_corpus or data.corpus is not None:
+            corpus = load_corpus(
+                data.kind, data.corpus or data.questions, seed=data.seed, skip_bad=data.skip_bad, options=data.options
+            )
         retriever = load_retriever(settings, corpus, directory / "cache")
     for _, search in program.named_sub_modules(type_=Search):
         search.retriever = retriever

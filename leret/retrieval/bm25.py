@@ -92,6 +92,25 @@ class BM25:
             raise RetrievalError(f"{directory} is an index of kind {manifest.engine}, not bm25; name another directory")
         return BM25Engine.again(manifest).open(directory, StoredDocuments(directory, manifest.corpus))
 
+    @property
+    def index(self) -> Index:
+        """The score matrix, for engines on top of this one."""
+        return self._index
+
+    @property
+    def n_documents(self) -> int:
+        """In the index."""
+        return self._n_documents
+
+    def words(self, text: str) -> list[str]:
+        """The words of a text as the index has them."""
+        with self._lock:
+            return self._words(text)
+
+    def passages(self, places: Sequence[int], scores: Sequence[float]) -> Ranking:
+        """Documents by their places in the corpus."""
+        return self._passages.ranking(places, scores)
+
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """Rank documents for each query.
 

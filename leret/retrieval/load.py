@@ -18,7 +18,7 @@ __all__ = ["engine_of", "load_retriever", "open_index"]
 
 
 def load_retriever(
-    settings: RetrieverSettings, corpus: Documents, cache: Path, told: Progress | None = None
+    settings: RetrieverSettings, corpus: Documents | None, cache: Path, told: Progress | None = None
 ) -> Retriever:
     """Open the index over a corpus; build it where it is missing.
 
@@ -27,13 +27,30 @@ def load_retriever(
 
     Args:
         settings: of the recipe.
-        corpus: what is searched.
+        corpus: what is searched; None where an engine behind HTTP has its own.
         cache: where the index is kept when the settings name no directory.
         told: watches a build.
 
     Raises:
         RetrievalError: the index cannot be built or opened, or is of another corpus or made with other settings.
     """
+    from leret.retrieval.kept import keep_answers
+
+    return keep_answers(_opened(settings, corpus, cache, told), settings.kind, settings.answers)
+
+
+def _opened(settings: RetrieverSettings, corpus: Documents | None, cache: Path, told: Progress | None) -> Retriever:
+    from leret.retrieval.live import is_live, load_live
+
+    if is_live(settings.kind):
+        return load_live(settings, corpus)
+    if corpus is None:
+        raise RetrievalError(f"retriever.kind {settings.kind} searches a corpus; name it with data.corpus")
+    if settings.kind == "rm3":
+        from leret.retrieval.rm3 import RM3
+
+        first = settings.model_copy(update={"kind": "bm25", "rm3": None})
+        return RM3.over(_opened(first, corpus, cache, told), settings.rm3)
     engine = engine_of(settings)
     if settings.index:
         return _named(engine, corpus, Path(settings.index), told)

@@ -16,6 +16,13 @@ _FREE = (
     "data.limit",
     "data.skip_bad",
     "retriever.index",
+    "retriever.answers",
+    *(f"retriever.remote.{key}" for key in ("urls", "queries_per_request", "requests_per_s", "token_env")),
+    *(
+        f"retriever.{kind}.{key}"
+        for kind in ("remote", "pubmed", "clinicaltrials")
+        for key in ("timeout_s", "patience_s", "concurrency", "url", "offline", "api_key_env", "email", "tool")
+    ),
     "program.path",
     *(
         f"policy.{key}"

@@ -7,6 +7,7 @@ from collections import OrderedDict, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
 from leret.retrieval.base import Retriever
+from leret.retrieval.partly import PartlyAnsweredError
 from leret.types import Ranking
 
 __all__ = ["SearchFront"]
@@ -77,9 +78,13 @@ class SearchFront:
         try:
             rankings = await loop.run_in_executor(self._thread, self.retriever.search, queries, k)
         except Exception as error:  # handed to whoever waits, who decides
+            answered = error.answered if isinstance(error, PartlyAnsweredError) else {}
             for query in queries:
                 future = self._asked[query, k]
-                if not future.done():
+                if query in answered:
+                    if not future.done():
+                        future.set_result(answered[query])
+                elif not future.done():
                     future.set_exception(error)
                     future.exception()  # read, so that a question that was cancelled meanwhile leaves no warning
             return

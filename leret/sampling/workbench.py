@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from leret.config import SamplingRecipe
+from leret.datasets.corpus import Corpus
 from leret.datasets.load import load_corpus, load_questions
 from leret.errors import ProgramError
 from leret.runs import Run
@@ -21,7 +22,6 @@ from leret.types import Question, digest
 if TYPE_CHECKING:
     import dspy
 
-    from leret.datasets.corpus import Corpus
     from leret.pipelines.prompts import Formatter
     from leret.pipelines.replay import Replay
     from leret.pipelines.saved import ProgramSource
@@ -73,7 +73,7 @@ class Workbench:
             limit=limit,
             seed=data.seed,
             skip_bad=data.skip_bad,
-            corpus=self.corpus if check and data.kind != "world" else None,
+            corpus=self.corpus if check and data.kind != "world" and self._has_corpus else None,
             options=data.options or None,
         )
         self.skipped = dict(loaded.skipped)
@@ -81,12 +81,14 @@ class Workbench:
 
     @cached_property
     def corpus(self) -> Corpus:
-        """The documents.
+        """The documents; none where the recipe names none, and its engine has its own behind HTTP.
 
         Raises:
             DataError: as `questions`.
         """
         data = self.recipe.data
+        if not self._has_corpus:
+            return Corpus(())
         return load_corpus(
             data.kind,
             data.corpus or data.questions,
@@ -94,6 +96,11 @@ class Workbench:
             skip_bad=data.skip_bad,
             options=data.options or None,
         )
+
+    @property
+    def _has_corpus(self) -> bool:
+        data = self.recipe.data
+        return self.recipe.retriever.needs_corpus or data.corpus is not None or data.kind not in {"jsonl", "hover"}
 
     @cached_property
     def retriever(self) -> Retriever:
@@ -104,7 +111,7 @@ class Workbench:
         """
         from leret.retrieval.load import load_retriever
 
-        return load_retriever(self.recipe.retriever, self.corpus, self.cache)
+        return load_retriever(self.recipe.retriever, self.corpus if self._has_corpus else None, self.cache)
 
     @cached_property
     def source(self) -> ProgramSource:
@@ -172,7 +179,10 @@ class Workbench:
         )
 
     def close(self) -> None:
-        """Let go of what was opened."""
+        """Let go of what was opened; a retriever that waits for its server gives up."""
+        close = getattr(self.__dict__.get("retriever"), "close", None)
+        if close is not None:
+            close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,113 @@
+"""``leret eval-retriever``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from leret.eval.retriever import RetrieverReport
+    from leret.retrieval.opened import Opened
+
+__all__ = ["eval_retriever"]
+
+
+def eval_retriever(
+    index: Annotated[str, typer.Argument(metavar="INDEX", help="An index directory, or the URL of a server.")],
+    questions: Annotated[str, typer.Option(metavar="PATH", help="Questions with their relevant documents.")],
+    measures: Annotated[str, typer.Option(help="R@k, AP, RR, nDCG@k, Success@k, P@k, with commas.")] = "R@10,AP",
+    kind: Annotated[
+        str | None, typer.Option(help="Of the questions' file. [default: told by its first record]")
+    ] = None,
+    split: Annotated[str, typer.Option(help="train, dev, test or all.")] = "all",
+    limit: Annotated[int | None, typer.Option(min=1, help="Questions at most.")] = None,
+    depth: Annotated[int | None, typer.Option(min=1, help="Documents a question. [default: 100, or as needed]")] = None,
+    rm3: Annotated[bool, typer.Option("--rm3", help="Expand queries by RM3; the index must be of kind bm25.")] = False,
+    fb_docs: Annotated[int, typer.Option(min=1, help="Of RM3: documents that are believed.")] = 10,
+    fb_terms: Annotated[int, typer.Option(min=0, help="Of RM3: words taken from them.")] = 10,
+    original_weight: Annotated[float, typer.Option(min=0, max=1, help="Of RM3: of the query's own words.")] = 0.5,
+    rewrites: Annotated[
+        Path | None, typer.Option(metavar="PATH", help='Search for these instead: JSON lines {"id", "query"}.')
+    ] = None,
+    fuse: Annotated[bool, typer.Option("--fuse", help="Fuse what question and rewrite find.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="For run.trec, qrels.trec, summary.json.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object alone.")] = False,
+    resamples: Annotated[int, typer.Option(min=1, help="Of the bootstrap.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Of --limit and of the bootstrap.")] = 0,
+    token_env: Annotated[str | None, typer.Option(metavar="VAR", help="Holds the server's token.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable lines out, and count them.")] = False,
+) -> None:
+    """Measure a retriever on questions whose relevant documents are known."""
+    import json
+
+    from leret.cli.console import complain
+    from leret.cli.progress import shown
+    from leret.datasets.detect import detect_kind
+    from leret.datasets.load import load_questions
+    from leret.errors import ConfigError
+    from leret.eval import ir
+    from leret.eval.retriever import evaluate_retriever, read_rewrites
+    from leret.liveconfig import RM3Settings
+    from leret.retrieval.opened import opened as open_
+
+    if fuse and rewrites is None:
+        raise ConfigError("--fuse fuses the question with its rewrite; name the rewritten queries with --rewrites")
+    names = measures.split(",")
+    ir.parsed(names)  # a mistake in them is told before anything is opened
+    queries = None if rewrites is None else read_rewrites(rewrites)
+    opened = open_(index, token_env=token_env)
+    loaded = load_questions(
+        kind or detect_kind(questions),
+        questions,
+        split=split,
+        limit=limit,
+        seed=seed,
+        skip_bad=skip_bad,
+        corpus=opened.ids(),
+    )
+    if loaded.n_skipped:
+        complain(f"{loaded.n_skipped} bad lines of {questions} are left out", "warning: ")
+    retriever = opened.retriever
+    if rm3:
+        from leret.retrieval.rm3 import RM3
+
+        settings = RM3Settings(fb_docs=fb_docs, fb_terms=fb_terms, original_weight=original_weight)
+        retriever = RM3.over(retriever, settings)
+    with shown() as progress:
+        report = evaluate_retriever(
+            retriever,
+            list(loaded),
+            names,
+            rewrites=queries,
+            fuse=fuse,
+            depth=depth,
+            resamples=resamples,
+            seed=seed,
+            progress=progress,
+        )
+    if out is not None:
+        report.save(out)
+    if as_json:
+        typer.echo(json.dumps(report.brief()))
+    else:
+        _show(report, opened, index, out)
+
+
+def _show(report: RetrieverReport, opened: Opened, index: str, out: Path | None) -> None:
+    from leret.cli.console import done, say, table
+
+    n = len(report.questions)
+    rows = [
+        (name, f"{value:.4f}", f"[{report.intervals[name][0]:.4f}, {report.intervals[name][1]:.4f}]")
+        for name, value in report.measures.items()
+    ]
+    table(
+        ("measure", "mean", "95 % interval"), rows, title=f"{n:,} questions, {report.system}, {index} ({opened.engine})"
+    )
+    if report.n_empty:
+        say(f"nothing was found for {report.n_empty:,} of them; they count with 0")
+    say(f"{report.depth} documents a question at most; {n / max(report.seconds, 1e-9):,.0f} questions/s")
+    if out is not None:
+        done(f"{out}/run.trec  {out}/qrels.trec  {out}/summary.json  {out}/per_question.jsonl")

@@ -1,0 +1,98 @@
+"""Measures of rankings by ir_measures, under the names that the field knows them by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leret.errors import ConfigError, MissingDependency
+from leret.eval.trec import falling
+from leret.types import Question, Ranking
+
+__all__ = ["cutoff", "parsed", "reward_name", "values"]
+
+_OURS = {"R": "recall", "AP": "ap", "RR": "rr", "nDCG": "ndcg", "Success": "success"}
+"""ir_measures' name of a measure, and that of our reward function."""
+
+_OTHERS = ("P", "Rprec")
+_THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
+
+
+def parsed(names: Sequence[str]) -> dict[str, Any]:
+    """Measures by their canonical names, in the order given.
+
+    Args:
+        names: as in ``R@10``, ``AP``, ``nDCG@10``; the names of leret's rewards are understood too (``recall@10``).
+
+    Raises:
+        ConfigError: some are no measures; all of them are listed.
+        MissingDependency: ir-measures is not installed.
+    """
+    try:
+        import ir_measures
+    except ImportError as error:
+        raise MissingDependency("ir-measures", "eval") from error
+    found: dict[str, Any] = {}
+    problems = []
+    for name in names:
+        base, at, cut = name.strip().partition("@")
+        base = _THEIRS.get(base, base)
+        known = base in _OURS or base in _OTHERS
+        if not known or (at and not (cut.isdecimal() and int(cut) > 0)) or (base == "Rprec" and at):
+            problems.append(f"measures: {name!r} is none; there are {', '.join([*_OURS, *_OTHERS])}, as in R@10 and AP")
+        elif base in {"R", "P", "Success"} and not at:
+            problems.append(f"measures: {name} needs a cut-off; write {base}@10, say")
+        else:
+            measure = ir_measures.parse_measure(f"{base}{at}{cut}")
+            found[str(measure)] = measure
+    if problems or not found:
+        raise ConfigError(problems or "measures: none is named; write R@10,AP, say")
+    return found
+
+
+def cutoff(measure: str) -> int | None:
+    """Documents that a measure looks at; None where it looks at all."""
+    cut = measure.partition("@")[2]
+    return int(cut) if cut else None
+
+
+def reward_name(measure: str) -> str | None:
+    """Our reward function of a measure, as `leret.rewards.ranking.measure` takes it; None where there is none."""
+    base, at, cut = measure.partition("@")
+    return f"{_OURS[base]}{at}{cut}" if base in _OURS else None
+
+
+def values(
+    measures: Mapping[str, Any], questions: Sequence[Question], rankings: Sequence[Ranking]
+) -> NDArray[np.float64]:
+    """Every measure of every question.
+
+    A question whose ranking is empty counts with 0. Readers of TREC runs sort by score in single precision; a score
+    that does not fall is made to, so that the order that was retrieved is the order that is measured.
+
+    Args:
+        measures: of `parsed`.
+        questions: each with gold documents.
+        rankings: of the questions.
+
+    Returns:
+        (n_questions, n_measures).
+    """
+    import ir_measures
+
+    place = {question.id: i for i, question in enumerate(questions)}
+    column = {name: i for i, name in enumerate(measures)}
+    qrels = [ir_measures.Qrel(q.id, doc_id, 1) for q in questions for doc_id in dict.fromkeys(q.gold)]
+    run = [
+        ir_measures.ScoredDoc(question.id, passage.doc_id, score)
+        for question, ranking in zip(questions, rankings, strict=True)
+        for passage, score in zip(ranking, falling([p.score for p in ranking]), strict=True)
+    ]
+    found = np.zeros((len(questions), len(measures)))
+    if run:
+        for metric in ir_measures.iter_calc(list(measures.values()), qrels, run):
+            found[place[metric.query_id], column[str(metric.measure)]] = metric.value
+    return found

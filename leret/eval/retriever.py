@@ -1,0 +1,211 @@
+"""`leret eval-retriever`: how well a retriever answers questions by itself."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leret.errors import DataError, RunError
+from leret.eval import ir
+from leret.eval.significance import bootstrap_intervals
+from leret.eval.trec import write_qrels, write_run
+from leret.retrieval.base import Retriever
+from leret.retrieval.fusion import reciprocal_ranks
+from leret.runs import write_atomically
+from leret.sampling.progress import Progress, Silent
+from leret.types import Question, Ranking
+
+__all__ = ["RetrieverReport", "evaluate_retriever", "read_rewrites"]
+
+_BATCH = 256
+_DEPTH = 100
+"""Documents of a ranking where a measure looks at all of them."""
+
+
+@dataclass(frozen=True)
+class RetrieverReport:
+    """What a retriever reached.
+
+    Attributes:
+        system: what was searched for: raw-question, rewritten, or fused.
+        depth: documents of a ranking at most.
+        values: (n_questions, n_measures), in the order of ``measures``.
+        intervals: bootstrap intervals of the means, questions drawn anew.
+        seconds: of searching.
+    """
+
+    system: str
+    retriever: str
+    questions: tuple[Question, ...]
+    rankings: tuple[Ranking, ...]
+    measures: Mapping[str, float]
+    values: NDArray[np.float64]
+    intervals: Mapping[str, tuple[float, float]]
+    depth: int
+    seconds: float
+
+    @property
+    def n_empty(self) -> int:
+        """Questions for which nothing was found."""
+        return sum(not ranking for ranking in self.rankings)
+
+    def brief(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        return {"n_questions": len(self.questions), "measures": dict(self.measures)}
+
+    def save(self, directory: Path) -> None:
+        """Write summary.json, run.trec, qrels.trec and per_question.jsonl.
+
+        Raises:
+            RunError: the directory cannot be written.
+        """
+        rankings = (
+            (question.id, [p.doc_id for p in ranking], [p.score for p in ranking])
+            for question, ranking in zip(self.questions, self.rankings, strict=True)
+        )
+        rows = (
+            json.dumps({"id": q.id, **dict(zip(self.measures, map(float, values), strict=True))}) + "\n"
+            for q, values in zip(self.questions, self.values, strict=True)
+        )
+        summary = {
+            **self.brief(),
+            "intervals": {name: list(bounds) for name, bounds in self.intervals.items()},
+            "system": self.system,
+            "retriever": self.retriever,
+            "depth": self.depth,
+            "n_empty": self.n_empty,
+            "seconds": round(self.seconds, 3),
+        }
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            write_run(directory / "run.trec", self.system, rankings)
+            write_qrels(directory / "qrels.trec", self.questions)
+            write_atomically(directory / "per_question.jsonl", "".join(rows))
+            write_atomically(directory / "summary.json", json.dumps(summary, indent=1) + "\n")
+        except OSError as error:
+            raise RunError(f"{directory} cannot be written ({error.strerror or error}); name another --out") from error
+
+
+def evaluate_retriever(
+    retriever: Retriever,
+    questions: Sequence[Question],
+    measures: Sequence[str],
+    *,
+    rewrites: Mapping[str, str] | None = None,
+    fuse: bool = False,
+    depth: int | None = None,
+    resamples: int = 10_000,
+    confidence: float = 0.95,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> RetrieverReport:
+    """Search for every question, and measure what is found.
+
+    Args:
+        retriever: asked in batches.
+        questions: each with gold documents.
+        measures: as in ``R@10``.
+        rewrites: queries by question id, searched for in the place of the questions.
+        fuse: fuse the rankings of question and rewrite, by reciprocal rank.
+        depth: documents of a ranking; None takes 100, or what the deepest cut-off needs.
+        resamples: of the bootstrap.
+        confidence: of the intervals.
+        seed: of the bootstrap.
+        progress: hears of every batch.
+
+    Raises:
+        DataError: a question has no gold documents, or no rewrite.
+        ConfigError: there is no measure of a name.
+        RetrievalError: the retriever cannot answer.
+    """
+    wanted = ir.parsed(measures)
+    _check(questions, rewrites)
+    depth = _depth(depth, list(wanted))
+    texts = [question.text for question in questions]
+    rewritten = None if rewrites is None else [rewrites[question.id] for question in questions]
+    began = time.monotonic()
+    progress = progress or Silent()
+    progress.start("searching", len(questions))
+    rankings: list[Ranking] = []
+    for start in range(0, len(questions), _BATCH):
+        batch = slice(start, start + _BATCH)
+        found = retriever.search((rewritten or texts)[batch], depth)
+        if fuse and rewritten is not None:
+            raw = retriever.search(texts[batch], depth)
+            found = [reciprocal_ranks(pair, [1, 1])[:depth] for pair in zip(raw, found, strict=True)]
+        rankings += found
+        progress.advance(len(found))
+    progress.finish()
+    seconds = time.monotonic() - began
+    values = ir.values(wanted, questions, rankings)
+    means = {name: float(values[:, i].sum() / len(questions)) for i, name in enumerate(wanted)}
+    bounds = bootstrap_intervals(values, resamples, confidence, seed)
+    return RetrieverReport(
+        system="raw-question" if rewritten is None else "fused" if fuse else "rewritten",
+        retriever=retriever.digest,
+        questions=tuple(questions),
+        rankings=tuple(rankings),
+        measures=means,
+        values=values,
+        intervals={name: (float(low), float(high)) for name, (low, high) in zip(wanted, bounds, strict=True)},
+        depth=depth,
+        seconds=seconds,
+    )
+
+
+def read_rewrites(path: Path) -> dict[str, str]:
+    """Queries by question id, from JSON lines ``{"id": ..., "query": ...}``.
+
+    Raises:
+        DataError: a line is none, or an id comes twice.
+    """
+    found: dict[str, str] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read ({error}); give JSON lines with id and query") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+            question_id, query = value["id"], value["query"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f'{path}:{number}: write {{"id": ..., "query": ...}} ({error}): {line[:60]!r}') from error
+        if not isinstance(question_id, str) or not isinstance(query, str):
+            raise DataError(f"{path}:{number}: id and query should be texts: {line[:60]!r}")
+        if question_id in found:
+            raise DataError(f"{path}:{number}: id {question_id!r} was there before")
+        found[question_id] = query
+    return found
+
+
+def _check(questions: Sequence[Question], rewrites: Mapping[str, str] | None) -> None:
+    if not questions:
+        raise DataError("there is no question to evaluate on")
+    bare = [question.id for question in questions if not question.gold]
+    if bare:
+        raise DataError(
+            f"{len(bare)} of {len(questions)} questions name no relevant document, {bare[0]!r} first; they cannot be "
+            "scored: leave them out of the file, or add their relevant_doc_ids"
+        )
+    lacking = [question.id for question in questions if rewrites is not None and question.id not in rewrites]
+    if lacking:
+        raise DataError(
+            f"{len(lacking)} questions have no rewritten query, {lacking[0]!r} first; add them to --rewrites"
+        )
+
+
+def _depth(depth: int | None, measures: Sequence[str]) -> int:
+    cuts = [ir.cutoff(name) for name in measures]
+    deepest = max([cut for cut in cuts if cut is not None], default=0)
+    if depth is None:
+        return max(deepest, _DEPTH if None in cuts else 0) or _DEPTH
+    return max(depth, deepest)

@@ -1,0 +1,140 @@
+"""What a search server said: an answer, a failure worth another try, or a refusal."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from leret.errors import RetrievalError
+
+__all__ = ["Answer", "BadAnswerError", "Call", "RefusedError", "TryAgainError", "check", "parsed", "short"]
+
+_RETRIED = frozenset({408, 425, 429})
+_LONGEST_WAIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request, apart from the server that it goes to.
+
+    Attributes:
+        params: of the URL; encoded here, with half a surrogate pair as a question mark.
+        form: sent URL-encoded in the body.
+        json: sent as JSON in the body.
+        n_queries: that it asks.
+    """
+
+    method: str
+    path: str
+    params: Mapping[str, str] = field(default_factory=dict)
+    form: Mapping[str, str] | None = None
+    json: Any = None
+    n_queries: int = 1
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A complete answer of status 200 to 299."""
+
+    url: str
+    text: str
+    call: Call
+
+
+class TryAgainError(Exception):
+    """A failure that another attempt may mend.
+
+    Args:
+        reason: in a line.
+        wait_s: what the server asked for; None leaves it to the back-off.
+        busy: the server is well, and has too much to do.
+    """
+
+    def __init__(self, reason: str, wait_s: float | None = None, busy: bool = False) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
+        self.busy = busy
+
+
+class BadAnswerError(TryAgainError):
+    """An answer of status 200 that makes no sense; a few attempts tell a hiccup from a wrong URL."""
+
+
+class RefusedError(RetrievalError):
+    """A request that the server will never take as it is.
+
+    Args:
+        reason: in a line.
+        status: of HTTP.
+    """
+
+    def __init__(self, reason: str, status: int) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def check(status: int, headers: Mapping[str, str], text: str, url: str) -> None:
+    """Pass what succeeded.
+
+    Raises:
+        TryAgainError: 429, a time-out or a server error.
+        RefusedError: any other refusal, with the server's message.
+    """
+    if 200 <= status < 300:
+        return
+    told = f"{url} answered {status}: {_message(text)}"
+    if status in _RETRIED or status >= 500:
+        wait_s = _retry_after_s(headers)
+        raise TryAgainError(told, wait_s, busy=status == 429 or (status == 503 and wait_s is not None))
+    raise RefusedError(f"{told}; look at the URL, the token and the settings of the retriever", status)
+
+
+def parsed(answer: Answer) -> Any:
+    """The JSON of an answer.
+
+    Raises:
+        BadAnswerError: it is none.
+    """
+    try:
+        return json.loads(answer.text)
+    except (ValueError, RecursionError) as error:
+        raise BadAnswerError(f"{answer.url} sent no JSON ({error}): {short(answer.text)}") from error
+
+
+def short(text: str) -> str:
+    """One line of 200 characters at most."""
+    line = " ".join(text[:1000].split())
+    return line if len(line) <= 200 else f"{line[:200]}..."
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a ``Retry-After`` header asks for, two minutes at most; None without a readable one."""
+    value = headers.get("Retry-After")
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            moment = parsedate_to_datetime(value)
+        except ValueError:
+            return None
+        seconds = (moment - datetime.now(UTC if moment.tzinfo else None)).total_seconds()
+    return min(max(seconds, 0.0), _LONGEST_WAIT_S) if math.isfinite(seconds) else None
+
+
+def _message(text: str) -> str:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return short(text)
+    if isinstance(value, dict):
+        for key in ("message", "error", "detail"):
+            if isinstance(value.get(key), str):
+                return short(value[key])
+    return short(str(value))

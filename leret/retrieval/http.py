@@ -1,0 +1,327 @@
+"""Requests to a set of equal search servers, tried again for as long as an outage is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import random
+import re
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+from leret.errors import ConfigError, MissingDependency, RetrievalError
+from leret.retrieval.answers import Answer, BadAnswerError, Call, RefusedError, TryAgainError, check
+from leret.retrieval.background import submit
+from leret.retrieval.ratelimit import RateLimit
+
+if TYPE_CHECKING:
+    import aiohttp
+
+__all__ = ["Client", "token_of"]
+
+T = TypeVar("T")
+
+_BACKOFF_S = 0.2
+_LONGEST_BACKOFF_S = 5.0
+_BAD_ANSWERS = 3
+"""Answers without sense in a row, of one request, after which the server is taken to be another one than was meant."""
+
+_open: weakref.WeakSet[Client] = weakref.WeakSet()
+
+_SECRET = re.compile(r"(api_key=)[^&]*")
+
+
+@dataclass
+class _Server:
+    """One base URL and how it has been doing."""
+
+    url: str
+    n_in_flight: int = 0
+    n_failures: int = 0
+    resting_until: float = 0.0
+
+
+class Client:
+    """Sends batches of requests and waits for all of their answers; safe for many threads.
+
+    A server that fails rests, longer each time up to a few seconds, while others take its requests.
+
+    Args:
+        urls: base URLs of equal servers.
+        token: sent as a bearer token and nowhere else; None sends none.
+        timeout_s: an attempt's deadline.
+        patience_s: how long a request is tried again before the outage is an error.
+        concurrency: requests in flight.
+        limit: of requests a second; None sets none.
+
+    Raises:
+        ConfigError: a URL is none.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        token: str | None = None,
+        timeout_s: float = 30.0,
+        patience_s: float = 300.0,
+        concurrency: int = 16,
+        limit: RateLimit | None = None,
+    ) -> None:
+        self._servers = [_Server(_checked(url)) for url in urls]
+        self._token = token
+        self._timeout_s = timeout_s
+        self._patience_s = patience_s
+        self._concurrency = concurrency
+        self._limit = limit
+        self._session: aiohttp.ClientSession | None = None
+        self._session_pid = 0
+        self._slots: asyncio.Semaphore | None = None
+        self._running: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._answered = float("-inf")  # when any request last was
+        _open.add(self)
+
+    def __del__(self) -> None:
+        session = getattr(self, "_session", None)
+        if session is not None and self._session_pid == os.getpid() and not sys.is_finalizing():
+            submit(session.close())  # nobody asks any more, or the client would be alive
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Base URLs, without user and password."""
+        return tuple(_shown(server.url) for server in self._servers)
+
+    def ask(self, calls: Sequence[Call], read: Callable[[Answer], T]) -> list[T]:
+        """Send requests, and wait until each is answered.
+
+        Args:
+            calls: sent concurrently.
+            read: makes sense of an answer, or raises `BadAnswerError` or `TryAgainError`.
+
+        Returns:
+            What ``read`` made of each answer, in the order of the calls.
+
+        Raises:
+            RefusedError: a server refused a request for good.
+            RetrievalError: the outage outlasted the client's patience, or the client was closed.
+        """
+        outcomes = self.ask_each(calls, read)
+        for outcome in outcomes:
+            if isinstance(outcome, RetrievalError):
+                raise outcome
+        return [outcome for outcome in outcomes if not isinstance(outcome, RetrievalError)]
+
+    def ask_each(self, calls: Sequence[Call], read: Callable[[Answer], T]) -> list[T | RetrievalError]:
+        """As `ask`, with the failure of a request in the place of its answer.
+
+        Raises:
+            RetrievalError: the client is closed, or was while it waited.
+        """
+        with self._lock:
+            if self._closed:
+                raise RetrievalError("this retriever is closed; open it again")
+            future = submit(self._all(calls, read))
+            self._running.add(future)
+        try:
+            return future.result()
+        except CancelledError as error:
+            raise RetrievalError("the retriever was closed while it was asked").failed() from error
+        except BaseException:
+            future.cancel()  # Ctrl-C in the thread that waits
+            raise
+
+    def close(self) -> None:
+        """Give up what is asked now, and close the connections. May be called twice."""
+        with self._lock:
+            self._closed = True
+            running = list(self._running)
+            session, self._session = self._session, None
+        for future in running:
+            future.cancel()
+        if session is not None and self._session_pid == os.getpid():
+            with suppress(TimeoutError):
+                submit(session.close()).result(timeout=2)
+
+    async def _all(self, calls: Sequence[Call], read: Callable[[Answer], T]) -> list[T | RetrievalError]:
+        if self._session is None or self._session_pid != os.getpid():
+            self._session, self._session_pid = self._new_session(), os.getpid()
+            self._slots = asyncio.Semaphore(self._concurrency)
+        began = time.monotonic()
+
+        async def one(call: Call) -> T | RetrievalError:
+            try:
+                return await self._until_answered(call, read, began)
+            except RetrievalError as error:
+                return error
+
+        tasks = [asyncio.create_task(one(call)) for call in calls]
+        try:
+            return list(await asyncio.gather(*tasks))
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+
+    async def _until_answered(self, call: Call, read: Callable[[Answer], T], began: float) -> T:
+        assert self._slots is not None
+        first: float | None = None
+        n_attempts = n_bad = 0
+        while True:
+            async with self._slots:
+                while self._limit is not None and (wait_s := self._limit.wait_s()) > 0:
+                    await asyncio.sleep(wait_s)
+                first = time.monotonic() if first is None else first
+                n_attempts += 1
+                try:
+                    return await self._once(call, read)
+                except TryAgainError as failure:
+                    n_bad += isinstance(failure, BadAnswerError)
+                    wait_s = self._wait_s(failure, n_attempts, n_bad)
+                    # in an outage most of a large batch has not had its first attempt; it is not waited for anew
+                    deadline = min(first, max(began, self._answered)) + self._patience_s
+                    if time.monotonic() + wait_s > deadline:
+                        raise RetrievalError(
+                            f"{failure}; tried {n_attempts} times, and waited {self._patience_s:g} s at most: see that "
+                            "the server is up, then run again"
+                        ).failed() from failure
+            await asyncio.sleep(wait_s)
+
+    def _wait_s(self, failure: TryAgainError, n_attempts: int, n_bad: int) -> float:
+        """Seconds until the next attempt.
+
+        Raises:
+            RetrievalError: another attempt would be of no use.
+        """
+        if n_bad >= _BAD_ANSWERS:
+            raise RetrievalError(f"{failure}; that is no answer of such a server: look at its URL and its log").failed()
+        if failure.wait_s is None:
+            return min(_LONGEST_BACKOFF_S, _BACKOFF_S * 2.0 ** min(n_attempts - 1, 10)) * random.uniform(0.5, 1.5)
+        if self._limit is not None and failure.busy:
+            self._limit.pause(failure.wait_s)
+        return failure.wait_s
+
+    async def _once(self, call: Call, read: Callable[[Answer], T]) -> T:
+        server = self._take()
+        ok = False
+        try:
+            value = read(await self._answer(server, call))
+            ok = True
+            self._answered = time.monotonic()
+            return value
+        except RefusedError:
+            ok = True  # the server is well; the request is not
+            raise
+        except TryAgainError as failure:
+            ok = failure.busy
+            raise
+        finally:
+            self._give_back(server, ok)
+
+    async def _answer(self, server: _Server, call: Call) -> Answer:
+        import aiohttp
+        from yarl import URL
+
+        assert self._session is not None
+        query = urlencode(call.params, errors="replace", quote_via=quote)
+        address = f"{server.url}{call.path}" + (f"?{query}" if query else "")
+        shown = _SECRET.sub(r"\1...", _shown(f"{server.url}{call.path}"))
+        form = None if call.form is None else urlencode(call.form, errors="replace").encode()
+        headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
+        if form is not None:
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+        try:
+            async with self._session.request(
+                call.method,
+                URL(address, encoded=True),
+                data=form,
+                json=call.json,
+                headers=headers,
+                allow_redirects=False,
+            ) as answer:
+                text = await answer.text(errors="replace")
+                check(answer.status, answer.headers, text, shown)
+                return Answer(shown, text, call)
+        except TimeoutError as error:
+            raise TryAgainError(f"{shown} did not answer within {self._timeout_s:g} s") from error
+        except (aiohttp.ClientError, ConnectionError) as error:
+            told = _SECRET.sub(r"\1...", str(error))
+            raise TryAgainError(f"{shown} cannot be reached ({type(error).__name__}: {told})") from error
+
+    def _take(self) -> _Server:
+        """The least busy server that does not rest; where all rest, the one that is back first."""
+        now = time.monotonic()
+        awake = [server for server in self._servers if server.resting_until <= now]
+        if awake:
+            chosen = min(awake, key=lambda server: server.n_in_flight)
+        else:
+            chosen = min(self._servers, key=lambda server: server.resting_until)
+        chosen.n_in_flight += 1
+        return chosen
+
+    def _give_back(self, server: _Server, ok: bool) -> None:
+        server.n_in_flight -= 1
+        server.n_failures = 0 if ok else server.n_failures + 1
+        pause_s = min(_LONGEST_BACKOFF_S, 0.5 * 2.0 ** min(server.n_failures, 10))
+        server.resting_until = 0.0 if ok else time.monotonic() + pause_s
+
+    def _new_session(self) -> aiohttp.ClientSession:
+        try:
+            import aiohttp
+        except ImportError as error:
+            raise MissingDependency("aiohttp", "serve") from error
+        return aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+            connector=aiohttp.TCPConnector(limit=self._concurrency),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"Accept": "application/json, text/xml;q=0.9, */*;q=0.1"},
+        )
+
+
+@atexit.register
+def _close_all() -> None:
+    """Connections that nobody closed end without a warning of the event loop's."""
+    for client in list(_open):
+        client.close()
+
+
+def token_of(variable: str | None, key: str) -> str | None:
+    """The secret in an environment variable; None where no variable is named.
+
+    Raises:
+        ConfigError: it is not set.
+    """
+    if variable is None:
+        return None
+    token = os.environ.get(variable, "").strip()
+    if not token:
+        raise ConfigError(f"{key} names the environment variable {variable}, which is not set; export it")
+    return token
+
+
+def _checked(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        valid = False
+    if not valid or parts.query or parts.fragment or any(char.isspace() for char in url):
+        raise ConfigError(f"{url!r} is no URL of a retriever; write it as in http://127.0.0.1:8893")
+    return url.rstrip("/")
+
+
+def _shown(url: str) -> str:
+    """A URL without user and password."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

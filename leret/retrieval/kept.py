@@ -1,0 +1,79 @@
+"""A retriever whose answers are kept on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from leret.liveconfig import AnswersSettings
+from leret.retrieval.base import Retriever
+from leret.retrieval.diskcache import DiskCache, default_directory
+from leret.retrieval.partly import PartlyAnsweredError
+from leret.types import Ranking
+
+__all__ = ["Kept", "keep_answers"]
+
+_FAST = frozenset({"bm25", "rm3"})
+"""Engines that answer faster than the cache does (benchmarks/RESULTS.md, "The cache of answers")."""
+
+
+class Kept:
+    """Asks a retriever only for what no run has asked it before; safe for many threads.
+
+    Args:
+        retriever: answers what is not kept.
+        cache: of answers.
+    """
+
+    def __init__(self, retriever: Retriever, cache: DiskCache) -> None:
+        self.retriever = retriever
+        self.cache = cache
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Kept:
+        return self
+
+    @property
+    def digest(self) -> str:
+        """The retriever's own: a cache changes no answer."""
+        return self.retriever.digest
+
+    def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
+        """Rank documents for each query, from disk where it was asked before.
+
+        Raises:
+            RetrievalError: the retriever could not answer; what it did answer of the batch is kept.
+        """
+        name = self.digest
+        answers = self.cache.get(name, queries, k)
+        new = [query for query in dict.fromkeys(queries) if query not in answers]
+        if new:
+            try:
+                found = dict(zip(new, self.retriever.search(new, k), strict=True))
+            except PartlyAnsweredError as error:
+                self.cache.put(name, error.answered, k)
+                raise PartlyAnsweredError(error, answers | error.answered) from error
+            self.cache.put(name, found, k)
+            answers |= found
+        return [answers[query] for query in queries]
+
+    def close(self) -> None:
+        """Close the cache and the retriever."""
+        self.cache.close()
+        close = getattr(self.retriever, "close", None)
+        if close is not None:
+            close()
+
+
+def keep_answers(retriever: Retriever, kind: str, settings: AnswersSettings | None) -> Retriever:
+    """The retriever behind the cache of answers, where the settings want it.
+
+    Args:
+        retriever: of a recipe.
+        kind: of its engine.
+        settings: None takes the defaults.
+    """
+    settings = settings or AnswersSettings()
+    if settings.use == "off" or (settings.use == "auto" and kind in _FAST):
+        return retriever
+    directory = Path(settings.path) if settings.path else default_directory()
+    return Kept(retriever, DiskCache(directory, settings.max_mb << 20))

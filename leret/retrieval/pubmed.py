@@ -1,0 +1,214 @@
+"""PubMed through NCBI's E-utilities: a Boolean query in, the ids in PubMed's own order out, with their abstracts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+from xml.etree import ElementTree
+
+from leret.errors import RetrievalError
+from leret.liveconfig import PubMedSettings
+from leret.retrieval.answers import Answer, BadAnswerError, Call, RefusedError, TryAgainError, parsed, short
+from leret.retrieval.http import Client
+from leret.retrieval.offline import refuse_offline
+from leret.retrieval.partly import settled
+from leret.retrieval.pasted import pasted
+from leret.retrieval.ratelimit import shared_limit
+from leret.retrieval.refusals import Refusals
+from leret.types import Passage, Ranking, digest
+
+__all__ = ["PubMed", "read_articles"]
+
+_LOG = logging.getLogger("leret")
+
+_MOST = 9_999
+"""What esearch of pubmed returns at most."""
+
+_FETCHED_AT_ONCE = 200
+_LONG = 1_500
+"""Characters of a query from which on it is sent by POST, as the E-utilities ask for."""
+
+
+class PubMed:
+    """Implements ``Retriever`` over PubMed.
+
+    E-utilities give no scores: a passage's is 1 / its rank, so that the union of several searches is ordered by rank.
+    What the query's syntax makes PubMed find nothing for is an empty ranking, as on the site.
+
+    Args:
+        settings: of the recipe.
+    """
+
+    def __init__(self, settings: PubMedSettings) -> None:
+        self._settings = settings
+        self._key = os.environ.get(settings.api_key_env, "").strip() or None
+        per_s = 10.0 if self._key else 3.0
+        self._client = Client(
+            [settings.url],
+            timeout_s=settings.timeout_s,
+            patience_s=settings.patience_s,
+            concurrency=settings.concurrency,
+            limit=shared_limit(f"{settings.url} {self._key or ''}", per_s),
+        )
+        self.refusals = Refusals("PubMed", lambda: self._client.ask([self._search_call("heart", 1)], _read_ids))
+
+    def __deepcopy__(self, memo: dict[int, object]) -> PubMed:
+        return self
+
+    @property
+    def digest(self) -> str:
+        """Names PubMed and the settings; what PubMed holds changes daily, and ``max_date`` keeps most of it out."""
+        s = self._settings
+        return digest("pubmed", s.sort, s.min_date, s.max_date, s.texts)
+
+    def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
+        """Search PubMed for each query.
+
+        Args:
+            queries: as one would paste them into PubMed's search box; a blank one gets an empty ranking.
+            k: articles a query, from 1 to 9,999.
+
+        Returns:
+            One ranking a query, in PubMed's order.
+
+        Raises:
+            RetrievalError: ``k`` is out of range, NCBI could not answer, or the engine is set to be offline.
+        """
+        if not 1 <= k <= _MOST:
+            raise RetrievalError(f"k is {k}; PubMed gives from 1 to {_MOST} articles a query")
+        if self._settings.offline:
+            refuse_offline("pubmed", queries)
+        terms = [pasted(query) for query in queries]
+        asked = list(dict.fromkeys(term for term in terms if term))
+        found = self._client.ask_each([self._search_call(term, k) for term in asked], _read_ids)
+        ids = {term: self._outcome(outcome) for term, outcome in zip(asked, found, strict=True)}
+        articles, failed = self._articles(
+            [i for some in ids.values() if not isinstance(some, RetrievalError) for i in some]
+        )
+        outcomes: list[Ranking | RetrievalError] = []
+        for term in terms:
+            some = ids.get(term, ())
+            if not isinstance(some, RetrievalError):
+                some = next((failed[i] for i in some[:k] if i in failed), some[:k])
+            outcomes.append(some if isinstance(some, RetrievalError) else _ranking(some, articles))
+        return settled(queries, outcomes)
+
+    def close(self) -> None:
+        """Give up what is asked now, and close the connections."""
+        self._client.close()
+
+    def _outcome(self, found: tuple[str, ...] | RetrievalError) -> tuple[str, ...] | RetrievalError:
+        if not isinstance(found, RefusedError):
+            return found
+        try:
+            self.refusals.blame(found)
+        except RetrievalError as error:
+            return error
+        return ()
+
+    def _search_call(self, term: str, k: int) -> Call:
+        s = self._settings
+        dates = {"datetype": "pdat", "mindate": s.min_date or "1000", "maxdate": s.max_date or "3000"}
+        values = {"term": term, "retmax": str(k), "sort": s.sort, **(dates if s.min_date or s.max_date else {})}
+        return self._call("esearch", values, "json", len(term) > _LONG)
+
+    def _articles(self, ids: Sequence[str]) -> tuple[Mapping[str, tuple[str, str]], Mapping[str, RetrievalError]]:
+        """Title and abstract by id; and the failure of those that could not be fetched."""
+        if not self._settings.texts or not ids:
+            return {}, {}
+        wanted = list(dict.fromkeys(ids))
+        chunks = [wanted[start : start + _FETCHED_AT_ONCE] for start in range(0, len(wanted), _FETCHED_AT_ONCE)]
+        calls = [self._call("efetch", {"id": ",".join(chunk), "rettype": "abstract"}, "xml", True) for chunk in chunks]
+        found: dict[str, tuple[str, str]] = {}
+        failed: dict[str, RetrievalError] = {}
+        for chunk, outcome in zip(chunks, self._client.ask_each(calls, read_articles), strict=True):
+            if isinstance(outcome, RetrievalError):
+                failed |= dict.fromkeys(chunk, outcome)
+                continue
+            found |= outcome
+            missing = [i for i in chunk if i not in outcome]
+            if missing:
+                _LOG.warning("PubMed sent no record of %d articles that it found, %s first", len(missing), missing[0])
+        return found, failed
+
+    def _call(self, tool: str, values: Mapping[str, str], retmode: str, long: bool) -> Call:
+        given = {"tool": self._settings.tool, "email": self._settings.email, "api_key": self._key}
+        params = {"db": "pubmed", "retmode": retmode, **values, **{n: v for n, v in given.items() if v}}
+        path = f"/{tool}.fcgi"
+        return Call("POST", path, form=params) if long else Call("GET", path, params=params)
+
+
+def read_articles(answer: Answer) -> dict[str, tuple[str, str]]:
+    """Title and abstract of every record of an efetch answer, by PubMed id.
+
+    Raises:
+        BadAnswerError: it is no such XML, or has no record.
+    """
+    try:
+        root = ElementTree.fromstring(answer.text)
+    except (ElementTree.ParseError, ValueError) as error:
+        raise BadAnswerError(f"{answer.url} sent no XML ({error}): {short(answer.text)}") from error
+    told = root.findtext("ERROR") or root.findtext(".//ERROR")
+    if told:
+        raise TryAgainError(f"{answer.url} reports an error: {short(told)}")
+    found = {}
+    for record in [*root.iter("MedlineCitation"), *root.iter("BookDocument")]:
+        pmid = (record.findtext("PMID") or "").strip()
+        if not pmid:
+            raise BadAnswerError(f"{answer.url} sent a record without a PMID")
+        article = record if record.tag == "BookDocument" else record.find("Article")
+        found[pmid] = ("", "") if article is None else (_title(article), _abstract(article))
+    if not found:
+        raise BadAnswerError(f"{answer.url} sent no record: {short(answer.text)}")
+    return found
+
+
+def _read_ids(answer: Answer) -> tuple[str, ...]:
+    body = parsed(answer)
+    result: Any = body.get("esearchresult") if isinstance(body, dict) else None
+    if not isinstance(result, dict):
+        told = body.get("error") if isinstance(body, dict) else None
+        if told and "rate limit" in str(told):
+            raise TryAgainError(f"{answer.url} answered: {short(str(told))}", 1.0, busy=True)
+        raise BadAnswerError(f"{answer.url} sent no search result: {short(answer.text)}")
+    failure = result.get("ERROR")
+    if failure:
+        raise TryAgainError(f"{answer.url} reports an error: {short(str(failure))}")
+    ids = result.get("idlist")
+    if not isinstance(ids, list) or not all(isinstance(i, str) and i.isdigit() for i in ids):
+        raise BadAnswerError(f"{answer.url} sent no list of ids: {short(answer.text)}")
+    count = str(result.get("count", ""))
+    if not count.isdigit() or (int(count) > 0 and not ids):
+        raise BadAnswerError(f"{answer.url} found {count or 'an unknown number of'} articles and sent no id of them")
+    return tuple(dict.fromkeys(ids))
+
+
+def _ranking(ids: Sequence[str], articles: Mapping[str, tuple[str, str]]) -> Ranking:
+    return tuple(Passage(i, *articles.get(i, ("", "")), 1.0 / rank) for rank, i in enumerate(ids, 1))
+
+
+def _title(article: ElementTree.Element) -> str:
+    for name in ("ArticleTitle", "VernacularTitle", "Book/BookTitle"):
+        element = article.find(name)
+        text = "" if element is None else _text(element)
+        if text:
+            return text
+    return ""
+
+
+def _abstract(article: ElementTree.Element) -> str:
+    """All parts of the abstract, each under its label, as ``BACKGROUND: ...``."""
+    parts = []
+    for element in article.findall("Abstract/AbstractText"):
+        label, text = element.get("Label"), _text(element)
+        if text:
+            parts.append(f"{label}: {text}" if label and label != "UNLABELLED" else text)
+    return " ".join(parts)
+
+
+def _text(element: ElementTree.Element) -> str:
+    """The text of an element, without the markup in it (``<i>``, ``<sub>``, MathML)."""
+    return re.sub(r"\s+", " ", "".join(element.itertext())).strip()

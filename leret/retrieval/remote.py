@@ -1,0 +1,194 @@
+"""A search engine behind HTTP: an outage is waited for, then it is an error, and never an empty ranking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from leret.errors import RetrievalError
+from leret.liveconfig import RemoteSettings
+from leret.retrieval.answers import Answer, BadAnswerError, Call, RefusedError, parsed
+from leret.retrieval.documents import Documents
+from leret.retrieval.http import Client, token_of
+from leret.retrieval.partly import settled
+from leret.retrieval.protocols import protocol_of
+from leret.retrieval.ratelimit import RateLimit
+from leret.types import Passage, Ranking, digest
+
+__all__ = ["Remote", "Served"]
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a ``leret`` server says of itself under /health.
+
+    Attributes:
+        index: digest of the served retriever.
+        corpus: digest of its corpus; None where it has none.
+        documents: in the corpus; None where nobody can count them.
+    """
+
+    engine: str
+    index: str
+    corpus: str | None
+    documents: int | None
+
+
+class Remote:
+    """Implements ``Retriever`` over HTTP.
+
+    Args:
+        settings: of the recipe.
+        corpus: what the server should search; its digest is checked under protocol ``leret``, and its order gives the
+            ids under ``doc_id: row``. None checks nothing.
+
+    Raises:
+        ConfigError: a URL is none, or the token's variable is not set.
+        RetrievalError: ``doc_id: row`` without a corpus.
+    """
+
+    def __init__(self, settings: RemoteSettings, corpus: Documents | None = None) -> None:
+        self._settings = settings
+        self._protocol = protocol_of(settings.protocol)
+        self._corpus = corpus
+        self._ids = tuple(corpus) if settings.doc_id == "row" and corpus is not None else ()
+        if settings.doc_id == "row" and corpus is None:
+            raise RetrievalError("retriever.remote.doc_id is row, but there is no corpus whose rows could be meant")
+        rate = settings.requests_per_s
+        urls = [url.rstrip("/").removesuffix("/search") for url in settings.urls]
+        self._client = Client(
+            settings.urls if settings.protocol != "leret" else urls,
+            token=token_of(settings.token_env, "retriever.remote.token_env"),
+            timeout_s=settings.timeout_s,
+            patience_s=settings.patience_s,
+            concurrency=settings.concurrency,
+            limit=None if rate is None else RateLimit(rate),
+        )
+        leret = settings.protocol == "leret"
+        self._accept_empty = settings.accept_empty if settings.accept_empty is not None else leret
+        self._served: Served | None = None
+
+    def __repr__(self) -> str:
+        return f"Remote({self._settings.protocol}, {list(self._client.urls)})"
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Remote:
+        # Programs are deep-copied by DSPy's optimizers; their connections are not.
+        return self
+
+    @property
+    def digest(self) -> str:
+        """Names what is served: by its own digest under protocol ``leret``, else by ``name`` or the URLs.
+
+        Raises:
+            RetrievalError: protocol ``leret``, and the server does not answer, or serves another corpus.
+        """
+        settings = self._settings
+        if settings.protocol == "leret":
+            return self.served().index
+        named = settings.name or sorted(self._client.urls)
+        return digest("remote", settings.protocol, settings.doc_id, named)
+
+    def served(self) -> Served:
+        """What a ``leret`` server says of itself; asked once.
+
+        Raises:
+            RetrievalError: it does not answer, or serves another corpus than this one.
+        """
+        if self._served is None:
+            served = self._client.ask([Call("GET", "/health")], _served)[0]
+            wanted = None if self._corpus is None else self._corpus.digest
+            if wanted is not None and served.corpus is not None and served.corpus != wanted:
+                raise RetrievalError(
+                    f"{self._client.urls[0]} serves an index of another corpus ({served.documents} documents, digest "
+                    f"{served.corpus}; data.corpus has {len(self._corpus or ())}, digest {wanted}); serve the right one"
+                )
+            self._served = served
+        return self._served
+
+    def check(self) -> None:
+        """See that the server answers.
+
+        Raises:
+            RetrievalError: it does not, or serves another corpus.
+        """
+        if self._settings.protocol == "leret":
+            self.served()
+        else:
+            call = self._protocol.call(["health"], 1)
+            self._client.ask(
+                [call], lambda answer: self._protocol.read(parsed(answer), answer, 1, self._settings.doc_id)
+            )
+
+    def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
+        """Rank documents for each query.
+
+        Args:
+            queries: any strings; one of white space alone gets an empty ranking, and is not sent.
+            k: documents a query, at least 1.
+
+        Returns:
+            One ranking a query, in the order of the queries, as the server ranked them.
+
+        Raises:
+            RetrievalError: the servers could not answer.
+        """
+        if k < 1:
+            raise RetrievalError(f"k is {k}; ask for one document at least")
+        if self._settings.protocol == "leret":
+            self.served()
+        asked = [i for i, query in enumerate(queries) if query.strip()]
+        size = self._settings.queries_per_request if self._protocol.batched else 1
+        calls = [
+            self._protocol.call([queries[i] for i in asked[start : start + size]], k)
+            for start in range(0, len(asked), size)
+        ]
+        outcomes: list[Ranking | RetrievalError] = [()] * len(queries)
+        places = iter(asked)
+        for call, answer in zip(calls, self._client.ask_each(calls, lambda answer: self._read(answer, k)), strict=True):
+            failed = [answer] * call.n_queries if isinstance(answer, RetrievalError) else None
+            for outcome in failed or answer:
+                outcomes[next(places)] = outcome
+        return settled(queries, outcomes)
+
+    def close(self) -> None:
+        """Give up what is asked now, and close the connections."""
+        self._client.close()
+
+    def _read(self, answer: Answer, k: int) -> list[Ranking]:
+        body = parsed(answer)
+        rankings = self._protocol.read(body, answer, k, self._settings.doc_id)
+        if self._served is not None and body.get("index") != self._served.index:
+            raise RefusedError(
+                f"{answer.url} serves another index ({body.get('index')}) than when this run began "
+                f"({self._served.index}); rankings of two indexes cannot be mixed: serve the first one again, or "
+                "begin a new run",
+                409,
+            )
+        if not self._accept_empty and not all(rankings):
+            raise BadAnswerError(
+                f"{answer.url} found nothing at all; where that is an answer, set retriever.remote.accept_empty: true"
+            )
+        return [self._named(ranking, answer) for ranking in rankings] if self._ids else rankings
+
+    def _named(self, ranking: Ranking, answer: Answer) -> Ranking:
+        passages = []
+        for passage in ranking:
+            row = int(passage.doc_id) if passage.doc_id.isdecimal() else -1
+            if not 0 <= row < len(self._ids):
+                raise BadAnswerError(
+                    f"{answer.url} sent row {passage.doc_id!r} of a corpus of {len(self._ids)} documents; "
+                    "it serves another corpus, or names documents otherwise (retriever.remote.doc_id)"
+                )
+            passages.append(Passage(self._ids[row], passage.title, passage.text, passage.score))
+        return tuple(passages)
+
+
+def _served(answer: Answer) -> Served:
+    body = parsed(answer)
+    try:
+        documents = body["documents"]
+        return Served(
+            str(body["engine"]), str(body["index"]), body["corpus"], None if documents is None else int(documents)
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadAnswerError(f"{answer.url} is no /health of `leret serve retriever`: {answer.text[:100]!r}") from error

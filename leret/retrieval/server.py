@@ -1,0 +1,254 @@
+"""``leret serve retriever``: one engine for many clients, over HTTP.
+
+=====================  ======================================================================================
+GET, POST /            ColBERT's protocol (``dspy.ColBERTv2``); the same under /api/search
+POST /search           {"queries": [...], "k": 10}: leret's own, batched
+POST /retrieve         {"queries": [...], "topk": 3, "return_scores": true}: the search-RL projects'
+GET /health            what is served; 503 once it is being stopped
+GET /metrics           counters for Prometheus
+=====================  ======================================================================================
+
+Every error is JSON, ``{"error": true, "message": ...}``, and never of status 200: 400 a bad request, 401 no token, 413
+too large, 500 the engine failed, 503 the queue is full or the server is being stopped (with Retry-After).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+import leret
+from leret.errors import LeretError
+from leret.retrieval.base import Retriever
+from leret.retrieval.metrics import CONTENT_TYPE, Counter, Gauge, Histogram, exposition
+from leret.retrieval.server_queue import BatchQueue, FullError
+from leret.retrieval.server_wire import (
+    BadRequestError,
+    Limits,
+    batch_asked,
+    colbert_answer,
+    leret_answer,
+    one_asked,
+    retrieve_answer,
+)
+
+__all__ = ["RetrieverServer", "ServerSettings"]
+
+_LOG = logging.getLogger("leret")
+
+_RETRY_S = 1
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What a server allows.
+
+    Attributes:
+        token: that clients must send; None lets everybody in.
+        max_waiting: queries in the queue.
+        max_batch: queries that the engine is asked at once.
+        max_k: documents a query.
+        max_queries: queries a request.
+        max_body: bytes a request.
+    """
+
+    token: str | None = None
+    max_waiting: int = 1024
+    max_batch: int = 64
+    max_k: int = 1000
+    max_queries: int = 1024
+    max_body: int = 4 << 20
+
+
+class RetrieverServer:
+    """The application around one retriever.
+
+    Args:
+        retriever: called in one thread.
+        settings: of the server.
+        engine: kind of the retriever, for /health.
+        corpus: digest of its corpus; None where it has none.
+        documents: in its corpus; None where nobody can count them.
+    """
+
+    def __init__(
+        self,
+        retriever: Retriever,
+        settings: ServerSettings | None = None,
+        *,
+        engine: str,
+        corpus: str | None = None,
+        documents: int | None = None,
+    ) -> None:
+        self.settings = settings or ServerSettings()
+        self.index = retriever.digest
+        self.draining = False
+        self._facts = {"engine": engine, "index": self.index, "corpus": corpus, "documents": documents}
+        self._limits = Limits(self.settings.max_k, min(self.settings.max_queries, self.settings.max_waiting))
+        self._began = time.time()
+        self._count(engine)
+        self.queue = BatchQueue(retriever, self.settings.max_waiting, self.settings.max_batch, self._on_batch)
+
+    def _count(self, engine: str) -> None:
+        self._requests = Counter("leret_requests_total", "Requests by path and status.")
+        self._queries = Counter("leret_queries_total", "Queries answered.")
+        self._full = Counter("leret_rejected_total", "Requests refused because the queue was full.")
+        self._seconds = Histogram(
+            "leret_request_seconds",
+            "Seconds of a search request, waiting included.",
+            (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+        )
+        self._batches = Histogram("leret_batch_queries", "Queries of a batch.", (1, 2, 4, 8, 16, 32, 64, 128, 256))
+        self._engine_seconds = Histogram(
+            "leret_engine_seconds", "Seconds of a batch in the engine.", (0.001, 0.005, 0.025, 0.1, 0.5, 2.5)
+        )
+        self._metrics = [
+            self._requests,
+            self._queries,
+            self._full,
+            self._seconds,
+            self._batches,
+            self._engine_seconds,
+            Gauge("leret_queue_queries", "Queries that wait.", lambda: self.queue.n_waiting),
+            Gauge("leret_start_time_seconds", "When the server started.", lambda: self._began),
+            Gauge("leret_retriever_info", "What is served.", lambda: 1, engine=engine, index=self.index),
+        ]
+
+    def application(self) -> web.Application:
+        """The aiohttp application."""
+        app = web.Application(client_max_size=self.settings.max_body, middlewares=[self._outermost])
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._show_metrics)
+        for path in ("/", "/api/search"):
+            app.router.add_get(path, self._colbert)
+            app.router.add_post(path, self._colbert)
+        app.router.add_post("/search", self._search)
+        app.router.add_post("/retrieve", self._retrieve)
+        app.on_cleanup.append(self._close)
+        return app
+
+    async def _close(self, _: web.Application) -> None:
+        self.queue.close()
+
+    def _on_batch(self, n: int, seconds: float) -> None:
+        self._queries.add(n)
+        self._batches.observe(n)
+        self._engine_seconds.observe(seconds)
+
+    async def _colbert(self, request: web.Request) -> web.Response:
+        values = request.query if request.method == "GET" else await _json(request)
+        if not hasattr(values, "get"):
+            raise BadRequestError("the request is no JSON object")
+        asked = one_asked(values, self._limits)
+        return _answer(colbert_answer((await self.queue.search(asked.queries, asked.k))[0]))
+
+    async def _search(self, request: web.Request) -> web.Response:
+        asked = batch_asked(await _json(request), self._limits, "k")
+        return _answer(leret_answer(await self.queue.search(asked.queries, asked.k), self.index))
+
+    async def _retrieve(self, request: web.Request) -> web.Response:
+        values = await _json(request)
+        asked = batch_asked(values, self._limits, "topk", 3)
+        found = await self.queue.search(asked.queries, asked.k)
+        return _answer(retrieve_answer(found, values.get("return_scores") is True))
+
+    async def _health(self, request: web.Request) -> web.Response:
+        status = "draining" if self.draining else "ok"
+        facts: dict[str, Any] = {"status": status}
+        if self._is_allowed(request):
+            limits = {"max_k": self._limits.max_k, "max_queries": self._limits.max_queries}
+            facts |= {**self._facts, **limits, "waiting": self.queue.n_waiting, "version": leret.__version__}
+        return _answer(facts, 503 if self.draining else 200)
+
+    async def _show_metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=exposition(self._metrics).encode(), headers={"Content-Type": CONTENT_TYPE})
+
+    @web.middleware
+    async def _outermost(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Lets in who may come in, turns what is raised into an answer, and counts."""
+        began = time.perf_counter()
+        resource = request.match_info.route.resource
+        path = resource.canonical if resource is not None else "unknown"
+        searches = path not in {"/health", "/metrics", "unknown"}
+        answer = await self._handled(request, handler, path)
+        self._requests.add(path=path, status=str(answer.status))
+        if searches and answer.status == 200:
+            self._seconds.observe(time.perf_counter() - began)
+        return answer
+
+    async def _handled(self, request: web.Request, handler: Handler, path: str) -> web.StreamResponse:
+        if path != "/health" and not self._is_allowed(request):
+            return _error(401, "this server asks for a token; send it as Authorization: Bearer TOKEN")
+        if self.draining and path != "/health":
+            answer = _error(503, "the server is being stopped", {"Retry-After": str(_RETRY_S)})
+            answer.force_close()
+            return answer
+        try:
+            return await handler(request)
+        except BadRequestError as error:
+            return _error(400, str(error))
+        except FullError as error:
+            self._full.add()
+            return _error(503, str(error), {"Retry-After": f"{error.wait_s:.0f}"})
+        except web.HTTPRequestEntityTooLarge:
+            return _error(413, f"the request is larger than {self.settings.max_body} bytes")
+        except web.HTTPException as error:
+            allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
+            return _error(error.status, f"{error.reason}: {request.method} {request.path[:200]}", allowed)
+        except LeretError as error:
+            _LOG.error("the engine failed: %s", error)
+            return _error(500, f"the engine failed: {error}")
+        except (ConnectionError, TimeoutError):
+            raise  # the client is gone; there is nobody to answer
+        except Exception as error:
+            _LOG.exception("the engine crashed")
+            return _error(500, f"the engine crashed: {type(error).__name__}: {error}")
+
+    def _is_allowed(self, request: web.Request) -> bool:
+        token = self.settings.token
+        if token is None:
+            return True
+        return hmac.compare_digest(_given_token(request.headers.get("Authorization", "")).encode(), token.encode())
+
+
+def _given_token(header: str) -> str:
+    """The bearer token, or the password of basic authentication: clients that take a URL alone have only that."""
+    scheme, _, value = header.partition(" ")
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(value).decode("utf-8", "replace").partition(":")[2]
+        except (binascii.Error, ValueError):
+            return ""
+    return value.strip() if scheme.lower() == "bearer" else ""
+
+
+async def _json(request: web.Request) -> Any:
+    body = await request.read()
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"the request is no JSON ({error})") from error
+
+
+def _answer(value: Any, status: int = 200) -> web.Response:
+    try:
+        body = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    except ValueError as error:
+        raise LeretError(f"the engine gave a score that is no number ({error})").failed() from error
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+def _error(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
+    answer = _answer({"error": True, "message": message}, status)
+    answer.headers.update(headers or {})
+    return answer

@@ -1,0 +1,80 @@
+"""Running the retrieval server until it is told to stop: what is asked by then is still answered."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+from aiohttp import web
+
+from leret.errors import RetrievalError
+from leret.retrieval.server import RetrieverServer
+
+__all__ = ["serve"]
+
+_LONGEST_LINE = 1 << 18
+"""Bytes of a request line: a query by GET is in it."""
+
+
+async def serve(
+    server: RetrieverServer,
+    host: str,
+    port: int,
+    *,
+    ready: Callable[[str], None],
+    stop: asyncio.Event | None = None,
+    drain_s: float = 10.0,
+) -> None:
+    """Serve until SIGTERM, SIGINT or ``stop``.
+
+    Args:
+        server: the application.
+        host: where to listen.
+        port: 0 takes a free one.
+        ready: hears the URL once requests are taken.
+        stop: ends the server; None leaves that to signals.
+        drain_s: how long requests that are being answered are waited for.
+
+    Raises:
+        RetrievalError: the port is taken, or the host is not of this machine.
+    """
+    stop = stop or asyncio.Event()
+    runner = web.AppRunner(
+        server.application(),
+        handle_signals=False,
+        access_log=None,
+        shutdown_timeout=drain_s,
+        max_line_size=_LONGEST_LINE,
+        max_field_size=_LONGEST_LINE,
+    )
+    await runner.setup()
+    loop = asyncio.get_running_loop()
+    listening = []
+    try:
+        site = web.TCPSite(runner, host, port, backlog=1024)
+        try:
+            await site.start()
+        except OSError as error:
+            raise RetrievalError(
+                f"{host}:{port}: cannot listen there ({error.strerror or error}); name another --port or --host"
+            ) from error
+        for number in (signal.SIGTERM, signal.SIGINT):
+            try:
+                loop.add_signal_handler(number, stop.set)
+                listening.append(number)
+            except (NotImplementedError, RuntimeError, ValueError):
+                break  # not in the main thread: whoever started the server stops it
+        ready(_url(host, runner))
+        await stop.wait()
+    finally:
+        server.draining = True
+        for number in listening:
+            loop.remove_signal_handler(number)  # a second Ctrl-C ends it at once
+        await runner.cleanup()
+
+
+def _url(host: str, runner: web.AppRunner) -> str:
+    port = runner.addresses[0][1]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}"

@@ -1,0 +1,268 @@
+"""PubMed, against replies in the shapes that NCBI sends, on loopback."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from leret.config import RetrieverSettings
+from leret.errors import RetrievalError
+from leret.liveconfig import AnswersSettings, PubMedSettings
+from leret.retrieval import ratelimit
+from leret.retrieval.http import Client
+from leret.retrieval.kept import keep_answers
+from leret.retrieval.load import load_retriever
+from leret.retrieval.pubmed import PubMed
+from tests.retrieval.loopback import Asked, Reply, loopback
+from tests.retrieval.ncbi import efetch, esearch, ncbi
+
+BOOLEAN = '("heart attack"[MeSH Terms] OR infarct*) AND aspirin[tiab] NOT (rats & mice)'
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No key of the machine's; and limits of other tests forgotten."""
+    monkeypatch.delenv("NCBI_API_KEY", raising=False)
+    monkeypatch.setattr(ratelimit, "_shared", {})
+
+
+def pubmed(url: str, **settings: Any) -> PubMed:
+    return PubMed(PubMedSettings(**{"url": url, "patience_s": 0.0, "timeout_s": 5.0, **settings}))
+
+
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leret.retrieval.pubmed.shared_limit", lambda name, per_s: None)
+
+
+def started(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When requests set out: when they arrive, the machine's load decides."""
+    times: list[float] = []
+    once = Client._once
+
+    async def noted(self: Client, *args: Any) -> Any:
+        times.append(time.monotonic())
+        return await once(self, *args)
+
+    monkeypatch.setattr(Client, "_once", noted)
+    return times
+
+
+def test_a_boolean_query_goes_as_it_is_pasted_and_the_order_is_pubmeds() -> None:
+    with loopback(ncbi({BOOLEAN: ["31", "7", "52", "8"]}, reverse=True)) as server:
+        ranking = pubmed(server.url, email="a@b.org").search([BOOLEAN], 3)[0]
+    search, fetch = server.asked
+    assert (search.method, search.path) == ("GET", "/esearch.fcgi")
+    assert search.params == {
+        "db": "pubmed", "retmode": "json", "term": BOOLEAN, "retmax": "3", "sort": "relevance",
+        "tool": "leret", "email": "a@b.org",
+    }  # fmt: skip
+    assert (fetch.method, fetch.path) == ("POST", "/efetch.fcgi")
+    assert fetch.params["id"] == "31,7,52"
+    assert fetch.params["retmode"] == "xml"
+    assert [passage.doc_id for passage in ranking] == ["31", "7", "52"]
+    assert [passage.score for passage in ranking] == [1.0, 1 / 2, 1 / 3]
+
+
+def test_markup_labels_books_and_missing_parts_of_records_are_read() -> None:
+    with loopback(ncbi({"q": ["31", "7", "52", "8"]})) as server:
+        found = {p.doc_id: (p.title, p.text) for p in pubmed(server.url).search(["q"], 9)[0]}
+    assert found == {
+        "31": ("Aspirin & p53: CO2 in rats.", "BACKGROUND: We asked <5. RESULTS: It 14C did."),
+        "7": ("No abstract here", ""),
+        "52": ("Odd Syndrome", "A review."),
+        "8": ("Titre français", ""),
+    }
+
+
+def test_an_article_that_is_cited_is_not_taken_for_a_record() -> None:
+    with loopback(ncbi({"q": ["31"]})) as server:
+        assert [p.doc_id for p in pubmed(server.url).search(["q"], 9)[0]] == ["31"]
+
+
+def test_an_article_without_a_record_keeps_its_place(caplog: pytest.LogCaptureFixture) -> None:
+    with loopback(ncbi({"q": ["31", "404"]})) as server:
+        ranking = pubmed(server.url).search(["q"], 9)[0]
+    assert [(p.doc_id, p.title) for p in ranking][1] == ("404", "")
+    assert "no record of 1 articles" in caplog.text
+
+
+def test_ids_alone_need_no_second_request() -> None:
+    with loopback(ncbi({"q": ["31"]})) as server:
+        assert pubmed(server.url, texts=False).search(["q"], 9)[0][0].doc_id == "31"
+        assert len(server.asked) == 1
+
+
+def test_dates_and_the_key_are_sent_and_a_key_allows_ten_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCBI_API_KEY", "k3y")
+    with loopback(ncbi({})) as server:
+        engine = pubmed(server.url, min_date="2001/05", max_date="2020", texts=False)
+        began = time.monotonic()
+        engine.search([f"q{i}" for i in range(6)], 1)
+        assert time.monotonic() - began >= 5 / 10 * 0.9
+        params = server.asked[0].params
+        assert (params["datetype"], params["mindate"], params["maxdate"]) == ("pdat", "2001/05", "2020")
+        assert params["api_key"] == "k3y"
+    with loopback(lambda _: Reply({"error": "API key invalid"}, 403)) as server:
+        with pytest.raises(RetrievalError) as caught:
+            pubmed(server.url).search(["q"], 1)
+        assert "k3y" not in str(caught.value)
+
+
+def test_three_requests_a_second_are_never_passed_by_all_engines_of_the_process_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with loopback(ncbi({})) as server:
+        times = started(monkeypatch)
+        for engine in (pubmed(server.url, texts=False), pubmed(server.url, texts=False)):
+            engine.search(["a", "b", "c"], 1)
+        assert len(times) == len(server.asked) == 6
+        assert min(b - a for a, b in pairwise(times)) >= 0.99 / 3
+
+
+def test_a_blank_query_is_not_sent_and_a_repeated_one_once() -> None:
+    with loopback(ncbi({"a b": ["7"]})) as server:
+        found = pubmed(server.url, texts=False).search(["", " \n\t", "a\nb", "a b "], 1)
+        assert [[p.doc_id for p in ranking] for ranking in found] == [[], [], ["7"], ["7"]]
+        assert len(server.asked) == 1
+
+
+def test_control_characters_and_halves_of_surrogates_become_spaces() -> None:
+    with loopback(ncbi({})) as server:
+        pubmed(server.url, texts=False).search(["a\x00b\ud800c\x1b"], 1)
+        assert server.asked[0].params["term"] == "a b c"
+
+
+def test_a_long_query_goes_by_post(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "x OR " * 200_000 + "y"
+    with loopback(ncbi({long: ["7"]})) as server:
+        assert pubmed(server.url, texts=False).search([long], 1)[0][0].doc_id == "7"
+        assert server.asked[0].method == "POST"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        pytest.param(Reply({"esearchresult": {"ERROR": "Search Backend failed: timeout"}}), id="backend"),
+        pytest.param(Reply({"error": "API rate limit exceeded", "count": "11"}, 429), id="429"),
+        pytest.param(Reply({"error": "API rate limit exceeded", "count": "4"}), id="rate-limit-under-200"),
+        pytest.param(Reply("<html>maintenance</html>"), id="html"),
+        pytest.param(Reply('{"header": {}, "esearchresult": {"count": "1", "idl'), id="truncated"),
+        pytest.param(Reply({"header": {}}), id="no-result"),
+        pytest.param(esearch([], count=5), id="a-count-without-ids"),
+        pytest.param(Reply({"esearchresult": {"count": "1", "idlist": ["x1"]}}), id="an-id-that-is-none"),
+        pytest.param(Reply({"esearchresult": {"idlist": []}}), id="no-count"),
+        pytest.param(Reply("oops", 502), id="502"),
+        pytest.param(Reply("forbidden", 403), id="403"),
+    ],
+)
+def test_a_failed_search_is_an_error_and_never_an_empty_ranking(reply: Reply, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast(monkeypatch)
+    with loopback(lambda _: reply) as server, pytest.raises(RetrievalError):
+        pubmed(server.url).search(["a"], 3)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        pytest.param(Reply("<PubmedArticleSet></PubmedArticleSet>"), id="no-record"),
+        pytest.param(
+            Reply('<?xml version="1.0"?><eFetchResult><ERROR>Empty result</ERROR></eFetchResult>'), id="error"
+        ),
+        pytest.param(Reply("<PubmedArticleSet><PubmedArticle>"), id="cut-off"),
+        pytest.param(Reply('{"error": "API rate limit exceeded"}'), id="json"),
+        pytest.param(Reply(b"\x00\xff"), id="bytes"),
+        pytest.param(
+            Reply('<!DOCTYPE a [<!ENTITY b "bbbb"><!ENTITY c SYSTEM "file:///etc/hostname">]><a>&c;</a>'), id="entities"
+        ),
+    ],
+)
+def test_a_failed_fetch_is_an_error(reply: Reply, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast(monkeypatch)
+
+    def answer(asked: Asked) -> Reply:
+        return esearch(["31"]) if "esearch" in asked.path else reply
+
+    with loopback(answer) as server, pytest.raises(RetrievalError):
+        pubmed(server.url).search(["a"], 3)
+
+
+def test_429_with_retry_after_is_waited_for_by_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    replies = [Reply({"error": "API rate limit exceeded"}, 429, {"Retry-After": "0.5"}), esearch(["7"])]
+    with loopback(lambda _: replies.pop(0) if len(replies) > 1 else replies[0]) as server:
+        assert pubmed(server.url, patience_s=20, texts=False).search(["a"], 1)[0][0].doc_id == "7"
+        assert server.asked[1].at - server.asked[0].at >= 0.5
+
+
+def test_a_query_that_is_refused_finds_nothing_but_settings_that_are_refused_are_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fast(monkeypatch)
+
+    def answer(asked: Asked) -> Reply:
+        return Reply("too long", 414) if asked.params.get("term") == "bad" else esearch(["7"])
+
+    with loopback(answer) as server:
+        engine = pubmed(server.url, texts=False)
+        assert engine.search(["bad", "good"], 1)[0] == ()
+        assert engine.refusals.n == 1
+    with loopback(lambda _: Reply("bad parameter", 400)) as server:
+        with pytest.raises(RetrievalError, match="refuses every query under these settings"):
+            pubmed(server.url).search(["a"], 1)
+
+
+@pytest.mark.parametrize("k", [0, 10_000])
+def test_k_is_bounded(k: int) -> None:
+    with pytest.raises(RetrievalError, match="from 1 to 9999"):
+        pubmed("http://127.0.0.1:9").search(["a"], k)
+
+
+def test_a_run_replays_offline_from_the_cache(tmp_path: Any) -> None:
+    answers = AnswersSettings(path=str(tmp_path))
+    with loopback(ncbi({BOOLEAN: ["31", "7"]})) as server:
+        online = keep_answers(pubmed(server.url), "pubmed", answers)
+        want = online.search([BOOLEAN, "nothing"], 5)
+        online.close()  # type: ignore[attr-defined]
+    settings = RetrieverSettings(
+        kind="pubmed", answers=answers, pubmed=PubMedSettings(url="http://127.0.0.1:9", offline=True)
+    )
+    offline = load_retriever(settings, None, tmp_path)
+    assert offline.search([BOOLEAN, "nothing"], 5) == want
+    assert want[0][0].title == "Aspirin & p53: CO2 in rats."
+    with pytest.raises(RetrievalError, match="offline is set, and the cache of answers does not hold 1 queries, 'new'"):
+        offline.search([BOOLEAN, "new"], 5)
+
+
+@pytest.mark.parametrize("date", ["2001-05-01", "01/2001", "2001/5", "soon"])
+def test_dates_that_are_none_are_refused(date: str) -> None:
+    with pytest.raises(ValidationError, match="is no date"):
+        PubMedSettings(min_date=date)
+
+
+def test_efetch_asks_for_two_hundred_records_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast(monkeypatch)
+    ids = [str(i) for i in range(1, 451)]
+
+    def answer(asked: Asked) -> Reply:
+        if "esearch" in asked.path:
+            return esearch(ids)
+        wanted = asked.params["id"].split(",")
+        body = "".join(
+            f"<PubmedArticle><MedlineCitation><PMID>{i}</PMID><Article><ArticleTitle>t{i}</ArticleTitle></Article>"
+            "</MedlineCitation></PubmedArticle>"
+            for i in wanted
+        )
+        return Reply(f"<PubmedArticleSet>{body}</PubmedArticleSet>")
+
+    with loopback(answer) as server:
+        ranking = pubmed(server.url).search(["q"], 450)[0]
+        assert [p.title for p in ranking] == [f"t{i}" for i in ids]
+        sizes = sorted(len(a.params["id"].split(",")) for a in server.asked if "efetch" in a.path)
+        assert sizes == [50, 200, 200]
+
+
+def test_the_records_of_the_fixture_are_what_efetch_sends() -> None:
+    assert "<PubmedArticleSet>" in str(efetch(["31"]).body)

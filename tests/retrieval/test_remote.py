@@ -1,0 +1,275 @@
+"""Engines behind HTTP: three protocols, every way to fail, and never an empty ranking for a failure."""
+
+from __future__ import annotations
+
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from leret.datasets.corpus import Corpus
+from leret.errors import ConfigError, RetrievalError
+from leret.liveconfig import RemoteSettings
+from leret.retrieval.partly import PartlyAnsweredError
+from leret.retrieval.remote import Remote
+from leret.types import Document, Passage
+from tests.retrieval.loopback import Asked, Reply, loopback
+
+INDEX = "i" * 32
+HEALTH = Reply({"status": "ok", "engine": "bm25", "index": INDEX, "corpus": "c1", "documents": 3})
+
+
+def remote(url: str, **settings: Any) -> Remote:
+    given = {"urls": (url,), "protocol": "leret", "timeout_s": 2.0, "patience_s": 0.0, **settings}
+    return Remote(RemoteSettings(**given))
+
+
+def entry(doc_id: Any = "d", score: Any = 1.0, title: Any = "T", text: Any = "x") -> dict[str, Any]:
+    return {"doc_id": doc_id, "title": title, "text": text, "score": score}
+
+
+def echo(asked: Asked) -> Reply:
+    """Protocol leret: each query finds itself."""
+    if asked.path == "/health":
+        return HEALTH
+    return Reply({"index": INDEX, "rankings": [[entry(query)] for query in asked.json["queries"]]})
+
+
+def answers(*replies: Reply) -> Any:
+    """The replies in turn, then the last one for ever."""
+    left = list(replies)
+
+    def answer(asked: Asked) -> Reply:
+        if asked.path == "/health":
+            return HEALTH
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return answer
+
+
+def good(n: int = 1) -> Reply:
+    return Reply({"index": INDEX, "rankings": [[entry()]] * n})
+
+
+def test_batches_are_cut_and_put_together_in_their_order() -> None:
+    with loopback(echo) as server:
+        found = remote(server.url, queries_per_request=4).search([f"q{i}" for i in range(10)], 3)
+        assert [ranking[0].doc_id for ranking in found] == [f"q{i}" for i in range(10)]
+        assert sorted(len(a.json["queries"]) for a in server.asked if a.path == "/search") == [2, 4, 4]
+
+
+def test_blank_queries_find_nothing_and_are_not_sent() -> None:
+    with loopback(echo) as server:
+        assert [len(r) for r in remote(server.url).search(["", "a", " \n"], 3)] == [0, 1, 0]
+        assert [a.json["queries"] for a in server.asked if a.path == "/search"] == [["a"]]
+
+
+def test_colbert_by_post_and_get_and_retrieve_carry_what_those_servers_expect() -> None:
+    topk = Reply({"topk": [{"pid": 7, "text": "T | body", "score": 2.5, "rank": 1, "prob": 1.0}]})
+    with loopback(lambda _: topk) as server:
+        want = (Passage("7", "T", "body", 2.5),)
+        assert remote(f"{server.url}/api/search", protocol="colbert").search(["a b"], 4) == [want]
+        assert remote(server.url, protocol="colbert-get").search(["a&k=9 é"], 4) == [want]
+        post, get = server.asked
+        assert (post.method, post.path, post.json) == ("POST", "/api/search", {"query": "a b", "k": 4})
+        assert (get.method, get.path, get.params) == ("GET", "/", {"query": "a&k=9 é", "k": "4"})
+    result = Reply({"result": [[{"document": {"id": "9", "contents": '"T"\nbody'}, "score": 0.5}]]})
+    with loopback(lambda _: result) as server:
+        found = remote(f"{server.url}/retrieve", protocol="retrieve").search(["a"], 2)
+        assert found == [(Passage("9", "T", "body", 0.5),)]
+        assert server.asked[0].json == {"queries": ["a"], "topk": 2, "return_scores": True}
+
+
+def test_documents_are_named_by_title_or_by_their_row_in_the_corpus() -> None:
+    topk = Reply({"topk": [{"pid": 1, "text": "Ed Wood | A film.", "score": 1.0}]})
+    corpus = Corpus([Document("a", "", "x"), Document("b", "", "y")])
+    with loopback(lambda _: topk) as server:
+        named = remote(server.url, protocol="colbert", doc_id="title").search(["q"], 1)
+        assert named[0][0].doc_id == "Ed Wood"
+        rows = RemoteSettings(urls=(server.url,), protocol="colbert", doc_id="row", patience_s=0)
+        assert Remote(rows, corpus).search(["q"], 1)[0][0].doc_id == "b"
+        short = Corpus([Document("a", "", "x")])
+        with pytest.raises(RetrievalError, match="row '1' of a corpus of 1 documents"):
+            Remote(rows, short).search(["q"], 1)
+        with pytest.raises(RetrievalError, match="no corpus"):
+            Remote(rows)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        pytest.param(Reply("<html>login</html>"), id="html"),
+        pytest.param(Reply('{"index": "' + INDEX + '", "rankings": [[{"doc'), id="truncated-json"),
+        pytest.param(Reply(good().body, cut=True), id="cut-off"),
+        pytest.param(good(1), id="fewer-lists-than-queries"),
+        pytest.param(good(3), id="more-lists-than-queries"),
+        pytest.param(Reply({"index": INDEX, "rankings": [None, []]}), id="no-list"),
+        pytest.param(Reply({"index": INDEX}), id="no-rankings"),
+        pytest.param(Reply([]), id="not-an-object"),
+        pytest.param(Reply("[" * 100_000), id="nested"),
+        pytest.param(Reply({"index": INDEX, "rankings": [[entry(score="x")], []]}), id="score-no-number"),
+        pytest.param(
+            Reply(
+                '{"index": "%s", "rankings": [[{"doc_id": "a", "title": "", "text": "", "score": NaN}], []]}' % INDEX
+            ),
+            id="score-nan",
+        ),  # fmt: skip
+        pytest.param(Reply({"index": INDEX, "rankings": [[entry(doc_id=None)], []]}), id="no-id"),
+        pytest.param(Reply({"index": INDEX, "rankings": [[entry(text=None)], []]}), id="no-text"),
+        pytest.param(Reply({"index": INDEX, "rankings": [["x"], []]}), id="no-passage"),
+        pytest.param(Reply({"message": "boom"}, 500), id="500"),
+        pytest.param(Reply("busy", 503), id="503"),
+        pytest.param(Reply("busy", 429, {"Retry-After": "60"}), id="429"),
+        pytest.param(Reply("", delay_s=1.0), id="slow"),
+    ],
+)
+def test_a_failure_is_an_outage_and_never_an_empty_ranking(reply: Reply) -> None:
+    with loopback(answers(reply)) as server, pytest.raises(RetrievalError) as caught:
+        remote(server.url, timeout_s=0.5).search(["a", "b"], 3)
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 302])
+def test_a_refusal_is_told_at_once(status: int) -> None:
+    reply = Reply({"error": True, "message": "no such thing"}, status, {"Location": "http://example.org/"})
+    with loopback(answers(reply)) as server:
+        began = time.monotonic()
+        with pytest.raises(RetrievalError, match=f"answered {status}: no such thing; look at"):
+            remote(server.url, patience_s=60).search(["a"], 3)
+        assert time.monotonic() - began < 20
+        assert sum(a.path == "/search" for a in server.asked) == 1
+
+
+def test_an_error_under_status_200_is_an_error_of_colberts_protocol() -> None:
+    for reply in (Reply({"error": True, "message": "busy"}), Reply({"topk": []}), Reply({"other": 1})):
+        with loopback(lambda _, reply=reply: reply) as server, pytest.raises(RetrievalError):
+            remote(server.url, protocol="colbert").search(["a"], 3)
+    with loopback(lambda _: Reply({"topk": []})) as server:
+        assert remote(server.url, protocol="colbert", accept_empty=True).search(["a"], 3) == [()]
+
+
+def test_it_is_tried_again_and_retry_after_is_kept() -> None:
+    replies = (Reply("busy", 503, {"Retry-After": "0.4"}), Reply("boom", 500), Reply("<html>"), good())
+    with loopback(answers(*replies)) as server:
+        assert remote(server.url, patience_s=30).search(["a"], 3)[0][0].doc_id == "d"
+        searches = [a for a in server.asked if a.path == "/search"]
+        assert len(searches) == 4
+        assert searches[1].at - searches[0].at >= 0.4
+
+
+def test_what_makes_no_sense_three_times_is_not_waited_for() -> None:
+    with loopback(answers(Reply("<html>"))) as server:
+        with pytest.raises(RetrievalError, match="no answer of such a server"):
+            remote(server.url, patience_s=600).search(["a"], 3)
+        assert sum(a.path == "/search" for a in server.asked) == 3
+
+
+def test_a_server_that_comes_back_in_time_is_waited_for() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    asker = remote(f"http://127.0.0.1:{port}", patience_s=60)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(asker.search, ["a"], 3)
+        time.sleep(0.5)
+        assert not waiting.done()
+        with loopback(echo, port):
+            assert waiting.result(60)[0][0].doc_id == "a"
+
+
+def test_an_outage_ends_as_an_error_after_the_patience_however_many_wait() -> None:
+    with loopback(answers(Reply("boom", 500))) as server:
+        began = time.monotonic()
+        with pytest.raises(RetrievalError, match="answered 500: boom; tried .* times"):
+            remote(server.url, patience_s=0.5, concurrency=2, queries_per_request=1).search(list("abcdefgh"), 3)
+        assert time.monotonic() - began < 20
+
+
+def test_the_others_of_a_batch_are_not_lost_with_one_that_fails() -> None:
+    def answer(asked: Asked) -> Reply:
+        return Reply("no", 500) if asked.path == "/search" and asked.json["queries"] == ["bad"] else echo(asked)
+
+    with loopback(answer) as server, pytest.raises(PartlyAnsweredError) as caught:
+        remote(server.url, queries_per_request=1).search(["a", "bad", "b"], 3)
+    assert {query: ranking[0].doc_id for query, ranking in caught.value.answered.items()} == {"a": "a", "b": "b"}
+
+
+def test_of_several_servers_the_one_that_answers_is_used() -> None:
+    with loopback(lambda _: Reply("down", 500)) as bad, loopback(echo) as good_one:
+        asker = Remote(RemoteSettings(urls=(bad.url, good_one.url), patience_s=30, queries_per_request=1))
+        assert len(asker.search([f"q{i}" for i in range(8)], 1)) == 8
+        assert sum(a.path == "/search" for a in good_one.asked) == 8
+
+
+def test_another_index_than_at_the_beginning_is_refused() -> None:
+    with loopback(answers(Reply({"index": "other", "rankings": [[entry()]]}))) as server:
+        with pytest.raises(RetrievalError, match="serves another index"):
+            remote(server.url, patience_s=60).search(["a"], 1)
+
+
+def test_an_index_of_another_corpus_is_refused() -> None:
+    corpus = Corpus([Document("a", "", "x")])
+    with loopback(echo) as server, pytest.raises(RetrievalError, match="an index of another corpus"):
+        Remote(RemoteSettings(urls=(server.url,), patience_s=0), corpus).search(["a"], 1)
+
+
+def test_the_digest_is_the_index_wherever_it_is_served() -> None:
+    with loopback(echo) as one, loopback(echo) as other:
+        assert remote(one.url).digest == remote(f"{other.url}/search").digest == INDEX
+        named = [remote(s.url, protocol="colbert", name="wiki").digest for s in (one, other)]
+        assert named[0] == named[1]
+        assert remote(one.url, protocol="colbert").digest != remote(other.url, protocol="colbert").digest
+
+
+def test_the_token_goes_into_the_header_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "s3cret")
+    with loopback(answers(Reply("no", 403))) as server:
+        asker = remote(server.url, token_env="SOME_TOKEN")
+        with pytest.raises(RetrievalError) as caught:
+            asker.search(["a"], 1)
+        assert server.asked[-1].headers["Authorization"] == "Bearer s3cret"
+        assert "s3cret" not in f"{caught.value}{asker!r}{server.asked[-1].path}{server.asked[-1].body!r}"
+    monkeypatch.delenv("SOME_TOKEN")
+    with pytest.raises(ConfigError, match="SOME_TOKEN, which is not set"):
+        remote(server.url, token_env="SOME_TOKEN")
+
+
+@pytest.mark.parametrize("url", ["host:80", "ftp://x", "http://", "http://h:x", "http://h:99999", "http://h?q=1", ""])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="is no URL"):
+        remote(url)
+
+
+def test_the_rate_is_kept() -> None:
+    with loopback(echo) as server:
+        remote(server.url, requests_per_s=20.0, queries_per_request=1).search([f"q{i}" for i in range(5)], 1)
+        times = sorted(a.at for a in server.asked)
+        assert times[-1] - times[0] >= 5 / 20 * 0.9
+
+
+def test_closing_ends_a_wait() -> None:
+    asker = remote("http://127.0.0.1:9", protocol="colbert", patience_s=600)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(asker.search, ["a"], 3)
+        time.sleep(0.3)
+        asker.close()
+        with pytest.raises(RetrievalError, match="closed"):
+            waiting.result(20)
+    with pytest.raises(RetrievalError, match="closed"):
+        asker.search(["a"], 3)
+
+
+def test_many_threads_share_a_client() -> None:
+    with loopback(echo) as server:
+        asker = remote(server.url)
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda i: asker.search([f"q{i}"], 1)[0][0].doc_id, range(40)))
+        assert found == [f"q{i}" for i in range(40)]
+
+
+@pytest.mark.parametrize("k", [0, -1])
+def test_k_below_one_is_refused(k: int) -> None:
+    with pytest.raises(RetrievalError, match="ask for one document"):
+        remote("http://127.0.0.1:9").search(["a"], k)

@@ -1,0 +1,240 @@
+"""``leret serve retriever``: its protocols, its limits, and how it ends."""
+
+from __future__ import annotations
+
+import socket
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+import requests
+
+from leret.datasets.corpus import Corpus
+from leret.errors import RetrievalError
+from leret.liveconfig import RemoteSettings
+from leret.retrieval.bm25 import BM25
+from leret.retrieval.load import open_index
+from leret.retrieval.remote import Remote
+from leret.types import Document
+from tests.retrieval.serving import Echo, running, served
+
+ODD = ["", " ", "capital \x00 city", "\ud800 river", 'NOT (city OR *) "river^2 ~field:x', "é", "x" * 1_000_000]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    words = ("city", "river", "capital", "lake")
+    corpus = Corpus(Document(f"d{i}", f"Title {i}", f"the {words[i % 4]} | {words[i % 3]} {i}") for i in range(30))
+    path = tmp_path_factory.mktemp("index") / "bm25"
+    BM25.build(corpus, path)
+    return path
+
+
+def test_dspys_client_reads_both_verbs_and_both_fields() -> None:
+    with running(Echo()) as server:
+        get = dspy.ColBERTv2(url=server.url)("a query & more=1", k=2)
+        assert [(p["pid"], p["long_text"]) for p in get] == [
+            ("a query & more=1#0", "T | x | y"),
+            ("a query & more=1#1", "T | x | y"),
+        ]
+        post = dspy.ColBERTv2(url=f"{server.url}/api/search", post_requests=True)
+        assert post("b", k=2, simplify=True) == ["T | x | y"] * 2
+        host, port = server.url.rsplit(":", 1)
+        assert dspy.ColBERTv2(host, port)("c", k=1)[0]["text"] == "T | x | y"
+
+
+@pytest.mark.parametrize("protocol", ["leret", "colbert", "colbert-get", "retrieve"])
+def test_every_protocol_of_our_client_gives_what_the_engine_gave(protocol: Any) -> None:
+    engine = Echo()
+    queries = [query for query in ODD if protocol != "colbert-get" or len(query) < 9_999]
+    with running(engine) as server:
+        url = f"{server.url}/retrieve" if protocol == "retrieve" else server.url
+        asker = Remote(RemoteSettings(urls=(url,), protocol=protocol, patience_s=0, accept_empty=True))
+        want = Echo().search([q.replace("\ud800", "?") if protocol == "colbert-get" else q for q in queries], 3)
+        assert asker.search(queries, 3) == want
+        asker.close()
+
+
+def test_clients_that_ask_at_once_share_a_batch() -> None:
+    engine = Echo()
+    with running(engine, max_batch=8) as server, ThreadPoolExecutor(13) as pool:
+        engine.go.clear()
+        first = ask(pool, server.url, "first")
+        wait_for(lambda: len(engine.batches) == 1)
+        rest = [ask(pool, server.url, f"q{i}", k=3) for i in range(10)] + [ask(pool, server.url, "other", k=1)]
+        wait_for(lambda: server.server.queue.n_waiting == 11)
+        engine.go.set()
+        for i, future in enumerate(rest[:10]):
+            assert future.result().json()["rankings"][0][0]["doc_id"] == f"q{i}#0"
+        assert first.result().status_code == rest[10].result().status_code == 200
+    assert sorted((len(queries), k) for queries, k in engine.batches[1:]) == [(1, 1), (2, 3), (8, 3)]
+
+
+def test_a_full_queue_is_503_with_retry_after_and_nothing_else_is() -> None:
+    engine = Echo()
+    with running(engine, max_waiting=3) as server, ThreadPoolExecutor(8) as pool:
+        engine.go.clear()
+        taken = [ask(pool, server.url, "first")]
+        wait_for(lambda: len(engine.batches) == 1)
+        for n in range(1, 4):
+            taken.append(ask(pool, server.url, f"q{n}"))
+            wait_for(lambda n=n: server.server.queue.n_waiting == n)
+        refused = ask(pool, server.url, "late").result()
+        assert refused.status_code == 503
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert refused.json()["error"] is True
+        engine.go.set()
+        assert all(future.result().status_code == 200 for future in taken)
+        assert ask(pool, server.url, "again").result().status_code == 200
+        metrics = requests.get(f"{server.url}/metrics", timeout=20).text
+    assert "leret_rejected_total 1\n" in metrics
+    assert 'leret_requests_total{path="/search",status="503"} 1\n' in metrics
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "says"),
+    [
+        ("GET", "/?k=3", None, 400, "query is missing"),
+        ("GET", "/?query=a&k=x", None, 400, "k is 'x'"),
+        ("GET", "/?query=a&k=0", None, 400, "from 1 to 50"),
+        ("GET", "/?query=a&k=51", None, 400, "from 1 to 50"),
+        ("GET", "/?query=a&k=99999999999999999999", None, 400, "from 1 to 50"),
+        ("POST", "/", b"{", 400, "no JSON"),
+        ("POST", "/", b"[]", 400, "no JSON object"),
+        ("POST", "/", b'{"query": 3}', 400, "query is missing"),
+        ("POST", "/", b'{"query": "a", "k": true}', 400, "k is 'True'"),
+        ("POST", "/", b'{"query": "a", "k": 1.5}', 400, "k is '1.5'"),
+        ("POST", "/", b"\xff\xfe\x00", 400, "no JSON"),
+        ("POST", "/", b"[" * 200_000, 400, "no JSON"),
+        ("POST", "/search", b"{}", 400, "queries is no list"),
+        ("POST", "/search", b'{"queries": "a"}', 400, "queries is no list"),
+        ("POST", "/search", b'{"queries": [null]}', 400, "queries is no list"),
+        ("POST", "/search", b'{"queries": ["a","a","a","a","a"]}', 400, "takes 4 a request"),
+        ("POST", "/retrieve", b'{"queries": ["a"], "topk": -1}', 400, "topk is '-1'"),
+        ("POST", "/search", b'{"queries": ["' + b"a" * 300_000 + b'"]}', 413, "larger than"),
+        ("PUT", "/search", b"{}", 405, "Not Allowed"),
+        ("GET", "/nowhere", None, 404, "Not Found"),
+        ("GET", "/?query=" + "a" * 300_000, None, 400, ""),
+    ],
+)
+def test_a_bad_request_is_told_what_is_wrong(
+    method: str, path: str, body: bytes | None, status: int, says: str
+) -> None:
+    engine = Echo()
+    with running(engine, max_k=50, max_queries=4, max_body=250_000) as server:
+        answer = requests.request(method, f"{server.url}{path}", data=body, timeout=20)
+        assert answer.status_code == status
+        if says:
+            assert answer.json()["error"] is True
+            assert says in answer.json()["message"]
+        assert engine.batches == []
+        assert requests.get(f"{server.url}/?query=a&k=1", timeout=20).status_code == 200
+
+
+def test_an_empty_batch_is_an_empty_answer() -> None:
+    with running(Echo()) as server:
+        answer = requests.post(f"{server.url}/search", json={"queries": []}, timeout=20)
+        assert answer.json() == {"index": "echo", "rankings": []}
+
+
+def test_an_engine_that_fails_is_500_and_an_outage_for_our_client() -> None:
+    engine = Echo()
+    with running(engine) as server:
+        for error in (RetrievalError("the index is away"), RuntimeError("a bug")):
+            engine.error = error
+            answer = requests.get(f"{server.url}/?query=a&k=1", timeout=20)
+            assert (answer.status_code, answer.json()["error"]) == (500, True)
+            with pytest.raises(RetrievalError) as caught:
+                Remote(RemoteSettings(urls=(server.url,), patience_s=0)).search(["a"], 1)
+            assert caught.value.exit_code == 1
+        engine.error, engine.score = None, float("nan")
+        assert requests.get(f"{server.url}/?query=a&k=1", timeout=20).status_code == 500
+
+
+def test_a_token_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "s3cret")
+    with running(Echo(), token="s3cret") as server:
+        assert requests.get(f"{server.url}/?query=a&k=1", timeout=20).status_code == 401
+        assert requests.get(f"{server.url}/metrics", timeout=20).status_code == 401
+        assert requests.get(f"{server.url}/health", timeout=20).json() == {"status": "ok"}
+        for header in ("Bearer wrong", "Bearer", "Basic s3cret", "Basic !!!", "Bearer é"):
+            bad = requests.get(f"{server.url}/?query=a", headers={"Authorization": header.encode()}, timeout=20)
+            assert bad.status_code == 401
+        asker = Remote(RemoteSettings(urls=(server.url,), token_env="TOKEN", patience_s=0))
+        assert asker.search(["a"], 1)[0][0].doc_id == "a#0"
+        in_url = server.url.replace("http://", "http://me:s3cret@")
+        assert dspy.ColBERTv2(in_url)("with a password", k=1)[0]["pid"] == "with a password#0"
+
+
+def test_what_is_asked_before_the_stop_is_answered_and_then_it_drains() -> None:
+    engine = Echo()
+    with running(engine) as server, ThreadPoolExecutor(2) as pool:
+        engine.go.clear()
+        waiting = ask(pool, server.url, "before")
+        wait_for(lambda: len(engine.batches) == 1)
+        server.stop()
+        wait_for(lambda: server.server.draining)
+        engine.go.set()
+        assert waiting.result().json()["rankings"][0][0]["doc_id"] == "before#0"
+        server.join()
+        with pytest.raises(requests.ConnectionError):
+            requests.get(f"{server.url}/health", timeout=20)
+
+
+def test_metrics_are_prometheus_text() -> None:
+    with running(Echo()) as server:
+        requests.get(f"{server.url}/?query=a&k=1", timeout=20)
+        answer = requests.get(f"{server.url}/metrics", timeout=20)
+    assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    kinds = {line.split()[2]: line.split()[3] for line in answer.text.splitlines() if line.startswith("# TYPE")}
+    assert kinds["leret_request_seconds"] == "histogram"
+    for line in answer.text.splitlines():
+        if not line.startswith("#"):
+            name = line.partition("{")[0].split()[0].removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
+            assert name in kinds
+            float(line.rsplit(" ", 1)[1])
+    assert 'leret_request_seconds_bucket{le="+Inf"} 1' in answer.text
+    assert "leret_queries_total 1" in answer.text
+
+
+def test_the_command_serves_an_index_refuses_a_taken_port_and_ends_on_sigterm(index: Path) -> None:
+    engine = open_index(index)
+    with served(index) as (url, process):
+        asker = Remote(RemoteSettings(urls=(url,), patience_s=0))
+        assert asker.search(ODD, 4) == engine.search(ODD, 4)
+        assert asker.digest == engine.digest
+        with pytest.raises(AssertionError, match="cannot listen there"):
+            with served(index, port=int(url.rsplit(":", 1)[1])):
+                pass
+        process.terminate()
+        assert process.wait(30) == 0
+
+
+def ask(pool: ThreadPoolExecutor, url: str, query: str, k: int = 1) -> Future[requests.Response]:
+    return pool.submit(requests.post, f"{url}/search", json={"queries": [query], "k": k}, timeout=60)
+
+
+def wait_for(condition: Any) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_a_client_that_hangs_up_harms_nobody() -> None:
+    engine = Echo()
+    with running(engine) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        for start in (
+            b"GET /?query=a&k=1 HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"POST /search HTTP/1.1\r\nContent-Length: 99\r\n\r\n{",
+        ):
+            with socket.create_connection((host, int(port))) as connection:
+                connection.sendall(start)
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(b"\x16\x03\x01 not http at all\r\n\r\n")
+            assert b" 400 " in connection.recv(1000)
+        assert requests.get(f"{server.url}/?query=b&k=1", timeout=20).json()["topk"][0]["pid"] == "b#0"
