@@ -128,8 +128,10 @@ def _sample(
 async def _work(
     bench: Workbench, run: Run, policy: Policy, store: Store, questions: Sequence[Question], progress: Progress
 ) -> tuple[list[Prompt], Tally]:
+    from leret.sampling.accounting import Accounting
     from leret.sampling.branch import Branch, Brancher
     from leret.sampling.front import SearchFront
+    from leret.sampling.ledger import Ledger
     from leret.sampling.prompting import prompts_of
     from leret.sampling.scheduler import Scheduler
     from leret.sampling.steps import Stepper
@@ -143,18 +145,22 @@ async def _work(
         branch = Branch(
             tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens, settings.reward
         )
+        ledger = Ledger(lm.price_prompt, lm.price_completion)
+        accounting = Accounting(run, ledger, policy, front)
         scheduler = Scheduler(
             stepper,
-            Brancher(stepper, policy, store, branch),
+            Brancher(stepper, policy, store, branch, ledger),
             store,
             policy.digest,
             seed=settings.seed,
             max_error_rate=settings.max_error_rate,
+            facts=accounting.facts,
         )
-        n_done = len(store.done(policy.digest) & {question.id for question in questions})
-        progress.start("sampling", len(questions) - n_done)
+        done = store.done(policy.digest)
+        progress.start("sampling", sum(question.id not in done for question in questions))
         try:
-            return prompts, await scheduler.run(questions, settings.concurrency, progress)
+            async with accounting:
+                return prompts, await scheduler.run(questions, settings.concurrency, progress)
         finally:
             progress.finish()
     finally:

@@ -31,7 +31,7 @@ from leret.types import Sample, State
 __all__ = ["Store"]
 
 _FLUSH_ROWS = 4000
-_FLUSH_S = 0.5
+_FLUSH_S = 0.2
 _N_COLUMNS = 23
 _OUTAGE_SQL = ", ".join(f"'{kind}'" for kind in OUTAGES)
 _PUT_SAMPLE = (
@@ -45,6 +45,10 @@ _PUT_SAMPLE = (
     )
     + f" WHERE samples.failure_kind IN ({_OUTAGE_SQL})"
 )  # fmt: skip
+_DONE_SQL = (
+    "SELECT question_id FROM visits WHERE policy_digest = ? AND outcome != 'next' EXCEPT "
+    f"SELECT question_id FROM samples WHERE policy_digest = ? AND failure_kind IN ({_OUTAGE_SQL})"
+)
 _ORDER = "ORDER BY policy_digest, question_id, step, state_id, length(prompt), prompt, n"
 
 
@@ -132,12 +136,14 @@ class Store:
 
     def done(self, policy_digest: str) -> set[str]:
         """Questions whose path ended and that have nothing to try again."""
-        ended = self._read(
-            "SELECT question_id FROM visits WHERE policy_digest = ? AND outcome != 'next' EXCEPT "
-            f"SELECT question_id FROM samples WHERE policy_digest = ? AND failure_kind IN ({_OUTAGE_SQL})",
-            (policy_digest, policy_digest),
-        )
-        return {row["question_id"] for row in ended}
+        self.flush()
+        return self._ids(_DONE_SQL, (policy_digest, policy_digest))
+
+    def begun(self, policy_digest: str) -> set[str]:
+        """Questions of which there is something, but that are not done."""
+        self.flush()
+        sql = f"SELECT DISTINCT question_id FROM samples WHERE policy_digest = ? EXCEPT SELECT * FROM ({_DONE_SQL})"
+        return self._ids(sql, (policy_digest,) * 3)
 
     def groups(self, policy_digest: str | None = None) -> Iterator[Group]:
         """Samples by visit, ordered by policy, question, step, state, prompt and index; read as they are taken.
@@ -187,6 +193,11 @@ class Store:
             self.flush()
         with self._reporting():
             return self._database.execute(sql, values).fetchall()
+
+    def _ids(self, sql: str, values: Sequence[Any]) -> set[str]:
+        """Question ids, one at a time: there may be many."""
+        with self._reporting():
+            return {row[0] for row in self._database.execute(sql, values)}
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
