@@ -82,6 +82,8 @@ class PolicySettings(Settings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     timeout_s: float = Field(60.0, gt=0)
     concurrency: PositiveInt = Field(32, description="requests in flight, kind openai")
+    price_prompt: float = Field(0.0, ge=0, description="of a million prompt tokens, in any currency")
+    price_completion: float = Field(0.0, ge=0, description="of a million completion tokens")
 
     @model_validator(mode="after")
     def _urls(self) -> PolicySettings:

@@ -19,7 +19,10 @@ _FREE = (
     "program.path",
     *(
         f"policy.{key}"
-        for key in ("kind", "model", "urls", "api_key_env", "device", "dtype", "timeout_s", "concurrency")
+        for key in (
+            *("kind", "model", "urls", "api_key_env", "device", "dtype", "timeout_s", "concurrency"),
+            *("price_prompt", "price_completion"),
+        )
     ),
     *(f"sampling.{key}" for key in ("concurrency", "max_error_rate", "strategy", "margin", "max_pairs")),
     "pretrain",
