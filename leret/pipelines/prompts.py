@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from dspy.utils.exceptions import AdapterParseError
 from pydantic_core import to_jsonable_python
 
 from leret.errors import RunError
+from leret.pipelines.heads import Heads
 from leret.types import digest
 
 __all__ = ["ZERO_SHOT", "Formatter", "Prompt"]
@@ -32,7 +34,7 @@ class Prompt:
     instructions: Mapping[str, str] = field(default_factory=dict)
     score: float | None = None
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Names what the prompt says, not what it is called."""
         return digest(to_jsonable_python(self.demos), dict(self.instructions))
@@ -77,20 +79,37 @@ class Formatter:
     def __init__(self, program: dspy.Module, adapter: dspy.Adapter) -> None:
         self.adapter = adapter
         self._predictors = dict(program.named_predictors())
+        self._heads = Heads(adapter)
+        self._signatures: dict[tuple[str, str], type[dspy.Signature]] = {}
 
     def signature(self, predictor: str, prompt: Prompt = ZERO_SHOT) -> type[dspy.Signature]:
         """The predictor's signature under a prompt's instructions."""
-        signature: type[dspy.Signature] = self._predictors[predictor].signature
         text = prompt.instructions.get(predictor)
-        return signature if text is None else signature.with_instructions(text)
+        signature: type[dspy.Signature] = self._predictors[predictor].signature
+        if text is None:
+            return signature
+        key = (predictor, prompt.digest)  # making one takes a thousand times as long as finding it
+        if key not in self._signatures:
+            self._signatures[key] = signature.with_instructions(text)
+        return self._signatures[key]
 
     def messages(
-        self, predictor: str, inputs: Mapping[str, Any], prompt: Prompt = ZERO_SHOT
+        self,
+        predictor: str,
+        inputs: Mapping[str, Any],
+        prompt: Prompt = ZERO_SHOT,
+        last: Mapping[str, str] | None = None,
     ) -> tuple[dict[str, str], ...]:
-        """What is sent to the LM for these inputs under this prompt."""
-        signature = self.signature(predictor, prompt)
-        demos = [dict(demo) for demo in prompt.demos.get(predictor, self._predictors[predictor].demos)]
-        return tuple(self.adapter.format(signature, demos, dict(inputs)))
+        """What is sent to the LM for these inputs under this prompt.
+
+        Args:
+            predictor: its name.
+            inputs: by field name.
+            prompt: of the bank.
+            last: the last message of the same inputs under another prompt, where it is known; saves work.
+        """
+        demos = prompt.demos.get(predictor, self._predictors[predictor].demos)
+        return self._heads.messages((predictor, prompt.digest), self.signature(predictor, prompt), demos, inputs, last)
 
     def parse(self, predictor: str, completion: str) -> dict[str, Any] | None:
         """The outputs in a completion, or None where it is not in the adapter's format."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from pydantic_core import to_jsonable_python
 
 from leret.errors import ProgramError
 from leret.pipelines.search import observed
+from leret.pipelines.unwrapped import unwrap
 from leret.types import Ranking, merge
 
 __all__ = ["Finished", "NeedsCompletion", "NeedsSearch", "Replay"]
@@ -93,6 +95,8 @@ class Replay:
             )
         for name, predictor in predictors:
             predictor.forward = partial(self._step, name, predictor)
+        unwrap(program)
+        self._context = self._surroundings()
 
     def run(
         self, question: str, outputs: Sequence[Mapping[str, Any]], known: Known
@@ -111,10 +115,8 @@ class Replay:
             ProgramError: the program raised, or ended before it used all outputs.
         """
         self._outputs, self._n_used, self._known, self._searches = outputs, 0, known, []
-        token = observed.set(self)
         try:
-            with dspy.context(trace=None, disable_history=True):
-                prediction = self.program(**{self._argument: question})
+            prediction = self._context.run(self.program, **{self._argument: question})
         except _Stop as stop:
             return stop.need
         except Exception as error:
@@ -122,8 +124,6 @@ class Replay:
                 f"{type(self.program).__name__} failed on {question!r} after {self._n_used} completions: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        finally:
-            observed.reset(token)
         if self._n_used < len(outputs):
             raise ProgramError(
                 f"{type(self.program).__name__} is not deterministic: it ended before its step {len(outputs)}"
@@ -140,6 +140,15 @@ class Replay:
     def record(self, ranking: Ranking) -> None:
         """Take note of what a search added."""
         self._searches.append(ranking)
+
+    def _surroundings(self) -> Context:
+        """What a run stands in: made once, since making it costs as much as a run."""
+        token = observed.set(self)
+        try:
+            with dspy.context(trace=None, disable_history=True):
+                return copy_context()
+        finally:
+            observed.reset(token)
 
     def _step(self, name: str, predictor: dspy.Predict, **kwargs: Any) -> dspy.Prediction:
         signature = predictor.signature

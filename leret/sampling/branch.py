@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ from leret.errors import PolicyError, ProgramError, RetrievalError
 from leret.pipelines.prompts import Prompt
 from leret.policies.base import Policy, Request
 from leret.rewards import Measure, measure
+from leret.sampling.ledger import Ledger
 from leret.sampling.records import Origin, is_final, storable
 from leret.sampling.rollout import failure_of, seed_of
 from leret.sampling.steps import Known, Stepper
@@ -24,6 +26,9 @@ __all__ = ["Branch", "Brancher", "Here"]
 
 _REPORTED = ("recall", "ap")
 """Measures kept beside the reward."""
+
+_Found = dict[str, "asyncio.Future[Ranking | Failure]"]
+"""What outputs retrieve at one state, by the outputs."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +58,14 @@ class Here:
     Attributes:
         outputs: of the steps before.
         known: what this path has retrieved; scoring adds to it.
+        fresh: the store held nothing of the question when the session began, so it need not be asked.
     """
 
     question: Question
     state: State
     outputs: Sequence[Mapping[str, Any]]
     known: Known
+    fresh: bool = False
 
 
 class Brancher:
@@ -69,9 +76,13 @@ class Brancher:
         policy: completes.
         store: what it holds is not asked again; what is new is put there.
         branch: what to try.
+        ledger: takes note of every request; None takes a new one.
     """
 
-    def __init__(self, stepper: Stepper, policy: Policy, store: Store, branch: Branch) -> None:
+    def __init__(
+        self, stepper: Stepper, policy: Policy, store: Store, branch: Branch, ledger: Ledger | None = None
+    ) -> None:
+        self.ledger = ledger or Ledger()
         self._stepper = stepper
         self._policy = policy
         self._store = store
@@ -88,30 +99,31 @@ class Brancher:
     async def samples(self, here: Here) -> list[Sample]:
         """All samples of a state, in the order of prompt and index: stored ones, and new ones, which are stored."""
         state = here.state
-        stored = self._store.samples_at(state.question_id, state.step, state.id, self._policy_digest)
-        by_id = {sample.id: sample for sample in stored}
-        scored: dict[str, Ranking | Failure] = {}
+        by_id: dict[str, Sample] = {}
+        if not here.fresh:
+            stored = self._store.samples_at(state.question_id, state.step, state.id, self._policy_digest)
+            by_id = {sample.id: sample for sample in stored}
+        found: _Found = {}
         made = await asyncio.gather(
-            *(self._of_prompt(here, place, by_id, scored) for place in range(len(self._branch.prompts)))
+            *(self._of_prompt(here, place, by_id, found) for place in range(len(self._branch.prompts)))
         )
         return [sample for group in made for sample in group]
 
-    async def _of_prompt(
-        self, here: Here, place: int, stored: Mapping[str, Sample], scored: dict[str, Ranking | Failure]
-    ) -> list[Sample]:
+    async def _of_prompt(self, here: Here, place: int, stored: Mapping[str, Sample], found: _Found) -> list[Sample]:
         wanted = [self._wanted(here.state, place, index) for index in range(self._branch.n_samples)]
         samples = [stored.get(sample.id, sample) for sample in wanted]
         todo = [i for i, sample in enumerate(samples) if sample is wanted[i] or not is_final(sample)]
         if not todo:
             return samples
         blank = [i for i in todo if samples[i].completion is None]
-        completed = await self._complete(here.state, place, [wanted[i] for i in blank])
-        for i, sample in zip(blank, completed, strict=True):
+        if blank:
+            completed = await self._complete(here.state, place, [wanted[i] for i in blank])
+            for i, sample in zip(blank, completed, strict=True):
+                samples[i] = sample
+        scored = await self._score(here, [samples[i] for i in todo], found)
+        for i, sample in zip(todo, scored, strict=True):
             samples[i] = sample
-        for i in todo:
-            if samples[i].completion is not None:
-                samples[i] = await self._score(here, samples[i], scored)
-        self._store.put_samples([samples[i] for i in todo], self._origins[place])
+        self._store.put_samples(scored, self._origins[place])
         return samples
 
     def _wanted(self, state: State, place: int, index: int) -> Sample:
@@ -125,20 +137,22 @@ class Brancher:
         return Sample(name, state.id, state.question_id, state.step, branch.prompts[place].name, index, seed)
 
     async def _complete(self, state: State, place: int, blank: Sequence[Sample]) -> list[Sample]:
-        if not blank:
-            return []
         branch = self._branch
+        prompt = branch.prompts[place]
         request = Request(
-            self._stepper.formatter.messages(state.predictor, state.inputs, branch.prompts[place]),
+            self._stepper.formatter.messages(state.predictor, state.inputs, prompt, state.messages[-1]),
             tuple(sample.seed for sample in blank),
             branch.temperature,
             branch.max_tokens,
             branch.top_p,
         )
+        began = time.monotonic()
         try:
             completions = await self._policy.complete(request)
         except PolicyError as error:
+            self.ledger.failed(state.step, prompt.name, len(blank))
             return [replace(sample, failure=failure_of(error)) for sample in blank]
+        self.ledger.answered(state.step, prompt.name, completions, time.monotonic() - began)
         return [
             replace(
                 sample,
@@ -149,24 +163,46 @@ class Brancher:
             for sample, completion in zip(blank, completions, strict=True)
         ]
 
-    async def _score(self, here: Here, sample: Sample, scored: dict[str, Ranking | Failure]) -> Sample:
-        outputs = self._stepper.formatter.parse(here.state.predictor, sample.completion or "")
-        if outputs is None:
-            return replace(sample, failure=Failure("parse", "the completion is not in the adapter's format"))
+    async def _score(self, here: Here, samples: Sequence[Sample], found: _Found) -> list[Sample]:
+        """Samples with a reward or a failure; those without a completion stay as they are.
+
+        All of them are searched for at once, so that they are in one batch of the retriever's.
+        """
+        parsed: list[tuple[dict[str, Any], asyncio.Future[Ranking | Failure]] | None] = []
+        for sample in samples:
+            outputs = None
+            if sample.completion is not None:
+                outputs = self._stepper.formatter.parse(here.state.predictor, sample.completion)
+            parsed.append(None if outputs is None else self._asked(here, outputs, found))
+        await asyncio.gather(*(entry[1] for entry in parsed if entry is not None))
+        results = [None if entry is None else (entry[0], entry[1].result()) for entry in parsed]
+        return [self._judged(here, sample, result) for sample, result in zip(samples, results, strict=True)]
+
+    def _asked(
+        self, here: Here, outputs: Mapping[str, Any], found: _Found
+    ) -> tuple[dict[str, Any], asyncio.Future[Ranking | Failure]]:
+        """The outputs as plain values, and what they will retrieve: equal outputs at one state ask once."""
         plain = to_jsonable_python(outputs, fallback=str)
         key = json.dumps(plain, sort_keys=True)
-        result = scored.get(key)
+        if key not in found:
+            found[key] = asyncio.ensure_future(self._ranking(here, outputs))
+        return plain, found[key]
+
+    def _judged(self, here: Here, sample: Sample, result: tuple[dict[str, Any], Ranking | Failure] | None) -> Sample:
+        if sample.completion is None:
+            return sample
         if result is None:
-            result = scored[key] = await self._ranking(here, outputs)
-        if isinstance(result, Failure):
-            return replace(sample, outputs=plain, failure=result)
-        doc_ids = tuple(passage.doc_id for passage in result)
+            return replace(sample, failure=Failure("parse", "the completion is not in the adapter's format"))
+        plain, ranking = result
+        if isinstance(ranking, Failure):
+            return replace(sample, outputs=plain, failure=ranking)
+        doc_ids = tuple([passage.doc_id for passage in ranking])
         values = {name: value(doc_ids, here.question.gold) for name, value in self._measures.items()}
         return replace(
             sample,
             outputs=plain,
             doc_ids=doc_ids,
-            scores=tuple(passage.score for passage in result),
+            scores=tuple([passage.score for passage in ranking]),
             reward=values[self._branch.reward],
             components=values,
             failure=None,

@@ -34,6 +34,7 @@ class SearchFront:
         self._asked: dict[tuple[str, int], asyncio.Future[Ranking]] = {}
         self._drain_task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="leret-search")
+        self._counts = {"asked": 0, "searched": 0, "batches": 0}
 
     async def search(self, query: str, k: int) -> Ranking:
         """The retriever's answer.
@@ -42,6 +43,7 @@ class SearchFront:
             RetrievalError: the retriever could not answer the batch that this query was in.
         """
         key = (query, k)
+        self._counts["asked"] += 1
         answer = self._answers.get(key)
         if answer is not None:
             self._answers.move_to_end(key)
@@ -53,6 +55,10 @@ class SearchFront:
             if self._drain_task is None:
                 self._drain_task = asyncio.create_task(self._drain())
         return await asyncio.shield(future)  # one waiter's cancellation must not take the answer from the others
+
+    def counts(self) -> dict[str, int]:
+        """Queries ``asked`` for, those of them ``searched`` (the others were known, or on their way), ``batches``."""
+        return dict(self._counts)
 
     def close(self) -> None:
         """End the thread."""
@@ -75,6 +81,8 @@ class SearchFront:
 
     async def _answer(self, queries: list[str], k: int) -> None:
         loop = asyncio.get_running_loop()
+        self._counts["batches"] += 1
+        self._counts["searched"] += len(queries)
         try:
             rankings = await loop.run_in_executor(self._thread, self.retriever.search, queries, k)
         except Exception as error:  # handed to whoever waits, who decides

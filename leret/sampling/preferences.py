@@ -111,15 +111,16 @@ def build_preferences(
 
 
 def _rows(store: Store, policy_digest: str | None, report: PreferenceReport) -> Iterator[dict[str, Any]]:
-    questions = set()
+    last: tuple[str, str] | None = None
     for group in store.groups(policy_digest):
-        questions.add(group.state.question_id)
+        question = (group.policy_digest, group.state.question_id)
+        report.questions += question != last  # those of one question stand together
+        last = question
         different = _count(group, report)
         pairs = make_pairs(different, report.strategy, report.margin, report.max_pairs)
         report.states_with_pairs += bool(pairs)
         for pair in pairs:
             yield _row(group, pair, report)
-    report.questions = len(questions)
     if not report.samples:
         raise RunError(f"{store.path} holds no samples; run `leret sample RECIPE --run {store.path.parent}` first")
 

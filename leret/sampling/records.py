@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,8 @@ CREATE TABLE samples (
     temperature REAL NOT NULL, top_p REAL NOT NULL, max_tokens INTEGER NOT NULL
 );
 CREATE INDEX samples_in_order ON samples (policy_digest, question_id, step, state_id);
+CREATE INDEX samples_to_try_again ON samples (policy_digest, question_id)
+    WHERE failure_kind IN ('policy', 'retrieval', 'program');
 CREATE TABLE visits (
     question_id TEXT NOT NULL, step INTEGER NOT NULL, policy_digest TEXT NOT NULL,
     state_id TEXT NOT NULL, parent TEXT, chosen TEXT, outcome TEXT NOT NULL,
@@ -148,5 +150,5 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _dump(value: Mapping[str, Any] | Sequence[Any]) -> str:
-    return json.dumps(value, separators=(",", ":"))
+_dump: Callable[[Mapping[str, Any] | Sequence[Any]], str] = json.JSONEncoder(separators=(",", ":")).encode
+"""One encoder for all rows: ``json.dumps`` makes a new one at every call that does not take its defaults."""

@@ -125,7 +125,7 @@ class Cluster:
 
         if ray.is_initialized():
             return self
-        settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
         if self.address is None and not os.environ.get("RAY_ADDRESS"):
             n_cpus = max(os.cpu_count() or 1, self.workers + 1)  # a count for placing workers, no limit
             settings |= {"num_cpus": n_cpus, "include_dashboard": False}
@@ -133,7 +133,8 @@ class Cluster:
             settings["address"] = self.address
         try:
             ray.init(**settings)
-        except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
+        except Exception as error:  # a plain one, where its processes do not come up within half a minute
+            ray.shutdown()
             raise RunError(_unreachable(self.address, error)).failed() from error
         self._ours = True
         return self

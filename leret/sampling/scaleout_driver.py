@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from leret.config import SamplingSettings
 from leret.errors import LeretError, RunError
 from leret.runs import Run
+from leret.sampling.ledger import Ledger
 from leret.sampling.merge import Rows, column, merge_file, remove_store
 from leret.sampling.progress import Progress
 from leret.sampling.scaleout_worker import Batch, Job, Place, Shard, Worker
@@ -49,6 +50,7 @@ class _Hand:
     placed: bool = False
     place: Place | None = None
     shards: dict[int, Shard] = field(default_factory=dict)
+    searches: Mapping[str, int] = field(default_factory=dict)
 
 
 class Driver:
@@ -82,6 +84,8 @@ class Driver:
         self._live = Tally()
         self._total = Tally()
         self._ended: set[str] = set()
+        self._ledger = Ledger(job.recipe["policy"]["price_prompt"], job.recipe["policy"]["price_completion"])
+        self._searches: Counter[str] = Counter()
 
     def plan(self, questions: Sequence[Question]) -> int:
         """Cut what is not done into shards.
@@ -91,7 +95,7 @@ class Driver:
         """
         done = self._store.done(self._policy_digest)
         todo = [question for question in questions if question.id not in done]
-        begun = self._store.question_ids(self._policy_digest)
+        begun = self._store.begun(self._policy_digest)
         concurrency = self._settings.concurrency
         size = max(1, min(concurrency // 4, -(-len(todo) // (_SHARDS_A_WORKER * self._n_workers))))
         for number, start in enumerate(range(0, len(todo), size)):
@@ -115,7 +119,7 @@ class Driver:
                 self._turn(progress)
         finally:
             self._dismiss()
-            self._store.flush()
+            self._account()
         refuse_failures(self._total, self._settings.max_error_rate, last=True)
         return self._total
 
@@ -150,17 +154,20 @@ class Driver:
         if isinstance(value, Place):
             hand.place = value
             self._in_a_row = 0
-            self._run.event("sample", "worker", host=value.host, pid=value.pid, shared=value.store is not None)
+            self._run.event("sample", "worker", host=value.host, pid=value.pid, shared=value.stores is not None)
         elif isinstance(value, Batch):
             self._take(hand, value, progress)
         self._feed(hand)
 
     def _take(self, hand: _Hand, batch: Batch, progress: Progress) -> None:
         self._store.put_rows(batch.rows)
+        self._store.flush()  # the worker may forget what it sent as soon as it is asked again
+        hand.searches = batch.searches
         n_ended = self._count(batch.rows)
         for ended in batch.ended:
             del hand.shards[ended.number]
             add_tally(self._total, ended.tally)
+            self._ledger.add(ended.ledger)
             n_ended += ended.tally.waiting
         live = self._live
         if batch.rows or n_ended:
@@ -169,6 +176,7 @@ class Driver:
                 mean_reward=live.mean_reward,
                 failures=live.failures.total(),
                 samples=live.samples,
+                calls=self._ledger.total.calls,
                 workers=sum(bool(other.shards) for other in self._hands),
             )
         refuse_failures(live, self._settings.max_error_rate)
@@ -236,11 +244,11 @@ class Driver:
             self._hire()
 
     def _save(self, hand: _Hand) -> None:
-        """Merge the store of a worker that is no more, where it can be seen."""
-        place = hand.place
-        if place is not None and place.store is not None and place.store.is_file():
-            merge_file(self._store, place.store)
-            remove_store(place.store)
+        """Merge the stores of a worker that is no more, where they can be seen."""
+        self._note_searches(hand)
+        for path in hand.place.files() if hand.place is not None else ():
+            merge_file(self._store, path)
+            remove_store(path)
 
     def _dismiss(self) -> None:
         """End all workers; what they have committed and not sent yet is taken in."""
@@ -253,13 +261,31 @@ class Driver:
             try:
                 rows = ray.get(answer, timeout=max(0.1, until - time.monotonic()))
                 self._store.put_rows(rows)
-                if hand.place is not None and hand.place.store is not None:
-                    remove_store(hand.place.store)
+                self._store.flush()
+                for path in hand.place.files() if hand.place is not None else ():
+                    remove_store(path)
             except (RayError, LeretError):
-                pass  # its store is read below, and else at the next start
+                pass  # its stores are read at the next start
         for hand in self._hands:
+            self._note_searches(hand)
             ray.kill(hand.actor)
         self._hands.clear()
+
+    def _note_searches(self, hand: _Hand) -> None:
+        self._searches.update(hand.searches)
+        hand.searches = {}
+
+    def _account(self) -> None:
+        """What the shards that have ended have cost; what a worker that died spent on others is not known."""
+        self._run.event(
+            "sample",
+            "accounts",
+            seconds=round(time.monotonic() - self._began, 3),
+            **self._ledger.facts(self._ledger.total),
+            searches=dict(self._searches),
+            by_hop_and_prompt=list(self._ledger.rows()),
+            workers=self._n_workers,
+        )
 
     def _refuse_to_wait(self) -> None:
         import ray

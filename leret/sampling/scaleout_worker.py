@@ -1,7 +1,7 @@
-"""A worker of a cluster: samples shards of questions into a store of its own, and hands over what it committed.
+"""A worker of a cluster: samples shards of questions into stores of its own, and hands over what it committed.
 
 It shares nothing with the driver but what is sent: the recipe, the bank, the questions with what is known of them,
-and the rows that come back. Where it can see the run's directory its store lies there, so that the driver can read it
+and the rows that come back. Where it can see the run's directory its stores lie there, so that the driver can read them
 after the worker has died.
 """
 
@@ -13,6 +13,7 @@ import shutil
 import socket
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from leret.config import SamplingRecipe
 from leret.errors import MissingDependency, RunError
 from leret.runs import Run
 from leret.sampling.database import STORE_SCHEMA
-from leret.sampling.merge import Rows
+from leret.sampling.merge import Rows, remove_store
 from leret.sampling.store import Store
 from leret.types import Question
 
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from leret.pipelines.prompts import Prompt
     from leret.policies.base import Policy
     from leret.sampling.front import SearchFront
-    from leret.sampling.scheduler import Scheduler, Tally
+    from leret.sampling.ledger import Ledger
+    from leret.sampling.scheduler import Tally
     from leret.sampling.workbench import Workbench
 
 __all__ = ["TOKEN", "Batch", "Ended", "Job", "Place", "Shard", "Worker", "version"]
@@ -87,12 +89,17 @@ class Place:
     """Where a worker runs.
 
     Attributes:
-        store: its file, where the driver can see it too; None where it is on a disk of the worker's machine alone.
+        stores: how the names of its stores begin, where the driver can see them too; None where they are on a disk of
+            the worker's machine alone.
     """
 
     host: str
     pid: int
-    store: Path | None
+    stores: Path | None
+
+    def files(self) -> list[Path]:
+        """Its stores that are there: of shards that have not ended, or whose end the driver has not taken in."""
+        return [] if self.stores is None else sorted(self.stores.parent.glob(f"{self.stores.name}*.db"))
 
 
 @dataclass(frozen=True)
@@ -101,18 +108,27 @@ class Ended:
 
     number: int
     tally: Tally
+    ledger: Ledger
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a worker has to tell since it was last asked, in the order of its commits."""
+    """What a worker has to tell since it was last asked, in the order of its commits.
+
+    Attributes:
+        searches: asked and searched since the worker began.
+    """
 
     rows: Rows
     ended: tuple[Ended, ...]
+    searches: Mapping[str, int] = field(default_factory=dict)
 
 
 class Worker:
     """An actor: all methods are async, so that shards go on while it is asked.
+
+    Every shard has a store of its own, which is removed when the driver, by asking again, has shown that it has taken
+    in what was sent.
 
     Args:
         job: of the run.
@@ -123,14 +139,14 @@ class Worker:
         self._rows = Rows()
         self._ended: list[Ended] = []
         self._error: BaseException | None = None
-        self._silent = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._open_stores: set[Store] = set()
+        self._sent: list[Path] = []
         self._scratch: Path | None = None
-        self._store: Store | None = None
+        self._prefix = Path()
         self._policy: Policy | None = None
         self._front: SearchFront | None = None
         self._bench: Workbench | None = None
-        self._scheduler: Scheduler | None = None
 
     async def place(self) -> tuple[str, int]:
         """Host and process id: says that the process is there."""
@@ -143,22 +159,22 @@ class Worker:
             RunError: this machine has another leret, or does not see what the driver sees.
             LeretError: something cannot be opened here.
         """
+        host = socket.gethostname()
         if version() != self._job.version:
             raise RunError(
-                f"the worker on {socket.gethostname()} has leret {version()[0]} (store schema {version()[1]}), the "
-                f"driver {self._job.version[0]} ({self._job.version[1]}); install the same on all machines"
+                f"the worker on {host} has leret {version()[0]} (store schema {version()[1]}), the driver "
+                f"{self._job.version[0]} ({self._job.version[1]}); install the same on all machines"
             )
         _prepare_process()
         visible = self._sees_run()
         self._scratch = None if visible else Path(tempfile.mkdtemp(prefix="leret-worker-"))
         directory = self._scratch or Run(self._job.run).workers
-        path = directory / f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}.db"
-        self._store = Store(path, on_commit=self._rows_committed)
+        self._prefix = directory / f"{host}-{os.getpid()}-{time.time_ns()}-"
         try:
             self._open(Run(self._job.run).cache if visible else _node_cache(self._job.digests["retriever"]))
         except MissingDependency as error:  # which cannot travel
-            raise RunError(f"the worker on {socket.gethostname()}: {error}") from error
-        return Place(socket.gethostname(), os.getpid(), path if visible else None)
+            raise RunError(f"the worker on {host}: {error}") from error
+        return Place(host, os.getpid(), self._prefix if visible else None)
 
     async def add(self, shard: Shard) -> None:
         """Begin with a shard."""
@@ -170,16 +186,21 @@ class Worker:
         """What is new; waits for it a while.
 
         Raises:
-            RunError: the worker's store cannot be written.
+            LeretError: what ended a shard, and is no outage.
         """
-        assert self._store is not None
+        assert self._front is not None
+        for path in self._sent:
+            remove_store(path)
+        self._sent = []
         until = time.monotonic() + _TAKE_S
         while not self._ended and self._error is None and time.monotonic() < until:
             await asyncio.sleep(0.02)
-        self._store.flush()
+        for store in self._open_stores:
+            store.flush()
         if self._error is not None:
             raise self._error
-        batch = Batch(self._rows, tuple(self._ended))
+        batch = Batch(self._rows, tuple(self._ended), self._front.counts())
+        self._sent = [self._path(ended.number) for ended in self._ended]
         self._rows, self._ended = Rows(), []
         return batch
 
@@ -193,8 +214,6 @@ class Worker:
         if self._policy is not None:
             with suppress(Exception):  # nothing is asked of it any more
                 await self._policy.aclose()
-        if self._store is not None:
-            self._store.close()
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
         rows, self._rows = self._rows, Rows()
@@ -202,31 +221,43 @@ class Worker:
 
     async def _run(self, shard: Shard) -> None:
         """Sample a shard; its rows are committed before it is told to have ended."""
-        assert self._store is not None
-        assert self._scheduler is not None
         try:
-            self._take_over(shard.known)
-            tally = await self._scheduler.run(shard.questions, len(shard.questions))
-            self._ended.append(Ended(shard.number, tally))
+            tally, ledger = await self._sample(shard)
+            self._ended.append(Ended(shard.number, tally, ledger))
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # told at the next `take`, so that the driver stops with it
             self._error = error
 
-    def _take_over(self, known: Rows) -> None:
-        """Put what the driver has into the store, without sending it back."""
-        assert self._store is not None
-        self._store.flush()
-        self._silent = True
-        try:
-            self._store.put_rows(known)
-            self._store.flush()
-        finally:
-            self._silent = False
+    async def _sample(self, shard: Shard) -> tuple[Tally, Ledger]:
+        from leret.sampling.ledger import Ledger
+        from leret.sampling.stage import scheduler_of
 
-    def _rows_committed(self, rows: Rows) -> None:
-        if not self._silent:
-            self._rows.extend(rows)
+        assert self._bench is not None
+        assert self._policy is not None
+        assert self._front is not None
+        known = True
+
+        def committed(rows: Rows) -> None:
+            if not known:
+                self._rows.extend(rows)
+
+        settings = self._bench.recipe.policy
+        ledger = Ledger(settings.price_prompt, settings.price_completion)
+        with Store(self._path(shard.number), on_commit=committed) as store:
+            self._open_stores.add(store)
+            try:
+                store.put_rows(shard.known)
+                store.flush()
+                known = False
+                parts = (self._bench, self._policy, self._job.prompts, self._front, store, ledger)
+                scheduler = scheduler_of(*parts, max_error_rate=None)
+                return await scheduler.run(shard.questions, len(shard.questions)), ledger
+            finally:
+                self._open_stores.discard(store)
+
+    def _path(self, number: int) -> Path:
+        return self._prefix.with_name(f"{self._prefix.name}{number}.db")
 
     def _sees_run(self) -> bool:
         try:
@@ -237,10 +268,8 @@ class Worker:
     def _open(self, cache: Path) -> None:
         from leret.policies.load import policy_of
         from leret.sampling.front import SearchFront
-        from leret.sampling.stage import scheduler_of
         from leret.sampling.workbench import Workbench
 
-        assert self._store is not None
         recipe = SamplingRecipe.model_validate(self._job.recipe)
         self._bench = bench = Workbench(recipe, cache)
         self._policy = policy_of(recipe.policy, cache)
@@ -252,7 +281,6 @@ class Worker:
         }
         self._refuse_other(here)
         self._front = SearchFront(bench.retriever)
-        self._scheduler = scheduler_of(bench, self._policy, self._job.prompts, self._front, self._store, None)
 
     def _refuse_other(self, here: dict[str, str]) -> None:
         other = [name for name, digest in here.items() if self._job.digests[name] != digest]

@@ -7,12 +7,14 @@ was stopped equals one that was not. A question whose samples met an outage wait
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from leret.errors import LeretError, PolicyError, ProgramError, RetrievalError
+from leret.errors import LeretError, PolicyError, ProgramError, RetrievalError, RunError
 from leret.pipelines.replay import Finished, NeedsCompletion
 from leret.sampling.branch import Brancher, Here
 from leret.sampling.choice import choose_next, is_solved
@@ -28,6 +30,9 @@ __all__ = ["Scheduler", "Tally", "refuse_failures"]
 
 _MIN_SAMPLES = 50
 """Samples before the share of failures means anything."""
+
+_SAVE_S = 0.2
+"""Seconds that a sample waits for its commit, at most."""
 
 _WAIT = ("policy", "retrieval")
 """Outages that end by themselves, so that waiting for the next resume pays."""
@@ -88,6 +93,7 @@ class Scheduler:
         policy_digest: of the brancher's policy.
         seed: of the choice of the next state.
         max_error_rate: share of failed samples (outages and crashes) that stops the run; None never stops it.
+        facts: more to tell with the progress.
     """
 
     def __init__(
@@ -99,6 +105,7 @@ class Scheduler:
         *,
         seed: int,
         max_error_rate: float | None,
+        facts: Callable[[], Mapping[str, float | int | str]] = dict,
     ) -> None:
         self._stepper = stepper
         self._brancher = brancher
@@ -106,12 +113,14 @@ class Scheduler:
         self._policy_digest = policy_digest
         self._seed = seed
         self._max_error_rate = max_error_rate
+        self._facts = facts
+        self._begun: set[str] = set()
 
-    async def run(self, questions: Sequence[Question], concurrency: int, progress: Progress | None = None) -> Tally:
+    async def run(self, questions: Iterable[Question], concurrency: int, progress: Progress | None = None) -> Tally:
         """Sample every question to the end of its path.
 
         Args:
-            questions: those that are done already cost nothing.
+            questions: taken one by one; those that are done already cost nothing.
             concurrency: questions in flight.
             progress: hears of every question that ends.
 
@@ -121,28 +130,44 @@ class Scheduler:
         """
         progress = progress or Silent()
         done = self._store.done(self._policy_digest)
+        self._begun = self._store.begun(self._policy_digest)
         tally = Tally()
 
         async def one(question: Question) -> None:
             await self._walk(question, tally)
             tally.questions += 1
-            progress.advance(1, mean_reward=tally.mean_reward, failures=tally.failures.total(), samples=tally.samples)
+            progress.advance(
+                1,
+                mean_reward=tally.mean_reward,
+                failures=tally.failures.total(),
+                samples=tally.samples,
+                **self._facts(),
+            )
 
-        todo = [question for question in questions if question.id not in done]
+        saving = asyncio.create_task(self._save_now_and_then())
         try:
-            await each(todo, one, concurrency)
+            await each((question for question in questions if question.id not in done), one, concurrency)
         finally:
+            saving.cancel()
             self._store.flush()
         self._check(tally, last=True)
         return tally
 
+    async def _save_now_and_then(self) -> None:
+        """Commit what waits though nothing new comes, so that a kill never loses more than a moment's samples."""
+        while True:
+            await asyncio.sleep(_SAVE_S)
+            with suppress(RunError):  # what could not be written is kept, and whoever puts the next sample is told
+                self._store.flush()
+
     async def _walk(self, question: Question, tally: Tally) -> None:
         """One question, from its first state to the end of its path or to an outage."""
         known: Known = {}
-        visits = {visit.step: visit for visit in self._store.visits(self._policy_digest, question.id)}
+        fresh = question.id not in self._begun
+        visits = {} if fresh else {v.step: v for v in self._store.visits(self._policy_digest, question.id)}
         try:
             need = await self._stepper.go(question, (), known)
-            place = _Place(question, need, (), known, None)
+            place = _Place(question, need, (), known, None, fresh)
             while isinstance(place.need, NeedsCompletion):
                 further = await self._step(place, place.need, visits.get(len(place.outputs)), tally)
                 if further is None:
@@ -160,7 +185,7 @@ class Scheduler:
             raise ProgramError(f"question {question.id}: the program asks for more than {MAX_STEPS} completions")
         state = self._stepper.state(question, need, step, place.parent)
         self._store.put_state(state)
-        samples = await self._brancher.samples(Here(question, state, place.outputs, place.known))
+        samples = await self._brancher.samples(Here(question, state, place.outputs, place.known, place.fresh))
         tally.count(samples)
         self._check(tally)
         if before is not None and before.state_id == state.id:
@@ -179,7 +204,7 @@ class Scheduler:
         outputs = (*place.outputs, self._stepper.formatter.parse(state.predictor, chosen.completion or "") or {})
         further = await self._stepper.go(question, outputs, place.known)
         self._store.put_visit(replace(visit, outcome="next" if isinstance(further, NeedsCompletion) else "finished"))
-        return _Place(question, further, outputs, place.known, chosen.id)
+        return _Place(question, further, outputs, place.known, chosen.id, place.fresh)
 
     def _check(self, tally: Tally, last: bool = False) -> None:
         if self._max_error_rate is not None:
@@ -219,3 +244,4 @@ class _Place:
     outputs: tuple[dict[str, Any], ...]
     known: Known
     parent: str | None
+    fresh: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from leret.pipelines.prompts import Prompt
     from leret.policies.base import Policy
     from leret.sampling.front import SearchFront
+    from leret.sampling.ledger import Ledger
     from leret.sampling.scaleout import Cluster
     from leret.sampling.scheduler import Scheduler, Tally
 
@@ -154,7 +155,9 @@ async def _work(
     here: bool,
 ) -> tuple[list[Prompt], Tally]:
     """The bank, and where sampling is done ``here``, the samples."""
+    from leret.sampling.accounting import Accounting
     from leret.sampling.front import SearchFront
+    from leret.sampling.ledger import Ledger
     from leret.sampling.parity import check_messages
     from leret.sampling.prompting import prompts_of
     from leret.sampling.scheduler import Tally
@@ -165,11 +168,17 @@ async def _work(
         check_messages(bench.program(), bench.replay, bench.formatter, bench.retriever, prompts, questions[:1])
         if not here:
             return prompts, Tally()
-        scheduler = scheduler_of(bench, policy, prompts, front, store, bench.recipe.sampling.max_error_rate)
-        n_done = len(store.done(policy.digest) & {question.id for question in questions})
-        progress.start("sampling", len(questions) - n_done)
+        settings = bench.recipe.sampling
+        ledger = Ledger(bench.recipe.policy.price_prompt, bench.recipe.policy.price_completion)
+        accounting = Accounting(run, ledger, policy, front)
+        scheduler = scheduler_of(
+            bench, policy, prompts, front, store, ledger, max_error_rate=settings.max_error_rate, facts=accounting.facts
+        )
+        done = store.done(policy.digest)
+        progress.start("sampling", sum(question.id not in done for question in questions))
         try:
-            return prompts, await scheduler.run(questions, bench.recipe.sampling.concurrency, progress)
+            async with accounting:
+                return prompts, await scheduler.run(questions, settings.concurrency, progress)
         finally:
             progress.finish()
     finally:
@@ -183,7 +192,10 @@ def scheduler_of(
     prompts: Sequence[Prompt],
     front: SearchFront,
     store: Store,
+    ledger: Ledger,
+    *,
     max_error_rate: float | None,
+    facts: Callable[[], Mapping[str, float | int | str]] = dict,
 ) -> Scheduler:
     """What samples a recipe's questions into a store, on one event loop.
 
@@ -193,7 +205,9 @@ def scheduler_of(
         prompts: the bank.
         front: over the bench's retriever.
         store: where the samples go.
+        ledger: counts calls and tokens.
         max_error_rate: see `Scheduler`.
+        facts: see `Scheduler`.
     """
     from leret.sampling.branch import Branch, Brancher
     from leret.sampling.scheduler import Scheduler
@@ -204,8 +218,10 @@ def scheduler_of(
     branch = Branch(
         tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens, settings.reward
     )
-    brancher = Brancher(stepper, policy, store, branch)
-    return Scheduler(stepper, brancher, store, policy.digest, seed=settings.seed, max_error_rate=max_error_rate)
+    brancher = Brancher(stepper, policy, store, branch, ledger)
+    return Scheduler(
+        stepper, brancher, store, policy.digest, seed=settings.seed, max_error_rate=max_error_rate, facts=facts
+    )
 
 
 def _questions(bench: Workbench) -> list[Question]:

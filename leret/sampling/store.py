@@ -32,7 +32,7 @@ from leret.types import Sample, State
 __all__ = ["Store"]
 
 _FLUSH_ROWS = 4000
-_FLUSH_S = 0.5
+_FLUSH_S = 0.2
 _N_COLUMNS = 23
 _OUTAGE_SQL = ", ".join(f"'{kind}'" for kind in OUTAGES)
 _PUT_SAMPLE = (
@@ -46,6 +46,10 @@ _PUT_SAMPLE = (
     )
     + f" WHERE samples.failure_kind IN ({_OUTAGE_SQL})"
 )  # fmt: skip
+_DONE_SQL = (
+    "SELECT question_id FROM visits WHERE policy_digest = ? AND outcome != 'next' EXCEPT "
+    f"SELECT question_id FROM samples WHERE policy_digest = ? AND failure_kind IN ({_OUTAGE_SQL})"
+)
 _ORDER = "ORDER BY policy_digest, question_id, step, state_id, length(prompt), prompt, n"
 
 
@@ -153,12 +157,14 @@ class Store:
 
     def done(self, policy_digest: str) -> set[str]:
         """Questions whose path ended and that have nothing to try again."""
-        ended = self._read(
-            "SELECT question_id FROM visits WHERE policy_digest = ? AND outcome != 'next' EXCEPT "
-            f"SELECT question_id FROM samples WHERE policy_digest = ? AND failure_kind IN ({_OUTAGE_SQL})",
-            (policy_digest, policy_digest),
-        )
-        return {row["question_id"] for row in ended}
+        self.flush()
+        return self._ids(_DONE_SQL, (policy_digest, policy_digest))
+
+    def begun(self, policy_digest: str) -> set[str]:
+        """Questions of which there is something, but that are not done."""
+        self.flush()
+        sql = f"SELECT DISTINCT question_id FROM samples WHERE policy_digest = ? EXCEPT SELECT * FROM ({_DONE_SQL})"
+        return self._ids(sql, (policy_digest,) * 3)
 
     def groups(self, policy_digest: str | None = None) -> Iterator[Group]:
         """Samples by visit, ordered by policy, question, step, state, prompt and index; read as they are taken.
@@ -181,12 +187,9 @@ class Store:
                 state = state_of(first, step, first["parent"])
                 yield Group(state, digest, tuple(sample_of(row) for row in members))
 
-    def question_ids(self, policy_digest: str | None = None) -> set[str]:
-        """Every question that was sampled, by any policy or by one."""
-        if policy_digest is None:
-            return {row["question_id"] for row in self._read("SELECT DISTINCT question_id FROM states")}
-        sql = "SELECT DISTINCT question_id FROM samples WHERE policy_digest = ?"
-        return {row["question_id"] for row in self._read(sql, (policy_digest,))}
+    def question_ids(self) -> set[str]:
+        """Every question that was sampled."""
+        return {row["question_id"] for row in self._read("SELECT DISTINCT question_id FROM states")}
 
     def policy_digests(self) -> list[str]:
         """The policies that were asked, in the order of their first sample."""
@@ -211,6 +214,11 @@ class Store:
             self.flush()
         with self._reporting():
             return self._database.execute(sql, values).fetchall()
+
+    def _ids(self, sql: str, values: Sequence[Any]) -> set[str]:
+        """Question ids, one at a time: there may be many."""
+        with self._reporting():
+            return {row[0] for row in self._database.execute(sql, values)}
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:

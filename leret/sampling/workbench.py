@@ -6,6 +6,7 @@ Sampling opens it from its recipe, evaluation from the run that sampling wrote, 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -194,8 +195,16 @@ class Workbench:
 
 
 def questions_digest(questions: Sequence[Question]) -> str:
-    """Names questions by all that sampling reads of them."""
-    return digest([[question.id, question.text, list(question.gold)] for question in questions])
+    """Names questions by all that sampling reads of them: `digest` of their list, without making the list's text."""
+    name = hashlib.blake2b(digest_size=16)
+    separator = b"[["
+    for question in questions:
+        entry = [question.id, question.text, list(question.gold)]
+        text = json.dumps(entry, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        name.update(separator + text.encode("utf-8", "surrogatepass"))
+        separator = b","
+    name.update(b"]]" if questions else b"[[]]")
+    return name.hexdigest()
 
 
 def located(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:

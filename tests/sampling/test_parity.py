@@ -7,7 +7,7 @@ from pathlib import Path
 import dspy
 import pytest
 
-from leret.config import AdapterSettings
+from leret.config import AdapterSettings, ProgramSettings
 from leret.errors import ProgramError
 from leret.pipelines.adapters import make_adapter
 from leret.pipelines.loading import load_program
@@ -147,8 +147,8 @@ def test_a_program_that_sends_something_else_is_refused_with_the_difference():
         check_messages(one, Replay(two), formatter, FakeRetriever(), [ZERO_SHOT], questions(1))
     told = str(caught.value)
     assert "question q00, prompt 0, LM call 1 (predictor write)" in told
-    assert "leret:   ...' alpha number 0 (5)'" in told
-    assert "program: ...' alpha number 0 (1)'" in told
+    assert "leret:   ...'ws alpha number 0 (5)'" in told
+    assert "program: ...'ws alpha number 0 (1)'" in told
 
 
 def test_a_short_cut_of_the_formatter_that_goes_wrong_is_found():
@@ -182,15 +182,15 @@ def test_the_stage_refuses_before_it_asks_the_policy(tmp_path, monkeypatch):
     write_data(tmp_path)
     made = open_fakes(monkeypatch)
     (tmp_path / "straying.py").write_text(
-        "import dspy\nfrom leret.pipelines import Search\nN = [0]\n\n\nclass Straying(dspy.Module):\n"
+        "import random\nimport dspy\nfrom leret.pipelines import Search\n\n\nclass Straying(dspy.Module):\n"
         "    def __init__(self, k=3):\n        super().__init__()\n"
         "        self.write = dspy.Predict('question, n -> query')\n        self.search = Search(k=k)\n\n"
-        "    def forward(self, question):\n        N[0] += 1\n"
-        "        self.search(self.write(question=question, n=str(N[0])).query)\n"
+        "    def forward(self, question):\n"
+        "        self.search(self.write(question=question, n=str(random.random())).query)\n"
     )
     recipe = recipe_of(prompts=1)
-    program = recipe.program.model_copy(update={"path": f"{tmp_path}/straying.py:Straying", "__pydantic_extra__": {}})
-    recipe = recipe.model_copy(update={"program": type(program)(path=program.path, adapter=recipe.program.adapter)})
+    program = ProgramSettings(path=f"{tmp_path}/straying.py:Straying", adapter=recipe.program.adapter)
+    recipe = recipe.model_copy(update={"program": program})
     run = Run.create(tmp_path / "run")
     with pytest.raises(ProgramError, match="is not what the program sends"):
         sample(recipe, run, base_dir=tmp_path)
@@ -201,9 +201,12 @@ def test_the_check_is_cheap():
     program, replay, formatter = opened("chat", hops=4)
     prompts, retriever = prompts_for(formatter, program), FakeRetriever()
     check_messages(program, replay, formatter, retriever, prompts, questions(1))  # what is imported is imported once
-    began = time.process_time()
-    check_messages(program, replay, formatter, retriever, prompts, questions(1))
-    assert time.process_time() - began < 0.5
+    seconds = []
+    for _ in range(3):
+        began = time.process_time()
+        check_messages(program, replay, formatter, retriever, prompts, questions(1))
+        seconds.append(time.process_time() - began)
+    assert min(seconds) < 0.5
 
 
 def test_outputs_are_made_up_by_their_types():

@@ -127,7 +127,8 @@ def test_an_outage_is_recorded_never_scored_and_tried_again(tmp_path, replay, fo
 
 def test_a_retriever_that_was_away_costs_no_completion_again(tmp_path, replay, formatter):
     sample(tmp_path / "whole", replay, formatter)
-    tally = sample(tmp_path / "db", replay, formatter, retriever=FakeRetriever(broken=["alpha"]))
+    broken = FakeRetriever(broken=["alpha"])  # one query takes its whole batch with it
+    tally = sample(tmp_path / "db", replay, formatter, retriever=broken, concurrency=1)
     assert tally.failures["retrieval"] > 0
     policy = FakePolicy()
     with Store(tmp_path / "db") as store:
@@ -168,6 +169,56 @@ def test_more_questions_only_add(tmp_path, replay, formatter):
     sample(tmp_path / "db", replay, formatter, policy, n=12)
     sample(tmp_path / "whole", replay, formatter)
     assert content(tmp_path / "db") == content(tmp_path / "whole")
+
+
+class Straggling(FakePolicy):
+    """Answers one question's first hop only when all other questions have gone as far as they can."""
+
+    def __init__(self, slow, n_others):
+        super().__init__()
+        self.slow = slow
+        self.waiting_for = n_others
+        self.second_hops = set()
+        self.go = asyncio.Event()
+
+    async def complete(self, request):
+        asked = request.messages[-1]["content"]
+        name = asked.split("number ")[1].split()[0]
+        if self.slow in asked and "context:" not in asked:
+            await asyncio.wait_for(self.go.wait(), 60)
+        elif "context:" in asked:
+            self.second_hops.add(name)
+            if len(self.second_hops) == self.waiting_for:
+                self.go.set()
+        return await super().complete(request)
+
+
+def test_no_question_waits_for_another_one(tmp_path, replay, formatter):
+    sample(tmp_path / "whole", replay, formatter)
+    with Store(tmp_path / "whole", read_only=True) as store:
+        two_hops = [q.text.split()[-1] for q in questions() if len(store.visits("fake-policy", q.id)) == 2]
+    slow = two_hops[0]
+    # with room for two questions, all others pass the slow one by, or the policy would wait for a minute and fail
+    policy = Straggling(f"number {slow}", len(two_hops) - 1)
+    sample(tmp_path / "db", replay, formatter, policy, concurrency=2)
+    assert content(tmp_path / "db") == content(tmp_path / "whole")
+
+
+def test_a_sample_is_committed_though_nothing_comes_after_it(tmp_path, replay, formatter):
+    class Late(FakePolicy):
+        n_committed = 0
+
+        async def complete(self, request):
+            if len(self.requests) == 20:
+                await asyncio.sleep(1)
+                with Store(tmp_path / "db", read_only=True) as store:
+                    self.n_committed = store.counts()["samples"]
+            return await super().complete(request)
+
+    policy = Late()
+    sample(tmp_path / "db", replay, formatter, policy, concurrency=1)
+    # one question at a time and two prompts a state: all but the samples of the state that waits
+    assert policy.n_committed >= 2 * (20 - 2)
 
 
 def test_two_processes_on_one_run_are_refused(tmp_path, replay, formatter):

@@ -1,0 +1,86 @@
+"""Searches of many tasks: batched, asked once, answered from memory."""
+
+import asyncio
+import threading
+
+import pytest
+
+from leret.errors import RetrievalError
+from leret.sampling.front import SearchFront
+from tests.sampling.fakes import FakeRetriever
+
+
+def run(work, retriever=None, **settings):
+    async def main():
+        front = SearchFront(retriever or FakeRetriever(), **settings)
+        try:
+            return await work(front), front
+        finally:
+            front.close()
+
+    return asyncio.run(main())
+
+
+def test_what_is_asked_at_once_is_one_batch_without_repeats():
+    retriever = FakeRetriever()
+    asked = ["alpha", "beta", "alpha", "gamma", "beta"]
+    rankings, front = run(lambda f: asyncio.gather(*(f.search(q, 2) for q in asked)), retriever)
+    assert retriever.batches == [["alpha", "beta", "gamma"]]
+    assert rankings == [FakeRetriever().search([q], 2)[0] for q in asked]
+    assert front.counts() == {"asked": 5, "searched": 3, "batches": 1}
+
+
+def test_the_same_query_with_another_k_is_another_search():
+    rankings, front = run(lambda f: asyncio.gather(f.search("alpha", 1), f.search("alpha", 2)))
+    assert [len(ranking) for ranking in rankings] == [1, 2]
+    assert front.counts()["searched"] == 2
+
+
+class Slow(FakeRetriever):
+    """Holds its first batch back until it is let go."""
+
+    def __init__(self):
+        super().__init__()
+        self.go = threading.Event()
+
+    def search(self, queries, k):
+        if not self.batches:
+            self.go.wait(30)
+        return super().search(queries, k)
+
+
+def test_searches_that_come_while_a_batch_is_out_are_the_next_batch():
+    retriever = Slow()
+
+    async def work(front):
+        first = asyncio.create_task(front.search("alpha", 2))
+        await asyncio.sleep(0.05)
+        rest = [asyncio.create_task(front.search(q, 2)) for q in ("alpha", "beta", "gamma")]
+        await asyncio.sleep(0.05)
+        retriever.go.set()
+        await asyncio.gather(first, *rest)
+
+    run(work, retriever)
+    assert retriever.batches == [["alpha"], ["beta", "gamma"]], "alpha was on its way already"
+
+
+def test_old_answers_make_room():
+    async def work(front):
+        for query in ("alpha", "beta", "gamma", "alpha", "gamma"):
+            await front.search(query, 2)
+
+    _, front = run(work, max_entries=2)
+    assert front.counts()["searched"] == 4, "alpha was forgotten, gamma was not"
+
+
+def test_a_failure_is_not_remembered():
+    retriever = FakeRetriever(broken=["alpha"])
+
+    async def work(front):
+        with pytest.raises(RetrievalError):
+            await front.search("alpha", 2)
+        retriever.broken.clear()
+        return await front.search("alpha", 2)
+
+    ranking, _ = run(work, retriever)
+    assert ranking
