@@ -31,10 +31,14 @@ class Child:
         command: program and arguments.
         environment: all of it.
         log: gets standard output and standard error.
+        secret: left out of what is repeated from the log.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, secret: str | None = None
+    ) -> None:
         self.log = log
+        self._secret = secret
         self._command = list(command)
         self._environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
@@ -85,7 +89,11 @@ class Child:
                 lines = file.read().decode("utf-8", "replace").splitlines()
         except OSError:
             return ""
-        return "\n".join([line.rstrip() for line in lines if line.strip()][-n_lines:])
+        return self.hide("\n".join([line.rstrip() for line in lines if line.strip()][-n_lines:]))
+
+    def hide(self, text: str) -> str:
+        """What the server said, without the secret."""
+        return text if self._secret is None else text.replace(self._secret, "[key]")
 
     def stop(self, grace_s: float) -> bool:
         """Ask the group to end, and kill what is left of it after a while. May be called twice.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.error
@@ -106,7 +107,7 @@ def _warm(child: Child, url: str, model: str, key: str | None, deadline: float, 
         said = None
     if not isinstance(said, str):
         raise PolicyError(
-            f"{url} is healthy, but answered a chat completion with {status}: {text[:300]}; see {child.log}"
+            f"{url} is healthy, but answered a chat completion with {status}: {child.hide(text)[:300]}; see {child.log}"
             f"{_last_lines(child)}"
         ).failed()
 
@@ -141,5 +142,5 @@ def _answer(url: str, body: dict[str, Any] | None, key: str | None, timeout_s: f
             return int(reply.status), reply.read().decode("utf-8", "replace")
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode("utf-8", "replace")
-    except (OSError, ValueError) as error:  # refused, reset, timed out, no HTTP at all
+    except (OSError, ValueError, http.client.HTTPException) as error:  # refused, reset, timed out, cut off, no HTTP
         return 0, str(error)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leret.errors import ConfigError, PolicyError
-from leret.policies.load import api_key_of
 from leret.policies.serving.child import Child
 from leret.policies.serving.engines import ENGINES, Engine, Listening, find_executable, has_gpu, without_repeats
 from leret.policies.serving.merged import merged, merged_directory
@@ -151,14 +150,14 @@ def started(
 
     Raises:
         ConfigError: the port is taken.
-        PolicyError: the server ended, did not get ready in time, or does not complete.
+        PolicyError: no key where one was named; the server ended, did not get ready in time, or does not complete.
     """
-    key = api_key_of(plan.api_key_env)
+    key = _key(plan.api_key_env)
     environment = {**os.environ, **plan.environment}
     if key is not None and plan.engine.key_variable is not None:
         environment[plan.engine.key_variable] = key
     _check_port(plan.at)
-    child = Child(plan.command, environment, log or _new_log(plan))
+    child = Child(plan.command, environment, log or _new_log(plan), secret=key)
     began = time.monotonic()
     try:
         child.start()
@@ -181,6 +180,15 @@ def free_port(host: str) -> int:
     """
     with _bound(host, 0) as held:
         return int(held.getsockname()[1])
+
+
+def _key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key or not key.isascii() or not key.isprintable():
+        raise PolicyError(f"the environment variable {variable} (--api-key-env) holds no key; export one in it")
+    return key
 
 
 def _check_port(at: Listening) -> None:

@@ -47,7 +47,9 @@ class Handler(BaseHTTPRequestHandler):
         with (RECORD / "requests.jsonl").open("a") as file:
             file.write(json.dumps({"body": body, "key": self.headers.get("Authorization")}) + "\n")
         if MODE == "cannot complete":
-            self.answer(500, {"error": {"message": "head_dim=16 is not supported"}})
+            key = self.headers.get("Authorization")
+            print(f"refused {key}", flush=True)
+            self.answer(500, {"error": {"message": f"head_dim=16 is not supported ({key})"}})
         elif MODE == "dies of a completion":
             print("RuntimeError: no such kernel", flush=True)
             os._exit(7)

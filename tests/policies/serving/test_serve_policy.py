@@ -176,6 +176,13 @@ def test_a_key_reaches_server_and_client_and_is_never_shown(serve: Serve, tmp_pa
     assert "s3cret-key" not in serve.out + serve.err
 
 
+def test_a_key_that_the_server_repeats_is_not_shown(serve: Serve) -> None:
+    assert serve.run("demo", *flags(serve, "--api-key-env", "K"), mode="cannot complete", K="s3cret-key") == 1
+    assert "head_dim=16 is not supported (Bearer [key])" in serve.err
+    assert "refused Bearer [key]" in serve.err
+    assert "s3cret-key" not in serve.out + serve.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "says"),
     [
