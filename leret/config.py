@@ -6,7 +6,8 @@ anywhere else. Unknown keys are refused. The resolved recipe is written into the
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
@@ -124,6 +125,20 @@ class EngineSettings(Settings):
         ):
             raise ValueError("colbert.checkpoint is missing: kind colbert needs one, or a downloaded index_root")
         return self
+
+    def with_paths(self, move: Callable[[str], str]) -> Self:
+        """A copy whose directories and files, where it names any, are what ``move`` makes of them."""
+        changes: dict[str, Any] = {}
+        for section, keys in (("dense", ("model",)), ("colbert", ("checkpoint", "index_root", "collection"))):
+            values = getattr(self, section)
+            if values is not None:
+                moved = {key: move(getattr(values, key)) for key in keys if getattr(values, key)}
+                changes[section] = values.model_copy(update=moved)
+        hybrid: HybridSettings | None = getattr(self, "hybrid", None)
+        if hybrid is not None:
+            engines = tuple(engine.with_paths(move) for engine in hybrid.engines)
+            changes["hybrid"] = hybrid.model_copy(update={"engines": engines})
+        return self.model_copy(update=changes)
 
 
 class HybridSettings(Settings):

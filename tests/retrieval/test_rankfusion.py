@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leret.retrieval.fusion import reciprocal_ranks, weighted_sum
+from leret.retrieval.rankfusion import reciprocal_ranks, weighted_sum
 from leret.types import Passage, Ranking
 
 
