@@ -83,7 +83,6 @@ class ColbertSettings(Settings):
     checkpoint: str | None = Field(None, description="directory of the checkpoint; None takes the downloaded index's")
     index_root: str | None = Field(None, description="of a downloaded index: the folder it is in")
     index_name: str | None = Field(None, description="of a downloaded index: its name in index_root")
-    collection: str | None = Field(None, description="of a downloaded index: its collection.tsv, checked or searched")
     nbits: Literal[1, 2, 4, 8] = Field(2, description="bits a dimension of a residual")
     separator: str = Field(" | ", description="between the title and the text of a document")
     doc_maxlen: PositiveInt = Field(300, description="tokens of a document")
@@ -129,7 +128,7 @@ class EngineSettings(Settings):
     def with_paths(self, move: Callable[[str], str]) -> Self:
         """A copy whose directories and files, where it names any, are what ``move`` makes of them."""
         changes: dict[str, Any] = {}
-        for section, keys in (("dense", ("model",)), ("colbert", ("checkpoint", "index_root", "collection"))):
+        for section, keys in (("dense", ("model",)), ("colbert", ("checkpoint", "index_root"))):
             values = getattr(self, section)
             if values is not None:
                 moved = {key: move(getattr(values, key)) for key in keys if getattr(values, key)}

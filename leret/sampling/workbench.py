@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from leret.pipelines.replay import Replay
     from leret.pipelines.saved import ProgramSource
     from leret.retrieval.base import Retriever
+    from leret.sampling.progress import Progress
 
 __all__ = ["Workbench", "located", "questions_digest"]
 
@@ -36,11 +37,13 @@ class Workbench:
     Args:
         recipe: with paths that can be opened from here.
         cache: where indexes are kept.
+        told: watches the build of an index.
     """
 
-    def __init__(self, recipe: SamplingRecipe, cache: Path) -> None:
+    def __init__(self, recipe: SamplingRecipe, cache: Path, told: Progress | None = None) -> None:
         self.recipe = recipe
         self.cache = cache
+        self.told = told
         self.skipped: dict[str, int] = {}
         """Bad records that the last `questions` left out, by kind of fault."""
 
@@ -104,7 +107,7 @@ class Workbench:
         """
         from leret.retrieval.load import load_retriever
 
-        return load_retriever(self.recipe.retriever, self.corpus, self.cache)
+        return load_retriever(self.recipe.retriever, self.corpus, self.cache, self.told)
 
     @cached_property
     def source(self) -> ProgramSource:
