@@ -7,7 +7,8 @@ anywhere else. Unknown keys are refused. The resolved recipe is written into the
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, Self
 
 from pydantic import (
     ConfigDict,
@@ -88,7 +89,6 @@ class ColbertSettings(Settings):
     checkpoint: str | None = Field(None, description="directory of the checkpoint; None takes the downloaded index's")
     index_root: str | None = Field(None, description="of a downloaded index: the folder it is in")
     index_name: str | None = Field(None, description="of a downloaded index: its name in index_root")
-    collection: str | None = Field(None, description="of a downloaded index: its collection.tsv, checked or searched")
     nbits: Literal[1, 2, 4, 8] = Field(2, description="bits a dimension of a residual")
     separator: str = Field(" | ", description="between the title and the text of a document")
     doc_maxlen: PositiveInt = Field(300, description="tokens of a document")
@@ -130,6 +130,20 @@ class EngineSettings(Settings):
         ):
             raise ValueError("colbert.checkpoint is missing: kind colbert needs one, or a downloaded index_root")
         return self
+
+    def with_paths(self, move: Callable[[str], str]) -> Self:
+        """A copy whose directories and files, where it names any, are what ``move`` makes of them."""
+        changes: dict[str, Any] = {}
+        for section, keys in (("dense", ("model",)), ("colbert", ("checkpoint", "index_root"))):
+            values = getattr(self, section)
+            if values is not None:
+                moved = {key: move(getattr(values, key)) for key in keys if getattr(values, key)}
+                changes[section] = values.model_copy(update=moved)
+        hybrid: HybridSettings | None = getattr(self, "hybrid", None)
+        if hybrid is not None:
+            engines = tuple(engine.with_paths(move) for engine in hybrid.engines)
+            changes["hybrid"] = hybrid.model_copy(update={"engines": engines})
+        return self.model_copy(update=changes)
 
 
 class HybridSettings(Settings):

@@ -20,7 +20,7 @@ _MODEL: Key = ("policy", "model")
 _TOKENIZER: Key = ("policy", "tokenizer")
 _ENCODERS = (("dense", "model"), ("colbert", "checkpoint"))
 """Keys of an engine that name a directory, or a model of the hub."""
-_FILES = (("colbert", "index_root"), ("colbert", "collection"))
+_INDEX_ROOT = ("colbert", "index_root")
 
 
 class DataRecipe(Settings):
@@ -152,7 +152,7 @@ def _of_engines(value: dict[str, Any]) -> list[_Wanted]:
             _Wanted((*place, *key), "model directory", "download the model there, or correct the path")
             for key in _ENCODERS
         ]
-        found += [_Wanted((*place, *key), "file or directory") for key in _FILES]
+        found.append(_Wanted((*place, *_INDEX_ROOT), "directory of indexes"))
     return found
 
 

@@ -20,10 +20,10 @@ from leret.config import HybridSettings
 from leret.errors import RetrievalError
 from leret.retrieval.base import Retriever
 from leret.retrieval.documents import Documents
-from leret.retrieval.fusion import reciprocal_ranks, weighted_sum
 from leret.retrieval.index import Engine, Manifest, read_manifest, write_manifest
 from leret.retrieval.progress import Progress
 from leret.retrieval.queries import checked
+from leret.retrieval.rankfusion import reciprocal_ranks, weighted_sum
 from leret.retrieval.stored import DOCUMENT_FILES, StoredDocuments
 from leret.types import Ranking, digest
 

@@ -102,7 +102,7 @@ def sample(
             **{**before, "already": True, "new_questions": 0, "new_samples": 0, "seconds": time.monotonic() - began}
         )
     refuse_changes(run, recipe.model_dump(mode="json"), {})
-    with Workbench(recipe, run.cache) as bench, cluster or nullcontext():
+    with Workbench(recipe, run.cache, progress) as bench, cluster or nullcontext():
         progress.start("data and index", None)
         questions = _questions(bench)
         digests = _digests(bench, questions, run)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from leret.pipelines.replay import Replay
     from leret.pipelines.saved import ProgramSource
     from leret.retrieval.base import Retriever
+    from leret.sampling.progress import Progress
 
 __all__ = ["Workbench", "located", "questions_digest"]
 
@@ -37,11 +38,13 @@ class Workbench:
     Args:
         recipe: with paths that can be opened from here.
         cache: where indexes are kept.
+        told: watches the build of an index.
     """
 
-    def __init__(self, recipe: SamplingRecipe, cache: Path) -> None:
+    def __init__(self, recipe: SamplingRecipe, cache: Path, told: Progress | None = None) -> None:
         self.recipe = recipe
         self.cache = cache
+        self.told = told
         self.skipped: dict[str, int] = {}
         """Bad records that the last `questions` left out, by kind of fault."""
 
@@ -112,7 +115,8 @@ class Workbench:
         """
         from leret.retrieval.load import load_retriever
 
-        return load_retriever(self.recipe.retriever, self.corpus if self._has_corpus else None, self.cache)
+        corpus = self.corpus if self._has_corpus else None
+        return load_retriever(self.recipe.retriever, corpus, self.cache, self.told)
 
     @cached_property
     def source(self) -> ProgramSource:
@@ -210,16 +214,19 @@ def questions_digest(questions: Sequence[Question]) -> str:
 def located(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:
     """The recipe with its relative paths made absolute where they exist under ``base_dir``."""
 
+    def found(value: str) -> str:
+        path = base_dir / value
+        return str(path.resolve()) if path.exists() else value
+
     def find(value: str | None) -> str | None:
-        path = base_dir / value if value else None
-        return str(path.resolve()) if path is not None and path.exists() else value
+        return found(value) if value else value
 
     data, policy, program = recipe.data, recipe.policy, recipe.program
     file, colon, name = program.path.rpartition(":")
     changes: dict[str, object] = {
         "data": data.model_copy(update={"corpus": find(data.corpus), "questions": find(data.questions)}),
         "program": program.model_copy(update={"path": f"{find(file)}{colon}{name}"}),
-        "retriever": recipe.retriever.model_copy(
+        "retriever": recipe.retriever.with_paths(found).model_copy(
             update={"index": recipe.retriever.index and str((base_dir / recipe.retriever.index).resolve())}
         ),
     }

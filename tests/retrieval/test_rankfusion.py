@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from leret.retrieval.fusion import reciprocal_ranks, weighted_sum
+from leret.retrieval.rankfusion import reciprocal_ranks, weighted_sum
 from leret.types import Passage, Ranking
 
 
@@ -48,6 +48,7 @@ def test_passages_keep_their_text() -> None:
     assert reciprocal_ranks([ranking(a=1), ()], [1, 1])[0].title == "A"
 
 
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.permutations("abcdef"), min_size=2, max_size=2), st.integers(0, 6), st.integers(0, 6))
 def test_every_document_stands_there_once_best_first(orders: list[list[str]], n: int, m: int) -> None:
     first, second = (
