@@ -41,6 +41,8 @@ NOT_RUN = {
     "pip": "set-up",
     "python": "runs the tests",
     "leret demo": "minutes; test_cli.py runs it, small, and test_demo.py as it is, marked slow",
+    "leret serve": "runs until it is stopped; tests/retrieval/test_server.py starts it",
+    "leret eval-retriever": "its files are the reader's; tests/eval/test_retriever.py runs it",
     "leret pretrain": "minutes to an hour; tests/training/pretrain has its parts",
     "sqlite3": "another program; the query is run below",
 }

@@ -120,7 +120,9 @@ def test_a_full_queue_is_503_with_retry_after_and_nothing_else_is() -> None:
         ("GET", "/?query=" + "a" * 300_000, None, 400, ""),
     ],
 )
-def test_a_bad_request_is_told_what_is_wrong(method: str, path: str, body: bytes | None, status: int, says: str) -> None:
+def test_a_bad_request_is_told_what_is_wrong(
+    method: str, path: str, body: bytes | None, status: int, says: str
+) -> None:
     engine = Echo()
     with running(engine, max_k=50, max_queries=4, max_body=250_000) as server:
         answer = requests.request(method, f"{server.url}{path}", data=body, timeout=20)
@@ -226,7 +228,10 @@ def test_a_client_that_hangs_up_harms_nobody() -> None:
     engine = Echo()
     with running(engine) as server:
         host, port = server.url.removeprefix("http://").split(":")
-        for start in (b"GET /?query=a&k=1 HTTP/1.1\r\nHost: x\r\n\r\n", b"POST /search HTTP/1.1\r\nContent-Length: 99\r\n\r\n{"):
+        for start in (
+            b"GET /?query=a&k=1 HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"POST /search HTTP/1.1\r\nContent-Length: 99\r\n\r\n{",
+        ):
             with socket.create_connection((host, int(port))) as connection:
                 connection.sendall(start)
         with socket.create_connection((host, int(port))) as connection:
