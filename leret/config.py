@@ -6,9 +6,10 @@ anywhere else. Unknown keys are refused. The resolved recipe is written into the
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from leret.liveconfig import AnswersSettings, ClinicalTrialsSettings, PubMedSettings, RemoteSettings, RM3Settings
 from leret.section import Settings
@@ -84,7 +85,7 @@ class ColbertSettings(Settings):
     separator: str = Field(" | ", description="between the title and the text of a document")
     doc_maxlen: PositiveInt = Field(300, description="tokens of a document")
     query_maxlen: PositiveInt = Field(32, description="tokens of a query")
-    kmeans_iterations: PositiveInt = Field(20, description="of the centroids")
+    kmeans_iterations: PositiveInt = Field(4, description="of the centroids")
     ncells: PositiveInt = Field(4, description="cells looked into for each token of a query")
     centroid_threshold: float = Field(0.4, description="centroids below this similarity are left out at first")
     ndocs: PositiveInt = Field(4096, description="candidates; at least 4 k are taken")
@@ -122,13 +123,27 @@ class EngineSettings(Settings):
             raise ValueError("colbert.checkpoint is missing: kind colbert needs one, or a downloaded index_root")
         return self
 
+    def with_paths(self, move: Callable[[str], str]) -> Self:
+        """A copy whose directories and files, where it names any, are what ``move`` makes of them."""
+        changes: dict[str, Any] = {}
+        for section, keys in (("dense", ("model",)), ("colbert", ("checkpoint", "index_root", "collection"))):
+            values = getattr(self, section)
+            if values is not None:
+                moved = {key: move(getattr(values, key)) for key in keys if getattr(values, key)}
+                changes[section] = values.model_copy(update=moved)
+        hybrid: HybridSettings | None = getattr(self, "hybrid", None)
+        if hybrid is not None:
+            engines = tuple(engine.with_paths(move) for engine in hybrid.engines)
+            changes["hybrid"] = hybrid.model_copy(update={"engines": engines})
+        return self.model_copy(update=changes)
+
 
 class HybridSettings(Settings):
     """Two engines, and how their rankings become one."""
 
     engines: tuple[EngineSettings, EngineSettings]
     fusion: Literal["rrf", "sum"] = Field("rrf", description="reciprocal ranks, or scores scaled to [0, 1]")
-    weights: tuple[float, float] = Field((0.5, 0.5), description="of the two engines")
+    weights: tuple[NonNegativeFloat, NonNegativeFloat] = Field((1.0, 1.0), description="of the two engines")
     rank_constant: float = Field(60.0, ge=0, description="rrf: added to every rank")
     depth: PositiveInt = Field(100, description="documents asked of each engine (k at least)")
 

@@ -10,19 +10,29 @@ from typing import Any
 from pydantic import BaseModel
 
 from leret import shipped
-from leret.config import DataSettings, EvalRecipe, SamplingRecipe, Settings
+from leret.config import DataSettings, EvalRecipe, RetrieverSettings, SamplingRecipe, Settings
 from leret.yamlplaces import Key, Placed, dotted
 
-__all__ = ["DataRecipe", "locate"]
+__all__ = ["DataRecipe", "IndexRecipe", "locate"]
 
 _PROGRAM: Key = ("program", "path")
 _MODEL: Key = ("policy", "model")
+_ENCODERS = (("dense", "model"), ("colbert", "checkpoint"))
+"""Keys of an engine that name a directory, or a model of the hub."""
+_FILES = (("colbert", "index_root"), ("colbert", "collection"))
 
 
 class DataRecipe(Settings):
     """The part of a sampling recipe that says what the data are: all that looking at them takes."""
 
     data: DataSettings
+
+
+class IndexRecipe(Settings):
+    """The part of a sampling recipe that an index is built from."""
+
+    data: DataSettings
+    retriever: RetrieverSettings
 
 
 @dataclass(frozen=True)
@@ -97,12 +107,13 @@ def _search(given: str, beside: Path) -> Path | None:
 
 def _from_a_hub(given: str, key: Key, value: dict[str, Any]) -> bool:
     """``hf:NAME`` for data; for a policy ``owner/name``, unless such a folder is here or is about to be made."""
-    if key != _MODEL:
+    encoder = key[-2:] in _ENCODERS
+    if key != _MODEL and not encoder:
         return given.startswith("hf:")
     owner, _, name = given.partition("/")
     if not name or "/" in name or owner in {"", ".", "..", "~"}:
         return False
-    return not value.get("pretrain") and not Path(owner).exists()
+    return (encoder or not value.get("pretrain")) and not Path(owner).exists()
 
 
 def _wanted(value: dict[str, Any], model: type[BaseModel]) -> list[_Wanted]:
@@ -111,12 +122,12 @@ def _wanted(value: dict[str, Any], model: type[BaseModel]) -> list[_Wanted]:
         names = list(demos) if isinstance(demos, dict) else []
         prompts = [_Wanted(("demos", name), "prompt file", "name a JSON file as in R/prompts") for name in names]
         return [_Wanted(("questions",), "question file"), *prompts]
-    if model not in {SamplingRecipe, DataRecipe}:
+    if model not in {SamplingRecipe, DataRecipe, IndexRecipe}:
         return []
-    found = []
+    found = _of_engines(value)
     if _get(value, ("data", "kind")) != "world":
         found += [_Wanted(("data", "corpus"), "corpus file"), _Wanted(("data", "questions"), "question file")]
-    if model is DataRecipe:
+    if model is not SamplingRecipe:
         return found
     found.append(_Wanted(_PROGRAM, "program file", "name it as FILE.py:Class"))
     found.append(_Wanted(("sampling", "bank", "path"), "directory of prompts"))
@@ -126,7 +137,25 @@ def _wanted(value: dict[str, Any], model: type[BaseModel]) -> list[_Wanted]:
     return found
 
 
+def _of_engines(value: dict[str, Any]) -> list[_Wanted]:
+    """What the retriever names, and the engines in it."""
+    engines = _get(value, ("retriever", "hybrid", "engines"))
+    places: list[Key] = [("retriever",)]
+    places += [("retriever", "hybrid", "engines", i) for i in range(len(engines) if isinstance(engines, list) else 0)]
+    found = []
+    for place in places:
+        found += [
+            _Wanted((*place, *key), "model directory", "download the model there, or correct the path")
+            for key in _ENCODERS
+        ]
+        found += [_Wanted((*place, *key), "file or directory") for key in _FILES]
+    return found
+
+
 def _get(value: Any, key: Key) -> Any:
     for part in key:
-        value = value.get(part) if isinstance(value, dict) else None
+        if isinstance(value, list) and isinstance(part, int):
+            value = value[part] if part < len(value) else None
+        else:
+            value = value.get(part) if isinstance(value, dict) else None
     return value

@@ -18,12 +18,12 @@ from leret.combinations import clashes
 from leret.config import EvalRecipe, SamplingRecipe, TrainingRecipe
 from leret.errors import ConfigError
 from leret.faults import describe
-from leret.recipefiles import DataRecipe, locate
+from leret.recipefiles import DataRecipe, IndexRecipe, locate
 from leret.yamlplaces import Key, Placed, parse
 
-__all__ = ["data_recipe", "find_recipe", "load_any", "load_recipe", "stage_of"]
+__all__ = ["data_recipe", "find_recipe", "index_recipe", "load_any", "load_recipe", "stage_of"]
 
-R = TypeVar("R", SamplingRecipe, TrainingRecipe, EvalRecipe, DataRecipe)
+R = TypeVar("R", SamplingRecipe, TrainingRecipe, EvalRecipe, DataRecipe, IndexRecipe)
 
 _FOLDERS: dict[type[BaseModel], str] = {SamplingRecipe: "sampling", TrainingRecipe: "training", EvalRecipe: "eval"}
 _COMMANDS: dict[type[BaseModel], str] = {SamplingRecipe: "sample", TrainingRecipe: "train", EvalRecipe: "eval"}
@@ -66,6 +66,22 @@ def data_recipe(value: dict[str, Any], flags: Mapping[Key, str], overrides: Sequ
     placed = Placed(value, dict(flags))
     problems = [problem for override in overrides for problem in _override(placed, override)]
     return _checked(placed, DataRecipe, Path.cwd(), (), problems)
+
+
+def index_recipe(value: dict[str, Any], flags: Mapping[Key, str], overrides: Sequence[str] = ()) -> IndexRecipe:
+    """Data and an engine that were named by the flags of a command, checked like those in a file.
+
+    Args:
+        value: ``{"data": {...}, "retriever": {...}}``.
+        flags: as for `data_recipe`.
+        overrides: as for `load_recipe`.
+
+    Raises:
+        ConfigError: all faults together, each with its flag.
+    """
+    placed = Placed(value, dict(flags))
+    problems = [problem for override in overrides for problem in _override(placed, override)]
+    return _checked(placed, IndexRecipe, Path.cwd(), (), problems)
 
 
 def _checked(placed: Placed, model: type[R], beside: Path, optional: Collection[str], problems: list[str]) -> R:

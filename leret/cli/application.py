@@ -8,7 +8,7 @@ import typer
 import typer.core
 
 import leret
-from leret.cli import data, demo, eval_retriever, evaluate, loop, pretrain, recipes, sample, serve, train
+from leret.cli import data, demo, eval_retriever, evaluate, index, loop, pretrain, recipes, sample, search, serve, train
 from leret.cli.ending import ended
 from leret.cli.surroundings import prepare
 
@@ -64,4 +64,6 @@ app.command("run")(loop.run)
 app.command("pretrain")(pretrain.pretrain)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
+app.add_typer(index.app, name="index")
+app.command("search")(search.search)
 app.add_typer(serve.app, name="serve")

@@ -147,9 +147,12 @@ class BM25:
         return _sorted(documents, scores)
 
     def _columns(self, query: str) -> list[int]:
-        with self._lock:
-            words = self._words(query)
         known = self._index.vocabulary
+        if self._settings.words.stemmer is None:
+            words = self._words(query)
+        else:
+            with self._lock:
+                words = self._words(query)
         return [known[word] for word in words if word in known]
 
 

@@ -169,8 +169,8 @@ def write_index(engine: Engine, corpus: Documents, directory: Path, told: Progre
     planned = Manifest.planned(engine, corpus)
     key = digest_of(planned.engine, planned.settings, planned.versions, planned.corpus)
     with building(directory, key, resumable=engine.resumable) as scratch:
-        engine.write(corpus, scratch, told or Silent())
         write_documents(corpus, scratch)
+        engine.write(corpus, scratch, told or Silent())
         return write_manifest(planned, scratch)
 
 
@@ -186,7 +186,7 @@ def read_manifest(directory: Path) -> Manifest:
     except (OSError, ValueError) as error:
         if half_built(directory):
             raise RetrievalError(
-                f"{directory}: its build was stopped before its end; run the same build again, it goes on or starts anew"
+                f"{directory}: its build was stopped before its end; run the same build again"
             ) from error
         raise RetrievalError(f"{directory} is no index ({error}); build one, or name another directory") from error
     made = {"format": values.get("format") if isinstance(values, dict) else None}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from leret.config import EngineSettings, RetrieverSettings
+from leret.config import ColbertSettings, EngineSettings, RetrieverSettings
 from leret.errors import RetrievalError
 from leret.retrieval.base import Retriever
 from leret.retrieval.documents import Documents
+from leret.retrieval.downloaded import Collection, Downloaded
 from leret.retrieval.index import Engine, Manifest, check_files, read_manifest, write_index
 from leret.retrieval.progress import Progress
-from leret.retrieval.stored import StoredDocuments
+from leret.retrieval.stored import Held, StoredDocuments
+from leret.retrieval.words import WordSettings
 
 __all__ = ["engine_of", "load_retriever", "open_index"]
 
@@ -66,13 +68,15 @@ def open_index(path: str | Path) -> Retriever:
     """Open an index directory alone, with the documents that it keeps.
 
     Args:
-        path: of the directory.
+        path: of the directory; a downloaded index of ColBERT is taken too, where its collection.tsv lies with it.
 
     Raises:
         RetrievalError: it is no index, half-built, broken, or needs a model that is gone.
         MissingDependency: the engine's package is not installed.
     """
     directory = Path(path)
+    if Downloaded.is_one(directory):
+        return _downloaded(directory)
     manifest = read_manifest(directory)
     problems = check_files(manifest, directory, content=False)
     if problems:
@@ -87,13 +91,29 @@ def engine_of(settings: EngineSettings) -> Engine:
         RetrievalError: a model that they name is not there.
         MissingDependency: the engine's package is not installed.
     """
+    words = WordSettings(settings.stopwords, settings.stemmer, settings.fold_accents)
     if settings.kind == "bm25":
         from leret.retrieval.bm25 import BM25Engine
         from leret.retrieval.bm25_index import IndexSettings
-        from leret.retrieval.words import WordSettings
 
-        words = WordSettings(settings.stopwords, settings.stemmer, settings.fold_accents)
         return BM25Engine(IndexSettings(settings.k1, settings.b, words))
+    if settings.kind == "tantivy":
+        from leret.retrieval.tantivy import TantivyEngine
+
+        return TantivyEngine(words)
+    if settings.kind == "dense" and settings.dense is not None:
+        from leret.retrieval.dense import DenseEngine
+
+        return DenseEngine.of(settings.dense)
+    if settings.kind == "colbert" and settings.colbert is not None:
+        from leret.retrieval.colbert import ColbertEngine
+
+        return ColbertEngine.of(settings.colbert)
+    if isinstance(settings, RetrieverSettings) and settings.hybrid is not None:
+        from leret.retrieval.hybrid import HybridEngine
+
+        first, second = settings.hybrid.engines
+        return HybridEngine.of(settings.hybrid, (engine_of(first), engine_of(second)))
     raise RetrievalError(f"retriever.kind: there is no engine {settings.kind!r}")
 
 
@@ -103,7 +123,43 @@ def _again(manifest: Manifest, directory: Path) -> Engine:
         from leret.retrieval.bm25 import BM25Engine
 
         return BM25Engine.again(manifest)
+    if manifest.engine == "tantivy":
+        from leret.retrieval.tantivy import TantivyEngine
+
+        return TantivyEngine.again(manifest)
+    if manifest.engine == "dense":
+        from leret.retrieval.dense import DenseEngine
+
+        return DenseEngine.again(manifest, directory)
+    if manifest.engine == "colbert":
+        from leret.retrieval.colbert import ColbertEngine
+
+        return ColbertEngine.again(manifest, directory)
+    if manifest.engine == "hybrid":
+        from leret.retrieval.hybrid import FOLDERS, Fusion, HybridEngine
+
+        first, second = (_again(read_manifest(directory / name), directory / name) for name in FOLDERS)
+        values = manifest.settings
+        weights = (values["weights"][0], values["weights"][1])
+        fusion = Fusion(values["fusion"], weights, values["rank_constant"], values["depth"])
+        return HybridEngine((first, second), fusion)
     raise RetrievalError(f"{directory} is an index of kind {manifest.engine!r}, which this leret does not know")
+
+
+def _downloaded(directory: Path) -> Retriever:
+    """An index of colbert-ai as it was downloaded, with the collection that lies with it."""
+    from leret.retrieval.colbert import ColBERT, ColbertEngine
+
+    found = Downloaded.find(directory)
+    if found.collection is None:
+        raise RetrievalError(
+            f"{directory} is an index of ColBERT, and its collection.tsv is not with it; put it there, or run "
+            f"`leret index build --kind colbert --set colbert.index_root={directory.parent} "
+            f"--set colbert.index_name={directory.name} --corpus PATH --out DIR`"
+        )
+    engine = ColbertEngine.of(ColbertSettings(index_root=str(directory.parent), index_name=directory.name))
+    documents = Collection(found.collection)
+    return ColBERT(Held(documents), engine.checkpoint, directory, engine.plaid, engine.digest(documents.digest))
 
 
 def _named(engine: Engine, corpus: Documents, directory: Path, told: Progress | None) -> Retriever:

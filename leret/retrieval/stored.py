@@ -126,7 +126,7 @@ class StoredDocuments:
 
 
 def write_documents(corpus: Documents, directory: Path) -> None:
-    """Write the files of `StoredDocuments`.
+    """Write the files of `StoredDocuments`, unless they are there.
 
     Args:
         corpus: read once, in its order.
@@ -135,6 +135,8 @@ def write_documents(corpus: Documents, directory: Path) -> None:
     Raises:
         OSError: the disk is full, or the directory cannot be written.
     """
+    if (directory / _STARTS).exists():  # written last
+        return
     starts = np.zeros(3 * len(corpus) + 1, np.int64)
     end, entry = 0, 0
     with open(directory / _BYTES, "wb") as file:
@@ -147,4 +149,7 @@ def write_documents(corpus: Documents, directory: Path) -> None:
                 starts[entry] = end
         file.flush()
         os.fsync(file.fileno())
-    np.save(directory / _STARTS, starts)
+    scratch = directory / f"{_STARTS}.part"
+    with open(scratch, "wb") as file:
+        np.save(file, starts)
+    os.replace(scratch, directory / _STARTS)

@@ -201,16 +201,19 @@ def questions_digest(questions: Sequence[Question]) -> str:
 def located(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:
     """The recipe with its relative paths made absolute where they exist under ``base_dir``."""
 
+    def found(value: str) -> str:
+        path = base_dir / value
+        return str(path.resolve()) if path.exists() else value
+
     def find(value: str | None) -> str | None:
-        path = base_dir / value if value else None
-        return str(path.resolve()) if path is not None and path.exists() else value
+        return found(value) if value else value
 
     data, policy, program = recipe.data, recipe.policy, recipe.program
     file, colon, name = program.path.rpartition(":")
     changes: dict[str, object] = {
         "data": data.model_copy(update={"corpus": find(data.corpus), "questions": find(data.questions)}),
         "program": program.model_copy(update={"path": f"{find(file)}{colon}{name}"}),
-        "retriever": recipe.retriever.model_copy(
+        "retriever": recipe.retriever.with_paths(found).model_copy(
             update={"index": recipe.retriever.index and str((base_dir / recipe.retriever.index).resolve())}
         ),
     }

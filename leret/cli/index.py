@@ -1,0 +1,184 @@
+"""``leret index``: build search indexes, and look at them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from leret.cli.options import DryRun
+
+if TYPE_CHECKING:
+    from leret.config import DataSettings, RetrieverSettings
+    from leret.retrieval.index import Manifest
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Build search indexes, and look at them.", no_args_is_help=True)
+
+IndexArgument = Annotated[Path, typer.Argument(metavar="INDEX", help="The index directory.")]
+CorpusOption = Annotated[str | None, typer.Option("--corpus", metavar="PATH", help="The corpus file, or hf:NAME.")]
+FormatOption = Annotated[str, typer.Option("--format", help="Of the corpus: jsonl, beir, hotpotqa, musique, 2wiki.")]
+
+
+@app.command("build")
+def build(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The index directory to be.")],
+    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="A sampling recipe to take it from.")] = None,
+    kind: Annotated[str | None, typer.Option(help="bm25, tantivy, dense, colbert or hybrid.")] = None,
+    corpus: CorpusOption = None,
+    form: FormatOption = "jsonl",
+    model: Annotated[str | None, typer.Option(help="Model directory or hub name, of dense and colbert.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A key of `retriever`: dense.store=hnsw. Repeatable."),
+    ] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad lines of the corpus out.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace another index that is there.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Index a corpus. The same command goes on where it was stopped, and does nothing when all is done."""
+    from leret.cli.console import done, facts, say
+
+    data, settings = _settings(recipe, kind, corpus, form, model, overrides or [], skip_bad)
+    from leret.cli.progress import shown
+    from leret.datasets.load import load_corpus
+    from leret.retrieval.index import Manifest, write_index
+    from leret.retrieval.load import engine_of
+
+    engine = engine_of(settings)
+    documents = load_corpus(
+        data.kind, data.corpus or data.questions, seed=data.seed, skip_bad=data.skip_bad, options=data.options or None
+    )
+    planned = Manifest.planned(engine, documents)
+    if _is_there(out, planned, force):
+        say(f"{out} is this index already; nothing to do")
+        return
+    if dry_run:
+        say(f"would build {out}")
+        facts(_told(planned))
+        return
+    with shown() as told:
+        made = write_index(engine, documents, out, told)
+    done(f"{out}: {made.documents:,} documents, {_megabytes(made):.1f} MB")
+
+
+@app.command("info")
+def info(
+    index: IndexArgument, json_: Annotated[bool, typer.Option("--json", help="The manifest, as it is.")] = False
+) -> None:
+    """Show what an index directory says of itself."""
+    from leret.cli.console import facts, say
+    from leret.retrieval.index import MANIFEST, read_manifest
+
+    manifest = read_manifest(index)
+    if json_:
+        say((index / MANIFEST).read_text(encoding="utf-8").rstrip())
+        return
+    say(str(index))
+    facts({**_told(manifest), "size": f"{_megabytes(manifest):.1f} MB in {len(manifest.files)} files"})
+
+
+@app.command("check")
+def check(index: IndexArgument, corpus: CorpusOption = None, form: FormatOption = "jsonl") -> None:
+    """Read an index through, open it and search it; with --corpus, compare that with the one it was made from."""
+    from leret.cli.console import done
+    from leret.errors import RetrievalError
+    from leret.retrieval.index import check_files, read_manifest
+    from leret.retrieval.load import open_index
+    from leret.retrieval.stored import StoredDocuments
+
+    manifest = read_manifest(index)
+    problems = check_files(manifest, index, content=True)
+    if problems:
+        raise RetrievalError(f"{index}: {'; '.join(problems)}; build the index again")
+    if corpus is not None:
+        from leret.datasets.load import load_corpus
+        from leret.recipes import data_recipe
+
+        flags: dict[tuple[str | int, ...], str] = {("data", "kind"): "--format", ("data", "corpus"): "--corpus"}
+        named = {"kind": form, "corpus": corpus, "questions": corpus}
+        data = data_recipe({"data": named}, {**flags, ("data", "questions"): "--corpus"}).data
+        manifest.require(load_corpus(data.kind, data.corpus), index)
+    retriever = open_index(index)
+    documents = StoredDocuments(index, manifest.corpus)
+    first = next((documents.at(place) for place in range(len(documents))), ("", "", ""))
+    retriever.search([f"{first[1]} {first[2]}", ""], 1)
+    done(f"{index}: sound; {manifest.engine}, {manifest.documents:,} documents")
+
+
+def _settings(
+    recipe: str | None,
+    kind: str | None,
+    corpus: str | None,
+    form: str,
+    model: str | None,
+    overrides: list[str],
+    skip_bad: bool,
+) -> tuple[DataSettings, RetrieverSettings]:
+    """What to index, and how: of a recipe, or of the flags."""
+    from leret.config import SamplingRecipe
+    from leret.errors import ConfigError
+    from leret.recipes import index_recipe, load_recipe
+
+    retriever: dict[str, Any] = {"kind": kind} if kind is not None else {}
+    if model is not None and kind in {"dense", "colbert"}:
+        retriever[kind] = {"model" if kind == "dense" else "checkpoint": model}
+    overrides = [f"retriever.{override.removeprefix('retriever.')}" for override in overrides]
+    if recipe is not None:
+        if corpus is not None or kind is not None:
+            raise ConfigError("a recipe names the engine and the corpus; leave --kind and --corpus out, or the recipe")
+        found = load_recipe(recipe, SamplingRecipe, overrides, optional=("policy.model",))
+        return found.data, found.retriever
+    if corpus is None or kind is None:
+        raise ConfigError("name a sampling recipe, or give --kind and --corpus")
+    data = {"kind": form, "corpus": corpus, "questions": corpus, "skip_bad": skip_bad}
+    flags: dict[tuple[str | int, ...], str] = {
+        ("data", "kind"): "--format", ("data", "corpus"): "--corpus", ("data", "questions"): "--corpus",
+        ("retriever", "kind"): "--kind", ("retriever", "dense", "model"): "--model",
+        ("retriever", "colbert", "checkpoint"): "--model",
+    }  # fmt: skip
+    made = index_recipe({"data": data, "retriever": retriever}, flags, overrides)
+    return made.data, made.retriever
+
+
+def _is_there(out: Path, planned: Manifest, force: bool) -> bool:
+    """Is the index there already? Whatever else is there is only replaced when that is an index, and was asked for."""
+    from leret.errors import RetrievalError
+    from leret.retrieval.index import MANIFEST, read_manifest
+
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return False
+    if not (out / MANIFEST).is_file():
+        raise RetrievalError(f"{out} is there and is no index; name another directory, it is not overwritten")
+    try:
+        found = read_manifest(out)
+    except RetrievalError:
+        if force:
+            return False
+        raise
+    if found.is_of(planned):
+        return True
+    if force:
+        return False
+    raise RetrievalError(
+        f"{out} is another index ({found.engine}, {found.documents} documents of the corpus {found.corpus}); "
+        "name another directory, or --force to replace it"
+    )
+
+
+def _told(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "engine": manifest.engine,
+        "documents": manifest.documents,
+        "corpus": manifest.corpus,
+        "digest": manifest.digest,
+        "versions": dict(manifest.versions),
+        **{f"setting {name}": value for name, value in manifest.settings.items() if value is not None},
+        **manifest.places,
+    }
+
+
+def _megabytes(manifest: Manifest) -> float:
+    return sum(size for size, _ in manifest.files.values()) / 1e6

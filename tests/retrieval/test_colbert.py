@@ -1,0 +1,224 @@
+"""ColBERT with colbert-ai: against exact MaxSim, in batches and threads, after a killed compile, a downloaded index.
+
+The checkpoints have an untrained projection: they test plumbing, and say nothing about the quality of ColBERTv2.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from leret.config import RetrieverSettings
+from leret.datasets.corpus import Corpus
+from leret.datasets.load import load
+from leret.errors import RetrievalError
+from leret.retrieval.base import Retriever
+from leret.retrieval.load import load_retriever, open_index
+from tests.retrieval.engines import ANIMALS
+from tests.retrieval.models import colbert_checkpoint
+
+pytest.importorskip("colbert", reason="colbert-ai is not installed")
+
+QUERIES = [f"which town by the river has number {i}" for i in range(8)] + ["cat on a mat", "where do birds fly"]
+
+
+def settings(checkpoint: Path, index: Path, **more: Any) -> RetrieverSettings:
+    return RetrieverSettings(kind="colbert", index=str(index), colbert={"checkpoint": str(checkpoint), **more})
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return colbert_checkpoint(tmp_path_factory.mktemp("colbert") / "checkpoint", tiny=True, dim=32)
+
+
+@pytest.fixture(scope="module")
+def built(checkpoint: Path) -> tuple[Path, Retriever]:
+    directory = checkpoint.parent / "index"
+    return directory, load_retriever(settings(checkpoint, directory, nbits=4), ANIMALS, directory.parent)
+
+
+def exact(retriever: Any, texts: Sequence[str], queries: Sequence[str], k: int) -> list[list[int]]:
+    """Places of the best documents by MaxSim over uncompressed vectors."""
+    import torch
+
+    model = retriever._checkpoint
+    with torch.inference_mode():
+        documents, lengths = model.docFromText(list(texts), bsize=32, keep_dims="flatten")
+        starts = np.cumsum([0, *lengths])[:-1]
+        found = []
+        for query in queries:
+            vectors = model.queryFromText([query])[0]
+            best = np.maximum.reduceat((documents @ vectors.T).numpy(), starts, axis=0).sum(axis=1)
+            found.append(np.argsort(-best, kind="stable")[:k].tolist())
+    return found
+
+
+def overlap(rankings: Sequence[Sequence[Any]], best: Sequence[Sequence[int]], ids: Sequence[str]) -> float:
+    """Mean share of the exact best that were found."""
+    shares = [
+        len({passage.doc_id for passage in ranking} & {ids[place] for place in places}) / len(places)
+        for ranking, places in zip(rankings, best, strict=True)
+    ]
+    return sum(shares) / len(shares)
+
+
+def _ids(rankings: Sequence[Sequence[Any]]) -> list[list[str]]:
+    return [[passage.doc_id for passage in ranking] for ranking in rankings]
+
+
+def test_it_finds_what_exact_late_interaction_finds(built: tuple[Path, Retriever]) -> None:
+    retriever = built[1]
+    texts = [f"{d.title} | {d.text}" if d.title else d.text for d in ANIMALS.values()]
+    texts = [text.replace("\ud800", "�") for text in texts]
+    best = exact(retriever, texts, QUERIES, 10)
+    assert overlap(retriever.search(QUERIES, 10), best, list(ANIMALS)) >= 0.8
+
+
+def test_a_small_k_does_not_freeze_a_later_larger_one(built: tuple[Path, Retriever]) -> None:
+    retriever = open_index(built[0])
+    assert [len(ranking) for ranking in retriever.search(QUERIES[:3], 2)] == [2, 2, 2]
+    assert [len(ranking) for ranking in retriever.search(QUERIES[:3], 60)] == [60, 60, 60]
+    assert [len(ranking) for ranking in retriever.search(QUERIES[:3], 1000)] == [len(ANIMALS)] * 3
+
+
+def test_the_process_is_left_as_it_was(
+    checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    before = multiprocessing.get_start_method(allow_none=True), dict(os.environ), random.getstate()
+    load_retriever(settings(checkpoint, tmp_path / "index"), ANIMALS, tmp_path).search(["cat"], 1)
+    assert before == (multiprocessing.get_start_method(allow_none=True), dict(os.environ), random.getstate())
+    assert capfd.readouterr().out == ""
+    assert not (Path.cwd() / "experiments").exists()
+
+
+def test_it_is_built_and_searched_from_a_thread(
+    checkpoint: Path, built: tuple[Path, Retriever], tmp_path: Path
+) -> None:
+    def work() -> list[list[str]]:
+        made = load_retriever(settings(checkpoint, tmp_path / "index", nbits=4), ANIMALS, tmp_path)
+        return _ids(made.search(QUERIES, 5))
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(work).result() == _ids(built[1].search(QUERIES, 5))
+
+
+def test_a_downloaded_index_opens_unchanged(checkpoint: Path, built: tuple[Path, Retriever], tmp_path: Path) -> None:
+    root = tmp_path / "indexes"
+    shutil.copytree(built[0] / "plaid", root / "wiki")
+    for path in (root / "wiki").iterdir():
+        path.chmod(0o444)
+    before = {path.name: path.read_bytes() for path in (root / "wiki").iterdir()}
+    recipe = RetrieverSettings(
+        kind="colbert",
+        colbert={"index_root": str(root), "index_name": "wiki", "checkpoint": str(checkpoint), "nbits": 4},
+    )
+    opened = load_retriever(recipe, ANIMALS, tmp_path / "cache")
+    assert _ids(opened.search(QUERIES, 7)) == _ids(built[1].search(QUERIES, 7))
+    assert open_index(tmp_path / "cache" / "colbert").digest == opened.digest
+    assert {path.name: path.read_bytes() for path in (root / "wiki").iterdir()} == before
+
+    turned = Corpus(reversed(list(ANIMALS.values())))
+    for other, says in [(turned, "have as many tokens"), (Corpus(list(ANIMALS.values())[:9]), "this one has 9")]:
+        with pytest.raises(RetrievalError, match=f"is an index of another corpus.*{says}"):
+            load_retriever(recipe, other, tmp_path / "cache")
+
+    with pytest.raises(RetrievalError, match=r"its collection.tsv is not with it"):
+        open_index(root / "wiki")
+    lines = [f"{i}\t{d.title} | {d.text}" if d.title else f"{i}\t{d.text}" for i, d in enumerate(ANIMALS.values())]
+    (root / "collection.tsv").write_text("\n".join(lines).replace("\ud800", "?") + "\n", encoding="utf-8")
+    alone = open_index(root / "wiki").search(QUERIES, 7)
+    assert [[list(ANIMALS)[int(i)] for i in ids] for ids in _ids(alone)] == _ids(opened.search(QUERIES, 7))
+    assert alone[0][0].title == opened.search(QUERIES[:1], 1)[0][0].title
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (lambda folder: (folder / "artifact.metadata").unlink(), "is no ColBERT checkpoint"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 100), "cannot be opened as a ColBERT"),
+    ],
+    ids=["settings", "config", "weights"],
+)
+def test_a_broken_checkpoint_is_said(checkpoint: Path, tmp_path: Path, harm: Any, says: str) -> None:
+    shutil.copytree(checkpoint, tmp_path / "broken")
+    harm(tmp_path / "broken")
+    with pytest.raises(RetrievalError, match=says):
+        load_retriever(settings(tmp_path / "broken", tmp_path / "index"), ANIMALS, tmp_path)
+
+
+def test_a_corpus_too_small_for_centroids_is_said(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(RetrievalError, match=r"could not build|too few"):
+        load_retriever(settings(checkpoint, tmp_path / "index"), Corpus([ANIMALS["empty"]]), tmp_path)
+
+
+COMPILE = """
+from leret.retrieval.colbert_library import library
+with library():
+    print("ready", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_killed_compile_does_not_block_the_next_one(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions"),
+    }
+    command = [sys.executable, "-c", COMPILE]
+    first = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 1800
+        while not list(tmp_path.glob("extensions/*/*/lock")):
+            assert time.monotonic() < deadline
+            assert first.poll() is None
+            time.sleep(0.1)
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
+    assert list(tmp_path.glob("extensions/*/*/lock"))  # what the next one finds
+    second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, check=True)
+    assert second.stdout == "ready\n"
+    assert "compiling ColBERT's C++ extensions" in second.stderr
+    assert not list(tmp_path.glob("extensions/*/*/lock"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_three_thousand_documents_of_hotpotqa(shared_data: Path, tmp_path: Path) -> None:
+    """The figures that issue and docs name; real weights under an untrained projection."""
+    folder = shared_data / "hotpotqa"
+    data = load("jsonl", str(folder / "queries_all.jsonl.gz"), str(folder / "corpus.jsonl.gz"))
+    gold = dict.fromkeys(doc_id for question in data.questions for doc_id in question.gold)
+    corpus = Corpus([data.corpus[doc_id] for doc_id in list(gold)[:3000]])
+    ids = list(corpus)
+    queries = [q.text for q in data.questions.items if set(q.gold) <= set(ids)][:100]
+    checkpoint = colbert_checkpoint(tmp_path / "checkpoint")
+    best = None
+    for nbits, least in ((2, 0.75), (4, 0.85)):
+        retriever = load_retriever(settings(checkpoint, tmp_path / str(nbits), nbits=nbits), corpus, tmp_path)
+        if best is None:
+            best = exact(retriever, [f"{d.title} | {d.text}" for d in corpus.values()], queries, 10)
+        batch = retriever.search(queries, 10)
+        share = overlap(batch, best, ids)
+        print(json.dumps({"nbits": nbits, "overlap@10": share}))
+        assert share >= least
+        assert _ids([retriever.search([query], 10)[0] for query in queries]) == _ids(batch)
+        assert {len(ranking) for ranking in retriever.search(queries, 100)} == {100}

@@ -1,0 +1,164 @@
+"""The dense engine with real weights: exact against numpy, prefixes, resuming, HNSW's recall, a model that changed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from leret.config import RetrieverSettings
+from leret.datasets.corpus import Corpus
+from leret.errors import RetrievalError
+from leret.retrieval import dense
+from leret.retrieval.encoder import Encoder
+from leret.retrieval.index import half_built
+from leret.retrieval.load import load_retriever, open_index
+from leret.types import Document
+from tests.retrieval.models import minilm
+
+pytest.importorskip("faiss", reason="faiss is not installed")
+
+TOWNS = Corpus(
+    Document(f"t{i}", f"Town {i}", f"It has {i * 37} people, a mill and a market on day {i % 7}.") for i in range(96)
+)
+QUERIES = ["which town has a market on day 3", "a mill", "town with 370 people", "Town 12"]
+
+
+def settings(index: Path, **more: Any) -> RetrieverSettings:
+    return RetrieverSettings(kind="dense", index=str(index), dense={"model": str(minilm()), **more})
+
+
+@pytest.fixture(scope="module")
+def flat(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("dense") / "flat"
+    load_retriever(settings(directory), TOWNS, directory.parent)
+    return directory
+
+
+def encoder(**more: Any) -> Encoder:
+    values = {"normalize": True, "max_length": None, "batch_size": 64, "device": "cpu"} | more
+    return Encoder(minilm(), **values)
+
+
+def test_rankings_are_those_of_all_inner_products(flat: Path) -> None:
+    texts = [f"{document.title}. {document.text}" for document in TOWNS.values()]
+    scores = encoder().encode(QUERIES) @ encoder().encode(texts).T
+    ids = list(TOWNS)
+    for row, ranking in zip(scores, open_index(flat).search(QUERIES, 10), strict=True):
+        best = np.argsort(-row, kind="stable")[:10]
+        assert [found.score for found in ranking] == pytest.approx(row[best].tolist(), abs=1e-5)
+        clear = [i for i in range(10) if np.sum(np.abs(row - row[best[i]]) < 2e-5) == 1]  # no twin beside it
+        assert [ranking[i].doc_id for i in clear] == [ids[best[i]] for i in clear]
+
+
+def test_prefixes_separator_and_normalization_are_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    real = Encoder.encode
+
+    def spied(self: Encoder, texts: Sequence[str]) -> Any:
+        seen.extend(texts)
+        return real(self, texts)
+
+    monkeypatch.setattr(Encoder, "encode", spied)
+    few = Corpus([Document("a", "Title", "Text"), Document("b", "", "Bare")])
+    made = load_retriever(
+        settings(tmp_path / "x", query_prefix="query: ", document_prefix="passage: ", separator=" | ", normalize=False),
+        few,
+        tmp_path,
+    )
+    made.search(["what"], 1)
+    assert seen == ["passage: Title | Text", "passage: Bare", "query: what"]
+    assert open_index(tmp_path / "x").digest == made.digest
+
+
+@pytest.mark.parametrize("change", [{"query_prefix": "query: "}, {"normalize": False}, {"store": "hnsw"}])
+def test_whatever_changes_rankings_changes_the_digest(flat: Path, change: dict[str, Any]) -> None:
+    engine = dense.DenseEngine.of
+    plain = settings(flat).dense
+    other = settings(flat, **change).dense
+    assert plain is not None
+    assert other is not None
+    assert engine(plain).digest("c") != engine(other).digest("c")
+
+
+def test_batch_size_and_the_place_of_the_model_do_not(flat: Path, tmp_path: Path) -> None:
+    shutil.copytree(minilm(), tmp_path / "model")
+    here = RetrieverSettings(kind="dense", dense={"model": str(tmp_path / "model"), "batch_size": 2}).dense
+    there = settings(flat).dense
+    assert here is not None
+    assert there is not None
+    assert dense.DenseEngine.of(here).digest("c") == dense.DenseEngine.of(there).digest("c")
+
+
+def test_a_stopped_build_goes_on_after_the_last_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "_SHARD", 10)
+    counts: list[int] = []
+    real = Encoder.encode
+    allowed = [3]
+
+    def failing(self: Encoder, texts: Sequence[str]) -> Any:
+        if len(texts) > 1 and len(counts) >= allowed[0]:
+            raise KeyboardInterrupt
+        counts.append(len(texts))
+        return real(self, texts)
+
+    monkeypatch.setattr(Encoder, "encode", failing)
+    wanted = settings(tmp_path / "index")
+    few = Corpus(list(TOWNS.values())[:45])
+    with pytest.raises(KeyboardInterrupt):
+        load_retriever(wanted, few, tmp_path)
+    assert half_built(tmp_path / "index")
+    with pytest.raises(RetrievalError, match="was stopped before its end"):
+        open_index(tmp_path / "index")
+    counts.clear()
+    allowed[0] = 100
+    resumed = load_retriever(wanted, few, tmp_path)
+    assert counts == [10, 5]  # of 5 files, the last two
+    whole = load_retriever(settings(tmp_path / "whole"), few, tmp_path)
+    assert resumed.search(QUERIES, 5) == whole.search(QUERIES, 5)
+
+
+def test_hnsw_finds_what_flat_finds(flat: Path, tmp_path: Path) -> None:
+    graph = load_retriever(settings(tmp_path / "hnsw", store="hnsw"), TOWNS, tmp_path)
+    exact = open_index(flat).search(QUERIES, 10)
+    found = graph.search(QUERIES, 10)
+    shared = [len({p.doc_id for p in a} & {p.doc_id for p in b}) for a, b in zip(exact, found, strict=True)]
+    assert sum(shared) >= 0.95 * 10 * len(QUERIES)
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(minilm(), model)
+    few = Corpus(list(TOWNS.values())[:3])
+    index = tmp_path / "index"
+    load_retriever(RetrieverSettings(kind="dense", index=str(index), dense={"model": str(model)}), few, tmp_path)
+    with open(model / "vocab.txt", "a", encoding="utf-8") as file:
+        file.write("another\n")
+    with pytest.raises(RetrievalError, match="is not the model that the index was made with"):
+        open_index(index)
+    shutil.rmtree(model)
+    with pytest.raises(RetrievalError, match=r"its model .* is gone"):
+        open_index(index)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("/nowhere/model", "no model directory /nowhere/model"), ("owner/name", "the hub does not give it")],
+)
+def test_a_missing_model_is_said(name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    wanted = RetrieverSettings(kind="dense", dense={"model": name})
+    with pytest.raises(RetrievalError, match=says):
+        load_retriever(wanted, TOWNS, tmp_path)
+
+
+def test_a_directory_that_is_no_model_is_said(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    wanted = RetrieverSettings(kind="dense", dense={"model": str(tmp_path / "model")})
+    with pytest.raises(RetrievalError, match="cannot be opened as a sentence-transformers model"):
+        load_retriever(wanted, TOWNS, tmp_path / "cache")

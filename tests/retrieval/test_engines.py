@@ -1,0 +1,251 @@
+"""What every engine promises: an index that opens alone, odd queries, threads, foreign corpora, stopped builds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from leret.datasets.corpus import Corpus
+from leret.errors import RetrievalError
+from leret.retrieval.base import Retriever
+from leret.retrieval.index import check_files, half_built, read_manifest
+from leret.retrieval.load import load_retriever, open_index
+from leret.types import Document
+from tests.retrieval.engines import ANIMALS, KINDS, settings
+
+LEXICAL = {"bm25", "tantivy"}
+
+SILENT = ["", " ", "\n\t", "?!", "\x00\x1f\x7f", "\ud800", "\ud800\udc00"[::-1], "()", "***", '"', "\\", "-- ++", "{}"]
+"""Without a letter or a digit."""
+
+ODD = [
+    'words:"cat',
+    "title:cat AND (dog OR",
+    "+cat -dog",
+    "cat^1000 dog~2",
+    "[a TO z} cat",
+    "/cat.*/ *at c?t",
+    "cat' OR 1=1; DROP TABLE documents; --",
+    '{"$where": {"cat": {"$gt": ""}}}',
+    "NOT cat",
+    "\x00cat\x1b[2J\x7f",
+    "cat \ud800 dog",
+    "ｃａｔ ﷺ 🐈 \u202ecat",
+    "[MASK] [PAD] [unused0] [CLS]",
+    "cat " * 250_000,
+    "c" * 1_000_000,
+    "".join(map(chr, range(1, 2000))),
+]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("engines")
+
+
+@pytest.fixture(scope="module")
+def built(kind: str, folder: Path) -> tuple[Path, Retriever]:
+    directory = folder / kind
+    return directory, load_retriever(settings(kind, folder, index=str(directory)), ANIMALS, folder / "unused")
+
+
+@pytest.fixture
+def engine(built: tuple[Path, Retriever]) -> Retriever:
+    return built[1]
+
+
+def test_a_document_is_found_by_its_own_words(kind: str, engine: Retriever) -> None:
+    document = ANIMALS["bird"]
+    (ranking,) = engine.search([f"{document.title} {document.text}"], 3)
+    assert (ranking[0].doc_id, ranking[0].title, ranking[0].text) == ("bird", document.title, document.text)
+    scores = [passage.score for passage in ranking]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_an_index_opens_alone_and_answers_the_same(built: tuple[Path, Retriever], tmp_path: Path) -> None:
+    directory, retriever = built
+    shutil.copytree(directory, tmp_path / "moved")
+    opened = open_index(tmp_path / "moved")
+    queries = ["where does the cat sit", "town by the river 3", "coffee and strudel"]
+    assert opened.digest == retriever.digest == read_manifest(directory).digest
+    assert opened.search(queries, 5) == retriever.search(queries, 5)
+
+
+def test_text_comes_back_as_it_went_in(engine: Retriever) -> None:
+    (ranking,) = engine.search(["Müller's café serves strudel and coffee"], 1)
+    assert ranking[0].text == ANIMALS["café"].text
+
+
+@pytest.mark.parametrize("query", SILENT, ids=repr)
+def test_a_query_without_a_letter_or_digit_has_an_empty_ranking(engine: Retriever, query: str) -> None:
+    assert engine.search([query, "cat", query], 2)[0::2] == [(), ()]
+
+
+@pytest.mark.parametrize("query", ODD, ids=lambda query: ascii(query[:20]))
+def test_any_text_is_a_query_and_never_syntax(kind: str, engine: Retriever, query: str) -> None:
+    before, ranking, after = engine.search(["cat dog", query, "cat dog"], 4)
+    assert before == after
+    assert len(ranking) <= 4
+    assert len({passage.doc_id for passage in ranking}) == len(ranking)
+    if kind in LEXICAL and "cat" in query.replace("/cat.*/", "") and len(query) < 100:
+        # a minus, a NOT or a field name does not shut the document out
+        assert "cat" in [passage.doc_id for passage in ranking]
+
+
+def test_operators_do_what_their_words_do(kind: str, engine: Retriever) -> None:
+    if kind not in LEXICAL:
+        pytest.skip("an embedding of other characters is another embedding")
+    plain, *dressed = engine.search(["cat dog", "-cat +dog", '"cat dog"', "(cat) AND (dog)", "cat^9 dog~"], 5)
+    assert [found.doc_id for found in plain] == ["cat", "dog"] or {found.doc_id for found in plain} == {"cat", "dog"}
+    assert all(ranking == plain for ranking in dressed)
+
+
+def test_no_query_has_no_ranking_and_k_is_checked(engine: Retriever) -> None:
+    assert engine.search([], 3) == []
+    for k in (0, -1):
+        with pytest.raises(RetrievalError, match=f"k is {k}; ask for one"):
+            engine.search(["cat"], k)
+
+
+def test_all_documents_can_be_asked_for(kind: str, engine: Retriever) -> None:
+    (ranking,) = engine.search(["a town by the river"], 10**6)
+    assert len(ranking) == (60 if kind in LEXICAL else len(ANIMALS))
+
+
+def test_a_batch_is_answered_as_its_queries_alone_and_a_smaller_k_is_a_prefix(engine: Retriever) -> None:
+    queries = [f"town {i} river" for i in range(12)] + ["cat", "the dog barks at a postman and a cat on a mat"]
+    batch = engine.search(queries, 8)
+    alone = [engine.search([query], 8)[0] for query in queries]
+    assert [[found.doc_id for found in ranking] for ranking in batch] == [
+        [found.doc_id for found in ranking] for ranking in alone
+    ]
+    for ranking, single in zip(batch, alone, strict=True):
+        assert [found.score for found in ranking] == pytest.approx([found.score for found in single], abs=2e-6)
+    shorter = engine.search(queries, 3)
+    assert [[found.doc_id for found in ranking][:3] for ranking in batch] == [
+        [found.doc_id for found in ranking] for ranking in shorter
+    ]
+
+
+def test_threads_get_what_one_gets(engine: Retriever) -> None:
+    queries = [f"town {i} river" for i in range(10)]
+    alone = [[found.doc_id for found in engine.search([query], 4)[0]] for query in queries]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda query: [p.doc_id for p in engine.search([query], 4)[0]], queries))
+    assert found == alone
+
+
+def test_the_same_index_is_opened_and_not_built_again(
+    kind: str, built: tuple[Path, Retriever], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, retriever = built
+    monkeypatch.setattr("leret.retrieval.load.write_index", lambda *_: pytest.fail("built again"))
+    again = load_retriever(settings(kind, folder, index=str(directory)), ANIMALS, folder / "unused")
+    assert again.digest == retriever.digest
+
+
+def test_a_named_index_of_another_corpus_is_refused(kind: str, built: tuple[Path, Retriever], folder: Path) -> None:
+    other = Corpus([*ANIMALS.values(), Document("cow", "Cow", "A cow eats grass.")])
+    with pytest.raises(RetrievalError, match=f"is an index of another corpus.*{ANIMALS.digest}.*{other.digest}"):
+        load_retriever(settings(kind, folder, index=str(built[0])), other, folder / "unused")
+
+
+def test_its_files_are_sound_and_a_changed_one_is_found(
+    kind: str, built: tuple[Path, Retriever], tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(built[0], copy)
+    manifest = read_manifest(copy)
+    assert check_files(manifest, copy, content=True) == []
+    largest = max(manifest.files, key=lambda name: manifest.files[name][0])
+    with open(copy / largest, "r+b") as file:
+        file.seek(manifest.files[largest][0] // 2)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 255]))
+    assert check_files(manifest, copy, content=True) == [f"{largest} is not what was written: its digest differs"]
+    with open(copy / largest, "r+b") as file:
+        file.truncate(10)
+    with pytest.raises(RetrievalError, match=r"is broken \(.* has 10 bytes"):
+        open_index(copy)
+
+
+def test_a_named_index_with_other_settings_is_refused(folder: Path, tmp_path: Path) -> None:
+    index = str(tmp_path / "index")
+    load_retriever(settings("bm25", folder, index=index), ANIMALS, folder)
+    with pytest.raises(RetrievalError, match=r"with other settings \(k1: 1.5 there, 1.2 in the recipe\)"):
+        load_retriever(settings("bm25", folder, index=index, k1=1.2), ANIMALS, folder)
+
+
+def test_a_directory_that_is_no_index_is_not_overwritten(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RetrievalError, match="is no index"):
+        load_retriever(settings("bm25", folder, index=str(tmp_path)), ANIMALS, folder)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from leret.retrieval import index, load
+from tests.retrieval.engines import ANIMALS, settings
+kind, folder, directory = sys.argv[1:]
+def die(*_):
+    os.kill(os.getpid(), 9)
+index.write_manifest = die
+load.load_retriever(settings(kind, Path(folder), index=directory), ANIMALS, Path(folder))
+"""
+
+
+def test_a_killed_build_is_noticed_and_the_next_one_finishes_it(folder: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "index"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", KILLED, "bm25", str(folder), str(directory)]
+    assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
+    assert half_built(directory)
+    assert not directory.exists()
+    with pytest.raises(RetrievalError, match="its build was stopped before its end; run the same build again"):
+        open_index(directory)
+    retriever = load_retriever(settings("bm25", folder, index=str(directory)), ANIMALS, folder)
+    assert retriever.search(["cat"], 1)[0][0].doc_id == "cat"
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+HELD = """
+import sys, time
+from pathlib import Path
+from leret.retrieval.index import building
+with building(Path(sys.argv[1]), "another key"):
+    print("building", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_two_builds_of_one_directory_do_not_mix(folder: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "index"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    held = subprocess.Popen(
+        [sys.executable, "-c", HELD, str(directory)],
+        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert held.stdout is not None
+        assert held.stdout.readline().strip() == "building"
+        with pytest.raises(RetrievalError, match="another process is building this index"):
+            load_retriever(settings("bm25", folder, index=str(directory)), ANIMALS, folder)
+    finally:
+        held.kill()
+        held.communicate()
+    load_retriever(settings("bm25", folder, index=str(directory)), ANIMALS, folder)

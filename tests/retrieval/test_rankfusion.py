@@ -1,0 +1,68 @@
+"""Fusion of rankings, by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leret.retrieval.rankfusion import reciprocal_ranks, weighted_sum
+from leret.types import Passage, Ranking
+
+
+def ranking(**scores: float) -> Ranking:
+    found = [Passage(name, name.upper(), "", score) for name, score in scores.items()]
+    return tuple(sorted(found, key=lambda passage: -passage.score))
+
+
+def shown(fused: Ranking) -> list[tuple[str, float]]:
+    return [(passage.doc_id, round(passage.score, 6)) for passage in fused]
+
+
+def test_reciprocal_ranks_are_the_formula_by_hand() -> None:
+    # a: 1/61 + 1/62, b: 1/62 + 1/61 (equal, and a is first in the first ranking), c: 1/63, d: 1/63
+    fused = reciprocal_ranks([ranking(a=9, b=8, c=7), ranking(b=0.9, a=0.8, d=0.1)], [1, 1])
+    assert shown(fused) == [("a", 0.032522), ("b", 0.032522), ("c", 0.015873), ("d", 0.015873)]
+
+
+def test_weights_of_the_rag_agent() -> None:
+    # .8/61 = .013115 for a, .2/61 = .003279 for b
+    assert shown(reciprocal_ranks([ranking(b=1), ranking(a=1)], [0.2, 0.8])) == [("a", 0.013115), ("b", 0.003279)]
+
+
+def test_a_weighted_sum_scales_each_ranking_first() -> None:
+    # first: a 1, b .5, c 0; second: c 1, a 0. .6 and .4: a .6, b .3, c .4
+    fused = weighted_sum([ranking(a=30, b=20, c=10), ranking(c=0.9, a=0.1)], [0.6, 0.4])
+    assert shown(fused) == [("a", 0.6), ("c", 0.4), ("b", 0.3)]
+
+
+def test_one_score_counts_as_the_highest() -> None:
+    assert shown(weighted_sum([ranking(a=-3), ranking()], [0.5, 0.5])) == [("a", 0.5)]
+
+
+def test_two_empty_rankings_have_no_fusion() -> None:
+    assert reciprocal_ranks([(), ()], [1, 1]) == weighted_sum([(), ()], [1, 1]) == ()
+
+
+def test_passages_keep_their_text() -> None:
+    assert reciprocal_ranks([ranking(a=1), ()], [1, 1])[0].title == "A"
+
+
+@given(st.lists(st.permutations("abcdef"), min_size=2, max_size=2), st.integers(0, 6), st.integers(0, 6))
+def test_every_document_stands_there_once_best_first(orders: list[list[str]], n: int, m: int) -> None:
+    first, second = (
+        ranking(**{name: float(10 - i) for i, name in enumerate(order[:cut])})
+        for order, cut in zip(orders, (n, m), strict=True)
+    )
+    for fused in (reciprocal_ranks([first, second], [1, 1]), weighted_sum([first, second], [0.5, 0.5])):
+        assert {p.doc_id for p in fused} == {p.doc_id for p in (*first, *second)}
+        assert len(fused) == len({p.doc_id for p in fused})
+        scores = [p.score for p in fused]
+        assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_who_is_first_in_both_is_first(swap: bool) -> None:
+    pair = [ranking(a=3, b=2), ranking(a=9, c=1)]
+    for fuse in (lambda r: reciprocal_ranks(r, [1, 1]), lambda r: weighted_sum(r, [0.5, 0.5])):
+        assert fuse(pair[::-1] if swap else pair)[0].doc_id == "a"
