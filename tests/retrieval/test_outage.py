@@ -54,7 +54,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     BM25.build(corpus, tmp_path / "index", stopwords=None)
     monkeypatch.setenv("LERET_CACHE_DIR", str(tmp_path / "answers"))
     monkeypatch.setattr("leret.policies.load.policy_of", lambda settings: Slow())
-    yield tmp_path
+    return tmp_path
 
 
 def recipe(retriever: dict[str, Any]) -> SamplingRecipe:
