@@ -59,5 +59,5 @@ def test_rm3_needs_bm25():
         def search(self, queries, k):
             return []
 
-    with pytest.raises(ConfigError, match="rm3 cannot be evaluated.*leave it out"):
+    with pytest.raises(ConfigError, match=r"rm3 cannot be evaluated.*leave it out"):
         expanding(Other())
