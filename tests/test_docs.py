@@ -41,8 +41,9 @@ NOT_RUN = {
     "pip": "set-up",
     "python": "runs the tests",
     "leret demo": "minutes; test_cli.py runs it, small, and test_demo.py as it is, marked slow",
-    "leret serve": "a server; tests/policies/serving starts one; its --print is run",
+    "leret serve": "runs until it is stopped; tests/policies/serving and tests/retrieval/test_server.py start them",
     "scripts/vllm_cpu.sh": "set-up, gigabytes of it",
+    "leret eval-retriever": "its files are the reader's; tests/eval/test_retriever.py runs it",
     "leret pretrain": "minutes to an hour; tests/training/pretrain has its parts",
     "sqlite3": "another program; the query is run below",
 }

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from leret.errors import ConfigError, RetrievalError
 from leret.eval.traces import Hop, Row, Trace
 from leret.retrieval.base import Retriever
-from leret.retrieval.fusion import reciprocal_ranks
+from leret.retrieval.rankfusion import reciprocal_ranks
 from leret.types import Passage, Question
 
 __all__ = ["expanding", "fuse"]
@@ -58,6 +58,6 @@ def _by_question(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _hop(rows: Sequence[Row]) -> Hop:
-    rankings = [tuple(Passage(doc_id, "", "", 0.0) for doc_id in row.doc_ids) for row in rows]
+    found = [[Passage(doc_id, "", "", 0.0) for doc_id in row.doc_ids] for row in rows]
     query = " + ".join(row.query for row in rows if row.query)
-    return Hop(query or None, None, reciprocal_ranks(rankings, [1.0] * len(rankings)))
+    return Hop(query or None, None, reciprocal_ranks([tuple(ranking) for ranking in found], [1.0] * len(found)))

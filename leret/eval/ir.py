@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leret.errors import ConfigError, MissingDependency
+from leret.errors import ConfigError
 from leret.eval.trec import falling
 from leret.types import Question, Ranking
 
@@ -29,12 +29,9 @@ def parsed(names: Sequence[str]) -> dict[str, Any]:
 
     Raises:
         ConfigError: some are no measures; all of them are listed.
-        MissingDependency: ir-measures is not installed.
     """
-    try:
-        import ir_measures
-    except ImportError as error:
-        raise MissingDependency("ir-measures", "eval") from error
+    import ir_measures
+
     found: dict[str, Any] = {}
     problems = []
     for name in names:

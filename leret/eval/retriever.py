@@ -17,7 +17,7 @@ from leret.eval import ir
 from leret.eval.significance import bootstrap_intervals
 from leret.eval.trec import write_qrels, write_run
 from leret.retrieval.base import Retriever
-from leret.retrieval.fusion import reciprocal_ranks
+from leret.retrieval.rankfusion import reciprocal_ranks
 from leret.runs import write_atomically
 from leret.sampling.progress import Progress, Silent
 from leret.types import Question, Ranking
@@ -139,7 +139,7 @@ def evaluate_retriever(
         found = retriever.search((rewritten or texts)[batch], depth)
         if fuse and rewritten is not None:
             raw = retriever.search(texts[batch], depth)
-            found = [reciprocal_ranks(pair, [1, 1])[:depth] for pair in zip(raw, found, strict=True)]
+            found = [reciprocal_ranks(pair, (1, 1))[:depth] for pair in zip(raw, found, strict=True)]
         rankings += found
         progress.advance(len(found))
     progress.finish()

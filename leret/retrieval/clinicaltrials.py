@@ -12,6 +12,7 @@ from leret.retrieval.http import Client
 from leret.retrieval.offline import refuse_offline
 from leret.retrieval.partly import settled
 from leret.retrieval.pasted import pasted
+from leret.retrieval.queries import speaks
 from leret.retrieval.ratelimit import shared_limit
 from leret.retrieval.refusals import Refusals
 from leret.types import Passage, Ranking, digest
@@ -60,7 +61,8 @@ class ClinicalTrials:
         """Search the registry for each query.
 
         Args:
-            queries: as one would paste them into the site's search box; a blank one gets an empty ranking.
+            queries: as one would paste them into the site's search box; one without a letter or a digit gets
+                an empty ranking.
             k: studies a query, from 1 to 10,000.
 
         Returns:
@@ -74,7 +76,7 @@ class ClinicalTrials:
         if self._settings.offline:
             refuse_offline("clinicaltrials", queries)
         terms = [pasted(query) for query in queries]
-        asked = list(dict.fromkeys(term for term in terms if term))
+        asked = list(dict.fromkeys(term for term in terms if speaks(term)))
         first = self._client.ask_each([self._call(term, min(k, _PAGE)) for term in asked], _read_page)
         found = {term: self._outcome(term, page, k) for term, page in zip(asked, first, strict=True)}
         return settled(queries, [found.get(term, ()) for term in terms])

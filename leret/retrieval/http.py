@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
-from leret.errors import ConfigError, MissingDependency, RetrievalError
+from leret.errors import ConfigError, RetrievalError
 from leret.retrieval.answers import Answer, BadAnswerError, Call, RefusedError, TryAgainError, check
 from leret.retrieval.background import submit
 from leret.retrieval.ratelimit import RateLimit
@@ -277,10 +277,8 @@ class Client:
         server.resting_until = 0.0 if ok else time.monotonic() + pause_s
 
     def _new_session(self) -> aiohttp.ClientSession:
-        try:
-            import aiohttp
-        except ImportError as error:
-            raise MissingDependency("aiohttp", "serve") from error
+        import aiohttp
+
         return aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=self._timeout_s),
             connector=aiohttp.TCPConnector(limit=self._concurrency),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leret.errors import RetrievalError
+from leret.retrieval.queries import speaks
 
 __all__ = ["refuse_offline"]
 
@@ -13,9 +14,9 @@ def refuse_offline(kind: str, queries: Sequence[str]) -> None:
     """Refuse what reaches the engine: the cache of answers, which stands before it, does not hold it.
 
     Raises:
-        RetrievalError: any query is not blank.
+        RetrievalError: any query says something.
     """
-    lacking = [query for query in queries if query.strip()]
+    lacking = [query for query in queries if speaks(query)]
     if lacking:
         raise RetrievalError(
             f"retriever.{kind}.offline is set, and the cache of answers does not hold {len(lacking)} queries, "

@@ -53,8 +53,11 @@ def opened(index: str, *, token_env: str | None = None, patience_s: float = 30.0
         remote = Remote(RemoteSettings(urls=(index,), token_env=token_env, patience_s=patience_s))
         served = remote.served()
         return Opened(remote, served.engine, served.corpus, served.documents)
+    from leret.retrieval.downloaded import Downloaded
     from leret.retrieval.index import read_manifest
     from leret.retrieval.load import open_index
 
+    if Downloaded.is_one(Path(index)):
+        return Opened(open_index(index), "colbert", None, None)
     manifest = read_manifest(Path(index))
     return Opened(open_index(index), manifest.engine, manifest.corpus, manifest.documents, Path(index))

@@ -16,6 +16,7 @@ from leret.retrieval.http import Client
 from leret.retrieval.offline import refuse_offline
 from leret.retrieval.partly import settled
 from leret.retrieval.pasted import pasted
+from leret.retrieval.queries import speaks
 from leret.retrieval.ratelimit import shared_limit
 from leret.retrieval.refusals import Refusals
 from leret.types import Passage, Ranking, digest
@@ -68,7 +69,8 @@ class PubMed:
         """Search PubMed for each query.
 
         Args:
-            queries: as one would paste them into PubMed's search box; a blank one gets an empty ranking.
+            queries: as one would paste them into PubMed's search box; one without a letter or a digit gets
+                an empty ranking.
             k: articles a query, from 1 to 9,999.
 
         Returns:
@@ -82,7 +84,7 @@ class PubMed:
         if self._settings.offline:
             refuse_offline("pubmed", queries)
         terms = [pasted(query) for query in queries]
-        asked = list(dict.fromkeys(term for term in terms if term))
+        asked = list(dict.fromkeys(term for term in terms if speaks(term)))
         found = self._client.ask_each([self._search_call(term, k) for term in asked], _read_ids)
         ids = {term: self._outcome(outcome) for term, outcome in zip(asked, found, strict=True)}
         articles, failed = self._articles(

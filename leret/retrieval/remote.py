@@ -12,6 +12,7 @@ from leret.retrieval.documents import Documents
 from leret.retrieval.http import Client, token_of
 from leret.retrieval.partly import settled
 from leret.retrieval.protocols import protocol_of
+from leret.retrieval.queries import speaks
 from leret.retrieval.ratelimit import RateLimit
 from leret.types import Passage, Ranking, digest
 
@@ -123,7 +124,7 @@ class Remote:
         """Rank documents for each query.
 
         Args:
-            queries: any strings; one of white space alone gets an empty ranking, and is not sent.
+            queries: any strings; one without a letter or a digit gets an empty ranking, and is not sent.
             k: documents a query, at least 1.
 
         Returns:
@@ -136,7 +137,7 @@ class Remote:
             raise RetrievalError(f"k is {k}; ask for one document at least")
         if self._settings.protocol == "leret":
             self.served()
-        asked = [i for i, query in enumerate(queries) if query.strip()]
+        asked = [i for i, query in enumerate(queries) if speaks(query)]
         size = self._settings.queries_per_request if self._protocol.batched else 1
         calls = [
             self._protocol.call([queries[i] for i in asked[start : start + size]], k)

@@ -84,7 +84,7 @@ def test_demos_are_extra_systems_on_the_base(run, tmp_path):
 def test_a_training_that_is_not_finished_is_no_policy(run):
     trained(run, ".ipo")
     (run.policies / "half").mkdir()
-    assert list(available(run, {})) == ["raw-question", "oracle-titles", "base"]
+    assert list(available(run, {})) == ["raw-question", "oracle-titles", "rm3", "base"]
 
 
 def test_a_damaged_record_says_what_to_do(run):
@@ -92,3 +92,12 @@ def test_a_damaged_record_says_what_to_do(run):
     (run.policies / "sft" / "training.json").write_text("{")
     with pytest.raises(RunError, match="train it again"):
         available(run, {})
+
+
+def test_a_fusion_brings_its_parts_and_comes_after_them(run):
+    systems = chosen(("fused:base", "rm3"), available(run, {}))
+    assert [s.name for s in systems] == ["raw-question", "rm3", "base", "fused:base"]
+    assert [part.name for part in systems[-1].parts] == ["raw-question", "base"]
+    assert systems[-1].rivals == ("base", "raw-question")
+    with pytest.raises(ConfigError, match="'fused:nope' is not in this run"):
+        chosen(("fused:nope",), available(run, {}))

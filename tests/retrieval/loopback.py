@@ -77,7 +77,7 @@ def loopback(answer: Callable[[Asked], Reply], port: int = 0) -> Iterator[Loopba
             if reply.cut:
                 self.close_connection = True
 
-        do_GET = do_POST = _handle
+        do_GET = do_POST = _handle  # noqa: N815  names of http.server's
 
         def log_message(self, *args: Any) -> None:
             pass

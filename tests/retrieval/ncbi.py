@@ -1,3 +1,4 @@
+# ruff: noqa: E501  the shapes are as NCBI sends them
 """Replies in the shapes that NCBI's E-utilities send."""
 
 from __future__ import annotations
@@ -7,9 +8,11 @@ from typing import Any
 from tests.retrieval.loopback import Asked, Reply
 
 ARTICLES = {
-    "31": """<PubmedArticle><MedlineCitation Status="MEDLINE" Owner="NLM"><PMID Version="1">31</PMID><Article PubModel="Print">
+    "31": """<PubmedArticle><MedlineCitation Status="MEDLINE" Owner="NLM">
+<PMID Version="1">31</PMID><Article PubModel="Print">
 <Journal><Title>J</Title></Journal><ArticleTitle>Aspirin &amp; <i>p</i>53: CO<sub>2</sub>
- in <b>rats</b>.</ArticleTitle><Abstract><AbstractText Label="BACKGROUND" NlmCategory="BACKGROUND">We asked &lt;5.</AbstractText>
+ in <b>rats</b>.</ArticleTitle><Abstract>
+<AbstractText Label="BACKGROUND" NlmCategory="BACKGROUND">We asked &lt;5.</AbstractText>
 <AbstractText Label="RESULTS">It <sup>14</sup>C did.</AbstractText><CopyrightInformation>(c)</CopyrightInformation></Abstract>
 </Article><CommentsCorrectionsList><CommentsCorrections RefType="Cites"><PMID Version="1">999</PMID></CommentsCorrections>
 </CommentsCorrectionsList></MedlineCitation><PubmedData><ArticleIdList><ArticleId IdType="pubmed">31</ArticleId></ArticleIdList>

@@ -114,9 +114,11 @@ def test_a_query_of_bad_syntax_finds_nothing_but_settings_that_are_refused_are_a
         assert [len(r) for r in engine.search(["((", "good", "((("], 3)] == [0, 1, 0]
         assert engine.refusals.n == 2
         assert sum(a.params["query.term"] == "heart" for a in server.asked) == 1
-    with loopback(lambda _: Reply("Unknown sort", 400)) as server:
-        with pytest.raises(RetrievalError, match="refuses every query under these settings"):
-            trials(server.url, sort="nope").search(["good"], 3)
+    with (
+        loopback(lambda _: Reply("Unknown sort", 400)) as server,
+        pytest.raises(RetrievalError, match="refuses every query under these settings"),
+    ):
+        trials(server.url, sort="nope").search(["good"], 3)
 
 
 def test_the_rate_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,9 +209,11 @@ def test_a_query_that_is_refused_finds_nothing_but_settings_that_are_refused_are
         engine = pubmed(server.url, texts=False)
         assert engine.search(["bad", "good"], 1)[0] == ()
         assert engine.refusals.n == 1
-    with loopback(lambda _: Reply("bad parameter", 400)) as server:
-        with pytest.raises(RetrievalError, match="refuses every query under these settings"):
-            pubmed(server.url).search(["a"], 1)
+    with (
+        loopback(lambda _: Reply("bad parameter", 400)) as server,
+        pytest.raises(RetrievalError, match="refuses every query under these settings"),
+    ):
+        pubmed(server.url).search(["a"], 1)
 
 
 @pytest.mark.parametrize("k", [0, 10_000])

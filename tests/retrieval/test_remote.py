@@ -112,10 +112,10 @@ def test_documents_are_named_by_title_or_by_their_row_in_the_corpus() -> None:
         pytest.param(Reply({"index": INDEX, "rankings": [[entry(score="x")], []]}), id="score-no-number"),
         pytest.param(
             Reply(
-                '{"index": "%s", "rankings": [[{"doc_id": "a", "title": "", "text": "", "score": NaN}], []]}' % INDEX
+                f'{{"index": "{INDEX}", "rankings": [[{{"doc_id": "a", "title": "", "text": "", "score": NaN}}], []]}}'
             ),
             id="score-nan",
-        ),  # fmt: skip
+        ),
         pytest.param(Reply({"index": INDEX, "rankings": [[entry(doc_id=None)], []]}), id="no-id"),
         pytest.param(Reply({"index": INDEX, "rankings": [[entry(text=None)], []]}), id="no-text"),
         pytest.param(Reply({"index": INDEX, "rankings": [["x"], []]}), id="no-passage"),
@@ -182,7 +182,7 @@ def test_a_server_that_comes_back_in_time_is_waited_for() -> None:
 def test_an_outage_ends_as_an_error_after_the_patience_however_many_wait() -> None:
     with loopback(answers(Reply("boom", 500))) as server:
         began = time.monotonic()
-        with pytest.raises(RetrievalError, match="answered 500: boom; tried .* times"):
+        with pytest.raises(RetrievalError, match=r"answered 500: boom; tried .* times"):
             remote(server.url, patience_s=0.5, concurrency=2, queries_per_request=1).search(list("abcdefgh"), 3)
         assert time.monotonic() - began < 20
 
@@ -204,9 +204,11 @@ def test_of_several_servers_the_one_that_answers_is_used() -> None:
 
 
 def test_another_index_than_at_the_beginning_is_refused() -> None:
-    with loopback(answers(Reply({"index": "other", "rankings": [[entry()]]}))) as server:
-        with pytest.raises(RetrievalError, match="serves another index"):
-            remote(server.url, patience_s=60).search(["a"], 1)
+    with (
+        loopback(answers(Reply({"index": "other", "rankings": [[entry()]]}))) as server,
+        pytest.raises(RetrievalError, match="serves another index"),
+    ):
+        remote(server.url, patience_s=60).search(["a"], 1)
 
 
 def test_an_index_of_another_corpus_is_refused() -> None:

@@ -206,9 +206,9 @@ def test_the_command_serves_an_index_refuses_a_taken_port_and_ends_on_sigterm(in
         asker = Remote(RemoteSettings(urls=(url,), patience_s=0))
         assert asker.search(ODD, 4) == engine.search(ODD, 4)
         assert asker.digest == engine.digest
-        with pytest.raises(AssertionError, match="cannot listen there"):
-            with served(index, port=int(url.rsplit(":", 1)[1])):
-                pass
+        taken = served(index, port=int(url.rsplit(":", 1)[1]))
+        with pytest.raises(AssertionError, match="cannot listen there"), taken:
+            pass
         process.terminate()
         assert process.wait(30) == 0
 

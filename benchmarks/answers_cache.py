@@ -1,0 +1,67 @@
+"""What a hit of the cache of answers costs, beside asking BM25 itself.
+
+    python benchmarks/answers_cache.py [DATA]
+
+CPU-microseconds a query on HotpotQA's 29,082 documents, k = 3 and 10: BM25 and the cache, one query at a time and in
+batches of 256. Each figure is the least of three rounds, the three rounds of all interleaved.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from leret.datasets.load import load
+from leret.retrieval.base import Retriever
+from leret.retrieval.bm25 import BM25
+from leret.retrieval.diskcache import DiskCache
+from leret.retrieval.kept import Kept
+
+BATCH = 256
+
+
+def cpu_us(work: Callable[[], object], n: int) -> float:
+    """CPU-microseconds of one of ``n`` queries."""
+    began = time.process_time()
+    work()
+    return (time.process_time() - began) / n * 1e6
+
+
+def main() -> None:
+    """Print the table."""
+    beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else beside
+    data = load("jsonl", str(folder / "hotpotqa/queries_all.jsonl.gz"), str(folder / "hotpotqa/corpus.jsonl.gz"))
+    queries = [question.text for question in data.questions]
+    n = len(queries)
+
+    def single(retriever: Retriever, k: int) -> Callable[[], object]:
+        return lambda: [retriever.search([query], k) for query in queries]
+
+    def batched(retriever: Retriever, k: int) -> Callable[[], object]:
+        return lambda: [retriever.search(queries[start : start + BATCH], k) for start in range(0, n, BATCH)]
+
+    with tempfile.TemporaryDirectory() as scratch:
+        bm25 = BM25.build(data.corpus, Path(scratch) / "index")
+        cached = Kept(bm25, DiskCache(Path(scratch) / "answers"))
+        for k in (3, 10):
+            cached.search(queries, k)
+            ways = {
+                "BM25, single": single(bm25, k),
+                "cache, single": single(cached, k),
+                "BM25, batches": batched(bm25, k),
+                "cache, batches": batched(cached, k),
+            }
+            best: dict[str, float] = {}
+            for _ in range(3):
+                for name, work in ways.items():
+                    best[name] = min(best.get(name, float("inf")), cpu_us(work, n))
+            print(f"k={k}: " + "  ".join(f"{name} {us:.0f} us" for name, us in best.items()), flush=True)
+        print(f"file: {cached.cache.path.stat().st_size / 2**20:.1f} MB for {2 * n:,} answers")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""The retrieval server under load, and killed.
+
+    python benchmarks/retriever_server.py [--clients 64] [--seconds 60] [--data ../shared/data] [--kill]
+
+Half of the clients are ``dspy.ColBERTv2`` (by GET and by POST), half are leret's own. Each asks one question after the
+other, and compares every answer with what the index gives in this process: documents and their order. Two phases: a
+queue that never fills (no 503 may come), and one of 4 queries (503s come, and every one of them must be the queue's).
+
+With --kill, `leret sample` runs against a server that is killed (SIGKILL) in the middle and started again after three
+seconds; its samples are compared with those of a run over the index itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+K = 10
+
+
+@contextmanager
+def served(index: Path, *arguments: str, port: int = 0) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """``leret serve retriever``: its URL and its process."""
+    command = [sys.executable, "-m", "leret", "serve", "retriever", str(index), "--port", str(port), *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stdout is not None
+    said = process.stdout.readline()
+    if " at http" not in said:
+        raise SystemExit(f"the server did not start: {said}")
+    try:
+        yield said.rsplit(" at ", 1)[1].strip(), process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+def read_data(folder: Path, scratch: Path) -> tuple[Path, list[str]]:
+    """An index of HotpotQA's 29,082 documents and its questions; leret's own world where they are not there."""
+    from leret.datasets.load import load
+    from leret.retrieval.bm25 import BM25
+
+    hotpot = folder / "hotpotqa"
+    if hotpot.is_dir():
+        data = load("jsonl", str(hotpot / "queries_all.jsonl.gz"), str(hotpot / "corpus.jsonl.gz"))
+    else:
+        data = load("world")
+    BM25.build(data.corpus, scratch / "index")
+    return scratch / "index", [question.text for question in data.questions]
+
+
+def clients(url: str, expected: Path, kinds: list[str], seconds: float, seed: int, out: Path) -> None:
+    """Several clients in one process, a thread each; their figures go to a file."""
+    import dspy
+    import requests
+
+    from leret.liveconfig import RemoteSettings
+    from leret.retrieval.remote import Remote
+
+    dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)
+    want: dict[str, list[str]] = json.loads(expected.read_text())
+    queries = list(want)
+    told: list[tuple[str, str, float]] = []
+    ready = threading.Barrier(len(kinds))
+
+    def asker(kind: str) -> Any:
+        if kind == "leret":
+            remote = Remote(RemoteSettings(urls=(url,), patience_s=120))
+            return lambda query: [passage.doc_id for passage in remote.search([query], K)[0]]
+        server = dspy.ColBERTv2(url, post_requests=kind == "dspy-post")
+        return lambda query: [passage["pid"] for passage in server(query, k=K)]
+
+    def one(kind: str, number: int) -> None:
+        rng, ask = random.Random(seed * 1000 + number), asker(kind)
+        ready.wait()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            query = rng.choice(queries)
+            began = time.monotonic()
+            try:
+                found = ask(query)
+                outcome = "ok" if found == want[query] else "empty" if not found else "wrong"
+            except requests.HTTPError as error:
+                outcome = str(error.response.status_code)
+                time.sleep(0.05)
+            except Exception as error:
+                outcome = f"{type(error).__name__}: {str(error)[:100]}"
+            told.append((kind, outcome, time.monotonic() - began))
+
+    threads = [threading.Thread(target=one, args=(kind, i)) for i, kind in enumerate(kinds)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    out.write_text(json.dumps(told))
+
+
+def load_phase(url: str, expected: Path, n_clients: int, n_processes: int, seconds: float, scratch: Path) -> Any:
+    """All clients, in a few processes."""
+    kinds = [("leret", "dspy-get", "leret", "dspy-post")[i % 4] for i in range(n_clients)]
+    context = multiprocessing.get_context("spawn")
+    outs = [scratch / f"told-{i}.json" for i in range(n_processes)]
+    workers = [
+        context.Process(target=clients, args=(url, expected, kinds[i::n_processes], seconds, i, out))
+        for i, out in enumerate(outs)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return [tuple(row) for out in outs for row in json.loads(out.read_text())]
+
+
+def metrics(url: str) -> dict[str, float]:
+    """The server's counters."""
+    import requests
+
+    lines = requests.get(f"{url}/metrics", timeout=60).text.splitlines()
+    return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
+
+
+def show(title: str, told: list[tuple[str, str, float]], seconds: float, counted: dict[str, float]) -> bool:
+    """Print the figures of a phase; True where they are as they must be."""
+    outcomes = Counter(outcome for _, outcome, _ in told)
+    print(f"\n{title}: {len(told):,} requests, {outcomes['ok'] / seconds:,.0f} answers/s")
+    print(f"  outcomes: {dict(outcomes)}")
+    for group in ("leret", "dspy"):
+        times = sorted(s for kind, outcome, s in told if kind.startswith(group) and outcome == "ok")
+        if times:
+            cuts = [times[min(len(times) - 1, int(len(times) * share))] * 1000 for share in (0.5, 0.95, 0.99)]
+            print(
+                f"  {group:5}  p50 {cuts[0]:7.1f} ms  p95 {cuts[1]:7.1f} ms  p99 {cuts[2]:7.1f} ms  of {len(times):,}"
+            )
+    all_503 = sum(n for name, n in counted.items() if re.search(r'requests_total.*status="503"', name))
+    full = counted["leret_rejected_total"]
+    batches = counted["leret_batch_queries_count"]
+    per_batch = counted["leret_batch_queries_sum"] / batches
+    print(f"  503s {all_503:.0f}, of which the queue was full {full:.0f}; {per_batch:.2f} queries a batch")
+    print(f"  load average {os.getloadavg()[0]:.1f}")
+    return set(outcomes) <= {"ok", "503"} and all_503 == full
+
+
+def load_test(args: argparse.Namespace, scratch: Path) -> bool:
+    """Both phases."""
+    from leret.retrieval.load import open_index
+
+    index, queries = read_data(args.data, scratch)
+    rankings = open_index(index).search(queries, K)
+    expected = scratch / "expected.json"
+    answered = {q: [p.doc_id for p in r] for q, r in zip(queries, rankings, strict=True) if r}
+    expected.write_text(json.dumps(answered))
+    good = True
+    for title, arguments, n, seconds in (
+        (f"{args.clients} clients, {args.seconds:g} s", (), args.clients, args.seconds),
+        (f"{args.clients} clients, a queue of 4, {args.seconds / 6:g} s", ("--max-waiting", "4"), args.clients,
+         args.seconds / 6),
+    ):  # fmt: skip
+        with served(index, *arguments) as (url, process):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            told = load_phase(url, expected, n, args.processes, seconds, scratch)
+            counted = metrics(url)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        good &= show(title, told, seconds, counted)
+        spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        print(f"  {spent:.1f} CPU-s of clients and server together")
+        if not arguments:
+            good &= all(outcome == "ok" for _, outcome, _ in told)
+    return good
+
+
+def samples_of(run: Path) -> list[Any]:
+    """All samples of a run, by id."""
+    from leret.runs import Run
+    from leret.sampling.store import Store
+
+    with Store(Run.open(run).store, read_only=True) as store:
+        return sorted((sample for group in store.groups() for sample in group.samples), key=lambda sample: sample.id)
+
+
+def n_samples(run: Path) -> int:
+    """Samples so far, while another process writes."""
+    import sqlite3
+
+    try:
+        with sqlite3.connect(f"file:{run / 'rollouts.db'}?mode=ro", uri=True) as connection:
+            return int(connection.execute("SELECT count(*) FROM samples").fetchone()[0])
+    except sqlite3.Error:
+        return 0
+
+
+def kill_test(scratch: Path, limit: int) -> bool:
+    """`leret sample` over the index, and over a server that is killed in the middle."""
+    from leret.datasets.load import load_corpus
+    from leret.retrieval.bm25 import BM25
+
+    BM25.build(load_corpus("world"), scratch / "world")
+    shared = ["--set", f"data.limit={limit}", "--set", "sampling.prompts=1", "--set", "sampling.samples=4",
+              "--set", "sampling.concurrency=8"]  # fmt: skip
+    command = [sys.executable, "-m", "leret", "sample", "sampling/demo.yaml"]
+    subprocess.run([*command, "--run", str(scratch / "local"), *shared], cwd=ROOT, check=True)
+    with served(scratch / "world") as (url, process):
+        port = int(url.rsplit(":", 1)[1])
+        remote = ["--set", "retriever.kind=remote", "--set", f"retriever.remote.urls=[{url}]",
+                  "--set", "retriever.answers.use=off"]  # fmt: skip
+        sampling = subprocess.Popen([*command, "--run", str(scratch / "remote"), *shared, *remote], cwd=ROOT)
+        while n_samples(scratch / "remote") < limit and sampling.poll() is None:
+            time.sleep(0.05)
+        process.kill()
+        process.wait()
+        at_kill = n_samples(scratch / "remote")
+        time.sleep(3)
+        waiting = sampling.poll() is None
+        began = time.monotonic()
+        with served(scratch / "world", port=port):
+            code = sampling.wait(1200)
+    ours, theirs = samples_of(scratch / "remote"), samples_of(scratch / "local")
+    print(f"\nkilled after {at_kill:,} of {len(theirs):,} samples; 3 s without a server; sampling waited: {waiting}")
+    print(f"ended {time.monotonic() - began:.1f} s later with code {code}; samples equal: {ours == theirs}")
+    return waiting and code == 0 and ours == theirs
+
+
+def main() -> None:
+    """Run the phases; exit 1 where a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--processes", type=int, default=4, help="that the clients are threads of")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
+    parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--limit", type=int, default=60, help="questions of --kill")
+    args = parser.parse_args()
+    scratch = Path(tempfile.mkdtemp(prefix="leret-server-"))
+    try:
+        good = kill_test(scratch, args.limit) if args.kill else load_test(args, scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    print("as it must be" if good else "NOT as it must be")
+    raise SystemExit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()
