@@ -10,6 +10,7 @@ __all__ = ["AdaptiveLimit"]
 _START = 32
 _WINDOW = 32
 _TOLERANCE = 2.0
+_NOTICED_S = 0.25
 _TRIAL = 0.75
 _FORGET = 1.02
 
@@ -28,10 +29,10 @@ class AdaptiveLimit:
 
     The limit doubles a round trip until the first trouble, and grows by one a round trip after it, as long as it is
     used. Overload (429, 503, a time-out) cuts it, once for all requests that were under way together. Latency twice the
-    moving minimum puts it on trial: it is held, then cut by a quarter, a window of answers each. Where the shorter
-    queue answers sooner and as many a second, the cut stays; where it does not, the prompts have changed or the server
-    batches, and it is taken back. Latency alone says nothing: a server that batches is slower with more requests, and
-    does more of them.
+    moving minimum, and of a quarter of a second at least, puts it on trial: it is held, then cut by a quarter, a window
+    of answers each. Where the shorter queue answers sooner and as many a second, the cut stays; where it does not, the
+    prompts have changed or the server batches, and it is taken back. Latency alone says nothing: a server that batches
+    is slower with more requests, and does more of them.
 
     Args:
         most: the limit's upper bound.
@@ -94,7 +95,7 @@ class AdaptiveLimit:
                 self.value = max(1.0, self.value * _TRIAL)
             elif mean_s > 0.9 * trial.mean_s or rate < 0.97 * trial.rate:
                 self.value, self._least_s = trial.limit, trial.mean_s
-        elif used and mean_s > _TOLERANCE * self._least_s and self.value > 1:
+        elif used and mean_s > max(_NOTICED_S, _TOLERANCE * self._least_s) and self.value > 1:
             self._doubling = False
             self._trial = _Trial(self.value)
         elif used:

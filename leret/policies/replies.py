@@ -129,36 +129,52 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def _completions(choices: Sequence[Mapping[str, Any]], n_prompt: int, n_written: int) -> list[Completion]:
+    if len(choices) == 1:
+        return [_completion(choices[0], n_prompt, n_written)]
     texts = [choice["message"]["content"] for choice in choices]
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError("message.content is no text")
     tokens = [_tokens(choice) for choice in choices]
     counts = [None if ids is None and logprobs is None else len(ids or logprobs or ()) for ids, logprobs in tokens]
     if None in counts:
         left = max(0, n_written - sum(count for count in counts if count is not None))
         shares = iter(shared([len(text) for text, count in zip(texts, counts, strict=True) if count is None], left))
         counts = [next(shares) if count is None else count for count in counts]
-    return [
-        Completion(
-            text=text,
-            finish_reason="length" if choice.get("finish_reason") == "length" else "stop",
-            n_prompt_tokens=n_prompt,
-            n_completion_tokens=count or 0,
-            token_ids=ids,
-            logprobs=logprobs,
-        )
-        for choice, text, count, (ids, logprobs) in zip(choices, texts, counts, tokens, strict=True)
-    ]
+    return [_completion(choice, n_prompt, count or 0) for choice, count in zip(choices, counts, strict=True)]
+
+
+def _completion(choice: Mapping[str, Any], n_prompt: int, n_written: int) -> Completion:
+    """A choice.
+
+    Args:
+        choice: of the answer.
+        n_prompt: prompt tokens.
+        n_written: completion tokens, where the server does not give them one by one.
+    """
+    text = choice["message"]["content"]
+    if not isinstance(text, str):
+        raise TypeError("message.content is no text")
+    ids, logprobs = _tokens(choice)
+    known = ids if ids is not None else logprobs
+    return Completion(
+        text,
+        "length" if choice.get("finish_reason") == "length" else "stop",
+        n_prompt,
+        n_written if known is None else len(known),
+        ids,
+        logprobs,
+    )
 
 
 def _tokens(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
     """Token ids and log-probabilities, in OpenAI's form, vLLM's or Together's."""
-    told = choice.get("logprobs") or {}
+    told, given = choice.get("logprobs"), choice.get("token_ids")
+    if told is None and given is None:
+        return None, None
+    told = told or {}
     values, ids = told.get("token_logprobs"), told.get("token_ids")
     if values is None and told.get("content") is not None:
         values = [token["logprob"] for token in told["content"]]
-    if choice.get("token_ids") is not None:
-        ids = choice["token_ids"]
+    if given is not None:
+        ids = given
     logprobs = None if values is None else tuple(float(value) for value in values)
     token_ids = None if ids is None else tuple(int(token) for token in ids)
     return token_ids, logprobs

@@ -23,6 +23,10 @@ Read = Callable[[bytes, str, Mapping[str, str]], Value]
 """Takes an answer's body, its URL and its headers; raises TryAgainError where they make no sense."""
 
 
+# json.dumps would build an encoder at every call.
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
 class Transport:
     """Safe to use from several event loops; each keeps its own connections.
 
@@ -58,7 +62,7 @@ class Transport:
         Raises:
             PolicyError: refused for good, or still failing after the last attempt.
         """
-        return await self._call("POST", path, json.dumps(body, separators=(",", ":")), read, moved)
+        return await self._call("POST", path, _encode(body), read, moved)
 
     async def get(self, path: str, read: Read[Value]) -> Value:
         """As `post`, without a body."""

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 import pytest
@@ -18,8 +21,13 @@ from tests.policies.conftest import ask
 class FakeServer:
     """Answers ``text <seed>``; honours ``n`` or not; goes through ``faults`` first."""
 
-    def __init__(self, takes_n: bool = True, faults: list[Any] | None = None) -> None:
+    def __init__(
+        self, takes_n: bool = True, faults: list[Any] | None = None, *, most_n: int = 100, strict: bool = False
+    ) -> None:
         self.takes_n = takes_n
+        self.most_n = most_n
+        self.strict = strict
+        self.times: list[float] = []
         self.faults = faults or []
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
@@ -29,6 +37,7 @@ class FakeServer:
         body = await request.json()
         self.bodies.append(body)
         self.headers.append(dict(request.headers))
+        self.times.append(time.monotonic())
         if self.faults:
             fault = self.faults.pop(0)
             if fault == "reset":
@@ -39,6 +48,8 @@ class FakeServer:
             if isinstance(fault, web.Response):
                 return web.Response(status=fault.status, headers=fault.headers, body=fault.body)
         n = body.get("n", 1) if self.takes_n else 1
+        if n > self.most_n or (self.strict and "return_token_ids" in body):
+            return web.json_response({"error": {"message": "unknown or too much"}}, status=400)
         choices = [
             {"index": i, "message": {"content": f"text {body['seed']}.{i}"}, "finish_reason": "stop"} for i in range(n)
         ]
@@ -212,3 +223,122 @@ def test_requests_ask_for_logprobs_and_token_ids_only_when_told() -> None:
     assert [body.get("logprobs") for body in server.bodies] == [True, None]
     assert [body.get("return_token_ids") for body in server.bodies] == [True, None]
     assert json.dumps(server.bodies[1])
+
+
+def test_a_retry_after_that_is_a_date_is_waited_for() -> None:
+    moment = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)
+    server = FakeServer(faults=[web.Response(status=429, headers={"Retry-After": moment})])
+    began = time.monotonic()
+    run([server], lambda policy: policy.complete(ask("the city", 1)))
+    assert time.monotonic() - began >= 0.9  # a date has no fractions of a second
+
+
+def test_nothing_is_sent_to_a_server_before_the_moment_it_named() -> None:
+    server = FakeServer(faults=[web.Response(status=503, headers={"Retry-After": "0.3"})])
+
+    async def work(policy: OpenAIPolicy) -> Any:
+        first = asyncio.create_task(policy.complete(ask("the city", 1)))
+        while policy.meter.snapshot().get("fault_overloaded", 0) == 0:
+            await asyncio.sleep(0.005)
+        await policy.complete(ask("the city", 2))
+        await first
+
+    run([server], work)
+    assert server.times[1] - server.times[0] >= 0.3
+
+
+def test_a_request_has_a_deadline_over_all_its_attempts() -> None:
+    server = FakeServer(faults=["hang"] * 50)
+    began = time.monotonic()
+    with pytest.raises(PolicyError, match=r"did not answer within .*gave up after \d attempt") as caught:
+        run([server], lambda policy: policy.complete(ask("the city", 1)), timeout_s=0.3, deadline_s=0.8)
+    assert time.monotonic() - began < 4
+    assert caught.value.exit_code == 1
+
+
+def test_a_retry_after_beyond_the_deadline_is_not_waited_for() -> None:
+    server = FakeServer(faults=[web.Response(status=429, headers={"Retry-After": "100"})])
+    began = time.monotonic()
+    with pytest.raises(PolicyError, match="429"):
+        run([server], lambda policy: policy.complete(ask("the city", 1)), deadline_s=0.5)
+    assert time.monotonic() - began < 4
+
+
+def test_tokens_are_counted_once_a_prompt_and_shared_out_among_its_completions() -> None:
+    server = FakeServer()
+
+    async def work(policy: OpenAIPolicy) -> Any:
+        own = await policy.complete(ask("the city", 1, 2, 3))
+        return own, policy.meter.snapshot()
+
+    own, told = run([server], work, price_prompt=1.0, price_completion=10.0)
+    assert sum(completion.n_completion_tokens for completion in own) == 6
+    assert (told["prompt_tokens"], told["completion_tokens"], told["completions"]) == (5, 6, 3)
+    assert told["cost"] == pytest.approx((5 * 1.0 + 6 * 10.0) / 1e6)
+    assert told["calls"] == 2  # with the probe
+    assert 0 < told["latency_p50_s"] <= told["latency_p99_s"] < 5
+
+
+def test_a_server_that_refuses_so_many_choices_gets_single_requests_from_then_on() -> None:
+    server = FakeServer(most_n=2)
+
+    async def work(policy: OpenAIPolicy) -> Any:
+        return [await policy.complete(ask("the city", *range(i, i + 3))) for i in (0, 10)]
+
+    first, second = run([server], work)
+    assert len(first) == len(second) == 3
+    assert [body.get("n", 1) for body in server.bodies] == [2, 3, 1, 1, 1, 1, 1, 1]
+
+
+def test_an_extension_that_a_strict_server_refuses_is_left_out() -> None:
+    server = FakeServer(strict=True)
+
+    async def work(policy: OpenAIPolicy) -> Any:
+        return [await policy.complete(ask("the city", i)) for i in (0, 1)]
+
+    run([server], work, logprobs=True)
+    assert ["return_token_ids" in body for body in server.bodies] == [True, False, False]
+    assert all(body["logprobs"] for body in server.bodies)
+
+
+def test_many_prompts_at_once_are_probed_once() -> None:
+    server = FakeServer()
+
+    async def work(policy: OpenAIPolicy) -> Any:
+        return await asyncio.gather(*[policy.complete(ask(f"city {i}", 1, 2)) for i in range(10)])
+
+    run([server], work)
+    assert [body["max_tokens"] for body in server.bodies].count(1) == 1
+
+
+def test_a_server_that_says_429_gets_fewer_requests_at_a_time() -> None:
+    server = FakeServer(faults=[web.Response(status=429)] * 8)
+
+    async def work(policy: OpenAIPolicy) -> Any:
+        before = policy.meter.snapshot()["concurrency"]
+        await asyncio.gather(*[policy.complete(ask("the city", i)) for i in range(16)])
+        return before, policy.meter.snapshot()
+
+    before, told = run([server], work, concurrency=16)
+    assert before == 0  # no event loop has asked yet
+    assert told["concurrency"] < 16
+    assert (told["fault_rate_limit"], told["retries"], told["calls"], told["in_flight"]) == (8, 8, 16, 0)
+
+
+def test_a_redirect_is_refused_so_that_the_key_goes_nowhere_else() -> None:
+    elsewhere = web.Response(status=307, headers={"Location": "http://127.0.0.1:9/v1"})
+    with pytest.raises(PolicyError, match="307"):
+        run([FakeServer(faults=[elsewhere])], lambda policy: policy.complete(ask("the city", 1)))
+
+
+def test_a_task_that_is_cancelled_leaves_its_place_to_others() -> None:
+    server = FakeServer(faults=["hang"])
+
+    async def work(policy: OpenAIPolicy) -> Any:
+        stuck = asyncio.create_task(policy.complete(ask("the city", 1)))
+        while not server.bodies:
+            await asyncio.sleep(0.005)
+        stuck.cancel()
+        return await asyncio.wait_for(policy.complete(ask("the city", 2)), 10)
+
+    assert len(run([server], work, concurrency=1)) == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from leret.policies.replies import RefusedError, TryAgainError, check_status, completions_of, retry_after_s
+from leret.policies.replies import RefusedError, TryAgainError, check_status, completions_of, retry_after_s, shared
 
 URL = "http://a/v1/chat/completions"
 
@@ -26,6 +26,20 @@ def test_choices_come_in_the_order_of_their_index() -> None:
     assert [completion.n_prompt_tokens for completion in own] == [7, 7]
     assert [completion.n_completion_tokens for completion in own] == [3, 3]
     assert own[0].logprobs is None
+
+
+def test_tokens_that_are_counted_together_are_shared_by_length_and_add_up() -> None:
+    # 10 tokens over texts of 2, 2 and 6 characters: 2, 2 and 6; of 7 tokens: ends at 1.4, 2.8 and 7, so 1, 1 and 5.
+    for total, shares in ((10, [2, 2, 6]), (7, [1, 1, 5]), (0, [0, 0, 0])):
+        own = completions_of(body("ab", "cd", "efghij", prompt_tokens=7, completion_tokens=total), 3, URL)
+        assert [completion.n_completion_tokens for completion in own] == shares
+    assert shared([0, 0, 0], 4) == [1, 1, 2]
+
+
+def test_togethers_logprobs_are_read_too() -> None:
+    choice = {"message": {"content": "a"}, "logprobs": {"token_ids": [4.0], "token_logprobs": [-0.5], "tokens": ["a"]}}
+    [own] = completions_of(json.dumps({"choices": [choice], "usage": {"completion_tokens": 9}}), 1, URL)
+    assert (own.token_ids, own.logprobs, own.n_completion_tokens) == ((4,), (-0.5,), 1)
 
 
 def test_logprobs_and_token_ids_are_taken_where_they_are_given() -> None:

@@ -19,7 +19,7 @@ from tests.policies.servers import TgiServer, serving
 
 text_generation = pytest.importorskip("text_generation", reason="pip install --no-deps text-generation")
 
-from leret.policies.tgi import TgiPolicy
+from leret.policies.tgi import TgiPolicy  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
