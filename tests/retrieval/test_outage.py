@@ -53,7 +53,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     corpus = load_corpus("jsonl", str(tmp_path / "corpus.jsonl"))
     BM25.build(corpus, tmp_path / "index", stopwords=None)
     monkeypatch.setenv("LERET_CACHE_DIR", str(tmp_path / "answers"))
-    monkeypatch.setattr("leret.policies.load.policy_of", lambda settings: Slow())
+    monkeypatch.setattr("leret.policies.load.policy_of", lambda settings, cache=None: Slow())
     return tmp_path
 
 

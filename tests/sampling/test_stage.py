@@ -51,7 +51,7 @@ def open_fakes(patch):
     """Let `policy_of` make fakes; returns those that it made."""
     made = []
 
-    def policy_of(settings):
+    def policy_of(settings, cache=None):
         made.append(FakePolicy())
         made[-1].digest = f"digest of {settings.model}"
         return made[-1]
@@ -222,7 +222,7 @@ def test_an_outage_leaves_a_run_that_the_same_command_finishes(place, monkeypatc
     policy = FakePolicy(fail=flaky)
     policy.digest = "digest of fake"
     with monkeypatch.context() as patched:
-        patched.setattr("leret.policies.load.policy_of", lambda settings: policy)
+        patched.setattr("leret.policies.load.policy_of", lambda settings, cache=None: policy)
         with pytest.raises(PolicyError, match="What is done is kept"):
             sample(recipe_of(), run, base_dir=directory)
     sample(recipe_of(), run, base_dir=directory)
@@ -269,7 +269,7 @@ from leret.sampling.stage import sample
 
 policy = FakePolicy(delay_s=0.01)
 policy.digest = "digest of fake"
-leret.policies.load.policy_of = lambda settings: policy
+leret.policies.load.policy_of = lambda settings, cache=None: policy
 print("ready", flush=True)
 sample(recipe_of(concurrency=2), Run.create(directory / "killed"), base_dir=directory)
 """
@@ -316,7 +316,7 @@ def test_a_run_stopped_while_it_makes_its_bank_is_finished_by_the_same_command(p
     policy = Stopping()
     policy.digest = "digest of fake"
     with monkeypatch.context() as patched:
-        patched.setattr("leret.policies.load.policy_of", lambda settings: policy)
+        patched.setattr("leret.policies.load.policy_of", lambda settings, cache=None: policy)
         with pytest.raises(KeyboardInterrupt):
             sample(recipe_of(), run, base_dir=directory)
     assert "bank" not in run.manifest()
