@@ -97,7 +97,7 @@ def test_a_recipe_becomes_a_bank_a_store_and_preferences(place):
     assert manifest["sampling"]["data"]["corpus"] == str(directory / "corpus.jsonl")
     assert set(manifest["digests"]) == {"corpus", "retriever", "program", "questions", "policy"}
     assert manifest["rounds"] == [{"policy": "fake", "model": "fake", "digest": "digest of fake"}]
-    assert [event["event"] for event in run.events()] == ["started", "bank", "built", "finished"]
+    assert [event["event"] for event in run.events()] == ["started", "bank", "accounts", "built", "finished"]
     assert (run.preferences / "README.md").is_file()
 
 
