@@ -46,7 +46,7 @@ def small(policy: Path) -> list[str]:
 @pytest.mark.parametrize(
     "command",
     ["", "demo", "sample", "pairs", "train", "eval", "run", "pretrain", "recipes", "recipes list", "recipes copy",
-     "data", "data inspect"],
+     "data", "data inspect", "index", "index build", "index info", "index check", "search"],
 )  # fmt: skip
 def test_every_command_has_help(command: str) -> None:
     code, out = leret(*command.split(), "--help")
