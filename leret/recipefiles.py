@@ -127,7 +127,9 @@ def _wanted(value: dict[str, Any], model: type[BaseModel]) -> list[_Wanted]:
         return []
     found = _of_engines(value)
     if _get(value, ("data", "kind")) != "world":
-        found += [_Wanted(("data", "corpus"), "corpus file"), _Wanted(("data", "questions"), "question file")]
+        found.append(_Wanted(("data", "corpus"), "corpus file"))
+        if model is not IndexRecipe:
+            found.append(_Wanted(("data", "questions"), "question file"))
     if model is not SamplingRecipe:
         return found
     found.append(_Wanted(_PROGRAM, "program file", "name it as FILE.py:Class"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,6 +48,7 @@ def build(
     from leret.retrieval.index import Manifest, write_index
     from leret.retrieval.load import engine_of
 
+    out = Path(os.path.abspath(out))
     engine = engine_of(settings)
     documents = load_corpus(
         data.kind, data.corpus or data.questions, seed=data.seed, skip_bad=data.skip_bad, options=data.options or None
@@ -95,11 +97,8 @@ def check(index: IndexArgument, corpus: CorpusOption = None, form: FormatOption 
         raise RetrievalError(f"{index}: {'; '.join(problems)}; build the index again")
     if corpus is not None:
         from leret.datasets.load import load_corpus
-        from leret.recipes import data_recipe
 
-        flags: dict[tuple[str | int, ...], str] = {("data", "kind"): "--format", ("data", "corpus"): "--corpus"}
-        named = {"kind": form, "corpus": corpus, "questions": corpus}
-        data = data_recipe({"data": named}, {**flags, ("data", "questions"): "--corpus"}).data
+        data, _ = _flagged(corpus, form, {}, [])
         manifest.require(load_corpus(data.kind, data.corpus), index)
     retriever = open_index(index)
     documents = StoredDocuments(index, manifest.corpus)
@@ -120,7 +119,7 @@ def _settings(
     """What to index, and how: of a recipe, or of the flags."""
     from leret.config import SamplingRecipe
     from leret.errors import ConfigError
-    from leret.recipes import index_recipe, load_recipe
+    from leret.recipes import load_recipe
 
     retriever: dict[str, Any] = {"kind": kind} if kind is not None else {}
     if model is not None and kind in {"dense", "colbert"}:
@@ -133,11 +132,19 @@ def _settings(
         return found.data, found.retriever
     if corpus is None or kind is None:
         raise ConfigError("name a sampling recipe, or give --kind and --corpus")
+    return _flagged(corpus, form, retriever, overrides, skip_bad)
+
+
+def _flagged(
+    corpus: str, form: str, retriever: dict[str, Any], overrides: list[str], skip_bad: bool = False
+) -> tuple[DataSettings, RetrieverSettings]:
+    """What flags say, checked like a recipe."""
+    from leret.recipes import index_recipe
+
     data = {"kind": form, "corpus": corpus, "questions": corpus, "skip_bad": skip_bad}
     flags: dict[tuple[str | int, ...], str] = {
-        ("data", "kind"): "--format", ("data", "corpus"): "--corpus", ("data", "questions"): "--corpus",
-        ("retriever", "kind"): "--kind", ("retriever", "dense", "model"): "--model",
-        ("retriever", "colbert", "checkpoint"): "--model",
+        ("data", "kind"): "--format", ("data", "corpus"): "--corpus", ("retriever", "kind"): "--kind",
+        ("retriever", "dense", "model"): "--model", ("retriever", "colbert", "checkpoint"): "--model",
     }  # fmt: skip
     made = index_recipe({"data": data, "retriever": retriever}, flags, overrides)
     return made.data, made.retriever

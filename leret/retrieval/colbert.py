@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -211,7 +211,8 @@ class ColbertEngine:
         """
         with library() as colbert:
             if self.downloaded is not None:
-                config = _config(colbert, self.checkpoint, self.downloaded.directory, self.plaid)
+                settings = replace(self.plaid, doc_maxlen=self.downloaded.doc_maxlen or self.plaid.doc_maxlen)
+                config = _config(colbert, self.checkpoint, self.downloaded.directory, settings)
                 checkpoint = _checkpoint(colbert, self.checkpoint, config)
                 self.downloaded.require(corpus, lambda texts: _token_counts(checkpoint, texts), self.plaid.separator)
                 return
@@ -220,13 +221,13 @@ class ColbertEngine:
                 shutil.rmtree(folder, ignore_errors=True)  # the library can only go on after its centroids
             folder.mkdir(exist_ok=True)
             config = _config(colbert, self.checkpoint, folder, self.plaid, resume=True, index_bsize=self.batch_size)
+            checkpoint = _checkpoint(colbert, self.checkpoint, config)
             texts = [self._text(corpus, doc_id) for doc_id in corpus]
             told.start("encode documents", None)
             try:
                 with colbert.Run().context(config, inherit_config=False):
-                    indexer = colbert.CollectionIndexer(config=config, collection=texts, verbose=0)
-                    _prepare(indexer.checkpoint)
-                    indexer.encoder = _Encoder(indexer.checkpoint, self.batch_size, len(texts), told)
+                    indexer = colbert.indexer(config, texts, checkpoint)
+                    indexer.encoder = _Encoder(checkpoint, self.batch_size, len(texts), told)
                     indexer.run([])
             except (RuntimeError, AssertionError, AttributeError, ValueError) as error:
                 raise RetrievalError(
@@ -318,18 +319,12 @@ def _checkpoint(colbert: Any, directory: Path, config: Any) -> Any:
         raise RetrievalError(
             f"{directory} cannot be opened as a ColBERT checkpoint ({type(error).__name__}: {error})"
         ) from error
-    if config.total_visible_gpus > 0:
+    on_gpu = config.total_visible_gpus > 0
+    if on_gpu:
         model = model.cuda()
-    _prepare(model)
+    model.amp_manager.activated = on_gpu  # half precision is the GPU's; on a CPU its context manager only warns
+    model.query_tokenizer.query_maxlen = config.query_maxlen
     return model
-
-
-def _prepare(model: Any) -> None:
-    """Half precision is the GPU's; on a CPU its context manager only warns."""
-    import torch
-
-    model.amp_manager.activated = torch.cuda.is_available()
-    model.query_tokenizer.query_maxlen = model.colbert_config.query_maxlen
 
 
 def _token_counts(checkpoint: Any, texts: list[str]) -> list[int]:

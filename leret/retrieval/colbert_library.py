@@ -47,7 +47,7 @@ def library() -> Iterator[SimpleNamespace]:
     """colbert-ai's classes, for as long as the lock is held; what it changes in the process is put back.
 
     Yields:
-        ``Checkpoint``, ``CollectionIndexer``, ``ColBERTConfig``, ``IndexScorer``, ``Run``.
+        ``Checkpoint``, ``ColBERTConfig``, ``IndexScorer``, ``Run``, and ``indexer(config, texts, checkpoint)``.
 
     Raises:
         MissingDependency: colbert-ai is not installed.
@@ -58,10 +58,10 @@ def library() -> Iterator[SimpleNamespace]:
         _compiled(modules)
         yield SimpleNamespace(
             Checkpoint=modules["colbert.modeling.checkpoint"].Checkpoint,
-            CollectionIndexer=modules["colbert.indexing.collection_indexer"].CollectionIndexer,
             ColBERTConfig=modules["colbert.infra.config"].ColBERTConfig,
             IndexScorer=modules["colbert.search.index_storage"].IndexScorer,
             Run=modules["colbert.infra.run"].Run,
+            indexer=_indexer,
         )
 
 
@@ -140,6 +140,17 @@ def _mended(factory: Callable[[str], Any]) -> Callable[[str], Any]:
 
     made.mends = factory  # type: ignore[attr-defined]
     return made
+
+
+def _indexer(config: Any, texts: list[str], checkpoint: Any) -> Any:
+    """The library's indexer, with a model that is loaded already."""
+    module = sys.modules["colbert.indexing.collection_indexer"]
+    theirs = vars(module)["Checkpoint"]
+    vars(module)["Checkpoint"] = lambda *_, **__: checkpoint
+    try:
+        return vars(module)["CollectionIndexer"](config=config, collection=texts, verbose=0)
+    finally:
+        vars(module)["Checkpoint"] = theirs
 
 
 def _centroids(n_dimensions: int, n_centroids: int, n_iterations: int, shared: Any, queue: Any = None) -> Any:

@@ -33,12 +33,14 @@ class Downloaded:
         checkpoint: that it was built with, as it says.
         collection: that it is of, as it says, or the one that lies with it; None where there is none here.
         digest: names its content.
+        doc_maxlen: tokens of a document that were indexed at most, as it says.
     """
 
     directory: Path
     checkpoint: str
     collection: Path | None
     digest: str
+    doc_maxlen: int | None = None
 
     @classmethod
     def find(cls, directory: Path) -> Downloaded:
@@ -52,7 +54,13 @@ class Downloaded:
         named = [config["collection"]] if isinstance(config.get("collection"), str) else []
         beside = [folder / "collection.tsv" for folder in (directory, directory.parent, directory.parent.parent)]
         collection = next((path for path in [*map(Path, named), *beside] if path.is_file()), None)
-        return cls(directory.resolve(), str(config.get("checkpoint") or ""), collection, _content(directory))
+        return cls(
+            directory.resolve(),
+            str(config.get("checkpoint") or ""),
+            collection,
+            _content(directory),
+            config.get("doc_maxlen"),
+        )
 
     @staticmethod
     def is_one(directory: Path) -> bool:
