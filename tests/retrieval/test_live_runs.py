@@ -28,8 +28,8 @@ def answer(asked: Asked) -> Reply:
         words = dict.fromkeys(asked.params["term"].split())
         return esearch([str(WORDS.index(word) + 1) for word in words if word in WORDS][: int(asked.params["retmax"])])
     records = "".join(
-        f"<PubmedArticle><MedlineCitation><PMID>{i}</PMID><Article><ArticleTitle>about {WORDS[int(i) - 1]}</ArticleTitle>"
-        "</Article></MedlineCitation></PubmedArticle>"
+        f"<PubmedArticle><MedlineCitation><PMID>{i}</PMID><Article><ArticleTitle>about {WORDS[int(i) - 1]}"
+        "</ArticleTitle></Article></MedlineCitation></PubmedArticle>"
         for i in asked.params["id"].split(",")
     )
     return Reply(f"<PubmedArticleSet>{records}</PubmedArticleSet>")
@@ -76,7 +76,7 @@ def test_only_engines_with_documents_of_their_own_go_without_a_corpus(tmp_path: 
     program = f"{ROOT}/pipelines/multihop.py:MultiHop"
     (tmp_path / "q.jsonl").write_text("{}\n")
     path.write_text(text.format("bm25", program))
-    with pytest.raises(ConfigError, match="data.corpus: missing"):
+    with pytest.raises(ConfigError, match=r"data\.corpus: missing"):
         load_recipe(str(path), SamplingRecipe, (), optional=("policy.model",))
     path.write_text(text.format("pubmed", program))
     assert load_recipe(str(path), SamplingRecipe, (), optional=("policy.model",)).retriever.kind == "pubmed"
