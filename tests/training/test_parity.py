@@ -83,7 +83,7 @@ def test_the_trainer_gets_the_tokens_that_the_engine_sampled(original, encoder):
             example = Example("q", request.messages, (first.text, second.text))
             encoded = encoder.encode([example])
             row = {name: values[0] for name, values in preference_rows(encoded).items()}
-            batch = PairCollator(encoder.tokenizer.pad_token_id, sequence=True, shared=False)(
+            batch = PairCollator(encoder.tokenizer.pad_token_id, sequence=False, shared=False)(
                 [{**row, "ref_chosen_logps": 0.0, "ref_rejected_logps": 0.0}]
             )
             prompt = list(policy._encoder.encode(request.messages).token_ids)

@@ -66,7 +66,8 @@ def test_a_layer_is_berts_layer(model: Any, bert: Any, tokenizer: Any) -> None:
     with torch.no_grad():
         hidden = bert.embeddings(ids)
         theirs = bert.encoder.layer[0](hidden, None)
-        ours = model.model.decoder.layers[0](hidden, attention_mask=None)  # None: every token sees every other one
+        all_seen = torch.zeros(1, 1, ids.shape[1], ids.shape[1])
+        ours = model.model.decoder.layers[0](hidden, attention_mask=all_seen)
     theirs, ours = (x[0] if isinstance(x, tuple) else x for x in (theirs, ours))
     assert torch.allclose(ours, theirs, atol=5e-4)
 

@@ -45,8 +45,8 @@ def test_minutes_scale_the_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise TrainingError("stop here")
 
     monkeypatch.setattr(scratch, "train", fake)
-    both = 3000 + 1700
-    for minutes, steps in ((2.0, round(2 * scratch.STEPS_PER_MINUTE * 3000 / both)), (0.001, 1)):
+    share = scratch._FIRST.steps / (scratch._FIRST.steps + scratch._SECOND.steps)
+    for minutes, steps in ((2.0, round(2 * scratch.STEPS_PER_MINUTE * share)), (0.001, 1)):
         with pytest.raises(TrainingError, match="stop here"):
             scratch.pretrain_scratch(tmp_path / str(minutes), minutes=minutes)
         assert asked[-1] == steps
