@@ -14,7 +14,10 @@ from leret.datasets.corpus import Corpus
 from leret.types import Document
 from tests.retrieval.models import colbert_checkpoint, minilm
 
-KINDS = ("bm25", "tantivy", "dense", "hnsw", "chroma", "colbert", "hybrid")
+COLBERT = pytest.param("colbert", marks=pytest.mark.slow)
+"""Its first use compiles C++ for minutes."""
+
+KINDS = ("bm25", "tantivy", "dense", "hnsw", "chroma", COLBERT, "hybrid")
 
 _NEEDS = {
     "tantivy": "tantivy",
