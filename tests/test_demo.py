@@ -21,6 +21,6 @@ def test_the_demo_learns_to_search(tmp_path: Path) -> None:
     assert summary["n_questions"] >= 500
     assert recall["oracle-titles"] >= 0.95
     assert 0.35 <= recall["raw-question"] <= 0.65
-    assert recall["ipo"] >= recall["base"] + 0.10  # .110 to .141 on three seeds; the aim is .15
+    assert recall["ipo"] >= recall["base"] + 0.15  # .196 on this seed, about .2 on three (benchmarks/RESULTS.md)
     assert recall["ipo"] >= recall["raw-question"] + 0.20
     assert recall["ipo"] > recall["sft-more"]

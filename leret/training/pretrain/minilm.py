@@ -1,8 +1,8 @@
 """A small policy from MiniLM's weights: an encoder's layers as a causal decoder.
 
 MiniLM (6 layers, 384 wide, 22.7M parameters with its word pieces) knows words and attends to equal ones, which is most
-of what it takes to copy a query out of a prompt. What it lacks is taught by the demonstrators' queries, and by exercises
-in copying between them.
+of what it takes to copy a query out of a prompt. What it lacks is taught by the demonstrators' queries, and by
+exercises in copying between them.
 """
 
 from __future__ import annotations
