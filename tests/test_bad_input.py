@@ -263,7 +263,7 @@ def test_a_model_that(folder: Path, kind: str) -> None:
 
 
 def test_a_server_that_is_not_there_fails_and_the_run_can_go_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leret.policies.transport._backoff_s", lambda attempt: 0.01)  # else some twenty seconds
+    monkeypatch.setattr("leret.policies.dispatch._backoff_s", lambda attempt: 0.01)  # else some twenty seconds
     served = [
         "--set",
         "policy={kind: openai, model: m, urls: ['http://127.0.0.1:9/v1'], timeout_s: 2, max_tokens: 4}",
