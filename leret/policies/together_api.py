@@ -33,6 +33,9 @@ class TogetherApi:
     def __init__(self, dispatcher: Dispatcher, key: Key) -> None:
         try:
             import together
+            import together.resources.batches
+            import together.resources.chat
+            import together.resources.files  # the SDK would import them during the first attempt, which has a deadline
         except ImportError as error:
             raise MissingDependency("together", "together") from error
         self._sdk: Any = together
