@@ -84,7 +84,8 @@ class TogetherApi:
         # httpx.HTTPError is what the SDK lets through: in uploads, and in bodies that are read after the answer.
         except (sdk.TogetherError, TimeoutError, ConnectionError, httpx.HTTPError) as error:
             failure = self._in_our_words(error, url, timeout_s)
-        # Out here it has no context: the SDK's errors hold the request, and what the server said of the key.
+        # The SDK's errors hold the request, and what the server said of the key.
+        failure.__context__ = None
         raise failure
 
     def _in_our_words(self, error: Exception, url: str, timeout_s: float) -> Exception:

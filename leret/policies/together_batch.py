@@ -198,7 +198,7 @@ class BatchJobs:
 
             async def call(client: Any, url: str, timeout_s: float) -> str:
                 # The server knows a file by its checksum, so an upload that is repeated gives the same id.
-                return str((await client.files.upload(file=path, purpose="batch-api", check=False)).id)
+                return str(_read(await client.files.upload(file=path, purpose="batch-api", check=False), url).id)
 
             return await self._api.run(call, patience=10.0)
 
@@ -207,11 +207,13 @@ class BatchJobs:
 
         async def call(client: Any, url: str, timeout_s: float) -> str:
             # A job whose creation was not heard of, before a crash or behind a lost answer, is found again.
-            for job in await client.batches.list() or []:
+            for job in _read(await client.batches.list(), url) or []:
                 ours = job.input_file_id == wave.file_id and job.id not in known
                 if ours and job.status not in _ENDED - {"COMPLETED"}:
                     return str(job.id)
-            made = await client.batches.create(endpoint="/v1/chat/completions", input_file_id=wave.file_id)
+            made = _read(
+                await client.batches.create(endpoint="/v1/chat/completions", input_file_id=wave.file_id), url
+            )
             if made.job is None or not made.job.id:
                 raise TryAgainError(f"{url} started no batch job", "garbled")
             return str(made.job.id)
@@ -220,7 +222,7 @@ class BatchJobs:
 
     async def _ended(self, wave: Wave) -> Any:
         async def call(client: Any, url: str, timeout_s: float) -> Any:
-            return await client.batches.retrieve(wave.job_id)
+            return _read(await client.batches.retrieve(wave.job_id), url)
 
         while True:
             job = await self._api.run(call)
@@ -243,3 +245,10 @@ class BatchJobs:
         if self._progress:
             told["batch_progress"] = sum(self._progress.values()) / len(self._progress) / 100
         return told
+
+
+def _read(answer: Any, url: str) -> Any:
+    """An answer of the SDK, which hands on as text what is no JSON."""
+    if isinstance(answer, str):
+        raise TryAgainError(f"{url} sent what the SDK cannot read", "garbled")
+    return answer
