@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from leret.config import EvalRecipe, SamplingRecipe, Settings, TrainingRecipe
+from leret.config import EvalRecipe, SamplingRecipe, TrainingRecipe
+from leret.section import Settings
 from leret.yamlplaces import Key
 
 __all__ = ["Clash", "clashes"]

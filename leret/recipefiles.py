@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from leret import shipped
-from leret.config import DataSettings, EvalRecipe, RetrieverSettings, SamplingRecipe, Settings
+from leret.config import DataSettings, EvalRecipe, RetrieverSettings, SamplingRecipe
+from leret.section import Settings
 from leret.yamlplaces import Key, Placed, dotted
 
 __all__ = ["DataRecipe", "IndexRecipe", "locate"]

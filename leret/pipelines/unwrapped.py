@@ -25,7 +25,8 @@ def unwrap(program: dspy.Module) -> None:
         kind = type(module)
         call = _CALLS.get(kind.__call__)
         if call is not None:
-            module.__class__ = type(kind)(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+            made: Any = type(kind)
+            module.__class__ = made(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
 
 
 class _Module:

@@ -45,6 +45,8 @@ class AdaptiveLimit:
         self._cut_at = -math.inf
         self._least_s = math.inf
         self._trial: _Trial | None = None
+        self._first: float | None = None
+        self._size = _WINDOW
         self._measure(-math.inf)
 
     def answered(self, began: float, now: float, used: bool) -> None:
@@ -109,5 +111,5 @@ class AdaptiveLimit:
         self._since = since
         self._n = self._n_used = 0
         self._sum_s = 0.0
-        self._first: float | None = None
+        self._first = None
         self._size = max(_WINDOW, 2 * int(self.value))

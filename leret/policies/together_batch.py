@@ -211,9 +211,7 @@ class BatchJobs:
                 ours = job.input_file_id == wave.file_id and job.id not in known
                 if ours and job.status not in _ENDED - {"COMPLETED"}:
                     return str(job.id)
-            made = _read(
-                await client.batches.create(endpoint="/v1/chat/completions", input_file_id=wave.file_id), url
-            )
+            made = _read(await client.batches.create(endpoint="/v1/chat/completions", input_file_id=wave.file_id), url)
             if made.job is None or not made.job.id:
                 raise TryAgainError(f"{url} started no batch job", "garbled")
             return str(made.job.id)

@@ -88,7 +88,7 @@ def rescue(directory: Path, store: Store) -> int:
 
 
 def merge_file(store: Store, path: Path) -> int:
-    """Put all rows of another store's file into a store, and commit; the file stays as it is.
+    """Put all rows of another store's file into a store, and commit; they stay there.
 
     Visits go last: a visit is never there without the samples that it chose from.
 
@@ -100,9 +100,8 @@ def merge_file(store: Store, path: Path) -> int:
     """
     n = 0
     try:
-        if path.stat().st_size == 0:  # its worker ended before it had made a table
-            return 0
-        with closing(connect(path, read_only=True)) as database:
+        # Not read-only: a worker may have ended before it had made a table, and then they are made.
+        with closing(connect(path, read_only=False)) as database:
             database.row_factory = None
             for batch in _batches(database, "states"):
                 store.put_rows(Rows(states=batch))

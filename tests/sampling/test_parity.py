@@ -1,6 +1,7 @@
 """What leret sends is what the DSPy program sends: proven for every adapter, hop and prompt, and refused otherwise."""
 
 import asyncio
+import re
 import time
 from pathlib import Path
 
@@ -147,8 +148,8 @@ def test_a_program_that_sends_something_else_is_refused_with_the_difference():
         check_messages(one, Replay(two), formatter, FakeRetriever(), [ZERO_SHOT], questions(1))
     told = str(caught.value)
     assert "question q00, prompt 0, LM call 1 (predictor write)" in told
-    assert "leret:   ...'ws alpha number 0 (5)'" in told
-    assert "program: ...'ws alpha number 0 (1)'" in told
+    assert re.search(r"leret:   \.\.\.'\w+ alpha number 0 \(5\)'", told)
+    assert re.search(r"program: \.\.\.'\w+ alpha number 0 \(1\)'", told)
 
 
 def test_a_short_cut_of_the_formatter_that_goes_wrong_is_found():

@@ -156,6 +156,8 @@ def test_what_a_killed_driver_left_is_taken_over_by_the_next_command(server, tmp
     run.workers.mkdir()
     shutil.copy(done.store, run.workers / "host-1.db")
     (run.workers / "host-1.db.lock").touch()
+    with closing(sqlite3.connect(run.workers / "host-2.db")) as begun:
+        begun.execute("PRAGMA journal_mode = WAL")  # killed before it had made a table
     asked = sum(server.asked.values())
     report = sample(served(server), run, base_dir=tmp_path)
     assert sum(server.asked.values()) - asked == report.samples - len(ids([done.store]))
