@@ -107,7 +107,7 @@ def _among_all(scores: NDArray[np.float32], kept_scores: NDArray[np.float32], ke
         block[:] = 0
 
 
-def _highest(scores: NDArray[np.float32]) -> float:
+def _highest(scores: NDArray[np.float32]) -> np.float32:
     """The highest of some scores, at least 0."""
     best = np.float32(0)
     for score in scores:
@@ -116,10 +116,12 @@ def _highest(scores: NDArray[np.float32]) -> float:
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    compiled: Callable[..., Any]
     try:
-        return numba.njit(nogil=True, cache=True, **options)(function)
+        compiled = numba.njit(nogil=True, cache=True, **options)(function)
     except RuntimeError:  # no directory for the cache can be written
-        return numba.njit(nogil=True, **options)(function)
+        compiled = numba.njit(nogil=True, **options)(function)
+    return compiled
 
 
 worse = _compiled(_worse)

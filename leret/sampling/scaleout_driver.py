@@ -208,7 +208,7 @@ class Driver:
     def _hire(self) -> None:
         import ray
 
-        actor = ray.remote(Worker).options(max_restarts=0, max_task_retries=0, **self._options).remote(self._job)
+        actor: Any = ray.remote(Worker).options(max_restarts=0, max_task_retries=0, **self._options).remote(self._job)
         self._hands.append(_Hand(actor, actor.place.remote()))
 
     def _bury(self, hand: _Hand, error: Exception) -> None:

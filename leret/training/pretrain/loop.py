@@ -183,7 +183,8 @@ def _classes(model: PreTrainedModel, batch: Batch, settings: LoopSettings, step:
         return None
     generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
     drawn = torch.randint(model.config.vocab_size, (settings.negatives,), generator=generator)
-    return torch.cat([batch.ids.flatten(), drawn]).unique()
+    classes: torch.Tensor = torch.unique(torch.cat([batch.ids.flatten(), drawn]))
+    return classes
 
 
 def _losses(
