@@ -17,7 +17,7 @@ from typing import Any
 
 from leret.errors import PolicyError
 from leret.policies.base import Completion
-from leret.policies.batch_files import Outcome, outcomes_of, request_lines
+from leret.policies.batch_files import Outcome, is_whole, outcomes_of, request_lines
 from leret.policies.batch_ledger import BatchLedger, Wave
 from leret.policies.chat import Send
 from leret.policies.meter import Meter
@@ -207,12 +207,15 @@ class BatchJobs:
 
         async def call(client: Any, url: str, timeout_s: float) -> str:
             # A job whose creation was not heard of, before a crash or behind a lost answer, is found again.
-            for job in await client.batches.list() or []:
+            listed = await client.batches.list()
+            if isinstance(listed, str):  # what the SDK makes of an answer that is no JSON
+                raise TryAgainError(f"{url} lists no batch jobs", "garbled")
+            for job in listed or []:
                 ours = job.input_file_id == wave.file_id and job.id not in known
                 if ours and job.status not in _ENDED - {"COMPLETED"}:
                     return str(job.id)
             made = await client.batches.create(endpoint="/v1/chat/completions", input_file_id=wave.file_id)
-            if made.job is None or not made.job.id:
+            if not getattr(made, "job", None) or not made.job.id:
                 raise TryAgainError(f"{url} started no batch job", "garbled")
             return str(made.job.id)
 
@@ -220,7 +223,10 @@ class BatchJobs:
 
     async def _ended(self, wave: Wave) -> Any:
         async def call(client: Any, url: str, timeout_s: float) -> Any:
-            return await client.batches.retrieve(wave.job_id)
+            job = await client.batches.retrieve(wave.job_id)
+            if isinstance(job, str):
+                raise TryAgainError(f"{url} tells nothing of batch job {wave.job_id}", "garbled")
+            return job
 
         while True:
             job = await self._api.run(call)
@@ -234,7 +240,10 @@ class BatchJobs:
     async def _download(self, file_id: str) -> str:
         async def call(client: Any, url: str, timeout_s: float) -> str:
             content: bytes = await (await client.files.content(file_id)).read()
-            return content.decode(errors="replace")
+            text = content.decode(errors="replace")
+            if not is_whole(text):
+                raise TryAgainError(f"{url} sent a part of file {file_id}", "garbled")
+            return text
 
         return await self._api.run(call, patience=10.0)
 
