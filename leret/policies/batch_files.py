@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Outcome", "outcomes_of", "request_lines"]
+__all__ = ["Outcome", "is_whole", "outcomes_of", "request_lines"]
 
 _PASSING = frozenset({408, 409, 425, 429})
 
@@ -46,6 +46,15 @@ def outcomes_of(text: str) -> dict[str, Outcome]:
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
     return outcomes
+
+
+def is_whole(text: str) -> bool:
+    """Whether a file came to its end: its last line can be read."""
+    lines = text.rstrip().splitlines()
+    try:
+        return not lines or json.loads(lines[-1]) is not None
+    except ValueError:
+        return False
 
 
 def _outcome(entry: Mapping[str, Any]) -> Outcome:

@@ -81,8 +81,8 @@ class TogetherApi:
         try:
             # The SDK's time-out is of each read; a server that trickles would never meet it.
             return await asyncio.wait_for(call(client, url, timeout_s), timeout_s)
-        # httpx.HTTPError is what the SDK lets through: in uploads, and in bodies that are read after the answer.
-        except (sdk.TogetherError, TimeoutError, ConnectionError, httpx.HTTPError) as error:
+        # The SDK lets through httpx's errors, in uploads and in bodies that are read after the answer, and JSON's.
+        except (sdk.TogetherError, TimeoutError, ConnectionError, httpx.HTTPError, ValueError) as error:
             failure = self._in_our_words(error, url, timeout_s)
         # The SDK's errors hold the request, and what the server said of the key.
         failure.__context__ = None
@@ -99,7 +99,7 @@ class TogetherApi:
             return TryAgainError(f"{url} answered {error.status_code} out of turn", "garbled")
         if isinstance(error, sdk.APITimeoutError | TimeoutError):
             return TryAgainError(f"{url} did not answer within {timeout_s:.3g} s", "timeout")
-        if isinstance(error, sdk.APIResponseValidationError):
+        if isinstance(error, sdk.APIResponseValidationError | ValueError):
             return TryAgainError(f"{url} sent what the SDK cannot read", "garbled")
         if isinstance(error, sdk.TogetherError) and not isinstance(error, sdk.APIConnectionError):
             return RefusedError(f"{url}: {type(error).__name__}: {self._key.hide(str(error))}")

@@ -17,7 +17,7 @@ from typing import Any
 
 from leret.errors import PolicyError
 from leret.policies.base import Completion
-from leret.policies.batch_files import Outcome, outcomes_of, request_lines
+from leret.policies.batch_files import Outcome, is_whole, outcomes_of, request_lines
 from leret.policies.batch_ledger import BatchLedger, Wave
 from leret.policies.chat import Send
 from leret.policies.meter import Meter
@@ -234,7 +234,10 @@ class BatchJobs:
     async def _download(self, file_id: str) -> str:
         async def call(client: Any, url: str, timeout_s: float) -> str:
             content: bytes = await (await client.files.content(file_id)).read()
-            return content.decode(errors="replace")
+            text = content.decode(errors="replace")
+            if not is_whole(text):
+                raise TryAgainError(f"{url} sent a part of file {file_id}", "garbled")
+            return text
 
         return await self._api.run(call, patience=10.0)
 
