@@ -221,7 +221,7 @@ def test_what_the_command_refuses(index: Path, tmp_path: Path) -> None:
     other = write_questions(tmp_path / "other.jsonl", {"id": "a", "question": "word3", "relevant_doc_ids": ["gone"]})
     odd = write_questions(tmp_path / "odd.jsonl", {"what": "x"})
     for args, says in (
-        ((index, "--questions", bare), "no relevant document"),
+        ((index, "--questions", bare), "without gold documents cannot be scored"),
         ((index, "--questions", other), "'gone'"),
         ((index, "--questions", odd), "of no known kind"),
         ((index, "--questions", good, "--measures", "nope"), "'nope' is none"),
