@@ -146,8 +146,8 @@ class Remote:
         outcomes: list[Ranking | RetrievalError] = [()] * len(queries)
         places = iter(asked)
         for call, answer in zip(calls, self._client.ask_each(calls, lambda answer: self._read(answer, k)), strict=True):
-            failed = [answer] * call.n_queries if isinstance(answer, RetrievalError) else None
-            for outcome in failed or answer:
+            each = [answer] * call.n_queries if isinstance(answer, RetrievalError) else answer
+            for outcome in each:
                 outcomes[next(places)] = outcome
         return settled(queries, outcomes)
 

@@ -112,7 +112,7 @@ class RetrieverServer:
         self._engine_seconds = Histogram(
             "leret_engine_seconds", "Seconds of a batch in the engine.", (0.001, 0.005, 0.025, 0.1, 0.5, 2.5)
         )
-        self._metrics = [
+        self._metrics: list[Counter | Gauge | Histogram] = [
             self._requests,
             self._queries,
             self._full,
