@@ -146,6 +146,7 @@ class Remote:
         outcomes: list[Ranking | RetrievalError] = [()] * len(queries)
         places = iter(asked)
         for call, answer in zip(calls, self._client.ask_each(calls, lambda answer: self._read(answer, k)), strict=True):
+            each: Sequence[Ranking | RetrievalError]
             each = [answer] * call.n_queries if isinstance(answer, RetrievalError) else answer
             for outcome in each:
                 outcomes[next(places)] = outcome
