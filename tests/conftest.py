@@ -7,6 +7,12 @@ from pathlib import Path
 import pytest
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads answers that another one, or another day, has kept."""
+    monkeypatch.setenv("LERET_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The real data beside the checkout; tests that need it are skipped where it is absent."""

@@ -14,7 +14,7 @@ from leret.types import Ranking
 __all__ = ["Kept", "keep_answers"]
 
 _FAST = frozenset({"bm25", "rm3"})
-"""Engines that answer faster than the cache does (benchmarks/RESULTS.md, "The cache of answers")."""
+"""Engines that answer in a fraction of a millisecond: there is little to save (benchmarks/RESULTS.md)."""
 
 
 class Kept:
