@@ -58,7 +58,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def built(kind: str, folder: Path) -> tuple[Path, Retriever]:
     directory = folder / kind
-    return directory, load_retriever(settings(kind, folder, index=str(directory)), ANIMALS, folder / "unused")
+    load_retriever(settings(kind, folder, index=str(directory)), ANIMALS, folder / "unused")
+    return directory, open_index(directory)  # without the cache of answers, which would answer in its place
 
 
 @pytest.fixture
