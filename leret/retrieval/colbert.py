@@ -294,6 +294,7 @@ def _config(colbert: Any, checkpoint: Path, index: Path, settings: PlaidSettings
         )
     ours = colbert.ColBERTConfig(
         checkpoint=str(checkpoint),
+        model_name=str(checkpoint),  # the checkpoint's own word is a hub's name, which the library would ask the hub for
         index_path=str(index),
         root=str(index.parent),
         nbits=settings.nbits,
@@ -313,9 +314,16 @@ def _checkpoint(colbert: Any, directory: Path, config: Any) -> Any:
         raise RetrievalError(
             f"{directory}: no model (config.json is missing); name the directory of a ColBERT checkpoint"
         )
+    if "auto_map" in (directory / "config.json").read_text(encoding="utf-8"):
+        raise RetrievalError(
+            f"{directory} brings Python code of its own (auto_map in config.json), which colbert-ai would run unasked; "
+            "use a checkpoint of an architecture that transformers has"
+        )
+    from safetensors import SafetensorError
+
     try:
         model = colbert.Checkpoint(str(directory), colbert_config=config, verbose=0)
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise RetrievalError(
             f"{directory} cannot be opened as a ColBERT checkpoint ({type(error).__name__}: {error})"
         ) from error

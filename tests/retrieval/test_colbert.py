@@ -84,8 +84,10 @@ def _ids(rankings: Sequence[Sequence[Any]]) -> list[list[str]]:
     return [[passage.doc_id for passage in ranking] for ranking in rankings]
 
 
-def test_it_finds_what_exact_late_interaction_finds(built: tuple[Path, Retriever]) -> None:
-    retriever = built[1]
+def test_it_finds_what_exact_late_interaction_finds(tmp_path: Path) -> None:
+    real = settings(colbert_checkpoint(tmp_path / "checkpoint"), tmp_path / "index", nbits=4)
+    load_retriever(real, ANIMALS, tmp_path)
+    retriever = open_index(tmp_path / "index")
     texts = [f"{d.title} | {d.text}" if d.title else d.text for d in ANIMALS.values()]
     texts = [text.replace("\ud800", "�") for text in texts]
     best = exact(retriever, texts, QUERIES, 10)
@@ -155,9 +157,10 @@ def test_a_downloaded_index_opens_unchanged(checkpoint: Path, built: tuple[Path,
     [
         (lambda folder: (folder / "artifact.metadata").unlink(), "is no ColBERT checkpoint"),
         (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+        (lambda folder: (folder / "config.json").write_text('{"auto_map": {}}'), "Python code of its own"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 100), "cannot be opened as a ColBERT"),
     ],
-    ids=["settings", "config", "weights"],
+    ids=["settings", "config", "code", "weights"],
 )
 def test_a_broken_checkpoint_is_said(checkpoint: Path, tmp_path: Path, harm: Any, says: str) -> None:
     shutil.copytree(checkpoint, tmp_path / "broken")
