@@ -143,7 +143,9 @@ class BM25:
         documents = np.zeros((len(queries), k), np.int32)
         scores = np.zeros((len(queries), k), np.float32)
         index = self._index
-        top_k(words, starts, index.data, index.indices, index.indptr, documents, scores, self._n_documents)
+        top_k(
+            words, starts, index.data, index.indices.view(np.uint32), index.indptr, documents, scores, self._n_documents
+        )
         return _sorted(documents, scores)
 
     def _columns(self, query: str) -> list[int]:

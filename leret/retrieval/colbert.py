@@ -294,7 +294,9 @@ def _config(colbert: Any, checkpoint: Path, index: Path, settings: PlaidSettings
         )
     ours = colbert.ColBERTConfig(
         checkpoint=str(checkpoint),
-        model_name=str(checkpoint),  # the checkpoint's own word is a hub's name, which the library would ask the hub for
+        model_name=str(
+            checkpoint
+        ),  # the checkpoint names a model of the hub, which the library would ask
         index_path=str(index),
         root=str(index.parent),
         nbits=settings.nbits,

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 __all__ = ["top_k"]
 
-_FEW = 4
+_FEW = 2
 """A query's documents are walked along again where they are fewer than one in so many; otherwise all are scanned."""
-_BLOCK = 128
+_BLOCK = 16
 """Documents that are passed over at once."""
 
 
@@ -44,7 +44,7 @@ def _top_k(
     words: NDArray[np.int32],
     starts: NDArray[np.int64],
     data: NDArray[np.float32],
-    indices: NDArray[np.int32],
+    indices: NDArray[np.uint32],
     indptr: NDArray[np.int32],
     best_documents: NDArray[np.int32],
     best_scores: NDArray[np.float32],
@@ -56,63 +56,65 @@ def _top_k(
         words: (n_words,) word ids of all queries, one query after the other.
         starts: (n_queries + 1,) where each query's words start.
         data: (n_entries,) BM25 weight of a word in a document, by word.
-        indices: (n_entries,) the document of each weight.
+        indices: (n_entries,) the document of each weight; unsigned, so that no index is looked at for its sign.
         indptr: (n_vocabulary + 1,) where each word's weights start.
         best_documents: (n_queries, k) written; document numbers.
         best_scores: (n_queries, k) 0 at the start; written: their scores.
         n_documents: in the index.
     """
-    scores = np.zeros(n_documents, np.float32)  # all 0 again after every query
+    scores = np.zeros(n_documents + _BLOCK, np.float32)  # whole blocks; all 0 again after every query
     for query in range(len(starts) - 1):
         columns = words[starts[query] : starts[query + 1]]
         n_entries = 0
         for word in columns:
-            n_entries += indptr[word + 1] - indptr[word]
-            for entry in range(indptr[word], indptr[word + 1]):
-                scores[indices[entry]] += data[entry]
+            among, weights = indices[indptr[word] : indptr[word + 1]], data[indptr[word] : indptr[word + 1]]
+            n_entries += len(among)
+            for entry in range(len(among)):
+                scores[among[entry]] += weights[entry]
         kept_scores, kept = best_scores[query], best_documents[query]  # a heap from the start: all its scores are 0
         if _FEW * n_entries < n_documents:
             among_touched(columns, indices, indptr, scores, kept_scores, kept)
         else:
-            among_all(scores, kept_scores, kept)
+            among_all(scores, n_documents, kept_scores, kept)
 
 
 def _among_touched(
     columns: NDArray[np.int32],
-    indices: NDArray[np.int32],
+    indices: NDArray[np.uint32],
     indptr: NDArray[np.int32],
     scores: NDArray[np.float32],
     kept_scores: NDArray[np.float32],
     kept: NDArray[np.int32],
 ) -> None:
     """Keep the best of the documents that share a word with the query, by a second walk along its words."""
+    lowest, above_0 = kept_scores[0], np.float32(1e-45)
     for word in columns:
-        for entry in range(indptr[word], indptr[word + 1]):
-            document = indices[entry]
+        among = indices[indptr[word] : indptr[word + 1]]
+        for entry in range(len(among)):
+            document = among[entry]
             score = scores[document]
-            if score > 0:  # not met before on this walk
-                scores[document] = 0
-                if worse(kept_scores[0], kept[0], score, document):
-                    replace_worst(kept_scores, kept, score, document)
+            scores[document] = 0  # where the next word has this document too, it is passed over
+            # one comparison, whose answer is nearly always no: twice as fast as a branch on `score > 0` before it
+            if score >= max(lowest, above_0) and worse(lowest, kept[0], score, document):
+                replace_worst(kept_scores, kept, score, document)
+                lowest = kept_scores[0]
 
 
-def _among_all(scores: NDArray[np.float32], kept_scores: NDArray[np.float32], kept: NDArray[np.int32]) -> None:
+def _among_all(
+    scores: NDArray[np.float32], n_documents: int, kept_scores: NDArray[np.float32], kept: NDArray[np.int32]
+) -> None:
     """Keep the best of all documents; a block none of whose scores is high enough is passed over whole."""
-    for start in range(0, len(scores), _BLOCK):
-        block = scores[start : start + _BLOCK]
-        if highest(block) > kept_scores[0]:
-            for i in range(len(block)):
-                if block[i] > kept_scores[0]:  # an equal score comes later, so it is worse
-                    replace_worst(kept_scores, kept, block[i], start + i)
-        block[:] = 0
-
-
-def _highest(scores: NDArray[np.float32]) -> np.float32:
-    """The highest of some scores, at least 0."""
-    best = np.float32(0)
-    for score in scores:
-        best = max(best, score)
-    return best
+    lowest = kept_scores[0]
+    for start in range(0, n_documents, _BLOCK):
+        highest = np.float32(0)
+        for i in range(start, start + _BLOCK):
+            highest = max(highest, scores[i])
+        if highest > lowest:
+            for i in range(start, start + _BLOCK):
+                if scores[i] > lowest:  # an equal score comes later, so it is worse
+                    replace_worst(kept_scores, kept, scores[i], i)
+                    lowest = kept_scores[0]
+    scores[:] = 0
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -126,7 +128,6 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
 
 worse = _compiled(_worse)
 replace_worst = _compiled(_replace_worst)
-highest = _compiled(_highest, fastmath=True)  # the order of a maximum does not matter, and so it is vectorized
-among_all = _compiled(_among_all)
+among_all = _compiled(_among_all, fastmath={"nnan", "nsz"})  # without which a maximum is not vectorized
 among_touched = _compiled(_among_touched)
 top_k = _compiled(_top_k)
