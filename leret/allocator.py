@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-__all__ = ["keep_memory"]
+__all__ = ["give_back", "keep_memory"]
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
 _GIB = 1 << 30
@@ -31,3 +31,15 @@ def keep_memory() -> bool:
         return False
     wanted = {_MMAP_THRESHOLD: _GIB, _TRIM_THRESHOLD: _GIB, _TOP_PAD: _GIB // 4}
     return all(mallopt(name, value) for name, value in wanted.items())
+
+
+def give_back() -> bool:
+    """Return free pages to the system; elsewhere than on glibc nothing happens.
+
+    Returns:
+        Whether some were.
+    """
+    try:
+        return bool(ctypes.CDLL(None).malloc_trim(0))
+    except (AttributeError, OSError, TypeError):
+        return False

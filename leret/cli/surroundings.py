@@ -21,6 +21,8 @@ _DEFAULTS = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
 }
+_SHAPES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+"""Of the last 1,024 shapes of bfloat16 PyTorch keeps kernels and buffers: some gigabytes, where no two are equal."""
 _LOUD = ("LiteLLM", "accelerate", "bm25s", "datasets", "dspy", "httpx", "matplotlib", "numba", "transformers", "trl")
 
 
@@ -34,6 +36,8 @@ def prepare(debug: bool) -> None:
     for name, value in _DEFAULTS.items():
         if not debug or name.startswith("LITELLM"):
             os.environ.setdefault(name, value)
+    for name in _SHAPES:
+        os.environ.setdefault(name, "64")
     if "DSPY_CACHEDIR" not in os.environ:
         # DSPy opens a cache as soon as it is asked for one; leret samples without, so it gets a place that goes away.
         os.environ["DSPY_CACHEDIR"] = directory = tempfile.mkdtemp(prefix="leret-dspy-")

@@ -294,9 +294,7 @@ def _config(colbert: Any, checkpoint: Path, index: Path, settings: PlaidSettings
         )
     ours = colbert.ColBERTConfig(
         checkpoint=str(checkpoint),
-        model_name=str(
-            checkpoint
-        ),  # the checkpoint names a model of the hub, which the library would ask
+        model_name=str(checkpoint),  # the checkpoint names a model of the hub, which the library would ask
         index_path=str(index),
         root=str(index.parent),
         nbits=settings.nbits,

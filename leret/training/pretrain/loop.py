@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel
 
+from leret.allocator import give_back
 from leret.errors import TrainingError
 from leret.training.pretrain import checkpoint
 from leret.training.pretrain.batch import Batch, Row, collate
@@ -117,6 +118,8 @@ def train(
             raise TrainingError(f"pretraining: the rows ran dry at step {step} of {settings.steps}; give more of them")
         figures = _step(model, batch, parts, settings, step)
         log.add(step + 1, figures)
+        if (step + 1) % settings.log_every == 0:
+            give_back()  # no two batches have the same shape, and what was freed lies in gaps
         done = step + 1 == settings.steps
         if probe is not None and ((step + 1) % settings.probe_every == 0 or done):
             log.write({"step": step + 1, **_probed(model, probe)})

@@ -1,0 +1,34 @@
+"""Memory of a process: kept while it works, given back when it is asked for."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+GAPS = """
+from pathlib import Path
+from leret.allocator import give_back, keep_memory
+import numpy as np
+def resident_mb():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
+assert keep_memory()
+held = [np.ones(1 << 17) for _ in range(200)]  # a MB each
+del held[::2]
+held.append(np.ones(1))
+before = resident_mb()
+given = give_back()
+print(given, before - resident_mb())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc can be told")
+def test_gaps_between_living_arrays_are_given_back() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    run = subprocess.run([sys.executable, "-c", GAPS], env=environment, capture_output=True, text=True, check=True)
+    given, fallen_mb = run.stdout.split()
+    assert given == "True"
+    assert int(fallen_mb) > 80  # of 100 MB
