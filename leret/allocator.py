@@ -7,9 +7,12 @@ spends most of its time fetching the same pages again.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-__all__ = ["give_back", "keep_memory"]
+__all__ = ["give_back", "keep_memory", "unwalked"]
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
 _GIB = 1 << 30
@@ -43,3 +46,19 @@ def give_back() -> bool:
         return bool(ctypes.CDLL(None).malloc_trim(0))
     except (AttributeError, OSError, TypeError):
         return False
+
+
+@contextmanager
+def unwalked() -> Iterator[None]:
+    """The garbage collector passes over all that exists now: imported libraries and loaded data, most of a process.
+
+    Nothing happens where somebody has frozen objects already.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

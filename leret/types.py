@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["Document", "Failure", "Passage", "Question", "Ranking", "Sample", "State", "digest", "merge"]
 
@@ -54,9 +54,11 @@ class Question:
     split: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """A document as a retriever returned it; a higher ``score`` is better."""
+class Passage(NamedTuple):
+    """A document as a retriever returned it; a higher ``score`` is better.
+
+    A named tuple because rankings are made by the million: a frozen dataclass takes twice as long to make.
+    """
 
     doc_id: str
     title: str

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import subprocess
 import sys
 
 import pytest
+
+from leret.allocator import unwalked
 
 GAPS = """
 from pathlib import Path
@@ -32,3 +35,14 @@ def test_gaps_between_living_arrays_are_given_back() -> None:
     given, fallen_mb = run.stdout.split()
     assert given == "True"
     assert int(fallen_mb) > 80  # of 100 MB
+
+
+def test_the_collector_passes_over_what_is_there_until_the_end() -> None:
+    assert not gc.get_freeze_count()
+    with unwalked():
+        frozen = gc.get_freeze_count()
+        assert frozen > 1000
+        with unwalked():  # in another task, say
+            assert gc.get_freeze_count() >= frozen
+        assert gc.get_freeze_count() >= frozen
+    assert not gc.get_freeze_count()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from leret.types import Passage, Ranking
 
@@ -60,4 +59,4 @@ def _summed(
             totals[passage.doc_id] = totals.get(passage.doc_id, 0.0) + weight * part
             passages.setdefault(passage.doc_id, passage)
     best = sorted(totals, key=lambda doc_id: -totals[doc_id])  # stable
-    return tuple(replace(passages[doc_id], score=totals[doc_id]) for doc_id in best)
+    return tuple(passages[doc_id]._replace(score=totals[doc_id]) for doc_id in best)

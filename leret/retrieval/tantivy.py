@@ -47,6 +47,8 @@ class Tantivy:
 
     def __init__(self, documents: Placed, index: Any, words: WordSettings) -> None:
         self._passages = Passages(documents)
+        tantivy = _tantivy()
+        self._query, self._should = tantivy.Query, tantivy.Occur.Should
         self._schema = index.schema
         self._searcher = index.searcher()
         self._words = tokenizer(words)
@@ -87,13 +89,12 @@ class Tantivy:
         return self._passages.ranking([place for _, place in best], [-score for score, _ in best])
 
     def _disjunction(self, counts: Counter[str]) -> Any:
-        from tantivy import Occur, Query
-
+        query, should = self._query, self._should
         words = []
         for word, n in counts.items():
-            query = Query.term_query(self._schema, "words", word, "freq")
-            words.append((Occur.Should, Query.boost_query(query, float(n)) if n > 1 else query))
-        return Query.boolean_query(words)
+            one = query.term_query(self._schema, "words", word, "freq")
+            words.append((should, query.boost_query(one, float(n)) if n > 1 else one))
+        return query.boolean_query(words)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from leret.allocator import unwalked
 from leret.errors import LeretError, PolicyError, ProgramError, RetrievalError, RunError
 from leret.pipelines.replay import Finished, NeedsCompletion
 from leret.sampling.branch import Brancher, Here
@@ -146,7 +147,8 @@ class Scheduler:
 
         saving = asyncio.create_task(self._save_now_and_then())
         try:
-            await each((question for question in questions if question.id not in done), one, concurrency)
+            with unwalked():
+                await each((question for question in questions if question.id not in done), one, concurrency)
         finally:
             saving.cancel()
             self._store.flush()
