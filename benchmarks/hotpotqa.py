@@ -1,7 +1,7 @@
 """HotpotQA on several seeds: the policy made from MiniLM's weights, its controls, and the baselines.
 
     leret pretrain sampling/hotpotqa.yaml
-    python benchmarks/hotpotqa.py --seeds 0 1 2 --questions 400 --test 400 --out runs/bench/hotpotqa
+    python benchmarks/hotpotqa.py --seeds 0 1 2 --questions 250 --test 250 --out runs/bench/hotpotqa
 
 Each seed is another draw of training questions, another sampling and another training, from one pretrained policy. The
 test questions are the same for all. `copy` is the untrained policy under a prompt whose demos copy the question.
@@ -115,8 +115,8 @@ def last_recall(path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--questions", type=int, default=400, help="training questions that are sampled")
-    parser.add_argument("--test", type=int, default=400, help="test questions")
+    parser.add_argument("--questions", type=int, default=250, help="training questions that are sampled")
+    parser.add_argument("--test", type=int, default=250, help="test questions")
     parser.add_argument("--out", type=Path, default=Path("runs/bench/hotpotqa"))
     arguments = parser.parse_args()
     outs = [arguments.out / f"seed-{seed}" for seed in arguments.seeds]
