@@ -21,7 +21,7 @@ from leret.faults import describe
 from leret.recipefiles import DataRecipe, IndexRecipe, locate
 from leret.yamlplaces import Key, Placed, parse
 
-__all__ = ["data_recipe", "find_recipe", "index_recipe", "load_any", "load_recipe", "stage_of"]
+__all__ = ["data_recipe", "find_recipe", "index_recipe", "load_all", "load_any", "load_recipe", "stage_of"]
 
 R = TypeVar("R", SamplingRecipe, TrainingRecipe, EvalRecipe, DataRecipe, IndexRecipe)
 
@@ -111,16 +111,48 @@ def find_recipe(path: str | Path, folder: str | None = None) -> Path:
     raise ConfigError(f"{path}: no such recipe; name a YAML file, or one that leret ships: {', '.join(ours)}")
 
 
-def load_any(path: str | Path) -> SamplingRecipe | TrainingRecipe | EvalRecipe:
+def load_any(path: str | Path, overrides: Sequence[str] = ()) -> SamplingRecipe | TrainingRecipe | EvalRecipe:
     """Read a recipe of whatever stage its keys tell.
+
+    Args:
+        path: as for `load_recipe`.
+        overrides: as for `load_recipe`; those of keys that the stage does not have are left to other recipes.
 
     Raises:
         ConfigError: as `stage_of` and `load_recipe`.
     """
     stage = stage_of(path)
+    own = [override for override in overrides if _section(override) in stage.model_fields]
     if stage is SamplingRecipe:
-        return load_recipe(path, SamplingRecipe)
-    return load_recipe(path, TrainingRecipe) if stage is TrainingRecipe else load_recipe(path, EvalRecipe)
+        return load_recipe(path, SamplingRecipe, own)
+    return load_recipe(path, TrainingRecipe, own) if stage is TrainingRecipe else load_recipe(path, EvalRecipe, own)
+
+
+def load_all(
+    paths: Sequence[str | Path], overrides: Sequence[str] = ()
+) -> list[SamplingRecipe | TrainingRecipe | EvalRecipe]:
+    """Read recipes of several stages; an override goes to each of them that has its first key.
+
+    Raises:
+        ConfigError: all faults of all recipes together, and overrides that none of them has a place for.
+    """
+    loaded, problems, known = [], [], set()
+    for path in paths:
+        try:
+            known |= set(stage_of(path).model_fields)
+            loaded.append(load_any(path, overrides))
+        except ConfigError as error:
+            problems += error.problems
+    strange = [override for override in overrides if _section(override) not in known]
+    if len(known) and strange:
+        problems += [f"--set {override}: none of the recipes has {_section(override)!r}" for override in strange]
+    if problems:
+        raise ConfigError(problems)
+    return loaded
+
+
+def _section(override: str) -> str:
+    return override.partition("=")[0].partition(".")[0].strip()
 
 
 def stage_of(path: str | Path) -> type[SamplingRecipe] | type[TrainingRecipe] | type[EvalRecipe]:

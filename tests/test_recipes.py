@@ -9,7 +9,7 @@ import pytest
 from leret import shipped
 from leret.config import EvalRecipe, SamplingRecipe, TrainingRecipe
 from leret.errors import ConfigError
-from leret.recipes import find_recipe, load_any, load_recipe, stage_of
+from leret.recipes import find_recipe, load_all, load_any, load_recipe, stage_of
 
 GOOD = """\
 data: {kind: world}
@@ -249,3 +249,21 @@ def test_a_copied_recipe_finds_the_copied_programs(folder: Path) -> None:
     shipped.copy("sampling/demo.yaml", folder / "mine")
     recipe = load_recipe("mine/sampling/demo.yaml", SamplingRecipe)
     assert recipe.program.path == f"{folder / 'mine' / 'pipelines' / 'multihop.py'}:MultiHop"
+
+
+def test_an_override_of_several_recipes_goes_to_each_that_has_its_key() -> None:
+    names = ["sampling/demo.yaml", "training/demo-sft.yaml", "eval/demo.yaml"]
+    sampling, training, evaluation = load_all(names, ["data.limit=7", "seed=5"])
+    assert isinstance(sampling, SamplingRecipe)
+    assert isinstance(training, TrainingRecipe)
+    assert isinstance(evaluation, EvalRecipe)
+    assert (sampling.data.limit, training.seed, evaluation.seed) == (7, 5, 5)
+    assert sampling == load_recipe(names[0], SamplingRecipe, ["data.limit=7"])
+
+
+def test_overrides_that_no_recipe_takes_are_told_with_all_else() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_all(["sampling/demo.yaml", "training/demo-sft.yaml"], ["datum.limit=7", "data.limit=x", "lr=fast"])
+    told = "\n".join(caught.value.problems)
+    assert "--set datum.limit=7: none of the recipes has 'datum'" in told
+    assert len(caught.value.problems) == 3

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from leret.cli.options import DryRun, RunOption
+from leret.cli.options import DryRun, Overrides, RunOption
 
 if TYPE_CHECKING:
     from leret.eval.stage import EvalReport
@@ -18,26 +18,18 @@ def run(
     recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="Of sampling, of training, of evaluation.")],
     run: RunOption,
     rounds: Annotated[int, typer.Option(min=1, help="Each samples with what the last one trained.")] = 1,
+    overrides: Overrides = None,
     dry_run: DryRun = False,
 ) -> None:
     """Sample, train and evaluate, in as many rounds as wanted."""
     from leret.cli.console import done, facts, say
     from leret.cli.evaluate import show
     from leret.cli.progress import shown
-    from leret.errors import ConfigError
     from leret.loop import schedule, take
-    from leret.recipes import load_any
+    from leret.recipes import load_all
     from leret.runs import Run
 
-    loaded, problems = [], []
-    for name in recipes:
-        try:
-            loaded.append(load_any(name))
-        except ConfigError as error:
-            problems += error.problems
-    if problems:
-        raise ConfigError(problems)
-    steps = schedule(loaded, Run(run), rounds)
+    steps = schedule(load_all(recipes, overrides or ()), Run(run), rounds)
     if dry_run:
         for step in steps:
             say(step.title)
