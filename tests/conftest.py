@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts a job in the background: Ctrl-C is tested here
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a background job of a shell; Ctrl-C is tested here
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
