@@ -26,7 +26,10 @@ def unwrap(program: dspy.Module) -> None:
         call = _CALLS.get(kind.__call__)
         if call is not None:
             made: Any = type(kind)
-            module.__class__ = made(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+            names = {"__call__": call, "__module__": kind.__module__}
+            if kind.__getattribute__ is dspy.Module.__getattribute__:
+                names["__getattribute__"] = object.__getattribute__  # DSPy's looks for who calls forward, to warn
+            module.__class__ = made(kind.__name__, (kind,), names)
 
 
 class _Module:

@@ -27,6 +27,7 @@ __all__ = ["Branch", "Brancher", "Here"]
 _REPORTED = ("recall", "ap")
 """Measures kept beside the reward."""
 
+_sorted_json = json.JSONEncoder(sort_keys=True).encode  # json.dumps would build an encoder at every call
 _Found = dict[str, "asyncio.Future[Ranking | Failure]"]
 """What outputs retrieve at one state, by the outputs."""
 
@@ -183,7 +184,7 @@ class Brancher:
     ) -> tuple[dict[str, Any], asyncio.Future[Ranking | Failure]]:
         """The outputs as plain values, and what they will retrieve: equal outputs at one state ask once."""
         plain = to_jsonable_python(outputs, fallback=str)
-        key = json.dumps(plain, sort_keys=True)
+        key = _sorted_json(plain)
         if key not in found:
             found[key] = asyncio.ensure_future(self._ranking(here, outputs))
         return plain, found[key]
