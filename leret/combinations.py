@@ -62,11 +62,6 @@ def _policy(recipe: SamplingRecipe) -> Iterator[Clash]:
             f"program.adapter.kind: the demo policy reads only the compact adapter's prompts, not {adapter.kind}; "
             "set program.adapter.kind: compact, or name another policy.model",
         )
-    if policy.kind != "local" and recipe.pretrain:
-        yield Clash(
-            (("pretrain",), ("policy", "kind")),
-            f"pretrain: it builds a model directory, and policy.kind {policy.kind} asks a server; remove one of them",
-        )
 
 
 def _sampling(recipe: SamplingRecipe) -> Iterator[Clash]:

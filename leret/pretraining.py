@@ -41,6 +41,11 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
             "or `pretrain: {kind: minilm}`, as in sampling/hotpotqa.yaml"
         )
     model = recipe.policy.model
+    if out is None and recipe.policy.kind != "local":
+        raise ConfigError(
+            f"pretrain: policy.model {model} is a name on a server (policy.kind {recipe.policy.kind}), not a directory; "
+            "say with --out where the new policy shall go"
+        )
     directory = out or Path("policies/demo" if model == "demo" else model)
     with _told(progress or Silent(), f"pretraining {directory.name}") as told:
         return _scratch(settings, directory, told) if settings.kind == "scratch" else _minilm(recipe, directory, told)

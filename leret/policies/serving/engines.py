@@ -80,7 +80,9 @@ def _vllm(executable: str, served: ServedModel, at: Listening, gpu: bool) -> lis
     if served.tokenizer is not None:
         command += ["--tokenizer", str(served.tokenizer)]
     # As the in-process engine computes on a CPU; compilation takes longer there than small models gain by it.
-    return command if gpu else [*command, "--dtype", "float32", "--enforce-eager"]
+    # A prompt that is read in parts makes vLLM wind a seeded generator back, which PyTorch's of a CPU cannot: the whole
+    # engine ends (0.32.0, "CPU Generator does not use offset").
+    return command if gpu else [*command, "--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill"]
 
 
 def _vllm_environment(gpu: bool) -> dict[str, str]:

@@ -36,7 +36,8 @@ LORA = "/runs/r/policies/ipo"
             "vllm",
             FULL,
             "cpu",
-            VLLM.format("/models/ipo") + " --served-model-name ipo-1a2b3c4d --dtype float32 --enforce-eager",
+            VLLM.format("/models/ipo") + " --served-model-name ipo-1a2b3c4d --dtype float32 --enforce-eager "
+            "--no-enable-chunked-prefill",
             "ipo-1a2b3c4d",
         ),
         (
