@@ -43,7 +43,7 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
     model = recipe.policy.model
     if out is None and recipe.policy.kind != "local":
         raise ConfigError(
-            f"pretrain: policy.model {model} is a name on a server (policy.kind {recipe.policy.kind}), not a directory; "
+            f"pretrain: policy.model {model} is a name on a server ({recipe.policy.kind}), not a directory; "
             "say with --out where the new policy shall go"
         )
     directory = out or Path("policies/demo" if model == "demo" else model)
