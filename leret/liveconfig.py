@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, field_validator
 
 from leret.section import Settings
 
@@ -89,9 +89,16 @@ class RM3Settings(Settings):
     original_weight: float = Field(0.5, ge=0, le=1, description="of the query's own words")
 
 
+def _not_bool(value: object) -> object:
+    """YAML reads ``on`` and ``off`` as true and false."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
 class AnswersSettings(Settings):
     """The cache of answers on disk."""
 
-    use: Literal["auto", "on", "off"] = Field("auto", description="auto: engines that are slower than the cache")
+    use: Annotated[Literal["auto", "on", "off"], BeforeValidator(_not_bool)] = Field(
+        "auto", description="auto: engines that are slower than the cache"
+    )
     path: str | None = Field(None, description="directory; None takes LERET_CACHE_DIR, or leret's in the user's cache")
     max_mb: PositiveInt = Field(2048, description="answers kept; those unused for longest go first")

@@ -267,3 +267,9 @@ def test_overrides_that_no_recipe_takes_are_told_with_all_else() -> None:
     told = "\n".join(caught.value.problems)
     assert "--set datum.limit=7: none of the recipes has 'datum'" in told
     assert len(caught.value.problems) == 3
+
+
+@pytest.mark.parametrize("word", ["on", "off", "auto"])
+def test_on_and_off_are_words_though_yaml_reads_them_as_true_and_false(word: str) -> None:
+    recipe = load_recipe("sampling/demo.yaml", SamplingRecipe, [f"retriever.answers.use={word}"])
+    assert recipe.retriever.answers.use == word
