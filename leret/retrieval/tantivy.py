@@ -85,8 +85,11 @@ class Tantivy:
                 break
             n = min(2 * n, self._n_documents)  # the scores at the cut are equal: see them all, to keep the first ones
         places = self._searcher.fast_field_values("place", [address for _, address in hits])
-        best = sorted((-score, place) for (score, _), place in zip(hits, places, strict=True))[:k]
-        return self._passages.ranking([place for _, place in best], [-score for score, _ in best])
+        scores = [score for score, _ in hits]
+        if len(set(scores)) < len(scores):
+            best = sorted(zip((-score for score in scores), places, strict=True))
+            scores, places = [-score for score, _ in best], [place for _, place in best]
+        return self._passages.ranking(places[:k], scores[:k])
 
     def _disjunction(self, counts: Counter[str]) -> Any:
         query, should = self._query, self._should
