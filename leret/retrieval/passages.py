@@ -12,6 +12,8 @@ __all__ = ["Passages"]
 _MOST = 1 << 16
 """Documents kept decoded: what is found is found again and again."""
 
+_made = tuple.__new__
+
 
 class Passages:
     """Makes rankings; safe for many threads.
@@ -31,13 +33,14 @@ class Passages:
             places: (n,) of documents, best first.
             scores: (n,) theirs.
         """
-        kept = self._kept
-        found = []
-        for place, score in zip(places, scores, strict=True):
-            document = kept.get(place)
-            if document is None:
-                if len(kept) >= _MOST:
-                    kept.clear()
-                document = kept[place] = self._at(place)
-            found.append(Passage(*document, score))
-        return tuple(found)
+        get, read = self._kept.get, self._read
+        # as Passage(...) does it, without a call of its __new__ for each
+        return tuple(
+            [_made(Passage, (*(get(place) or read(place)), score)) for place, score in zip(places, scores, strict=True)]
+        )
+
+    def _read(self, place: int) -> tuple[str, str, str]:
+        if len(self._kept) >= _MOST:
+            self._kept.clear()
+        document = self._kept[place] = self._at(place)
+        return document

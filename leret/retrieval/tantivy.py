@@ -30,7 +30,7 @@ _FOLDER = "tantivy"
 _HEAP = 256_000_000
 """Bytes that a build holds before it writes."""
 _MORE = 1
-"""Documents asked for beyond k, to see where a run of equal scores ends."""
+"""Documents asked for beyond k where there are several segments, to see where a run of equal scores ends."""
 _TOLD = 10_000
 
 
@@ -51,7 +51,10 @@ class Tantivy:
         self._query, self._should = tantivy.Query, tantivy.Occur.Should
         self._schema = index.schema
         self._searcher = index.searcher()
+        # One thread wrote it: within a segment tantivy's own order of equal scores is that of the corpus.
+        self._more = 0 if self._searcher.num_segments == 1 else _MORE
         self._words = tokenizer(words)
+        self._stems = words.stemmer is not None
         self._lock = threading.Lock()  # a stemmer keeps a state
         self._n_documents = len(documents)
         self.digest = TantivyEngine(words).digest(documents.digest)
@@ -73,20 +76,23 @@ class Tantivy:
         return [self._answer(query, k) for query in queries]
 
     def _answer(self, query: str, k: int) -> Ranking:
-        with self._lock:
+        if self._stems:
+            with self._lock:
+                counts = Counter(self._words(query))
+        else:
             counts = Counter(self._words(query))
         if not counts:
             return ()
         wanted = self._disjunction(counts)
-        n = min(k + _MORE, self._n_documents)
+        n = min(k + self._more, self._n_documents)
         while True:
             hits = self._searcher.search(wanted, limit=n, count=False).hits
-            if len(hits) < n or n == self._n_documents or hits[-1][0] < hits[k - 1][0]:
+            if not self._more or len(hits) < n or n == self._n_documents or hits[-1][0] < hits[k - 1][0]:
                 break
             n = min(2 * n, self._n_documents)  # the scores at the cut are equal: see them all, to keep the first ones
         places = self._searcher.fast_field_values("place", [address for _, address in hits])
         scores = [score for score, _ in hits]
-        if len(set(scores)) < len(scores):
+        if self._more and len(set(scores)) < len(scores):
             best = sorted(zip((-score for score in scores), places, strict=True))
             scores, places = [-score for score, _ in best], [place for _, place in best]
         return self._passages.ranking(places[:k], scores[:k])
