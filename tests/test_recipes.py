@@ -9,6 +9,7 @@ import pytest
 from leret import shipped
 from leret.config import EvalRecipe, SamplingRecipe, TrainingRecipe
 from leret.errors import ConfigError
+from leret.pretraining import pretrain
 from leret.recipes import find_recipe, load_all, load_any, load_recipe, stage_of
 
 GOOD = """\
@@ -273,3 +274,10 @@ def test_overrides_that_no_recipe_takes_are_told_with_all_else() -> None:
 def test_on_and_off_are_words_though_yaml_reads_them_as_true_and_false(word: str) -> None:
     recipe = load_recipe("sampling/demo.yaml", SamplingRecipe, [f"retriever.answers.use={word}"])
     assert recipe.retriever.answers.use == word
+
+
+def test_a_served_policy_may_stand_beside_a_pretrain_section_but_is_no_place_to_write_to() -> None:
+    served = ["policy.kind=openai", "policy.model=some/model", "policy.urls=[http://127.0.0.1:1/v1]"]
+    recipe = load_recipe("sampling/demo.yaml", SamplingRecipe, served)
+    with pytest.raises(ConfigError, match=r"some/model is a name on a server \(openai\).*--out"):
+        pretrain(recipe)
