@@ -65,7 +65,7 @@ class InstantServer:
         raw = await request.read()
         body = json.loads(raw)
         name = blake2b(raw, digest_size=8).hexdigest()
-        probe = body["max_tokens"] == 1
+        probe = body.get("max_tokens") == 1
         if self.count and not probe:
             self.asked[name] += 1
         answer = completion(body, name, named=self.count)

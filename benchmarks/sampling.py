@@ -6,7 +6,8 @@
 
 speed   scored samples a second, with four prompts of one sample and of eight, BM25 over HotpotQA's 29k documents in the
         loop; the median of --repeats sessions after one that is not counted. Beside wall-clock: CPU-seconds of this
-        process alone, which other work on the machine does not change. With --url against any other server.
+        process alone, which other work on the machine does not change. With --url against any other server, with --dspy
+        by turns with `dspy.Evaluate`, 32 threads, doing the same for a quarter of the questions.
 long    generated questions over the same documents: resident memory and throughput from start to end.
 kills   20 x kill -9, without and with 30 % of faulty replies (benchmarks/kills.py).
 
@@ -35,6 +36,7 @@ from kills import HERE, server, write_prompts
 from profiling import Shares
 
 from leret.config import SamplingRecipe
+from leret.pipelines.prompts import Prompt
 from leret.runs import Run
 from leret.sampling.stage import sample
 from leret.sampling.workbench import Workbench
@@ -136,7 +138,8 @@ def speed(arguments: argparse.Namespace) -> None:
     with place() as work, endpoint(arguments) as url:
         for n in (1, 8):
             recipe = recipe_of(arguments, url, n, work, limit=arguments.questions or (300 if n == 1 else 100))
-            rates, costs, shares = [], [], Shares()
+            rates, costs, loops, shares = [], [], [], Shares()
+            bench = Workbench(recipe, work)
             for repeat in range(arguments.repeats + 1):
                 profiled = arguments.profile and repeat == arguments.repeats
                 watch = Watch(shares=shares if profiled else None)
@@ -146,12 +149,26 @@ def speed(arguments: argparse.Namespace) -> None:
                 if repeat:
                     rates.append(samples / (wall_end - wall))
                     costs.append(1000 * (cpu_end - cpu) / samples)
+                if arguments.dspy:
+                    loops.append(dspy_rate(bench, work, n))
             rate, cost = statistics.median(rates), statistics.median(costs)
             print(f"| {n} | {rate:,.0f} ({min(rates):,.0f}-{max(rates):,.0f}) | {rate / AIMS[n]:.2f} | {cost:.3f} "
                   f"| {1000 / cost:,.0f} | {1000 / cost / AIMS[n]:.2f} |", flush=True)  # fmt: skip
             tables.append((n, shares))
+            if loops[1:]:
+                loop = statistics.median(loops[1:])
+                print(f"| {n}, dspy.Evaluate | {loop:,.0f} ({min(loops[1:]):,.0f}-{max(loops[1:]):,.0f}) "
+                      f"| leret / dspy {rate / loop:.2f} | | | |", flush=True)  # fmt: skip
     for n, shares in tables if arguments.profile else ():
         print(f"\nWhere the CPU-seconds go, {n} samples a prompt:\n\n{shares.table()}")
+
+
+def dspy_rate(bench: Workbench, work: Path, n: int) -> float:
+    """Scored samples a second of the loop that one writes in DSPy alone."""
+    from dspy_loop import THREADS, dspy_loop
+
+    prompts = [Prompt.load(path) for path in sorted((work / "prompts").glob("*.json"))]
+    return dspy_loop(bench, prompts, max(THREADS, (bench.recipe.data.limit or 0) // 4), n).rate
 
 
 def write_questions(arguments: argparse.Namespace, path: Path, n: int) -> None:
@@ -250,6 +267,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=1, help="of part long: completions a prompt and state")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--dspy", action="store_true", help="of part speed: measure DSPy's own loop too")
     parser.add_argument("--profile", action="store_true", help="of part speed: where the time goes")
     arguments = parser.parse_args()
     {"speed": speed, "long": long, "kills": kills}[arguments.part](arguments)

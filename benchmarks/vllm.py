@@ -19,7 +19,6 @@ import argparse
 import asyncio
 import json
 import os
-import random
 import statistics
 import tempfile
 import threading
@@ -31,19 +30,16 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import dspy
 from aiohttp import web
-from dspy.utils.exceptions import AdapterParseError
+from dspy_loop import Timed, dspy_loop
 
 from leret.cli.surroundings import prepare
 from leret.config import SamplingRecipe
 from leret.pipelines.prompts import Prompt
-from leret.pipelines.search import Found
 from leret.policies.serving.engines import Listening
 from leret.policies.serving.served import find_served
 from leret.policies.serving.start import free_port, plan, started
 from leret.recipes import load_recipe
-from leret.rewards import measure
 from leret.runs import Run
 from leret.sampling.stage import SampleReport, sample
 from leret.sampling.workbench import Workbench
@@ -51,20 +47,6 @@ from leret.sampling.workbench import Workbench
 CONNECTIONS = 32
 CASES = {"4 prompts x 1 sample": 1, "4 prompts x 8 samples (n=8)": 8}
 """Samples a prompt and state."""
-
-
-@dataclass(frozen=True)
-class Timed:
-    """One measurement: scored samples, seconds of wall clock and of this process's CPU."""
-
-    samples: int
-    wall_s: float
-    cpu_s: float
-
-    @property
-    def rate(self) -> float:
-        """Samples a second."""
-        return self.samples / self.wall_s
 
 
 @dataclass
@@ -193,73 +175,6 @@ def bare(url: str, bodies: Sequence[bytes]) -> Timed:
     return Timed(samples, time.perf_counter() - began, time.process_time() - cpu)
 
 
-class Loop(dspy.Module):
-    """LeReT's sampling as one writes it in DSPy: prompt after prompt, one search a query, the next state by reward."""
-
-    def __init__(self, program: Any, prompts: Sequence[Prompt], n: int) -> None:
-        super().__init__()
-        self.hops, self.n, self.search = program.hops, n, program.search
-        self.writers = []
-        for prompt in prompts:
-            writer = program.write_query.deepcopy()
-            writer.demos = [dspy.Example(**demo) for demo in prompt.demos.get("write_query", ())]
-            self.writers.append(writer)
-
-    def forward(self, question: str, gold: Sequence[str]) -> dspy.Prediction:
-        average_precision, found, n_scored = measure("ap"), Found(), 0
-        for _ in range(self.hops):
-            tried: list[tuple[float, Found]] = []
-            for writer in self.writers:
-                for query in self._queries(writer, question, found):
-                    after = self.search(query, found)
-                    tried.append((average_precision(after.doc_ids, gold), after))
-                n_scored += self.n
-            going_on = [(ap, after) for ap, after in tried if ap < 1]
-            if not going_on:
-                break
-            found = random.choices([f for _, f in going_on], [ap + 0.01 for ap, _ in going_on])[0]
-        return dspy.Prediction(samples=n_scored)
-
-    def _queries(self, writer: Any, question: str, found: Found) -> list[str]:
-        try:
-            config = {"n": self.n} if self.n > 1 else {}
-            made = writer(question=question, context=found.passages, config=config)
-        except AdapterParseError:
-            return []
-        return list(made.completions.query)
-
-
-def dspy_loop(bench: Workbench, sampler: Sampler, prompts: Sequence[Prompt], questions: int, n: int) -> Timed:
-    """The same job by `dspy.Evaluate`, a thread a question."""
-    lm = dspy.LM(
-        f"openai/{sampler.model}",
-        api_base=f"{sampler.url}/v1",
-        api_key="none",
-        cache=False,
-        temperature=1.0,
-        max_tokens=16,
-    )
-    counted: list[int] = []
-    examples = [
-        dspy.Example(question=q.text, gold=list(q.gold)).with_inputs("question", "gold")
-        for q in bench.questions(limit=questions)
-    ]
-
-    def count(example: Any, prediction: Any, trace: Any = None) -> float:
-        counted.append(prediction.samples)
-        return 0.0
-
-    loop = Loop(bench.program(), prompts, n)
-    evaluate = dspy.Evaluate(devset=examples, metric=count, num_threads=CONNECTIONS, display_progress=False)
-    with dspy.context(lm=lm, adapter=bench.adapter, rm=bench.retriever):
-        began, cpu = time.perf_counter(), time.process_time()
-        evaluate(loop)
-        wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
-    if len(counted) != len(examples):
-        raise SystemExit(f"{len(examples) - len(counted)} questions failed in dspy.Evaluate")
-    return Timed(sum(counted), wall_s, cpu_s)
-
-
 @contextmanager
 def server(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
     """URL and model: of the server that was named, or of one that is started."""
@@ -275,13 +190,13 @@ def server(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 def measured(
     sampler: Sampler, bench: Workbench, prompts: Sequence[Prompt], questions: int, n: int, rounds: int
-) -> None:
+) -> dict[str, list[Timed]]:
     """Print one case: every round, the medians, the ratios."""
     recorder = Recorder(sampler.url)
     with recorder.listening() as url:
         sampler.run(questions, n, url)
     few = max(CONNECTIONS, questions // 8)
-    dspy_loop(bench, sampler, prompts, CONNECTIONS, n)  # warm
+    dspy_loop(bench, prompts, CONNECTIONS, n)  # warm
     kept: dict[str, list[Timed]] = {"leret": [], "bare": [], "dspy": []}
     for i in range(rounds):
         load = os.getloadavg()[0]
@@ -289,7 +204,7 @@ def measured(
         order = [
             ("leret", lambda: sampler.run(questions, n)[0]),
             ("bare", lambda: bare(sampler.url, recorder.bodies)),
-            ("dspy", lambda: dspy_loop(bench, sampler, prompts, few, n)),
+            ("dspy", lambda: dspy_loop(bench, prompts, few, n)),
         ]
         for name, job in order[i % 2 :] + order[: i % 2]:
             kept[name].append(job())

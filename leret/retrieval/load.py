@@ -148,7 +148,8 @@ def _again(manifest: Manifest, directory: Path) -> Engine:
 
 def _downloaded(directory: Path) -> Retriever:
     """An index of colbert-ai as it was downloaded, with the collection that lies with it."""
-    from leret.retrieval.colbert import ColBERT, ColbertEngine
+    from leret.retrieval.colbert import ColbertEngine
+    from leret.retrieval.plaid import ColBERT
 
     found = Downloaded.find(directory)
     if found.collection is None:

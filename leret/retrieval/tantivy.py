@@ -29,8 +29,6 @@ __all__ = ["Tantivy", "TantivyEngine"]
 _FOLDER = "tantivy"
 _HEAP = 256_000_000
 """Bytes that a build holds before it writes."""
-_MORE = 1
-"""Documents asked for beyond k where there are several segments, to see where a run of equal scores ends."""
 _TOLD = 10_000
 
 
@@ -52,7 +50,7 @@ class Tantivy:
         self._schema = index.schema
         self._searcher = index.searcher()
         # One thread wrote it: within a segment tantivy's own order of equal scores is that of the corpus.
-        self._more = 0 if self._searcher.num_segments == 1 else _MORE
+        self._in_order = self._searcher.num_segments == 1
         self._words = tokenizer(words)
         self._stems = words.stemmer is not None
         self._lock = threading.Lock()  # a stemmer keeps a state
@@ -73,37 +71,54 @@ class Tantivy:
             RetrievalError: ``k`` is less than 1.
         """
         k = checked(k, self._n_documents)
-        return [self._answer(query, k) for query in queries]
+        found = [self._hits(query, k) for query in queries]
+        places = self._searcher.fast_field_values("place", [address for hits in found for _, address in hits])
+        rankings, start = [], 0
+        for hits in found:
+            end = start + len(hits)
+            rankings.append(self._ranking(places[start:end], [score for score, _ in hits], k))
+            start = end
+        return rankings
 
-    def _answer(self, query: str, k: int) -> Ranking:
+    def _hits(self, query: str, k: int) -> list[tuple[float, Any]]:
+        """Scores and addresses, best first: k of them, or as many more as it takes to know which stand first."""
         if self._stems:
             with self._lock:
-                counts = Counter(self._words(query))
+                words = self._words(query)
         else:
-            counts = Counter(self._words(query))
-        if not counts:
-            return ()
-        wanted = self._disjunction(counts)
-        n = min(k + self._more, self._n_documents)
-        while True:
-            hits = self._searcher.search(wanted, limit=n, count=False).hits
-            if not self._more or len(hits) < n or n == self._n_documents or hits[-1][0] < hits[k - 1][0]:
-                break
+            words = self._words(query)
+        if not words:
+            return []
+        wanted = self._disjunction(words)
+        if self._in_order:
+            return self._best(wanted, k)
+        n = min(k + 1, self._n_documents)
+        hits = self._best(wanted, n)
+        while len(hits) == n < self._n_documents and hits[-1][0] == hits[k - 1][0]:
             n = min(2 * n, self._n_documents)  # the scores at the cut are equal: see them all, to keep the first ones
-        places = self._searcher.fast_field_values("place", [address for _, address in hits])
-        scores = [score for score, _ in hits]
-        if self._more and len(set(scores)) < len(scores):
+            hits = self._best(wanted, n)
+        return hits
+
+    def _best(self, wanted: Any, n: int) -> list[tuple[float, Any]]:
+        hits: list[tuple[float, Any]] = self._searcher.search(wanted, limit=n, count=False).hits
+        return hits
+
+    def _ranking(self, places: list[int], scores: list[float], k: int) -> Ranking:
+        if not self._in_order and len(set(scores)) < len(scores):
             best = sorted(zip((-score for score in scores), places, strict=True))
             scores, places = [-score for score, _ in best], [place for _, place in best]
         return self._passages.ranking(places[:k], scores[:k])
 
-    def _disjunction(self, counts: Counter[str]) -> Any:
-        query, should = self._query, self._should
-        words = []
-        for word, n in counts.items():
-            one = query.term_query(self._schema, "words", word, "freq")
-            words.append((should, query.boost_query(one, float(n)) if n > 1 else one))
-        return query.boolean_query(words)
+    def _disjunction(self, words: list[str]) -> Any:
+        """Any of the words, each as often as it stands there: by a boost, for a query may say one a thousand times."""
+        query, should, schema = self._query, self._should, self._schema
+        if len(set(words)) == len(words):
+            return query.boolean_query([(should, query.term_query(schema, "words", word, "freq")) for word in words])
+        terms = []
+        for word, n in Counter(words).items():
+            one = query.term_query(schema, "words", word, "freq")
+            terms.append((should, query.boost_query(one, float(n)) if n > 1 else one))
+        return query.boolean_query(terms)
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,9 @@ class Child:
             stdout=log,
             stderr=subprocess.STDOUT,
             env=self._environment,
-            start_new_session=True,
+            # A group, so that the terminal's Ctrl-C is not the server's too. Not a session: Linux shares processors out
+            # by session, and beside a server that spins (vLLM on CPUs) a client in another one hardly gets any.
+            process_group=0,
             preexec_fn=_die_with_parent(),  # noqa: PLW1509 - it makes one system call and takes no lock
         )
 

@@ -1,0 +1,108 @@
+"""LeReT's sampling as one writes it in DSPy alone: what the benchmarks measure leret beside."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dspy
+from dspy.utils.exceptions import AdapterParseError
+
+from leret.pipelines.prompts import Prompt
+from leret.pipelines.search import Found
+from leret.rewards import measure
+from leret.sampling.workbench import Workbench
+
+THREADS = 32
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One measurement: scored samples, seconds of wall clock and of this process's CPU."""
+
+    samples: int
+    wall_s: float
+    cpu_s: float
+
+    @property
+    def rate(self) -> float:
+        """Samples a second."""
+        return self.samples / self.wall_s
+
+
+class Loop(dspy.Module):
+    """Prompt after prompt, one search a query, the next state by reward."""
+
+    def __init__(self, program: Any, prompts: Sequence[Prompt], n: int) -> None:
+        super().__init__()
+        self.hops, self.n, self.search = program.hops, n, program.search
+        self.writers = []
+        for prompt in prompts:
+            writer = program.write_query.deepcopy()
+            writer.demos = [dspy.Example(**demo) for demo in prompt.demos.get("write_query", ())]
+            self.writers.append(writer)
+
+    def forward(self, question: str, gold: Sequence[str]) -> dspy.Prediction:
+        average_precision, found, n_scored = measure("ap"), Found(), 0
+        for _ in range(self.hops):
+            tried: list[tuple[float, Found]] = []
+            for writer in self.writers:
+                for query in self._queries(writer, question, found):
+                    after = self.search(query, found)
+                    tried.append((average_precision(after.doc_ids, gold), after))
+                n_scored += self.n
+            going_on = [(ap, after) for ap, after in tried if ap < 1]
+            if not going_on:
+                break
+            found = random.choices([f for _, f in going_on], [ap + 0.01 for ap, _ in going_on])[0]
+        return dspy.Prediction(samples=n_scored)
+
+    def _queries(self, writer: Any, question: str, found: Found) -> list[str]:
+        try:
+            config = {"n": self.n} if self.n > 1 else {}
+            made = writer(question=question, context=found.passages, config=config)
+        except AdapterParseError:
+            return []
+        return list(made.completions.query)
+
+
+def dspy_loop(bench: Workbench, prompts: Sequence[Prompt], questions: int, n: int) -> Timed:
+    """A recipe's sampling by ``dspy.Evaluate``, a thread a question; nothing is stored.
+
+    Args:
+        bench: of a recipe with a served policy.
+        prompts: of the bank.
+        questions: how many.
+        n: completions a prompt and state, in one request.
+    """
+    policy = bench.recipe.policy
+    lm = dspy.LM(
+        f"openai/{policy.model}",
+        api_base=policy.urls[0],
+        api_key="none",
+        cache=False,
+        temperature=policy.temperature,
+        max_tokens=policy.max_tokens,
+    )
+    counted: list[int] = []
+    examples = [
+        dspy.Example(question=q.text, gold=list(q.gold)).with_inputs("question", "gold")
+        for q in bench.questions(limit=questions)
+    ]
+
+    def count(example: Any, prediction: Any, trace: Any = None) -> float:
+        counted.append(prediction.samples)
+        return 0.0
+
+    loop = Loop(bench.program(), prompts, n)
+    evaluate = dspy.Evaluate(devset=examples, metric=count, num_threads=THREADS, display_progress=False)
+    with dspy.context(lm=lm, adapter=bench.adapter, rm=bench.retriever):
+        began, cpu = time.perf_counter(), time.process_time()
+        evaluate(loop)
+        wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
+    if len(counted) != len(examples):
+        raise SystemExit(f"{len(examples) - len(counted)} questions failed in dspy.Evaluate")
+    return Timed(sum(counted), wall_s, cpu_s)
