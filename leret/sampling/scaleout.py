@@ -89,7 +89,7 @@ class Cluster:
             RunError: no worker could be started, workers die again and again, or something cannot be written.
         """
         from leret.sampling.scaleout_driver import Driver
-        from leret.sampling.scaleout_worker import TOKEN, Job, version
+        from leret.sampling.scaleout_wire import TOKEN, Job, version
 
         token = os.urandom(16).hex()
         with run.writing():

@@ -19,7 +19,8 @@ from leret.runs import Run
 from leret.sampling.ledger import Ledger
 from leret.sampling.merge import Rows, column, merge_file, remove_store
 from leret.sampling.progress import Progress
-from leret.sampling.scaleout_worker import Batch, Job, Place, Shard, Worker
+from leret.sampling.scaleout_wire import Batch, Job, Place, Shard
+from leret.sampling.scaleout_worker import Worker
 from leret.sampling.scheduler import Tally, refuse_failures
 from leret.sampling.store import Store
 from leret.types import Failure, Question

@@ -50,7 +50,7 @@ def settings(kind: str, folder: Path, **more: Any) -> RetrieverSettings:
     elif kind == "colbert":
         checkpoint = folder / "checkpoint"
         if not checkpoint.exists():
-            colbert_checkpoint(checkpoint, tiny=True, dim=32)
+            colbert_checkpoint(checkpoint)
         values = {"kind": "colbert", "colbert": {"checkpoint": str(checkpoint)}}
     elif kind == "hybrid":
         values = {"kind": "hybrid", "hybrid": {"engines": [{"kind": "bm25"}, _dense("flat")]}}

@@ -14,8 +14,8 @@ from leret.config import RetrieverSettings
 from leret.datasets.corpus import Corpus
 from leret.errors import RetrievalError
 from leret.retrieval import dense
+from leret.retrieval.building import half_built
 from leret.retrieval.encoder import Encoder
-from leret.retrieval.index import half_built
 from leret.retrieval.load import load_retriever, open_index
 from leret.types import Document
 from tests.retrieval.models import minilm

@@ -15,7 +15,8 @@ import pytest
 from leret.datasets.corpus import Corpus
 from leret.errors import RetrievalError
 from leret.retrieval.base import Retriever
-from leret.retrieval.index import check_files, half_built, read_manifest
+from leret.retrieval.building import half_built
+from leret.retrieval.index import check_files, read_manifest
 from leret.retrieval.load import load_retriever, open_index
 from leret.types import Document
 from tests.retrieval.engines import ANIMALS, KINDS, settings
@@ -227,7 +228,7 @@ def test_a_killed_build_is_noticed_and_the_next_one_finishes_it(folder: Path, tm
 HELD = """
 import sys, time
 from pathlib import Path
-from leret.retrieval.index import building
+from leret.retrieval.building import building
 with building(Path(sys.argv[1]), "another key"):
     print("building", flush=True)
     sys.stdin.readline()

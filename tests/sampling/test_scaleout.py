@@ -12,7 +12,7 @@ import pytest
 
 from leret.errors import ConfigError, MissingDependency, PolicyError, RunError
 from leret.runs import Run
-from leret.sampling import scaleout_worker
+from leret.sampling import scaleout_wire
 from leret.sampling.merge import leftovers
 from leret.sampling.scaleout import Cluster
 from leret.sampling.stage import sample
@@ -123,7 +123,7 @@ def test_a_second_command_goes_on_and_asks_nothing_again(connected, server, tmp_
 
 def test_workers_that_see_no_common_directory_send_everything(connected, server, tmp_path, monkeypatch):
     write_data(tmp_path, 12)
-    monkeypatch.setattr(scaleout_worker, "TOKEN", "another")  # the workers look for the usual one
+    monkeypatch.setattr(scaleout_wire, "TOKEN", "another")  # the workers look for the usual one
     run = Run.create(tmp_path / "run")
     report = sample(served(server), run, base_dir=tmp_path, cluster=Cluster(1))
     assert [event["shared"] for event in run.events() if event["event"] == "worker"] == [False]
