@@ -162,6 +162,7 @@ def _move(bert: Mapping[str, torch.Tensor], model: OPTForCausalLM) -> None:
     place_scale = (place_spread + word_spread.median()).rsqrt()
     decoder.embed_tokens.weight.copy_(gain * words * word_scale)
     decoder.embed_positions.weight[2:].copy_(gain * places * place_scale + shift)
+    decoder.embed_positions.weight[:2] = 0  # of padding; left as they were drawn, every build would have another digest
 
 
 def _set_logit_scale(model: OPTForCausalLM) -> None:

@@ -90,6 +90,12 @@ def test_the_head_is_one_matrix(model: Any, tokenizer: Any) -> None:
         assert torch.allclose(model(input_ids=ids).logits, hidden @ model.get_output_embeddings().weight.T, atol=1e-5)
 
 
+def test_every_build_is_the_same(model: Any) -> None:
+    torch.manual_seed(1 + torch.initial_seed() % 2**31)
+    again = build_model().state_dict()
+    assert all(torch.equal(value, again[name]) for name, value in model.state_dict().items())
+
+
 def test_a_row_holds_the_prompt_and_ended_targets(tokenizer: Any) -> None:
     (row,) = rows([Example(tuple(MESSAGES), ("port arden", "b"))], tokenizer)
     assert tokenizer.decode(row.targets[0]) == "port arden [SEP]"
