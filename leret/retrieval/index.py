@@ -42,6 +42,8 @@ MANIFEST = "manifest.json"
 
 _FORMAT = 2
 _CHUNK = 1 << 20
+_REWRITTEN = frozenset({"chroma"})
+"""Folders whose library writes to them whenever it opens them: no size and no digest of theirs would stay true."""
 
 
 class Engine(Protocol):
@@ -251,8 +253,12 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def _files(directory: Path) -> list[tuple[str, Path]]:
-    found = sorted(path for path in directory.rglob("*") if path.is_file())
-    return [(path.relative_to(directory).as_posix(), path) for path in found if path.name not in {MANIFEST, CLAIM}]
+    found = [(path.relative_to(directory), path) for path in sorted(directory.rglob("*")) if path.is_file()]
+    return [
+        (name.as_posix(), path)
+        for name, path in found
+        if name.name not in {MANIFEST, CLAIM} and not _REWRITTEN.intersection(name.parts)
+    ]
 
 
 def _content(path: Path) -> str:
