@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from leret.errors import TrainingError
 
-__all__ = ["finish", "load", "log_until", "save"]
+__all__ = ["finish", "finished", "load", "log_until", "save"]
 
 _FILE = "state.safetensors"
 _DONE = "finished.json"
@@ -49,9 +49,6 @@ def load(out: Path, model: PreTrainedModel, parts: Sequence[torch.optim.Optimize
     Raises:
         TrainingError: the checkpoint was made with other settings.
     """
-    done = out / _DONE
-    if done.is_file():
-        return int(json.loads(done.read_text(encoding="utf-8"))["steps"])
     path = out / _FILE
     if not path.is_file():
         return 0
@@ -72,6 +69,24 @@ def load(out: Path, model: PreTrainedModel, parts: Sequence[torch.optim.Optimize
         _restore(part, {k.split("/", 2)[2]: v for k, v in tensors.items() if k.startswith(f"optimizer/{i}/")})
     torch.set_rng_state(tensors["random"])
     return int(facts["step"])
+
+
+def finished(out: Path, steps: int) -> bool:
+    """Whether a directory holds the policy after its last step.
+
+    Raises:
+        TrainingError: it was finished after fewer steps, and cannot go on.
+    """
+    done = out / _DONE
+    if not done.is_file():
+        return False
+    before = int(json.loads(done.read_text(encoding="utf-8"))["steps"])
+    if before < steps:
+        raise TrainingError(
+            f"{out} holds a policy that was finished after {before} steps, and what it takes to go on to {steps} is "
+            "gone; name another directory"
+        )
+    return True
 
 
 def finish(out: Path, steps: int) -> None:

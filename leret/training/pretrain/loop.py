@@ -96,19 +96,20 @@ def train(
         ``out``.
 
     Raises:
-        TrainingError: the stream ran dry, the loss is not a number, or ``out`` holds a run with other settings.
+        TrainingError: the stream ran dry, the loss is not a number, or ``out`` holds a run with other settings, or
+            one that was finished after fewer steps.
     """
     if settings.checkpoint_every % settings.log_every:
         raise TrainingError(
             f"pretraining: checkpoint_every ({settings.checkpoint_every}) is not a multiple of log_every "
             f"({settings.log_every}); a resumed log could not equal an uninterrupted one"
         )
+    if checkpoint.finished(out, settings.steps):
+        return out
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(settings.seed)
     parts = optimizers(model, settings)
     first = checkpoint.load(out, model, parts, asdict(settings))
-    if first >= settings.steps:
-        return out
     batches = islice(_batches(rows, settings), first, None)
     log = _Log(out / "pretrain.jsonl", settings.log_every, progress, first)
     model.train()

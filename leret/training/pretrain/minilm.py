@@ -99,9 +99,12 @@ def pretrain_minilm(
     """
     import torch
 
+    from leret.training.pretrain.checkpoint import finished
     from leret.training.pretrain.loop import LoopSettings, train
     from leret.training.pretrain.probe import probe_on
 
+    if finished(out, settings.steps):
+        return out
     if len(questions) <= settings.probe_questions + 1:
         raise TrainingError(
             f"pretraining: {len(questions)} questions are too few to keep {settings.probe_questions} out; "

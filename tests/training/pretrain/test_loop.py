@@ -140,6 +140,14 @@ def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
+def test_a_finished_run_does_not_go_on(tmp_path: Path) -> None:
+    train(tiny(), stream(), SETTINGS, tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    with pytest.raises(TrainingError, match=f"finished after {SETTINGS.steps} steps"):
+        train(tiny(seed=1), stream(), replace(SETTINGS, steps=SETTINGS.steps + 6), tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
 def test_a_checkpoint_between_two_lines_of_the_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="not a multiple"):
         train(tiny(), stream(), replace(SETTINGS, checkpoint_every=3), tmp_path)
