@@ -366,7 +366,9 @@ class TrainingRecipe(Settings):
     epochs: float = Field(1.0, gt=0)
     learning_rate: float = Field(1e-5, gt=0)
     schedule: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
-    warmup_ratio: float = Field(0.0, ge=0, lt=1)
+    warmup_ratio: float = Field(0.0, ge=0, lt=1, description="share of the steps")
+    warmup_steps: NonNegativeInt = Field(0, description="their number, instead of warmup_ratio")
+    optim: Literal["adamw_torch_fused", "adamw_torch", "rmsprop", "adafactor", "sgd"] = "adamw_torch_fused"
     weight_decay: float = Field(0.0, ge=0)
     batch_size: PositiveInt = Field(16, description="examples a step and device")
     accumulate: PositiveInt = Field(1, description="batches a step")
@@ -398,6 +400,8 @@ class TrainingRecipe(Settings):
             raise ValueError(f"name: {name!r} cannot name a policy; use letters, digits, - and _")
         if self.algorithm == "sft" and (self.sft_weight or self.reduction != "sequence"):
             raise ValueError("sft_weight and reduction belong to dpo and ipo, not to sft")
+        if self.warmup_ratio and self.warmup_steps:
+            raise ValueError("warmup_ratio and warmup_steps exclude each other; remove one")
         if self.algorithm != "sft" and (self.match_steps_of or self.targets != "best"):
             raise ValueError("match_steps_of and targets belong to sft")
         return self

@@ -329,7 +329,7 @@ def test_a_program_of_which_nothing_can_be_compared_is_refused(fails):
                 raise KeyError("x")
 
     formatter = Formatter(Silent(), make_adapter(AdapterSettings(kind="chat")))
-    with pytest.raises(ProgramError, match="Silent (failed on 'what follows|calls no LM for question q00)"):
+    with pytest.raises(ProgramError, match=r"Silent (failed on 'what follows|calls no LM for question q00)"):
         check_messages(Silent(), Replay(Silent()), formatter, FakeRetriever(), [ZERO_SHOT], questions(1))
 
 
