@@ -26,15 +26,7 @@ from leret.sampling.quiet import muted
 from leret.sampling.remembered import messages_of
 from leret.types import Question, Ranking
 
-__all__ = [
-    "Comparison",
-    "Step",
-    "check_messages",
-    "made_up",
-    "message_difference",
-    "program_messages",
-    "replayed_steps",
-]
+__all__ = ["Comparison", "Step", "check_messages", "made_up", "message_difference", "program_messages"]
 
 _MAX_STEPS = 8
 _SHOWN = 60

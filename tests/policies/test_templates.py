@@ -1,4 +1,4 @@
-"""One text of a prompt in sampling, training and evaluation, under the templates that TRL carries of well-known models."""
+"""One text of a prompt in sampling, training and evaluation, under the templates of well-known models (from TRL)."""
 
 from __future__ import annotations
 
