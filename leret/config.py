@@ -207,6 +207,7 @@ class PolicySettings(Settings):
     urls: tuple[str, ...] = Field((), description="of servers: base URLs, of kind openai ending in /v1")
     api_key_env: str | None = Field(None, description="environment variable that holds the server's key")
     tokenizer: str | None = Field(None, description="kind tgi: directory with the chat template; None takes the model")
+    enable_thinking: bool | None = Field(None, description="of chat templates that know it; None leaves it to them")
     temperature: float = Field(1.0, ge=0, description="of sampling; evaluation is greedy unless its recipe says so")
     top_p: float = Field(1.0, gt=0, le=1)
     max_tokens: PositiveInt = Field(64, description="completion tokens at most")
@@ -252,18 +253,21 @@ class PolicySettings(Settings):
         if self.kind == "together" and self.model == "demo":
             raise ValueError("policy.model is missing: kind together needs the name of a model of theirs")
         for name, kinds in _OF_KIND.items():
-            if self.kind not in kinds and getattr(self, name):
+            if self.kind not in kinds and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"policy.{name} is of kind {' and '.join(kinds)}, not of {self.kind}; remove it")
         return self
 
     def in_process(self, model: str) -> PolicySettings:
         """The same sampling by a model directory in this process; what is of servers alone gets its default."""
-        kept = {name: getattr(self, name) for name in ("temperature", "top_p", "max_tokens", "device", "dtype")}
+        kept = {name: getattr(self, name) for name in _OF_MODEL}
         return PolicySettings(kind="local", model=model, **kept)
 
 
+_OF_MODEL = ("enable_thinking", "temperature", "top_p", "max_tokens", "device", "dtype")
+
 _OF_KIND = {
     "tokenizer": ("tgi",),
+    "enable_thinking": ("local", "openai", "tgi"),
     "best_of": ("tgi",),
     "batch": ("together",),
     "logprobs": ("openai", "together"),
@@ -366,7 +370,9 @@ class TrainingRecipe(Settings):
     epochs: float = Field(1.0, gt=0)
     learning_rate: float = Field(1e-5, gt=0)
     schedule: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
-    warmup_ratio: float = Field(0.0, ge=0, lt=1)
+    warmup_ratio: float = Field(0.0, ge=0, lt=1, description="share of the steps")
+    warmup_steps: NonNegativeInt = Field(0, description="their number, instead of warmup_ratio")
+    optim: Literal["adamw_torch_fused", "adamw_torch", "rmsprop", "adafactor", "sgd"] = "adamw_torch_fused"
     weight_decay: float = Field(0.0, ge=0)
     batch_size: PositiveInt = Field(16, description="examples a step and device")
     accumulate: PositiveInt = Field(1, description="batches a step")
@@ -398,6 +404,8 @@ class TrainingRecipe(Settings):
             raise ValueError(f"name: {name!r} cannot name a policy; use letters, digits, - and _")
         if self.algorithm == "sft" and (self.sft_weight or self.reduction != "sequence"):
             raise ValueError("sft_weight and reduction belong to dpo and ipo, not to sft")
+        if self.warmup_ratio and self.warmup_steps:
+            raise ValueError("warmup_ratio and warmup_steps exclude each other; remove one")
         if self.algorithm != "sft" and (self.match_steps_of or self.targets != "best"):
             raise ValueError("match_steps_of and targets belong to sft")
         return self

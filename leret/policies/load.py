@@ -79,15 +79,16 @@ def policy_of(settings: PolicySettings, cache: Path | None = None) -> Policy:
         return _local(settings)
     dispatch: dict[str, Any] = {name: getattr(settings, name) for name in _DISPATCH}
     served: dict[str, Any] = {"api_key_env": settings.api_key_env, **dispatch}
+    thinking: dict[str, Any] = {"enable_thinking": settings.enable_thinking}
     if settings.kind == "openai":
         from leret.policies.openai import OpenAIPolicy
 
-        return OpenAIPolicy(settings.model, settings.urls, logprobs=settings.logprobs, **served)
+        return OpenAIPolicy(settings.model, settings.urls, logprobs=settings.logprobs, **thinking, **served)
     if settings.kind == "tgi":
         from leret.policies.tgi import TgiPolicy
 
         return TgiPolicy(
-            settings.model, settings.urls, tokenizer=settings.tokenizer, best_of=settings.best_of, **served
+            settings.model, settings.urls, tokenizer=settings.tokenizer, best_of=settings.best_of, **thinking, **served
         )
     from leret.policies.together import TogetherPolicy
 
@@ -135,9 +136,10 @@ def policy_state(policy: Policy) -> dict[str, Any]:
 
     if isinstance(policy, LocalPolicy):
         model = "demo" if policy.name == "demo" else str(policy.path)
-        return {"kind": "local", "model": model, "dtype": policy.dtype}
+        return {"kind": "local", "model": model, "dtype": policy.dtype, "enable_thinking": policy.enable_thinking}
     if isinstance(policy, OpenAIPolicy | TgiPolicy | TogetherPolicy):
         served = {"model": policy.model, "urls": list(policy.urls), "api_key_env": policy.api_key_env}
+        served["enable_thinking"] = getattr(policy, "enable_thinking", None)
         match policy:
             case OpenAIPolicy():
                 return {"kind": "openai", **served}
@@ -164,6 +166,7 @@ def _local(settings: PolicySettings, threads: int | None = None, max_batch_token
         threads=threads,
         max_batch_tokens=max_batch_tokens,
         name="demo" if demo else None,
+        enable_thinking=settings.enable_thinking,
         price_prompt=settings.price_prompt,
         price_completion=settings.price_completion,
     )

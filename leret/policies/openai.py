@@ -27,6 +27,7 @@ class OpenAIPolicy:
         urls: base URLs ending in /v1; the least busy gets the next request, and one that fails rests for a while.
         api_key_env: environment variable that holds the key; None sends none.
         logprobs: ask for the log-probabilities of the chosen tokens, and (vLLM) for their ids.
+        enable_thinking: sent for the server's chat template, as vLLM takes it; None sends nothing.
         dispatch: of `Dispatcher`: ``timeout_s``, ``deadline_s``, ``concurrency``, ``max_retries``, prices.
 
     Raises:
@@ -40,6 +41,7 @@ class OpenAIPolicy:
         *,
         api_key_env: str | None = None,
         logprobs: bool = False,
+        enable_thinking: bool | None = None,
         **dispatch: Any,
     ) -> None:
         if not urls:
@@ -47,9 +49,10 @@ class OpenAIPolicy:
         self.model = model
         self.api_key_env = api_key_env
         self.logprobs = logprobs
+        self.enable_thinking = enable_thinking
         self._dispatcher = Dispatcher(urls, **dispatch)
         self._transport = Transport(self._dispatcher, Key.of(api_key_env))
-        self._chat = Chat(model, self._send, self.meter, logprobs=logprobs)
+        self._chat = Chat(model, self._send, self.meter, logprobs=logprobs, enable_thinking=enable_thinking)
 
     def __repr__(self) -> str:
         return f"OpenAIPolicy({self.model!r}, {list(self.urls)!r})"

@@ -42,6 +42,7 @@ class TgiPolicy:
         urls: the servers' roots; the least busy gets the next request, and one that fails rests for a while.
         tokenizer: directory (or hub name) with the tokenizer and its chat template; None takes ``model``.
         best_of: ask for the samples of a prompt together.
+        enable_thinking: of the chat template; None leaves it to the template.
         api_key_env: environment variable that holds the key; None sends none.
         dispatch: of `Dispatcher`: ``timeout_s``, ``deadline_s``, ``concurrency``, ``max_retries``, prices.
 
@@ -57,6 +58,7 @@ class TgiPolicy:
         *,
         tokenizer: str | None = None,
         best_of: bool = False,
+        enable_thinking: bool | None = None,
         api_key_env: str | None = None,
         **dispatch: Any,
     ) -> None:
@@ -66,8 +68,9 @@ class TgiPolicy:
         self.model = model
         self.tokenizer = tokenizer
         self.best_of = best_of
+        self.enable_thinking = enable_thinking
         self.api_key_env = api_key_env
-        self._template = load_template(tokenizer or model)
+        self._template = load_template(tokenizer or model, enable_thinking)
         self._dispatcher = Dispatcher([url.rstrip("/").removesuffix("/generate") for url in urls], **dispatch)
         self._transport = Transport(self._dispatcher, Key.of(api_key_env), frozenset({_GENERATION_FAILED}))
         self._root: set[str] = set()

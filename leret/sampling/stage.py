@@ -44,6 +44,7 @@ class SampleReport:
         waiting: questions that met an outage; the same command goes on with them.
         prompts: of the bank, with their scores on its dev questions (None for those not scored).
         failures: samples of the run's policy without a reward, by kind.
+        text_parity_stops: where the comparison of messages could not go on to the program's end, and why.
     """
 
     already: bool
@@ -59,6 +60,7 @@ class SampleReport:
     no_spread: int
     prompts: dict[str, float | None] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
+    text_parity_stops: tuple[str, ...] = ()
     seconds: float = 0.0
 
 
@@ -133,14 +135,14 @@ def _sample(
         _write_sections(run, bench, policy, digests)
         run.event("sample", "started", questions=len(questions), policy=policy.name, policy_digest=policy.digest)
         n_before = store.counts(policy.digest)["samples"]
-        prompts, tally = asyncio.run(_work(bench, run, policy, store, questions, progress, cluster is None))
+        prompts, tally, stops = asyncio.run(_work(bench, run, policy, store, questions, progress, cluster is None))
         if cluster is not None:
             tally = cluster.sample(bench, run, policy, prompts, store, questions, digests, progress)
         counts = store.counts(policy.digest)
         pairs = build_preferences(
             run, recipe.sampling.strategy, recipe.sampling.margin, recipe.sampling.max_pairs, policy.digest
         )
-    report = _report(policy, questions, prompts, tally, counts, n_before, pairs, time.monotonic() - began)
+    report = _report(policy, questions, prompts, tally, counts, n_before, pairs, stops, time.monotonic() - began)
     run.event("sample", "finished", **asdict(report))
     return report
 
@@ -153,8 +155,8 @@ async def _work(
     questions: Sequence[Question],
     progress: Progress,
     here: bool,
-) -> tuple[list[Prompt], Tally]:
-    """The bank, and where sampling is done ``here``, the samples."""
+) -> tuple[list[Prompt], Tally, tuple[str, ...]]:
+    """The bank, the samples where sampling is done ``here``, and where `check_messages` had to stop."""
     from leret.sampling.accounting import Accounting
     from leret.sampling.front import SearchFront
     from leret.sampling.ledger import Ledger
@@ -165,9 +167,12 @@ async def _work(
     front = SearchFront(bench.retriever)
     try:
         prompts = await prompts_of(run, bench, policy, front, questions, progress)
-        check_messages(bench.program(), bench.replay, bench.formatter, bench.retriever, prompts, questions[:1])
+        parts = (bench.program(), bench.replay, bench.formatter, bench.retriever)
+        n_compared, stops = check_messages(*parts, prompts, questions[:1])
+        if stops:
+            run.event("sample", "messages not checked", compared=n_compared, why=list(stops))
         if not here:
-            return prompts, Tally()
+            return prompts, Tally(), stops
         settings = bench.recipe.sampling
         ledger = Ledger(bench.recipe.policy.price_prompt, bench.recipe.policy.price_completion)
         accounting = Accounting(run, ledger, policy, front)
@@ -178,7 +183,7 @@ async def _work(
         progress.start("sampling", sum(question.id not in done for question in questions))
         try:
             async with accounting:
-                return prompts, await scheduler.run(questions, settings.concurrency, progress)
+                return prompts, await scheduler.run(questions, settings.concurrency, progress), stops
         finally:
             progress.finish()
     finally:
@@ -270,6 +275,7 @@ def _report(
     counts: dict[str, int],
     n_before: int,
     pairs: PreferenceReport,
+    stops: tuple[str, ...],
     seconds: float,
 ) -> SampleReport:
     return SampleReport(
@@ -286,5 +292,6 @@ def _report(
         no_spread=pairs.no_spread,
         prompts={prompt.name: prompt.score for prompt in prompts},
         failures={name.removeprefix("failed_"): n for name, n in counts.items() if name.startswith("failed_")},
+        text_parity_stops=stops,
         seconds=round(seconds, 3),
     )

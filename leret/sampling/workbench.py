@@ -159,7 +159,7 @@ class Workbench:
         """Runs the program as a function of its completions; one serves all questions of an event loop."""
         from leret.pipelines.replay import Replay
 
-        return Replay(self.program())
+        return Replay(self.program(), self.adapter)
 
     @cached_property
     def formatter(self) -> Formatter:

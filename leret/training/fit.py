@@ -20,7 +20,7 @@ from leret.training.initial import Initial
 from leret.training.model import load_model, load_tokenizer, pick_device, positions, stop_ids
 from leret.training.parity import check_parity
 from leret.training.preference import preference_trainer
-from leret.training.preflight import check_loss, check_template
+from leret.training.preflight import check_loss
 from leret.training.record import Record, model_card
 from leret.training.sft import sft_trainer
 from leret.training.surroundings import storing, surroundings
@@ -97,9 +97,9 @@ def fit(
 def _encode(
     recipe: TrainingRecipe, model: Any, tokenizer: Any, examples: Sequence[Example], run: Run, initial: Initial
 ) -> list[Encoded]:
-    encoder = Encoder(tokenizer, end_token(tokenizer, stop_ids(model)))
+    policy = run.section("sampling", "leret sample RECIPE").get("policy", {})
+    encoder = Encoder(tokenizer, end_token(tokenizer, stop_ids(model)), policy.get("enable_thinking"))
     encoded = encoder.encode(examples)
-    check_template(encoder, examples, encoded)
     check_parity(run, initial, encoder, examples, encoded)
     limit = min(recipe.max_length, positions(model) or recipe.max_length)
     kept = [example for example in encoded if example.length <= limit]
