@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from leret.cli.console import plain
 from leret.sampling.progress import Progress
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class _Part:
         elif self.total and rate:
             parts.append(f"{_clock(max(0, self.total - self.done) / rate)} left")
         parts += [f"{name.replace('_', ' ')} {_figure(value)}" for name, value in self.facts.items()]
-        return ", ".join(parts)
+        return plain(", ".join(parts))
 
 
 class Lines:
