@@ -87,7 +87,7 @@ class DenseSettings(Settings):
 class ColbertSettings(Settings):
     """A ColBERT checkpoint, and its PLAID index."""
 
-    checkpoint: str | None = Field(None, description="directory of the checkpoint; None takes the downloaded index's")
+    checkpoint: str | None = Field(None, description="its directory; None takes one inside of the downloaded index")
     index_root: str | None = Field(None, description="of a downloaded index: the folder it is in")
     index_name: str | None = Field(None, description="of a downloaded index: its name in index_root")
     nbits: Literal[1, 2, 4, 8] = Field(2, description="bits a dimension of a residual")

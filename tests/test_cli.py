@@ -183,6 +183,28 @@ def test_half_a_surrogate_pair_is_shown_as_a_question_mark(capsys: pytest.Captur
     assert all(f"{letter}?" in shown for letter in "abde")
 
 
+def test_no_character_is_a_command_of_the_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    odd = "a\x1b[31mb\x1b]0;title\x07c\x9b2Jd\u202ee\rf\x7fg\u2066h"
+    say(odd)
+    done(odd)
+    complain(odd)
+    facts({"a": odd})
+    table(("c",), [(odd,)], title=odd)
+    lines = Lines()
+    lines.start("sampling", 1)
+    lines.advance(1, best=odd)
+    lines.finish()
+    shown = "".join(capsys.readouterr())
+    question = {"id": odd, "question": odd, "answer": odd, "relevant_doc_ids": [odd]}
+    (tmp_path / "q.jsonl").write_text(json.dumps(question) + "\n" + json.dumps({odd: odd}) + "\n")
+    (tmp_path / "c.jsonl").write_text('{"doc_id": "d", "title": "T", "text": "words"}\n')
+    code, told = leret("data", "inspect", "--questions", tmp_path / "q.jsonl", "--corpus", tmp_path / "c.jsonl")
+    assert code == 2
+    shown += told
+    assert shown.count("g h") >= 10
+    assert not [char for char in shown if not char.isprintable() and char != "\n"]
+
+
 def test_progress_is_plain_lines_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
     lines = Lines(every_s=0.0)
     lines.start("sampling", 4)

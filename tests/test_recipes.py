@@ -158,6 +158,13 @@ def test_combinations_are_listed_beside_other_faults(folder: Path) -> None:
     assert len(found) == 2
 
 
+def _aliases(start: str, end: str, first: str = "lol") -> str:
+    """Nine levels of nine aliases: 387 million values in some 700 bytes."""
+    levels = [f"a0: &a0 {first}"]
+    levels += [f"a{n}: &a{n} {start}{', '.join([f'*a{n - 1}'] * 9)}{end}" for n in range(1, 10)]
+    return "\n".join(levels) + "\n"
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -167,6 +174,10 @@ def test_combinations_are_listed_beside_other_faults(folder: Path) -> None:
         ("data:\n\tkind: world\n", "r.yaml:2: not YAML: a tab indents the line"),
         ("data: {kind: world\npolicy: 3\n", "r.yaml:2: not YAML"),
         ("data: &a {kind: *a}\n", "r.yaml:1: not YAML"),
+        ("data: " + "[" * 60 + "]" * 60 + "\n", "r.yaml:1: not YAML: nested too deeply"),
+        ("data: " + "[" * 1000, "r.yaml: nested too deeply"),
+        (_aliases("[", "]"), "r.yaml: more than 100000 values, aliases written out"),
+        (_aliases("{<<: [", "]}", first="{y: 1}"), "r.yaml: more than 100000 values, aliases written out"),
         ("data: !!python/object:os.system {}\n", "r.yaml:1: not YAML"),
         ("1: 2\ndata: {kind: world}\n", "r.yaml:1: the key 1 must be text"),
         ("data: 2024-13-45\n", "r.yaml:1: not YAML: month must be in 1..12"),

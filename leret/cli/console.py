@@ -7,23 +7,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["complain", "done", "facts", "say", "table"]
+__all__ = ["complain", "done", "facts", "plain", "say", "table"]
 
 
 def say(text: str = "") -> None:
     """A line on standard output, as it is: no markup, no wrapping, no colour."""
-    _console(stderr=False).print(_encodable(text), soft_wrap=True)
+    _console(stderr=False).print(plain(text), soft_wrap=True)
 
 
 def complain(text: str, label: str = "error: ") -> None:
     """A message on standard error."""
     style = "red" if label else None
-    _console(stderr=True).print(f"{label}{text}", soft_wrap=True, style=style)
+    _console(stderr=True).print(f"{label}{plain(text)}", soft_wrap=True, style=style)
 
 
 def done(text: str) -> None:
     """What a command achieved."""
-    _console(stderr=False).print(_encodable(text), soft_wrap=True, style="bold")
+    _console(stderr=False).print(plain(text), soft_wrap=True, style="bold")
 
 
 def facts(values: Any) -> None:
@@ -43,11 +43,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
     from rich import box
     from rich.table import Table
 
-    shown = Table(title=_encodable(title or "") or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    shown = Table(title=plain(title or "") or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for index, column in enumerate(columns):
         shown.add_column(column, justify="right" if index else "left", no_wrap=True)
     for row in rows:
-        shown.add_row(*map(_encodable, row))
+        shown.add_row(*map(plain, row))
     console = _console(stderr=False)
     if not console.is_terminal:
         console.width = 1000  # a file has no edge to wrap at
@@ -84,9 +84,10 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def _encodable(text: str) -> str:
-    """Text that standard output can hold: half a surrogate pair becomes a question mark."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+def plain(text: str) -> str:
+    """Text for a terminal: no character is a command or turns its direction; half a surrogate pair becomes a ?."""
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    return "".join(char if char.isprintable() or char in "\n\t" else " " for char in text)
 
 
 def _console(*, stderr: bool) -> Any:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from leret.cli.console import plain
 from leret.sampling.progress import Progress
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class _Part:
         parts += [f"{name.replace('_', ' ')} {_figure(value)}" for name, value in self.facts.items()]
         while width is not None and len(parts) > 1 and len(", ".join(parts)) > width:
             parts.pop()
-        return ", ".join(parts)
+        return plain(", ".join(parts))
 
 
 class Lines:

@@ -83,11 +83,12 @@ def _part(text: str, pattern: Any) -> str:
 
 
 def _marked(text: str, pattern: Any) -> Text:
-    """Text for a terminal: no character of it is a command, and words of the query stand out."""
+    """Text for a terminal, in which words of the query stand out."""
     from rich.text import Text
 
-    safe = "".join(char if char.isprintable() else " " for char in text)
-    marked = Text(safe)
+    from leret.cli.console import plain
+
+    marked = Text(plain(" ".join(text.split())))
     if pattern is not None:
         marked.highlight_regex(pattern, "bold yellow")
     return marked

@@ -149,7 +149,7 @@ def load_template(name: str, enable_thinking: bool | None = None) -> ChatTemplat
             "the model's directory, or owner/name of the Hugging Face hub"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # transformers raises whatever its readers raise
         raise PolicyError(
             f"policy.tokenizer: {name} holds no tokenizer that can be loaded ({type(error).__name__}: "
