@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from leret.config import EvalRecipe
 from leret.datasets.load import limited
-from leret.datasets.splits import refuse_leak
+from leret.datasets.splits import refuse_doubles, refuse_leak
 from leret.errors import ConfigError, DataError
 from leret.runs import Run
 from leret.sampling.store import Store
@@ -27,7 +27,7 @@ def held_out(recipe: EvalRecipe, run: Run, bench: Workbench) -> tuple[list[Quest
 
     Raises:
         ConfigError: the question file is asked of a generated world.
-        DataError: there is no question, or one of them was sampled in this run.
+        DataError: there is no question, or one of them, or its text, was sampled in this run.
     """
     split = _bench(recipe, bench).questions(recipe.split)
     questions = limited(split, recipe.limit, bench.recipe.data.seed)
@@ -38,7 +38,9 @@ def held_out(recipe: EvalRecipe, run: Run, bench: Workbench) -> tuple[list[Quest
         raise DataError(f"{what} has no question to evaluate on: {why}; name another split or another question file")
     if run.store.is_file():
         with Store(run.store, read_only=True) as store:
-            refuse_leak(store.question_ids(), (question.id for question in scored))
+            ids = store.question_ids()
+        refuse_leak(ids, (question.id for question in scored))
+        refuse_doubles((q for q in bench.questions("all", check=False) if q.id in ids), scored)
     return scored, questions_digest(split)
 
 
