@@ -26,7 +26,7 @@ def write_page(run: Run, path: Path, summary: Mapping[str, Any], examples: Mappi
     Raises:
         RunError: the run cannot be read or written.
     """
-    manifest = run.manifest()
+    manifest = run.shared(run.manifest())
     training = training_facts(run)
     page = render(
         summary,
