@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -318,7 +319,9 @@ class SamplingSettings(Settings):
     prompts: PositiveInt = Field(4, description="prompts of the bank, the zero-shot one included")
     samples: PositiveInt = Field(1, description="completions a prompt and state")
     seed: int = 0
-    reward: Literal["ap", "recall", "rr", "ndcg"] = Field("ap", description="of the accumulated ranking")
+    reward: Literal["ap", "recall", "rr", "ndcg"] = Field(
+        "ap", description="of the accumulated ranking; grades count as 1"
+    )
     concurrency: PositiveInt = Field(128, description="questions in flight")
     max_error_rate: float = Field(0.1, ge=0, le=1, description="share of failed samples that stops the run")
     strategy: Literal["adjacent", "best-worst", "all", "margin"] = "adjacent"
@@ -414,6 +417,9 @@ class TrainingRecipe(Settings):
 class EvalRecipe(Settings):
     """`leret eval`: systems on held-out questions of the run's data."""
 
+    name: str | None = Field(
+        None, pattern=r"^\w[\w.-]*$", description="directory in R/eval; None: of the split (test has none) and the file"
+    )
     split: Literal["dev", "test", "all"] = "test"
     limit: PositiveInt | None = None
     questions: str | None = Field(None, description="another question file over the run's corpus")
@@ -430,3 +436,10 @@ class EvalRecipe(Settings):
     confidence: float = Field(0.95, gt=0, lt=1)
     examples: NonNegativeInt = Field(10, description="most improved and most worsened questions in the report")
     seed: int = 0
+
+    @property
+    def evaluation(self) -> str | None:
+        """The directory in R/eval; None for the run's own test questions, whose results lie in R/eval itself."""
+        split = "" if self.split == "test" else self.split
+        stem = PurePath(self.questions or "").name.partition(".")[0]
+        return self.name or "-".join(part for part in (split, stem) if part) or None

@@ -89,6 +89,8 @@ def eval_retriever(
             seed=seed,
             progress=progress,
         )
+    if not report.finds_gold:
+        complain(f"no relevant document was found; are {questions} questions about what {index} holds?", "warning: ")
     if out is not None:
         report.save(out)
     if as_json:

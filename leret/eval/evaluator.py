@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from leret.eval.baselines import oracle_titles, raw_question, run_scripted
 from leret.eval.fused import expanding, fuse
@@ -42,7 +43,8 @@ class Evaluator:
     """Evaluates systems on one set of questions.
 
     Args:
-        run: results are kept in its ``eval``.
+        run: that is evaluated.
+        directory: results are kept there.
         setting: program, retriever and sampling.
         policies: of the run.
         questions: in the order of the results.
@@ -55,6 +57,7 @@ class Evaluator:
     def __init__(
         self,
         run: Run,
+        directory: Path,
         setting: Setting,
         policies: Policies,
         *,
@@ -65,6 +68,7 @@ class Evaluator:
         progress: Progress,
     ) -> None:
         self._run = run
+        self._directory = directory
         self._setting = setting
         self._policies = policies
         self._questions = questions
@@ -82,7 +86,6 @@ class Evaluator:
             PolicyError, RetrievalError, ProgramError: more than half of the runs failed; what is done is kept.
             RunError: the run cannot be written.
         """
-        directory = self._run.eval / system.name
         kept, todo = self.missing(system)
         if not todo:
             return kept, False
@@ -97,7 +100,7 @@ class Evaluator:
             kept.seconds += time.monotonic() - began
             everything = Kept(kept.key, _in_order(kept.rows, self._questions), kept.seconds)
             with self._run.writing():
-                write_kept(directory, everything, self._measures)
+                write_kept(self._directory / system.name, everything, self._measures)
         return everything, True
 
     def missing(self, system: System) -> tuple[Kept, dict[int, list[Question]]]:
@@ -108,7 +111,7 @@ class Evaluator:
         """
         samples = self._setting.samples if system.prompt is not None else 1
         ids = [question.id for question in self._questions]
-        kept = read_kept(self._run.eval / system.name, self._key_of(system)).only(ids, samples)
+        kept = read_kept(self._directory / system.name, self._key_of(system)).only(ids, samples)
         done = kept.runs()
         todo = {sample: [q for q in self._questions if (q.id, sample) not in done] for sample in range(samples)}
         return kept, {sample: questions for sample, questions in todo.items() if questions}

@@ -89,9 +89,9 @@ def values(
     doc_ids = [doc_id for q in questions for doc_id in q.gold] + [p.doc_id for ranking in rankings for p in ranking]
     number = {doc_id: str(i) for i, doc_id in enumerate(dict.fromkeys(doc_ids))}
     qrels = [
-        ir_measures.Qrel(str(place), number[doc_id], 1)
+        ir_measures.Qrel(str(place), number[doc_id], grade)
         for place, question in enumerate(questions)
-        for doc_id in dict.fromkeys(question.gold)
+        for doc_id, grade in question.grades.items()
     ]
     run = [
         ir_measures.ScoredDoc(str(place), number[passage.doc_id], score)

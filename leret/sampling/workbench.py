@@ -199,11 +199,11 @@ class Workbench:
 
 
 def questions_digest(questions: Sequence[Question]) -> str:
-    """Names questions by all that sampling reads of them: `digest` of their list, without making the list's text."""
+    """Names questions by all that is scored with: `digest` of their list, without making the list's text."""
     name = hashlib.blake2b(digest_size=16)
     separator = b"[["
     for question in questions:
-        entry = [question.id, question.text, list(question.gold)]
+        entry = [question.id, question.text, list(question.gold), *([question.relevance] if question.relevance else [])]
         text = json.dumps(entry, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         name.update(separator + text.encode("utf-8", "surrogatepass"))
         separator = b","

@@ -168,7 +168,13 @@ def _save(trainer: Any, tokenizer: Any, record: Record, initial: Initial, workpl
         if not peft and model.can_generate():
             model.generation_config.save_pretrained(workplace.final)
         trainer.state.save_to_json(str(workplace.final / "trainer_state.json"))
-        write_atomically(workplace.final / "README.md", model_card(record, str(initial.directory), peft))
+        write_atomically(workplace.final / "README.md", model_card(record, _base_model(initial), peft))
         write_atomically(workplace.final / "training.json", json.dumps(record.value(), indent=1, ensure_ascii=False))
         workplace.publish()
     accelerator.wait_for_everyone()
+
+
+def _base_model(initial: Initial) -> str:
+    """The name of a model of the hub, whose snapshot lies in ``models--OWNER--NAME``; else that of the directory."""
+    of_hub = [part for part in initial.directory.parts if part.startswith("models--")]
+    return of_hub[-1].removeprefix("models--").replace("--", "/", 1) if of_hub else initial.directory.name

@@ -347,3 +347,28 @@ def test_a_program_of_another_shape_is_sampled_by_its_path_alone(place):
     assert report.pairs > 0
     if "1" in report.prompts:
         assert set(json.loads((run.prompts / "1.json").read_text())["demos"]) == {"first", "then"}
+
+
+@pytest.mark.parametrize("name", ["rollouts.db", "preferences/train.parquet"])
+def test_a_finished_run_sees_a_file_that_was_cut(place, name):
+    directory, _ = place
+    run = Run.create(directory / "run")
+    sample(recipe_of(data={"limit": 5}), run, base_dir=directory)
+    path = run.path / name
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    if name == "rollouts.db":
+        with pytest.raises(RunError, match=r"rollouts\.db is damaged"):
+            sample(recipe_of(data={"limit": 5}), run, base_dir=directory)
+    else:
+        assert not sample(recipe_of(data={"limit": 5}), run, base_dir=directory).already
+        assert path.read_bytes() == whole
+
+
+def test_a_run_whose_limit_grew_goes_on_with_the_same_questions(place):
+    directory, _ = place
+    run = Run.create(directory / "run")
+    for limit in (5, 10):
+        sample(recipe_of(data={"limit": limit}), run, base_dir=directory)
+    os.utime(directory / "questions.jsonl")
+    assert not sample(recipe_of(data={"limit": 10}), run, base_dir=directory).new_samples
