@@ -21,7 +21,14 @@ from pydantic import (
     model_validator,
 )
 
-from leret.liveconfig import AnswersSettings, ClinicalTrialsSettings, PubMedSettings, RemoteSettings, RM3Settings
+from leret.liveconfig import (
+    AnswersSettings,
+    BaseUrl,
+    ClinicalTrialsSettings,
+    PubMedSettings,
+    RemoteSettings,
+    RM3Settings,
+)
 from leret.section import Settings
 
 __all__ = [
@@ -205,7 +212,7 @@ class PolicySettings(Settings):
 
     kind: Literal["local", "openai", "tgi", "together"] = "local"
     model: str = Field("demo", description="model directory, `demo` (shipped), or the served model's name")
-    urls: tuple[str, ...] = Field((), description="of servers: base URLs, of kind openai ending in /v1")
+    urls: tuple[BaseUrl, ...] = Field((), description="of servers: base URLs, of kind openai ending in /v1")
     api_key_env: str | None = Field(None, description="environment variable that holds the server's key")
     tokenizer: str | None = Field(None, description="kind tgi: directory with the chat template; None takes the model")
     enable_thinking: bool | None = Field(None, description="of chat templates that know it; None leaves it to them")
@@ -234,13 +241,6 @@ class PolicySettings(Settings):
             raise ValueError(
                 "names an environment variable, in capitals (TOGETHER_API_KEY, say), and does not hold the key itself"
             )
-        return value
-
-    @field_validator("urls")
-    @classmethod
-    def _without_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if any("@" in url.split("//")[-1].split("/")[0] or "?" in url for url in value):
-            raise ValueError("a base URL holds no user, password or query; put the key in a variable (api_key_env)")
         return value
 
     @model_validator(mode="after")
@@ -324,6 +324,7 @@ class SamplingSettings(Settings):
     )
     concurrency: PositiveInt = Field(128, description="questions in flight")
     max_error_rate: float = Field(0.1, ge=0, le=1, description="share of failed samples that stops the run")
+    max_unparsed_rate: float = Field(0.5, ge=0, le=1, description="share of unparsed completions that stops the run")
     strategy: Literal["adjacent", "best-worst", "all", "margin"] = "adjacent"
     margin: float = Field(0.0, ge=0, description="of strategy margin: least difference of rewards")
     max_pairs: PositiveInt | None = Field(None, description="pairs kept a state, the widest margins first")

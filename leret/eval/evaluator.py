@@ -78,6 +78,7 @@ class Evaluator:
         self._key = key
         self._progress = progress
         self._open: tuple[str, Policy] | None = None
+        self._loop = asyncio.Runner()  # one for all systems of a policy, whose connections belong to it
 
     def evaluate(self, system: System) -> tuple[Kept, bool]:
         """The system's rows, and whether anything had to be asked for them.
@@ -118,9 +119,8 @@ class Evaluator:
 
     def close(self) -> None:
         """Let go of the policy that was used last."""
-        if self._open is not None:
-            asyncio.run(self._open[1].aclose())
-            self._open = None
+        self._let_go()
+        self._loop.close()
 
     def _key_of(self, system: System) -> str:
         if system.prompt is None:
@@ -144,7 +144,8 @@ class Evaluator:
             if system.prompt is None:
                 self._ask_baseline(system, todo[0], ended)
             else:
-                run_policy(self._setting, self._policy(system), system.prompt, todo, ended)
+                policy = self._policy(system)
+                self._loop.run(run_policy(self._setting, policy, system.prompt, todo, ended))
         finally:
             self._progress.finish()
 
@@ -169,9 +170,14 @@ class Evaluator:
         """The system's policy; systems of one policy follow each other, so one is held at a time."""
         name = system.policy or ""
         if self._open is None or self._open[0] != name:
-            self.close()
+            self._let_go()
             self._open = (name, self._policies.open(system))
         return self._open[1]
+
+    def _let_go(self) -> None:
+        if self._open is not None:
+            self._loop.run(self._open[1].aclose())
+            self._open = None
 
 
 def _in_order(rows: Sequence[Row], questions: Sequence[Question]) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -17,11 +18,12 @@ from leret.eval.held_out import held_out
 from leret.eval.job import Job, finished, on_data, resolve
 from leret.eval.kept import Kept
 from leret.eval.page import write_page
-from leret.eval.policies import deliver
+from leret.eval.policies import deliver, settings_of
 from leret.eval.runner import Setting
 from leret.eval.summary import Evaluated, summarise
 from leret.eval.systems import System, focus
 from leret.eval.trec import write_qrels, write_run
+from leret.policies.load import probe
 from leret.runs import Run, write_atomically
 from leret.sampling.changes import refuse_changed_files, refuse_changes
 from leret.sampling.progress import Progress, Silent
@@ -141,6 +143,10 @@ def _evaluate(
     evaluator = open_evaluator(job, bench, questions, progress)
     asked, kept = [], {}
     try:
+        base = bench.recipe.policy
+        missing = [system for system in job.systems if system.prompt is not None and evaluator.missing(system)[1]]
+        for settings in {settings_of(system, base) for system in missing}:
+            asyncio.run(probe(settings))
         for system in job.systems:
             kept[system.name], new = evaluator.evaluate(system)
             if new:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Sequence
@@ -16,10 +17,11 @@ if TYPE_CHECKING:
     from leret.config import PolicySettings
     from leret.policies.base import Policy
 
-__all__ = ["demo_directory", "load_policy", "policy_of", "policy_state", "shared_policy", "user_cache"]
+__all__ = ["demo_directory", "load_policy", "policy_of", "policy_state", "probe", "shared_policy", "user_cache"]
 
 _DISPATCH = ("timeout_s", "deadline_s", "max_retries", "concurrency", "price_prompt", "price_completion")
 _OF_REQUESTS = ("temperature", "top_p", "max_tokens")
+_PROBE_S = 5.0
 
 _shared: dict[tuple[str, str], Policy] = {}
 _shared_lock = threading.Lock()
@@ -102,6 +104,54 @@ def policy_of(settings: PolicySettings, cache: Path | None = None) -> Policy:
         poll_s=settings.poll_s,
         **served,
     )
+
+
+async def probe(settings: PolicySettings) -> None:
+    """See that every server of a policy answers, takes the key and knows the model.
+
+    A list of models that names it is enough; else a completion of one token decides. A server that is still loading is
+    waited for a few seconds.
+
+    Raises:
+        PolicyError: a server is away, or refuses; its URL is in the message.
+    """
+    brief = {"timeout_s": min(settings.timeout_s, _PROBE_S), "deadline_s": _PROBE_S, "batch": False}
+    each = [settings.model_copy(update={"urls": urls, **brief}) for urls in zip(settings.urls)] or [
+        settings.model_copy(update=brief)
+    ]
+    if settings.kind != "local":
+        await asyncio.gather(*map(_probe_server, each))
+
+
+async def _probe_server(settings: PolicySettings) -> None:
+    from leret.policies.base import Request
+    from leret.policies.openai import OpenAIPolicy
+    from leret.policies.replies import RefusedError, TryAgainError
+
+    def kind(error: PolicyError) -> str:
+        return error.__cause__.kind if isinstance(error.__cause__, TryAgainError) else "refused"
+
+    policy, served = policy_of(settings), list[str]()
+    try:
+        if isinstance(policy, OpenAIPolicy):
+            try:
+                served = await policy.served_models()
+            except PolicyError as error:
+                if kind(error) not in {"refused", "garbled"}:
+                    raise
+        if settings.model not in served:
+            messages = ({"role": "user", "content": "Hello"},)
+            await policy.complete(Request(messages, (0,), settings.temperature, 1, settings.top_p))
+    except RefusedError as error:
+        hint = f"; it serves {', '.join(served)}" if served else ""
+        if error.status in {404, 405} and settings.kind == "openai" and "/v1" not in settings.urls[0]:
+            hint += "; is /v1 missing at the end of policy.urls?"
+        raise PolicyError(f"{error}{hint}") from error
+    except PolicyError as error:
+        if kind(error) != "incomplete":  # one token may be too few for it, and the server is well
+            raise
+    finally:
+        await policy.aclose()
 
 
 def shared_policy(settings: PolicySettings) -> Policy:

@@ -12,7 +12,7 @@ from leret.policies.chat import Chat
 from leret.policies.dispatch import Dispatcher
 from leret.policies.keys import Key
 from leret.policies.meter import Meter
-from leret.policies.replies import TryAgainError, completions_of
+from leret.policies.replies import completions_of
 from leret.policies.transport import Transport
 from leret.types import digest
 
@@ -109,12 +109,9 @@ class OpenAIPolicy:
 
     async def _send(self, body: dict[str, Any], n: int | None) -> list[Completion]:
         return await self._transport.post(
-            "/chat/completions", body, lambda told, url, headers: completions_of(told, n, url)
+            "/chat/completions", body, lambda told, url, headers: completions_of(told, n, body["max_tokens"], url)
         )
 
 
 def _model_names(told: bytes, url: str, headers: Mapping[str, str]) -> list[str]:
-    try:
-        return [str(entry["id"]) for entry in json.loads(told)["data"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise TryAgainError(f"{url} lists no models ({type(error).__name__})", "garbled") from error
+    return [str(entry["id"]) for entry in json.loads(told)["data"]]

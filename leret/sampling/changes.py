@@ -33,7 +33,8 @@ _FREE = (
             *("price_prompt", "price_completion"),
         )
     ),
-    *(f"sampling.{key}" for key in ("concurrency", "max_error_rate", "strategy", "margin", "max_pairs")),
+    *(f"sampling.{key}" for key in ("concurrency", "max_error_rate", "max_unparsed_rate")),
+    *(f"sampling.{key}" for key in ("strategy", "margin", "max_pairs")),
     "pretrain",
 )
 """May change: what decides no sample, what a digest stands for (files), and the policy (another round)."""

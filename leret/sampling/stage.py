@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from leret.config import SamplingRecipe
 from leret.errors import ConfigError, DataError
+from leret.policies.load import probe
 from leret.runs import Run
 from leret.sampling.changes import refuse_changes
 from leret.sampling.finished import finished, mark_finished
@@ -87,7 +88,7 @@ def sample(
     Raises:
         RunError: the run was sampled from another recipe, is being sampled, or cannot be written.
         DataError, RetrievalError, PolicyError, ProgramError: what the recipe names cannot be opened, or too many
-            samples failed; what is done is kept.
+            samples failed or did not parse; what is done is kept.
         ConfigError: settings that cannot go together.
     """
     began = time.monotonic()
@@ -104,6 +105,7 @@ def sample(
             **{**before, "already": True, "new_questions": 0, "new_samples": 0, "seconds": time.monotonic() - began}
         )
     refuse_changes(run, recipe.model_dump(mode="json"), {})
+    asyncio.run(probe(recipe.policy))
     with Workbench(recipe, run.cache, progress) as bench, cluster or nullcontext():
         progress.start("data and index", None)
         questions = _questions(bench)
@@ -127,6 +129,7 @@ def _sample(
     cluster: Cluster | None,
 ) -> SampleReport:
     from leret.policies.load import policy_of
+    from leret.sampling.scheduler import refuse_unparsed
 
     recipe = bench.recipe
     with Store(run.store) as store:  # opened first: it keeps a second process out
@@ -138,6 +141,7 @@ def _sample(
         prompts, tally, stops = asyncio.run(_work(bench, run, policy, store, questions, progress, cluster is None))
         if cluster is not None:
             tally = cluster.sample(bench, run, policy, prompts, store, questions, digests, progress)
+        refuse_unparsed(store, policy.digest, bench.formatter, recipe.sampling.max_unparsed_rate)
         counts = store.counts(policy.digest)
         pairs = build_preferences(
             run, recipe.sampling.strategy, recipe.sampling.margin, recipe.sampling.max_pairs, policy.digest
@@ -225,7 +229,14 @@ def scheduler_of(
     )
     brancher = Brancher(stepper, policy, store, branch, ledger)
     return Scheduler(
-        stepper, brancher, store, policy.digest, seed=settings.seed, max_error_rate=max_error_rate, facts=facts
+        stepper,
+        brancher,
+        store,
+        policy.digest,
+        seed=settings.seed,
+        max_error_rate=max_error_rate,
+        max_unparsed_rate=settings.max_unparsed_rate,
+        facts=facts,
     )
 
 
