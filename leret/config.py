@@ -63,7 +63,10 @@ class DataSettings(Settings):
     @model_validator(mode="after")
     def _paths(self) -> DataSettings:
         if self.kind != "world" and not self.questions:
-            raise ValueError(f"data.questions is missing: kind {self.kind} reads a file")
+            raise ValueError(
+                f"data.questions is missing: kind {self.kind} reads a file; name it with --set data.questions=FILE, or "
+                "let `leret init` write a recipe for your files"
+            )
         return self
 
 
