@@ -4,7 +4,8 @@
     python benchmarks/hotpotqa.py --seeds 0 1 2 --questions 250 --test 250 --out runs/bench/hotpotqa
 
 Each seed is another draw of training questions, another sampling and another training, from one pretrained policy. The
-test questions are the same for all; ``--data`` is the folder of queries_all.jsonl.gz and corpus.jsonl.gz. `copy` is the untrained policy under a prompt whose demos copy the question.
+test questions are the same for all. `copy` is the untrained policy under a prompt whose demos copy the question.
+``--data`` is the folder of queries_all.jsonl.gz and corpus.jsonl.gz.
 Finished runs are kept. Prints Markdown, and the CPU-minutes that all of it took.
 """
 

@@ -34,11 +34,12 @@ def test_gold_that_the_corpus_lacks_is_a_bad_record(tmp_path: Path) -> None:
     assert "q:2: gold document 'Z' of question '1' is not in the corpus" in report.problems[0]
 
 
-@pytest.mark.parametrize("records", [[{"qid": "a", "query": "?", "gold": ["A"]}], [{"id": 3, "question": "?"}]])
-def test_a_wholly_wrong_file_is_told_with_its_fields(tmp_path: Path, records: list[dict[str, object]]) -> None:
-    path = json_lines(tmp_path / "q", records)
-    fields = "relevant_doc_ids"
-    with pytest.raises(DataError, match=f"q:1: field '(id|{fields})' is .*(?s:.*) question has id, question, {fields}"):
+def test_a_wholly_wrong_file_is_told_with_its_fields_and_ours(tmp_path: Path) -> None:
+    path = json_lines(tmp_path / "q", [{"qid": "a", "query": "?", "gold": ["A"]}])
+    told = (
+        r"q:1: field 'relevant_doc_ids' is missing; the fields are 'qid', 'query', 'gold'\n.* question has id, question"
+    )
+    with pytest.raises(DataError, match=told):
         inspect("jsonl", path, json_lines(tmp_path / "c", DOCUMENTS))
     with pytest.raises(DataError, match="field 'doc_id' or '_id' or 'id' is missing"):
         inspect("jsonl", json_lines(tmp_path / "good", QUESTIONS), json_lines(tmp_path / "d", [{"key": 1}]))
