@@ -1,10 +1,11 @@
 """HotpotQA on several seeds: the policy made from MiniLM's weights, its controls, and the baselines.
 
-    leret pretrain sampling/hotpotqa.yaml
+    leret pretrain sampling/hotpotqa.yaml --set data.questions=FILE --set data.corpus=FILE
     python benchmarks/hotpotqa.py --seeds 0 1 2 --questions 250 --test 250 --out runs/bench/hotpotqa
 
 Each seed is another draw of training questions, another sampling and another training, from one pretrained policy. The
 test questions are the same for all. `copy` is the untrained policy under a prompt whose demos copy the question.
+``--data`` is the folder of queries_all.jsonl.gz and corpus.jsonl.gz.
 Finished runs are kept. Prints Markdown, and the CPU-minutes that all of it took.
 """
 
@@ -54,20 +55,25 @@ def leret(*arguments):
     subprocess.run([sys.executable, "-m", "leret", *map(str, arguments)], check=True)
 
 
-def copy_prompt(path, seed):
+def files(data):
+    """Overrides that name the data of the sampling recipe."""
+    return [f"data.questions={data / 'queries_all.jsonl.gz'}", f"data.corpus={data / 'corpus.jsonl.gz'}"]
+
+
+def copy_prompt(path, seed, data):
     """A prompt file with demos that copy training questions: what the base does when it is told to."""
-    data = load_recipe("sampling/hotpotqa.yaml", SamplingRecipe).data
+    data = load_recipe("sampling/hotpotqa.yaml", SamplingRecipe, files(data)).data
     questions = [q.text for q in load_questions(data.kind, data.questions, split="train", limit=50, seed=data.seed)]
     path.parent.mkdir(parents=True, exist_ok=True)
     Prompt("copy", {"write_query": style_demos("copy", questions, 3, seed)}).save(path)
 
 
-def run_seed(out, seed, n_questions, n_test):
-    limit = ["--set", f"data.limit={n_questions}", "--set", f"sampling.seed={seed}"]
-    leret("sample", "sampling/hotpotqa.yaml", "--run", out, *limit)
+def run_seed(out, seed, n_questions, n_test, data):
+    values = [f"data.limit={n_questions}", f"sampling.seed={seed}", *files(data)]
+    leret("sample", "sampling/hotpotqa.yaml", "--run", out, *(part for value in values for part in ("--set", value)))
     for name in TRAININGS:
         leret("train", f"training/{name}.yaml", "--run", out, "--set", f"seed={seed}")
-    copy_prompt(out.parent / f"copy-{seed}.json", seed)
+    copy_prompt(out.parent / f"copy-{seed}.json", seed, data)
     asked = ["--set", "systems=[raw-question,oracle-titles,base,policies]"]
     demos = ["--set", f"demos.copy={out.parent / f'copy-{seed}.json'}"]
     leret(
@@ -117,11 +123,12 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--questions", type=int, default=250, help="training questions that are sampled")
     parser.add_argument("--test", type=int, default=250, help="test questions")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data/hotpotqa"))
     parser.add_argument("--out", type=Path, default=Path("runs/bench/hotpotqa"))
     arguments = parser.parse_args()
     outs = [arguments.out / f"seed-{seed}" for seed in arguments.seeds]
     runs = [
-        run_seed(out, seed, arguments.questions, arguments.test)
+        run_seed(out, seed, arguments.questions, arguments.test, arguments.data)
         for out, seed in zip(outs, arguments.seeds, strict=True)
     ]
     print(f"\n## HotpotQA, seeds {arguments.seeds}, mean (least-most), {runs[0]['n_questions']} test questions\n")

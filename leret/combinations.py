@@ -49,7 +49,8 @@ def _data(recipe: SamplingRecipe) -> Iterator[Clash]:
         )
     if data.kind in {"jsonl", "hover"} and not data.corpus and recipe.retriever.needs_corpus:
         yield Clash(
-            (("data", "corpus"), kind), f"data.corpus: missing; questions of kind {data.kind} bring no documents"
+            (("data", "corpus"), kind),
+            f"data.corpus is missing: questions of kind {data.kind} bring none; name it with --set data.corpus=FILE",
         )
 
 

@@ -71,7 +71,10 @@ class DataSettings(Settings):
     @model_validator(mode="after")
     def _paths(self) -> DataSettings:
         if self.kind != "world" and not self.questions:
-            raise ValueError(f"data.questions is missing: kind {self.kind} reads a file")
+            raise ValueError(
+                f"data.questions is missing: kind {self.kind} reads a file; name it with --set data.questions=FILE, or "
+                "let `leret init` write a recipe for your files"
+            )
         return self
 
 
@@ -366,7 +369,7 @@ class TrainingRecipe(Settings):
 
     algorithm: Literal["sft", "dpo", "ipo"]
     name: str | None = Field(None, description="of the policy in R/policies; the algorithm's name when absent")
-    init: str = Field("base", description="base, the name of a policy of the run, or a model directory")
+    init: str = Field("base", description="base, the name of a policy of the run, a model directory, or demo")
     targets: Literal["best", "random"] = Field("best", description="sft: the best sample of a state, or any (control)")
     only_spread: bool = Field(True, description="sft: only states whose samples differ in reward")
     max_targets: PositiveInt = Field(1, description="sft: completions a state at most")

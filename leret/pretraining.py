@@ -38,7 +38,7 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
     if settings is None:
         raise ConfigError(
             "pretrain: the recipe has no such section; add `pretrain: {kind: scratch}`, as in sampling/demo.yaml, "
-            "or `pretrain: {kind: minilm}`, as in sampling/hotpotqa.yaml"
+            "or `pretrain: {kind: minilm}`, as `leret init` writes it"
         )
     model = recipe.policy.model
     if out is None and recipe.policy.kind != "local":

@@ -137,7 +137,7 @@ def _wanted(value: dict[str, Any], model: type[BaseModel]) -> list[_Wanted]:
     found.append(_Wanted(("sampling", "bank", "path"), "directory of prompts"))
     if _get(value, ("policy", "kind")) in {None, "local"} and _get(value, _MODEL) != "demo":
         first = "`leret pretrain` this recipe first" if value.get("pretrain") else "download the model there"
-        found.append(_Wanted(_MODEL, "model directory", f"{first}, correct the path, or use `demo`"))
+        found.append(_Wanted(_MODEL, "model directory", f"{first}, or correct the path"))
     if _get(value, ("policy", "kind")) == "tgi":
         key = _TOKENIZER if _get(value, _TOKENIZER) else _MODEL
         found.append(_Wanted(key, "tokenizer directory", "set policy.tokenizer to the served model's directory"))

@@ -188,7 +188,7 @@ def _read(file: Path) -> Placed:
         raise ConfigError(f"{file} cannot be read ({error.strerror}); mend it, or name another file") from error
     placed = parse(text, str(file))
     if placed.value is None:
-        raise ConfigError(f"{file}: empty; `leret recipes copy sampling/demo.yaml` gives one to start from")
+        raise ConfigError(f"{file}: empty; `leret init` writes one for your own data")
     if not isinstance(placed.value, dict):
         kind = type(placed.value).__name__
         raise ConfigError(f"{file}:1: a recipe is made of `key: value` lines, this is a {kind}; write keys and values")

@@ -46,8 +46,8 @@ def small(policy: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "command",
-    ["", "demo", "sample", "pairs", "train", "eval", "run", "pretrain", "recipes", "recipes list", "recipes copy",
-     "data", "data inspect", "serve", "serve policy", "serve retriever", "eval-retriever", "index", "index build",
+    ["", "demo", "init", "sample", "pairs", "train", "eval", "run", "pretrain", "recipes", "recipes list",
+     "recipes copy", "data", "data inspect", "serve", "serve policy", "serve retriever", "eval-retriever", "index", "index build",
      "index info", "index check", "search", "store", "store check", "store export"],
 )  # fmt: skip
 def test_every_command_has_help(command: str) -> None:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from leret.cli import app
 from leret.errors import LeretError
+from tests.first_steps import write_world
 from tests.tiny import tiny_policy
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,20 +65,18 @@ def plain(line: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder like a checkout: recipes, programs, and the data beside it where they are."""
-    top = tmp_path_factory.mktemp("docs")
-    folder = top / "checkout"
+    """A folder like a checkout: recipes and programs, with data of the reader's own and a policy made from MiniLM."""
+    folder = tmp_path_factory.mktemp("docs")
     for name in ("sampling", "training", "eval", "pipelines"):
         shutil.copytree(ROOT / name, folder / name)
-    if (ROOT.parent / "shared").is_dir():
-        (top / "shared").symlink_to(ROOT.parent / "shared")
+    write_world(folder)
     for name, changes in SMALLER.items():
         text = (folder / name).read_text(encoding="utf-8")
         for old, new in changes.items():
             assert old in text
             text = text.replace(old, new)
         (folder / name).write_text(text, encoding="utf-8")
-    tiny_policy(folder / "policies" / "hotpotqa")
+    tiny_policy(folder / "policies" / "minilm")
     return folder
 
 
@@ -113,8 +112,6 @@ def test_the_commands_of_a_document_run_in_their_order(
     document: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
-    if "hotpotqa" in document.read_text(encoding="utf-8") and not (place.parent / "shared").exists():
-        pytest.skip("no real data beside the checkout: the commands on HotpotQA cannot be run")
     for language, body in BLOCK.findall(document.read_text(encoding="utf-8")):
         if language != "sh":
             continue

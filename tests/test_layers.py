@@ -20,7 +20,7 @@ LAYERS = [
     {"sampling"},
     {"training"},
     {"eval"},
-    {"optimizer", "demo", "loop", "pretraining", "cli", "__main__"},
+    {"optimizer", "demo", "loop", "pretraining", "starter", "cli", "__main__"},
 ]
 """Lowest first."""
 

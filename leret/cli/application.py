@@ -14,6 +14,7 @@ from leret.cli import (
     eval_retriever,
     evaluate,
     index,
+    init,
     loop,
     pretrain,
     recipes,
@@ -69,6 +70,7 @@ def _global(
 
 
 app.command("demo")(demo.demo)
+app.command("init")(init.init)
 app.command("sample")(sample.sample)
 app.command("pairs")(sample.pairs)
 app.command("train")(train.train)

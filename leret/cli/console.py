@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["complain", "done", "facts", "plain", "say", "table"]
+__all__ = ["complain", "done", "facts", "plain", "say", "table", "warn_of_demo"]
 
 
 def say(text: str = "") -> None:
@@ -24,6 +25,16 @@ def complain(text: str, label: str = "error: ") -> None:
 def done(text: str) -> None:
     """What a command achieved."""
     _console(stderr=False).print(plain(text), soft_wrap=True, style="bold")
+
+
+def warn_of_demo(kind: str, model: str) -> None:
+    """Warn where the shipped policy, in this process or served, meets data that it knows no word of."""
+    if kind != "world" and re.fullmatch("demo(-[0-9a-f]{8})?", model):
+        complain(
+            "policy.model demo knows the words of leret's generated world alone, and finds next to nothing in other "
+            "data; `leret init` writes a recipe with another policy",
+            label="warning: ",
+        )
 
 
 def facts(values: Any) -> None:

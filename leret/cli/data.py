@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +15,12 @@ if TYPE_CHECKING:
     from leret.datasets.inspect import DataReport, Spread
 
 __all__ = ["app"]
+
+_SHOWN = 5
+"""Gold documents of an example."""
+
+_BARS = 6
+"""Numbers of gold documents that are told one by one."""
 
 app = typer.Typer(help="Look at questions and corpora.", no_args_is_help=True)
 
@@ -51,10 +59,9 @@ def _show(report: DataReport) -> None:
             "splits by": "the data set" if report.own_splits else "hash of the id",
             "types": report.types,
             "hops (0 unknown)": {str(hops): n for hops, n in report.hops.items()},
-            "gold documents a question": {str(gold): n for gold, n in report.gold.items()},
+            "gold documents a question": _histogram(report.gold),
             "words a question": _spread(report.question_words),
             "words a document": _spread(report.document_words) if report.n_documents else None,
-            "gold missing from the corpus": report.n_missing_gold,
             "documents that are no gold": report.n_unused_documents,
             "questions with a double": report.duplicate_questions,
             "documents with a double": report.duplicate_documents,
@@ -63,11 +70,22 @@ def _show(report: DataReport) -> None:
         }
     )
     for question in report.examples:
-        say(f"  {question.id}: {question.text} -> {question.answer} ({', '.join(question.gold)})")
-    for question_id, doc_id in report.missing_gold:
-        say(f"  question {question_id}: its document {doc_id!r} is not in the corpus")
+        answer = f" -> {question.answer}" if question.answer else ""
+        more = f" and {len(question.gold) - _SHOWN} more" if len(question.gold) > _SHOWN else ""
+        say(f"  {question.id}: {question.text}{answer} ({', '.join(question.gold[:_SHOWN])}{more})")
     for problem in report.problems:
         say(f"  {problem}")
+
+
+def _histogram(counts: Mapping[int, int]) -> dict[str, int]:
+    """Exact counts where there are few; else the upper numbers in ranges that double: 1, 2, 3-4, 5-8 ..."""
+    if len(counts) <= _BARS:
+        return {str(number): n for number, n in counts.items()}
+    shown: Counter[str] = Counter()
+    for number, n in counts.items():
+        high = 1 << (number - 1).bit_length()
+        shown[str(number) if number <= 2 else f"{high // 2 + 1}-{high}"] += n
+    return dict(shown)
 
 
 def _spread(spread: Spread) -> str:

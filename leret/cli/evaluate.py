@@ -14,7 +14,7 @@ __all__ = ["evaluate", "show"]
 
 def evaluate(recipe: RecipeArgument, run: RunOption, overrides: Overrides = None, dry_run: DryRun = False) -> None:
     """Measure base, prompts, trained policies and baselines on held-out questions."""
-    from leret.cli.console import facts
+    from leret.cli.console import facts, warn_of_demo
     from leret.cli.progress import shown
     from leret.config import EvalRecipe
     from leret.recipes import load_recipe
@@ -22,7 +22,8 @@ def evaluate(recipe: RecipeArgument, run: RunOption, overrides: Overrides = None
 
     settings = load_recipe(recipe, EvalRecipe, overrides or ())
     opened = Run.open(run)
-    opened.section("sampling", "leret sample RECIPE")
+    sampling = opened.section("sampling", "leret sample RECIPE")
+    warn_of_demo(sampling["data"]["kind"], sampling["policy"]["model"])
     from leret.eval.plan import plan  # after the recipe is read: a mistake in it is told at once
     from leret.eval.stage import evaluate as stage
 

@@ -22,14 +22,19 @@ def run(
     dry_run: DryRun = False,
 ) -> None:
     """Sample, train and evaluate, in as many rounds as wanted."""
-    from leret.cli.console import done, facts, say
+    from leret.cli.console import done, facts, say, warn_of_demo
     from leret.cli.evaluate import show
     from leret.cli.progress import shown
+    from leret.config import SamplingRecipe
     from leret.loop import schedule, take
     from leret.recipes import load_all
     from leret.runs import Run
 
-    steps = schedule(load_all(recipes, overrides or ()), Run(run), rounds)
+    loaded = load_all(recipes, overrides or ())
+    for recipe in loaded:
+        if isinstance(recipe, SamplingRecipe):
+            warn_of_demo(recipe.data.kind, recipe.policy.model)
+    steps = schedule(loaded, Run(run), rounds)
     if dry_run:
         for step in steps:
             say(step.title)

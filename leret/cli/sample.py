@@ -45,7 +45,7 @@ def sample(
     ] = None,
 ) -> None:
     """Try several queries at every state of a program, and score what they retrieve."""
-    from leret.cli.console import done, facts
+    from leret.cli.console import done, facts, warn_of_demo
     from leret.cli.progress import shown
     from leret.config import SamplingRecipe
     from leret.recipes import load_recipe
@@ -53,6 +53,7 @@ def sample(
 
     settings = load_recipe(recipe, SamplingRecipe, overrides or ())
     cluster = _cluster(engine, workers, address)
+    warn_of_demo(settings.data.kind, settings.policy.model)
     from leret.sampling.plan import plan  # after the recipe is read: a mistake in it is told at once
     from leret.sampling.stage import sample as stage
 

@@ -9,33 +9,28 @@ from typing import Any
 from leret.datasets.hub import PREFIX
 from leret.datasets.problems import Problems
 from leret.datasets.records import records
-from leret.errors import DataError
 
 __all__ = ["detect_kind"]
 
 
 def detect_kind(path: str) -> str:
-    """The kind of `leret.datasets.load.load_questions` that reads a source.
+    """The kind of `leret.datasets.load.load_questions` that reads a source; jsonl tells best what is wrong with others.
 
     Args:
         path: a file, or a BEIR folder.
 
     Raises:
-        DataError: it cannot be read, or its first record is of no known kind.
+        DataError: it cannot be read.
     """
     if path.startswith(PREFIX):
         return "jsonl"
     if Path(path).is_dir():
         return "beir"
     first = next(iter(records(Path(path), Problems())), None)
-    kind = None if first is None else _kind(first.value)
-    if kind is None:
-        there = "no JSON object" if first is None else f"the fields {', '.join(list(first.value)[:8])}"
-        raise DataError(f"{path} is of no known kind (its first record has {there}); say which one it is with --kind")
-    return kind
+    return "jsonl" if first is None else _kind(first.value)
 
 
-def _kind(record: Mapping[str, Any]) -> str | None:
+def _kind(record: Mapping[str, Any]) -> str:
     if "relevant_doc_ids" in record:
         return "jsonl"
     if "claim" in record:
@@ -46,4 +41,4 @@ def _kind(record: Mapping[str, Any]) -> str | None:
         return "2wiki"
     if "supporting_facts" in record:
         return "hotpotqa"
-    return "jsonl" if "question" in record or "query" in record else None
+    return "jsonl"

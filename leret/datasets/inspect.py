@@ -9,14 +9,11 @@ from statistics import mean, median
 from typing import Any
 
 from leret.datasets.corpus import Corpus
-from leret.datasets.load import load_corpus, load_questions, split_name
+from leret.datasets.load import load_corpus, load_questions, read_corpus, split_name
 from leret.datasets.problems import Problems
-from leret.datasets.reading import read_documents
 from leret.types import Question, digest
 
 __all__ = ["DataReport", "Spread", "inspect"]
-
-_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +41,10 @@ class DataReport:
         gold: questions by number of gold documents.
         question_words: words a question.
         document_words: words a document, title included.
-        missing_gold: (question id, document id) of the first gold documents that are not in the corpus.
-        n_missing_gold: gold documents that are not in the corpus.
         n_unused_documents: documents that are no question's gold.
         duplicate_questions: questions whose text another one has.
         duplicate_documents: documents whose text another one has.
-        skipped: bad records of questions and corpus, by kind of fault.
+        skipped: bad records of questions (gold that is not in the corpus among them) and corpus, by kind of fault.
         problems: the first bad records, one line each.
         examples: the first questions.
     """
@@ -64,8 +59,6 @@ class DataReport:
     gold: Mapping[int, int]
     question_words: Spread
     document_words: Spread
-    missing_gold: tuple[tuple[str, str], ...]
-    n_missing_gold: int
     n_unused_documents: int
     duplicate_questions: int
     duplicate_documents: int
@@ -97,18 +90,10 @@ def inspect(
         n_examples: questions shown.
 
     Raises:
-        DataError: a file as a whole cannot be read, or a record of it without ``skip_bad``.
+        DataError: a file as a whole cannot be read, not one record of it can, or some cannot without ``skip_bad``.
     """
-    loaded = load_questions(kind, questions, seed=seed, skip_bad=skip_bad, options=options)
-    problems = Problems()
-    texts = _corpus(kind, corpus, questions, seed, options, problems)
-    problems.check(str(corpus or questions), skip_bad)
-    missing = [
-        (question.id, doc_id)
-        for question in loaded
-        for doc_id in question.gold
-        if texts is not None and doc_id not in texts
-    ]
+    texts, problems = _corpus(kind, corpus, questions, seed, options, skip_bad)
+    loaded = load_questions(kind, questions, seed=seed, skip_bad=skip_bad, corpus=texts, options=options)
     used = {doc_id for question in loaded for doc_id in question.gold}
     documents = () if texts is None else tuple(texts)
     lengths, repeated = _documents(texts)
@@ -123,8 +108,6 @@ def inspect(
         gold=_counted(len(question.gold) for question in loaded),
         question_words=_spread([len(question.text.split()) for question in loaded]),
         document_words=_spread(lengths),
-        missing_gold=tuple(missing[:_SHOWN]),
-        n_missing_gold=len(missing),
         n_unused_documents=sum(doc_id not in used for doc_id in documents),
         duplicate_questions=_repeated(digest(question.text) for question in loaded),
         duplicate_documents=repeated,
@@ -140,14 +123,14 @@ def _corpus(
     questions: str | None,
     seed: int,
     options: Mapping[str, Any] | None,
-    problems: Problems,
-) -> Corpus | None:
+    skip_bad: bool,
+) -> tuple[Corpus | None, Problems]:
     if corpus is None and kind in {"jsonl", "hover"}:
-        return None
+        return None, Problems()
     source = corpus or questions
     if source is None:
-        return load_corpus(kind, seed=seed, options=options)
-    return Corpus(read_documents(kind, source, problems))
+        return load_corpus(kind, seed=seed, options=options), Problems()
+    return read_corpus(kind, source, skip_bad)
 
 
 def _documents(corpus: Corpus | None) -> tuple[list[int], int]:

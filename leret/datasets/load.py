@@ -17,7 +17,7 @@ from leret.datasets.world import generate
 from leret.errors import DataError
 from leret.types import Document, Question
 
-__all__ = ["Data", "Loaded", "limited", "load", "load_corpus", "load_questions", "split_name"]
+__all__ = ["Data", "Loaded", "limited", "load", "load_corpus", "load_questions", "read_corpus", "split_name"]
 
 _SPLITS = ("train", "dev", "test", "all")
 
@@ -98,9 +98,9 @@ def load(
         raise DataError(f"data.questions is missing: kind {kind} reads a file")
     if corpus is None and kind in {"jsonl", "hover"}:
         raise DataError(f"data.corpus is missing: a file of kind {kind} holds questions alone; name the corpus")
-    texts, skipped = _read_corpus(kind, corpus or questions, skip_bad)
+    texts, problems = read_corpus(kind, corpus or questions, skip_bad)
     loaded = load_questions(kind, questions, split=split, limit=limit, seed=seed, skip_bad=skip_bad, corpus=texts)
-    return Data(loaded, texts, skipped)
+    return Data(loaded, texts, dict(problems.kinds))
 
 
 def load_questions(
@@ -166,7 +166,7 @@ def load_corpus(
     _check_kind(kind, options)
     if path is None:
         raise DataError(f"data.corpus is missing: kind {kind} reads a file")
-    return _read_corpus(kind, str(path), skip_bad)[0]
+    return read_corpus(kind, str(path), skip_bad)[0]
 
 
 def split_name(question: Question, seed: int = 0) -> str:
@@ -181,13 +181,18 @@ def limited(questions: Iterable[Question], limit: int | None, seed: int = 0) -> 
     return tuple(heapq.nsmallest(limit, questions, key=lambda question: rank_of(question.id, seed, "limit")))
 
 
-def _read_corpus(kind: str, source: str, skip_bad: bool) -> tuple[Corpus, Mapping[str, int]]:
+def read_corpus(kind: str, source: str, skip_bad: bool) -> tuple[Corpus, Problems]:
+    """The documents of a source, and what was left out.
+
+    Raises:
+        DataError: the source cannot be read, or holds no document; a bad record of it, without ``skip_bad``.
+    """
     problems = Problems()
-    corpus = Corpus(read_documents(kind, str(source), problems))
-    skipped = problems.check(str(source), skip_bad)
+    corpus = Corpus(read_documents(kind, source, problems))
+    problems.check(source, skip_bad and len(corpus) > 0)
     if not len(corpus):
         raise DataError(f"{source} holds no document; name the corpus with data.corpus")
-    return corpus, skipped
+    return corpus, problems
 
 
 def _choose(
@@ -216,7 +221,7 @@ def _choose(
 
     chosen = limited(wanted(), limit, seed)
     if problems is not None:
-        problems.check(source, skip_bad)
+        problems.check(source, skip_bad and sizes.total() > 0)
     if not chosen:
         there = ", ".join(f"{n} in {name}" for name, n in sorted(sizes.items())) or "none at all"
         raise DataError(f"{source}: no question in split {split}; there are {there}")

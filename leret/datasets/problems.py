@@ -11,6 +11,11 @@ __all__ = ["BadRecord", "Problems"]
 
 _SHOWN = 20
 
+FIELDS = (
+    "in JSON lines a question has id, question, relevant_doc_ids (where known answer, type, hops, split, relevance), "
+    "a document doc_id, title, text"
+)
+
 
 class BadRecord(Exception):
     """One record that is not what its file claims to hold; never leaves this package.
@@ -69,7 +74,8 @@ class Problems:
         if not self.n or skip_bad:
             return dict(self.kinds)
         more = [f"and {self.n - len(self.shown)} more"] if self.n > len(self.shown) else []
-        lines = "\n  ".join([*self.shown, *more])
+        fields = [FIELDS] if self.kinds["missing field"] else []
+        lines = "\n  ".join([*self.shown, *more, *fields])
         raise DataError(
             f"{source}: {self.n} bad {'record' if self.n == 1 else 'records'}\n  {lines}\n"
             "mend them, or leave them out with data.skip_bad (--skip-bad), which counts them"

@@ -58,10 +58,13 @@ class Prompt:
         """
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
+            if not all(isinstance(demos, list) for demos in value["demos"].values()):
+                raise TypeError("demos of a predictor are no list")
             return cls(str(value["name"]), value["demos"], value.get("instructions", {}), value.get("score"))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(
-                f"{path} is not a prompt of a bank ({error}); make the bank again with `leret sample`"
+                f"{path} is not a prompt of a bank ({type(error).__name__}: {error}); a prompt file is "
+                '{"name": NAME, "demos": {PREDICTOR: [{FIELD: VALUE, ...}, ...]}}'
             ) from error
 
 

@@ -56,7 +56,7 @@ def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> P
     """
     bench = Workbench(located(recipe, base_dir or Path.cwd()), run.cache)
     settings = recipe.sampling
-    n_questions = len(bench.questions(recipe.data.split, recipe.data.limit, check=False))
+    n_questions = len(bench.questions(recipe.data.split, recipe.data.limit))
     steps = steps_of(bench.replay, bench.formatter.signature)
     exists = run.manifest_path.is_file()
     bank_ready = settings.prompts == 1 or (exists and "bank" in run.manifest())

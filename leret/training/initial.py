@@ -49,6 +49,8 @@ def find_initial(run: Run, init: str) -> Initial:
         model = _sampled_model(run)
     elif (trained / "training.json").is_file():
         model = str(trained)
+    elif init == "demo":
+        model = str(demo_directory())
     elif Path(init).is_dir() or _HUB_NAME.fullmatch(init):
         model = init
     else:
@@ -88,7 +90,8 @@ def _sampled_model(run: Run) -> str:
         return model
     if policy.get("kind") == "openai":
         raise TrainingError(
-            f"the run was sampled from {model!r} on a server; training needs its weights: set init to their directory"
+            f"the run was sampled from {model!r} on a server; training needs its weights: set init to their directory, "
+            "or to demo where that is the policy that was served"
         )
     if _HUB_NAME.fullmatch(model):
         return model

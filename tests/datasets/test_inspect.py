@@ -12,7 +12,7 @@ from tests.datasets.writing import DOCUMENTS, HOTPOT, QUESTIONS, array, json_lin
 
 
 def test_figures_of_a_small_set(tmp_path: Path) -> None:
-    questions = [*QUESTIONS, {"id": "q3", "question": "Who was a poet?", "relevant_doc_ids": ["Z"]}]
+    questions = [*QUESTIONS, {"id": "q3", "question": "Who was a poet?", "relevant_doc_ids": ["B"]}]
     report = inspect("jsonl", json_lines(tmp_path / "q", questions), json_lines(tmp_path / "c", DOCUMENTS))
     assert (report.n_questions, report.n_documents, report.n_unused_documents) == (3, 3, 1)
     assert report.types == {"bridge": 1, "unknown": 2}
@@ -20,11 +20,29 @@ def test_figures_of_a_small_set(tmp_path: Path) -> None:
     assert report.gold == {1: 2, 2: 1}
     assert report.question_words == Spread(4, 4, 13 / 3, 5)
     assert report.document_words == Spread(5, 6, 17 / 3, 6)
-    assert (report.missing_gold, report.n_missing_gold) == ((("q3", "Z"),), 1)
     assert (report.duplicate_questions, report.duplicate_documents) == (2, 0)
     assert sum(report.splits.values()) == 3
     assert not report.own_splits
     assert [question.id for question in report.examples] == ["q1", "q2", "q3"]
+
+
+def test_gold_that_the_corpus_lacks_is_a_bad_record(tmp_path: Path) -> None:
+    corpus = json_lines(tmp_path / "c", [*DOCUMENTS[:1], {"doc_id": "e\u0301", "title": "", "text": "an e"}])
+    questions = [{"id": str(i), "question": "?", "relevant_doc_ids": [doc_id]} for i, doc_id in enumerate("AZ\u00e9")]
+    report = inspect("jsonl", json_lines(tmp_path / "q", questions), corpus)
+    assert (report.n_questions, report.skipped) == (2, {"unknown gold": 1})  # é is there, in another normalisation
+    assert "q:2: gold document 'Z' of question '1' is not in the corpus" in report.problems[0]
+
+
+def test_a_wholly_wrong_file_is_told_with_its_fields_and_ours(tmp_path: Path) -> None:
+    path = json_lines(tmp_path / "q", [{"qid": "a", "query": "?", "gold": ["A"]}])
+    told = (
+        r"q:1: field 'relevant_doc_ids' is missing; the fields are 'qid', 'query', 'gold'\n.* question has id, question"
+    )
+    with pytest.raises(DataError, match=told):
+        inspect("jsonl", path, json_lines(tmp_path / "c", DOCUMENTS))
+    with pytest.raises(DataError, match="field 'doc_id' or '_id' or 'id' is missing"):
+        inspect("jsonl", json_lines(tmp_path / "good", QUESTIONS), json_lines(tmp_path / "d", [{"key": 1}]))
 
 
 def test_bad_records_are_reported_and_not_refused(tmp_path: Path) -> None:

@@ -312,7 +312,7 @@ def test_what_the_command_refuses(index: Path, tmp_path: Path) -> None:
     for args, says in (
         ((index, "--questions", bare), "cannot be scored"),
         ((index, "--questions", other), "'gone'"),
-        ((index, "--questions", odd), "of no known kind"),
+        ((index, "--questions", odd), "field 'question' or 'query' is missing"),
         ((index, "--questions", good, "--measures", "nope"), "'nope' is none"),
         ((index, "--questions", good, "--fuse"), "--rewrites"),
         ((tmp_path / "none", "--questions", good, "--depth", 5), "too few for R@10"),

@@ -6,6 +6,7 @@ from safetensors.torch import load_file
 
 from leret.config import LoraSettings, TrainingRecipe
 from leret.errors import MissingDependency, PolicyError, RunError, TrainingError
+from leret.policies.load import demo_directory
 from leret.runs import Run
 from leret.training.stage import plan, train
 from tests.training.training_runs import sampled_run, train_ids
@@ -223,6 +224,7 @@ def test_a_base_on_a_server_needs_a_directory(run):
     run.update(sampling={**run.manifest()["sampling"], "policy": {"kind": "openai", "model": "big"}})
     with pytest.raises(TrainingError, match=r"sampled from 'big' on a server; training needs its weights: set init"):
         train(SFT, run)
+    assert plan(changed(SFT, init="demo"), run).initial == str(demo_directory().resolve())
 
 
 def test_truncated_weights_are_refused(run, base, tmp_path):

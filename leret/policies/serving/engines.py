@@ -115,7 +115,7 @@ ENGINES: Mapping[str, Engine] = {
         "vllm",
         "vllm",
         "LERET_VLLM",
-        "`pip install vllm` in an environment of its own, or scripts/vllm_cpu.sh where there is no GPU",
+        "`pip install vllm` in an environment of its own, or its CPU build where there is no GPU",
         _vllm,
         _vllm_environment,
         True,
