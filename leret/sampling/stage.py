@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,7 @@ class SampleReport:
         waiting: questions that met an outage; the same command goes on with them.
         prompts: of the bank, with their scores on its dev questions (None for those not scored).
         failures: samples of the run's policy without a reward, by kind.
+        notes: what to look at, and what to do.
     """
 
     already: bool
@@ -60,6 +61,7 @@ class SampleReport:
     prompts: dict[str, float | None] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    notes: Sequence[str] = ()
 
 
 def sample(
@@ -141,6 +143,7 @@ def _sample(
             run, recipe.sampling.strategy, recipe.sampling.margin, recipe.sampling.max_pairs, policy.digest
         )
     report = _report(policy, questions, prompts, tally, counts, n_before, pairs, time.monotonic() - began)
+    report = replace(report, notes=[*bench.notes(), *_notes(prompts, recipe.sampling.prompts, pairs)])
     run.event("sample", "finished", **asdict(report))
     return report
 
@@ -260,6 +263,16 @@ def _write_sections(run: Run, bench: Workbench, policy: Policy, digests: dict[st
     run.update(
         sampling=section, digests={**manifest.get("digests", {}), **digests, "policy": policy.digest}, rounds=rounds
     )
+
+
+def _notes(prompts: Sequence[Prompt], wanted: int, pairs: PreferenceReport) -> Iterator[str]:
+    if len(prompts) == 1 < wanted:
+        yield f"no candidate of the prompt bank reached reward > 0: the zero-shot prompt alone, instead of {wanted}"
+    elif len(prompts) < wanted:
+        yield f"{len(prompts)} prompts instead of {wanted}: the bank found no others"
+    if 2 * pairs.no_spread > pairs.states:
+        which = f"at {pairs.no_spread:,} of {pairs.states:,} states they have one reward"
+        yield f"the samples hardly differ: {which}; raise policy.temperature or sampling.samples"
 
 
 def _report(
