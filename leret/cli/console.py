@@ -33,7 +33,7 @@ def say(text: str = "", style: str | None = None) -> None:
 
 def complain(text: str, label: str = "error: ") -> None:
     """A message on standard error."""
-    style = "red" if label else None
+    style = {"error: ": "red", "warning: ": "yellow"}.get(label)
     _console(stderr=True).print(f"{label}{text}", soft_wrap=True, style=style)
 
 
@@ -50,7 +50,7 @@ def facts(values: Any, shown: Mapping[str, Any] | None = None) -> None:
         shown: what people read instead.
     """
     for note in getattr(values, "notes", ()):
-        complain(note, "warning: ")
+        complain(note, "note: ")
     if _JSON.get():
         print(json.dumps(_fields(values), default=_plain))
         return
