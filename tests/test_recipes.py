@@ -218,9 +218,25 @@ def test_a_recipe_here_comes_before_the_shipped_one(folder: Path) -> None:
     assert find_recipe(write(folder, GOOD, "sampling/demo.yaml")) == Path("sampling/demo.yaml")
 
 
-def test_an_unknown_recipe_is_answered_with_those_there_are(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no such recipe; .* sampling/demo\.yaml, sampling/hotpotqa\.yaml"):
+def test_an_unknown_recipe_is_answered_with_the_nearest_one(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^nope: no such recipe; .*`leret recipes list`$"):
         find_recipe("nope", "sampling")
+    with pytest.raises(ConfigError, match=r"did you mean sampling/hotpotqa\.yaml\?$"):
+        find_recipe("hotptqa", "sampling")
+
+
+def test_the_loop_takes_short_names_in_the_order_of_its_stages(folder: Path) -> None:
+    found = load_all(["demo", "demo-sft", "demo-ipo", "demo"])
+    assert [type(recipe).__name__ for recipe in found] == [
+        "SamplingRecipe", "TrainingRecipe", "TrainingRecipe", "EvalRecipe"
+    ]  # fmt: skip
+    assert isinstance(load_all(["sampling/demo.yaml", "hotpotqa"])[1], EvalRecipe)
+
+
+def test_a_misspelt_key_with_a_number_is_answered_with_the_numbered_one(folder: Path) -> None:
+    assert problems(GOOD, "retriever.k2=3", folder=folder) == [
+        "--set retriever.k2: unknown key; did you mean retriever.k1?"
+    ]
 
 
 @pytest.mark.parametrize("name", [name for name in shipped.names() if name.endswith(".yaml")])

@@ -105,7 +105,7 @@ def test_an_index_build_stops_and_goes_on(leret: Spawn, tmp_path: Path) -> None:
 
 
 def test_the_demo_stops_and_goes_on(leret: Spawn, tmp_path: Path) -> None:
-    command = ["demo", "--out", tmp_path / "r"]
+    command = ["demo", "--run", tmp_path / "r"]
     interrupted(leret(*command), r"sampling .*\d+/600")
     child = leret(*command)
     interrupted(child, r"sampling .*\d+/\d+")

@@ -95,7 +95,7 @@ class Lines:
         if self.part is None:
             return
         self.part.advance(n, facts)
-        if time.monotonic() - self.spoke >= self.every_s:
+        if time.monotonic() - self.spoke >= self.every_s and self.part.done != self.part.total:
             self.spoke = time.monotonic()
             self._speak(self.part, ended=False)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ class SampleReport:
         waiting: questions that met an outage; the same command goes on with them.
         prompts: of the bank, with their scores on its dev questions (None for those not scored).
         failures: samples of the run's policy without a reward, by kind.
-        text_parity_stops: where the comparison of messages could not go on to the program's end, and why.
+        notes: what to look at, and what to do.
     """
 
     already: bool
@@ -61,8 +61,8 @@ class SampleReport:
     no_spread: int
     prompts: dict[str, float | None] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
-    text_parity_stops: tuple[str, ...] = ()
     seconds: float = 0.0
+    notes: Sequence[str] = ()
 
 
 def sample(
@@ -146,7 +146,9 @@ def _sample(
         pairs = build_preferences(
             run, recipe.sampling.strategy, recipe.sampling.margin, recipe.sampling.max_pairs, policy.digest
         )
-    report = _report(policy, questions, prompts, tally, counts, n_before, pairs, stops, time.monotonic() - began)
+    report = _report(policy, questions, prompts, tally, counts, n_before, pairs, time.monotonic() - began)
+    notes = [*stops, *bench.notes(), *_notes(prompts, recipe.sampling.prompts, pairs)]
+    report = replace(report, notes=notes)
     run.event("sample", "finished", **asdict(report))
     return report
 
@@ -275,6 +277,16 @@ def _write_sections(run: Run, bench: Workbench, policy: Policy, digests: dict[st
     )
 
 
+def _notes(prompts: Sequence[Prompt], wanted: int, pairs: PreferenceReport) -> Iterator[str]:
+    if len(prompts) == 1 < wanted:
+        yield f"no candidate of the prompt bank reached reward > 0: the zero-shot prompt alone, instead of {wanted}"
+    elif len(prompts) < wanted:
+        yield f"{len(prompts)} prompts instead of {wanted}: the bank found no others"
+    if 2 * pairs.no_spread > pairs.states:
+        which = f"at {pairs.no_spread:,} of {pairs.states:,} states they have one reward"
+        yield f"the samples hardly differ: {which}; raise policy.temperature or sampling.samples"
+
+
 def _report(
     policy: Policy,
     questions: Sequence[Question],
@@ -283,7 +295,6 @@ def _report(
     counts: dict[str, int],
     n_before: int,
     pairs: PreferenceReport,
-    stops: tuple[str, ...],
     seconds: float,
 ) -> SampleReport:
     return SampleReport(
@@ -300,6 +311,5 @@ def _report(
         no_spread=pairs.no_spread,
         prompts={prompt.name: prompt.score for prompt in prompts},
         failures={name.removeprefix("failed_"): n for name, n in counts.items() if name.startswith("failed_")},
-        text_parity_stops=stops,
         seconds=round(seconds, 3),
     )

@@ -147,6 +147,12 @@ class Workbench:
             source.path, source.name, source.arguments, k=settings.k, exclude_seen=settings.exclude_seen
         )
 
+    def notes(self) -> list[str]:
+        """Where the program says another ``k`` than the recipe, and what counts."""
+        from leret.pipelines.loading import differing_k
+
+        return differing_k(self.replay.program, self.source.arguments, self.recipe.retriever.k)
+
     @cached_property
     def adapter(self) -> dspy.Adapter:
         """How calls become messages."""

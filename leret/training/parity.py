@@ -114,7 +114,7 @@ def _check_examples(run: Run, groups: Sequence[Group], examples: Sequence[Exampl
             raise TrainingError(
                 f"question {example.question_id}: what would be trained is not what was sent:\n"
                 f"{_difference(trained, sent[0], 'trained', 'sent')}\n"
-                f"{run.preferences} was not made from this run's samples; `leret pairs {run.path}` makes it again"
+                f"{run.preferences} was not made from this run's samples; `leret pairs --run {run.path}` makes it again"
             )
 
 

@@ -193,6 +193,15 @@ def test_names_of_ir_measures_and_of_our_rewards_are_understood_and_others_are_l
     assert len(caught.value.problems) == 5
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("MAP", "AP"), ("MRR@10", "RR@10"), ("NDCG", "nDCG"), ("Recall@5", "R@5"), ("Precision@3", "P@3")],
+)
+def test_a_name_of_other_tools_is_answered_with_ours(name: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'{name}' is none; did you mean {meant}\?"):
+        ir.parsed([name])
+
+
 def test_a_cut_off_is_a_number_however_it_is_written_and_not_a_huge_one() -> None:
     assert list(ir.parsed(["R@010", "P@\u0661", "AP@2147483647"])) == ["R@10", "P@1", "AP@2147483647"]
     wrong = ["R@2147483648", "R@99999999999999999999", f"R@{'9' * 5000}", "R@\u00b2", "R@-1", "R@1.5", "R@"]

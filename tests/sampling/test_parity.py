@@ -348,7 +348,7 @@ def test_the_stage_tells_where_the_comparison_had_to_stop(tmp_path, monkeypatch)
     program = ProgramSettings(path=f"{tmp_path}/long.py:Long", adapter=recipe.program.adapter)
     run = Run.create(tmp_path / "run")
     report = sample(recipe.model_copy(update={"program": program}), run, base_dir=tmp_path)
-    (stop,) = report.text_parity_stops
+    stop = report.notes[0]
     assert "after LM call 8" in stop
     assert [e["why"] for e in run.events() if e["event"] == "messages not checked"] == [[stop]]
 
