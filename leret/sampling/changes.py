@@ -29,7 +29,7 @@ _FREE = (
         f"policy.{key}"
         for key in (
             *("kind", "model", "urls", "api_key_env", "tokenizer", "device", "dtype", "timeout_s", "deadline_s"),
-            *("max_retries", "concurrency", "logprobs", "best_of", "batch", "batch_least", "poll_s"),
+            *("max_retries", "concurrency", "logprobs", "best_of"),
             *("price_prompt", "price_completion"),
         )
     ),

@@ -134,7 +134,7 @@ def _sample(
     recipe = bench.recipe
     with Store(run.store) as store:  # opened first: it keeps a second process out
         rescue(run.workers, store)
-        policy = policy_of(recipe.policy, run.cache)
+        policy = policy_of(recipe.policy)
         _write_sections(run, bench, policy, digests)
         run.event("sample", "started", questions=len(questions), policy=policy.name, policy_digest=policy.digest)
         n_before = store.counts(policy.digest)["samples"]

@@ -52,7 +52,7 @@ def open_fakes(patch):
     """Let `policy_of` make fakes; returns those that it made."""
     made = []
 
-    def policy_of(settings, cache=None):
+    def policy_of(settings):
         made.append(FakePolicy())
         made[-1].digest = f"digest of {settings.model}"
         return made[-1]
