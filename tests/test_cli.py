@@ -26,8 +26,9 @@ ROOT = Path(__file__).resolve().parents[1]
 ANSI = re.compile(r"\x1b\[[0-9;]*m?")
 COMMANDS = [
     "", "demo", "init", "sample", "pairs", "train", "eval", "run", "pretrain", "recipes", "recipes list",
-    "recipes show", "recipes copy", "data", "data inspect", "serve", "serve policy", "serve retriever", "eval-retriever",
-    "index", "index build", "index info", "index check", "search", "store", "store check", "store export",
+    "recipes show", "recipes copy", "data", "data inspect", "serve", "serve policy", "serve retriever",
+    "eval-retriever", "index", "index build", "index info", "index check", "search", "store", "store check",
+    "store export",
 ]  # fmt: skip
 GROUPS = {"", "recipes", "data", "serve", "index", "store"}
 
