@@ -23,7 +23,7 @@ from pydantic import (
 
 from leret.liveconfig import (
     AnswersSettings,
-    BaseUrl,
+    BaseUrls,
     ClinicalTrialsSettings,
     PubMedSettings,
     RemoteSettings,
@@ -215,7 +215,7 @@ class PolicySettings(Settings):
 
     kind: Literal["local", "openai", "tgi", "together"] = "local"
     model: str = Field("demo", description="model directory, `demo` (shipped), or the served model's name")
-    urls: tuple[BaseUrl, ...] = Field((), description="of servers: base URLs, of kind openai ending in /v1")
+    urls: BaseUrls = Field((), description="of servers: base URLs, of kind openai ending in /v1")
     api_key_env: str | None = Field(None, description="environment variable that holds the server's key")
     tokenizer: str | None = Field(None, description="kind tgi: directory with the chat template; None takes the model")
     enable_thinking: bool | None = Field(None, description="of chat templates that know it; None leaves it to them")

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-__all__ = ["Served", "TgiServer", "TogetherServer", "serving"]
+__all__ = ["ChatServer", "Served", "TgiServer", "TogetherServer", "completion", "serving"]
 
 
 class Served:
@@ -41,6 +41,41 @@ class Served:
         if isinstance(fault, web.Response):
             return web.Response(status=fault.status, headers=fault.headers, body=fault.body)
         return None
+
+
+class ChatServer(Served):
+    """OpenAI's chat completions; lists ``models`` where there are any, and refuses the names in ``unknown``."""
+
+    def __init__(
+        self, faults: list[Any] | None = None, *, models: tuple[str, ...] = (), unknown: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(faults)
+        self.models = models
+        self.unknown = unknown
+        self.key: str | None = None
+
+    def routes(self, app: web.Application) -> None:
+        app.router.add_post("/v1/chat/completions", self.chat)
+        if self.models:
+            app.router.add_get("/v1/models", self.list_models)
+
+    async def list_models(self, request: web.Request) -> web.StreamResponse:
+        if fault := await self.met(request):
+            return fault
+        return self._refused(request) or web.json_response({"data": [{"id": name} for name in self.models]})
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        fault = await self.met(request)
+        body = await request.json()
+        self.bodies.append(body)
+        if body["model"] in self.unknown:
+            return web.json_response({"error": {"message": f"no model {body['model']}"}}, status=404)
+        return fault or self._refused(request) or web.json_response(completion(body))
+
+    def _refused(self, request: web.Request) -> web.StreamResponse | None:
+        if self.key is None or request.headers.get("Authorization") == f"Bearer {self.key}":
+            return None
+        return web.json_response({"error": {"message": "wrong key"}}, status=401)
 
 
 class TgiServer(Served):
