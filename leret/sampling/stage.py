@@ -77,7 +77,7 @@ def sample(
     Args:
         recipe: what to sample.
         run: a new one, or one that the same recipe began. The policy may be another one (the next round), the limit
-            larger, the strategy of the pairs any.
+            and the strategy of the pairs any.
         base_dir: where relative paths of the recipe start; None is the current directory.
         progress: hears of every question.
         cluster: samples on the workers of a Ray cluster; None samples in this process.
@@ -105,7 +105,7 @@ def sample(
     with Workbench(recipe, run.cache, progress) as bench, cluster or nullcontext():
         progress.start("data and index", None)
         questions = _questions(bench)
-        digests = _digests(bench, questions, run)
+        digests = _digests(bench, questions)
         progress.finish()
         refuse_changes(run, recipe.model_dump(mode="json"), digests)
         if bench.skipped:
@@ -236,16 +236,13 @@ def _questions(bench: Workbench) -> list[Question]:
     return usable
 
 
-def _digests(bench: Workbench, questions: Sequence[Question], run: Run) -> dict[str, str]:
-    digests = {
+def _digests(bench: Workbench, questions: Sequence[Question]) -> dict[str, str]:
+    return {
         "corpus": bench.corpus.digest,
         "retriever": bench.retriever.digest,
         "program": bench.program_digest,
+        "questions": questions_digest(questions),
     }
-    before = run.manifest().get("sampling") or {}
-    if not before or before.get("data", {}).get("limit") == bench.recipe.data.limit:
-        digests["questions"] = questions_digest(questions)
-    return digests
 
 
 def _write_sections(run: Run, bench: Workbench, policy: Policy, digests: dict[str, str]) -> None:
