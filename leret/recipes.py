@@ -21,7 +21,7 @@ from leret.faults import describe
 from leret.recipefiles import DataRecipe, IndexRecipe, locate
 from leret.yamlplaces import Key, Placed, parse
 
-__all__ = ["data_recipe", "find_recipe", "index_recipe", "load_all", "load_any", "load_recipe", "stage_of"]
+__all__ = ["find_recipe", "flags_recipe", "load_all", "load_any", "load_recipe", "stage_of"]
 
 R = TypeVar("R", SamplingRecipe, TrainingRecipe, EvalRecipe, DataRecipe, IndexRecipe)
 
@@ -52,36 +52,28 @@ def load_recipe(
     return _checked(placed, model, file.resolve().parent, optional, problems)
 
 
-def data_recipe(value: dict[str, Any], flags: Mapping[Key, str], overrides: Sequence[str] = ()) -> DataRecipe:
-    """Data that were named by the flags of a command, checked like those in a file.
+def flags_recipe(
+    model: type[R],
+    value: dict[str, Any],
+    flags: Mapping[Key, str],
+    overrides: Sequence[str] = (),
+    optional: Collection[str] = (),
+) -> R:
+    """A recipe, or a part of one, that was named by the flags of a command, checked like those in a file.
 
     Args:
+        model: of the recipe or the part.
         value: ``{"data": {...}}``.
         flags: which flag each key comes from.
         overrides: as for `load_recipe`.
+        optional: as for `load_recipe`.
 
     Raises:
         ConfigError: all faults together, each with its flag.
     """
     placed = Placed(value, dict(flags))
     problems = [problem for override in overrides for problem in _override(placed, override)]
-    return _checked(placed, DataRecipe, Path.cwd(), (), problems)
-
-
-def index_recipe(value: dict[str, Any], flags: Mapping[Key, str], overrides: Sequence[str] = ()) -> IndexRecipe:
-    """Data and an engine that were named by the flags of a command, checked like those in a file.
-
-    Args:
-        value: ``{"data": {...}, "retriever": {...}}``.
-        flags: as for `data_recipe`.
-        overrides: as for `load_recipe`.
-
-    Raises:
-        ConfigError: all faults together, each with its flag.
-    """
-    placed = Placed(value, dict(flags))
-    problems = [problem for override in overrides for problem in _override(placed, override)]
-    return _checked(placed, IndexRecipe, Path.cwd(), (), problems)
+    return _checked(placed, model, Path.cwd(), optional, problems)
 
 
 def _checked(placed: Placed, model: type[R], beside: Path, optional: Collection[str], problems: list[str]) -> R:

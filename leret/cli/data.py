@@ -19,9 +19,6 @@ __all__ = ["app"]
 _SHOWN = 5
 """Gold documents of an example."""
 
-_BARS = 6
-"""Numbers of gold documents that are told one by one."""
-
 app = typer.Typer(help="Look at questions and corpora.", no_args_is_help=True)
 
 
@@ -78,14 +75,12 @@ def _show(report: DataReport) -> None:
 
 
 def _histogram(counts: Mapping[int, int]) -> dict[str, int]:
-    """Exact counts where there are few; else the upper numbers in ranges that double: 1, 2, 3-4, 5-8 ..."""
-    if len(counts) <= _BARS:
-        return {str(number): n for number, n in counts.items()}
+    """Numbers above 4 in ranges that double: 5-8, 9-16 ..."""
     shown: Counter[str] = Counter()
     for number, n in counts.items():
         high = 1 << (number - 1).bit_length()
-        shown[str(number) if number <= 2 else f"{high // 2 + 1}-{high}"] += n
-    return dict(shown)
+        shown[str(number) if number <= 4 else f"{high // 2 + 1}-{high}"] += n
+    return shown
 
 
 def _spread(spread: Spread) -> str:
@@ -97,7 +92,8 @@ def _settings(
 ) -> DataSettings:
     from leret.config import SamplingRecipe
     from leret.errors import ConfigError
-    from leret.recipes import data_recipe, load_recipe
+    from leret.recipefiles import DataRecipe
+    from leret.recipes import flags_recipe, load_recipe
 
     given: dict[str, Any] = {"kind": kind, "questions": questions, "corpus": corpus}
     given = {name: value for name, value in given.items() if value is not None}
@@ -107,4 +103,4 @@ def _settings(
     if not given:
         raise ConfigError("name a sampling recipe, or give --kind with --questions and --corpus")
     flags: dict[tuple[str | int, ...], str] = {("data", name): f"--{name}" for name in given}
-    return data_recipe({"data": given}, flags, overrides).data
+    return flags_recipe(DataRecipe, {"data": given}, flags, overrides).data

@@ -81,12 +81,13 @@ def _flagged(
     corpus: str, form: str | None, retriever: dict[str, Any], overrides: list[str], skip_bad: bool
 ) -> tuple[DataSettings, RetrieverSettings]:
     """What flags say, checked like a recipe."""
-    from leret.recipes import index_recipe
+    from leret.recipefiles import IndexRecipe
+    from leret.recipes import flags_recipe
 
     data = {"kind": form or "jsonl", "corpus": corpus, "questions": corpus, "skip_bad": skip_bad}
     flags: dict[tuple[str | int, ...], str] = {
         ("data", "kind"): "--format", ("data", "corpus"): "--corpus", ("retriever", "kind"): "--kind",
         ("retriever", "dense", "model"): "--model", ("retriever", "colbert", "checkpoint"): "--model",
     }  # fmt: skip
-    made = index_recipe({"data": data, "retriever": retriever}, flags, overrides)
+    made = flags_recipe(IndexRecipe, {"data": data, "retriever": retriever}, flags, overrides)
     return made.data, made.retriever
