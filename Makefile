@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.leret-set-up
-OUT    ?= runs/demo
+RUN    ?= runs/demo
 SEED   ?= 0
 
 .PHONY: setup demo test test-all check format clean
@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup  ## a language model learns to search; the result lies in runs/demo
-	$(BIN)/leret demo --out $(OUT) --seed $(SEED)
+	$(BIN)/leret demo --run $(RUN) --seed $(SEED)
 
 test: setup  ## the tests
 	$(BIN)/python -m pytest -q -m 'not slow'

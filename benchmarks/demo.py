@@ -26,7 +26,7 @@ def leret(*arguments):
 
 
 def diverse(out, seed):
-    leret("demo", "--out", out, "--seed", seed)
+    leret("demo", "--run", out, "--seed", seed)
 
 
 def temperature_only(out, seed):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -20,7 +21,14 @@ from pydantic import (
     model_validator,
 )
 
-from leret.liveconfig import AnswersSettings, ClinicalTrialsSettings, PubMedSettings, RemoteSettings, RM3Settings
+from leret.liveconfig import (
+    AnswersSettings,
+    BaseUrl,
+    ClinicalTrialsSettings,
+    PubMedSettings,
+    RemoteSettings,
+    RM3Settings,
+)
 from leret.section import Settings
 
 __all__ = [
@@ -90,7 +98,7 @@ class DenseSettings(Settings):
 class ColbertSettings(Settings):
     """A ColBERT checkpoint, and its PLAID index."""
 
-    checkpoint: str | None = Field(None, description="directory of the checkpoint; None takes the downloaded index's")
+    checkpoint: str | None = Field(None, description="its directory; None takes one inside of the downloaded index")
     index_root: str | None = Field(None, description="of a downloaded index: the folder it is in")
     index_name: str | None = Field(None, description="of a downloaded index: its name in index_root")
     nbits: Literal[1, 2, 4, 8] = Field(2, description="bits a dimension of a residual")
@@ -207,9 +215,10 @@ class PolicySettings(Settings):
 
     kind: Literal["local", "openai", "tgi", "together"] = "local"
     model: str = Field("demo", description="model directory, `demo` (shipped), or the served model's name")
-    urls: tuple[str, ...] = Field((), description="of servers: base URLs, of kind openai ending in /v1")
+    urls: tuple[BaseUrl, ...] = Field((), description="of servers: base URLs, of kind openai ending in /v1")
     api_key_env: str | None = Field(None, description="environment variable that holds the server's key")
     tokenizer: str | None = Field(None, description="kind tgi: directory with the chat template; None takes the model")
+    enable_thinking: bool | None = Field(None, description="of chat templates that know it; None leaves it to them")
     temperature: float = Field(1.0, ge=0, description="of sampling; evaluation is greedy unless its recipe says so")
     top_p: float = Field(1.0, gt=0, le=1)
     max_tokens: PositiveInt = Field(64, description="completion tokens at most")
@@ -237,13 +246,6 @@ class PolicySettings(Settings):
             )
         return value
 
-    @field_validator("urls")
-    @classmethod
-    def _without_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if any("@" in url.split("//")[-1].split("/")[0] or "?" in url for url in value):
-            raise ValueError("a base URL holds no user, password or query; put the key in a variable (api_key_env)")
-        return value
-
     @model_validator(mode="after")
     def _fits_kind(self) -> PolicySettings:
         if self.kind == "openai" and not self.urls:
@@ -255,18 +257,21 @@ class PolicySettings(Settings):
         if self.kind == "together" and self.model == "demo":
             raise ValueError("policy.model is missing: kind together needs the name of a model of theirs")
         for name, kinds in _OF_KIND.items():
-            if self.kind not in kinds and getattr(self, name):
+            if self.kind not in kinds and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"policy.{name} is of kind {' and '.join(kinds)}, not of {self.kind}; remove it")
         return self
 
     def in_process(self, model: str) -> PolicySettings:
         """The same sampling by a model directory in this process; what is of servers alone gets its default."""
-        kept = {name: getattr(self, name) for name in ("temperature", "top_p", "max_tokens", "device", "dtype")}
+        kept = {name: getattr(self, name) for name in _OF_MODEL}
         return PolicySettings(kind="local", model=model, **kept)
 
 
+_OF_MODEL = ("enable_thinking", "temperature", "top_p", "max_tokens", "device", "dtype")
+
 _OF_KIND = {
     "tokenizer": ("tgi",),
+    "enable_thinking": ("local", "openai", "tgi"),
     "best_of": ("tgi",),
     "batch": ("together",),
     "logprobs": ("openai", "together"),
@@ -317,9 +322,12 @@ class SamplingSettings(Settings):
     prompts: PositiveInt = Field(4, description="prompts of the bank, the zero-shot one included")
     samples: PositiveInt = Field(1, description="completions a prompt and state")
     seed: int = 0
-    reward: Literal["ap", "recall", "rr", "ndcg"] = Field("ap", description="of the accumulated ranking")
+    reward: Literal["ap", "recall", "rr", "ndcg"] = Field(
+        "ap", description="of the accumulated ranking; grades count as 1"
+    )
     concurrency: PositiveInt = Field(128, description="questions in flight")
     max_error_rate: float = Field(0.1, ge=0, le=1, description="share of failed samples that stops the run")
+    max_unparsed_rate: float = Field(0.5, ge=0, le=1, description="share of unparsed completions that stops the run")
     strategy: Literal["adjacent", "best-worst", "all", "margin"] = "adjacent"
     margin: float = Field(0.0, ge=0, description="of strategy margin: least difference of rewards")
     max_pairs: PositiveInt | None = Field(None, description="pairs kept a state, the widest margins first")
@@ -369,7 +377,9 @@ class TrainingRecipe(Settings):
     epochs: float = Field(1.0, gt=0)
     learning_rate: float = Field(1e-5, gt=0)
     schedule: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
-    warmup_ratio: float = Field(0.0, ge=0, lt=1)
+    warmup_ratio: float = Field(0.0, ge=0, lt=1, description="share of the steps")
+    warmup_steps: NonNegativeInt = Field(0, description="their number, instead of warmup_ratio")
+    optim: Literal["adamw_torch_fused", "adamw_torch", "rmsprop", "adafactor", "sgd"] = "adamw_torch_fused"
     weight_decay: float = Field(0.0, ge=0)
     batch_size: PositiveInt = Field(16, description="examples a step and device")
     accumulate: PositiveInt = Field(1, description="batches a step")
@@ -401,6 +411,8 @@ class TrainingRecipe(Settings):
             raise ValueError(f"name: {name!r} cannot name a policy; use letters, digits, - and _")
         if self.algorithm == "sft" and (self.sft_weight or self.reduction != "sequence"):
             raise ValueError("sft_weight and reduction belong to dpo and ipo, not to sft")
+        if self.warmup_ratio and self.warmup_steps:
+            raise ValueError("warmup_ratio and warmup_steps exclude each other; remove one")
         if self.algorithm != "sft" and (self.match_steps_of or self.targets != "best"):
             raise ValueError("match_steps_of and targets belong to sft")
         return self
@@ -409,6 +421,9 @@ class TrainingRecipe(Settings):
 class EvalRecipe(Settings):
     """`leret eval`: systems on held-out questions of the run's data."""
 
+    name: str | None = Field(
+        None, pattern=r"^\w[\w.-]*$", description="directory in R/eval; None: of the split (test has none) and the file"
+    )
     split: Literal["dev", "test", "all"] = "test"
     limit: PositiveInt | None = None
     questions: str | None = Field(None, description="another question file over the run's corpus")
@@ -425,3 +440,10 @@ class EvalRecipe(Settings):
     confidence: float = Field(0.95, gt=0, lt=1)
     examples: NonNegativeInt = Field(10, description="most improved and most worsened questions in the report")
     seed: int = 0
+
+    @property
+    def evaluation(self) -> str | None:
+        """The directory in R/eval; None for the run's own test questions, whose results lie in R/eval itself."""
+        split = "" if self.split == "test" else self.split
+        stem = PurePath(self.questions or "").name.partition(".")[0]
+        return self.name or "-".join(part for part in (split, stem) if part) or None

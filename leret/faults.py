@@ -69,7 +69,9 @@ _BOUNDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 def _unknown(key: Key, model: type[BaseModel]) -> str:
     section = _section(model, key[:-1])
     known = sorted(section.model_fields) if section else []
-    nearest = difflib.get_close_matches(str(key[-1]), known, 1)
+    name = str(key[-1])
+    numbered = [k for k in known if k[-1].isdigit() and name[-1].isdigit() and k[:-1] == name[:-1]]
+    nearest = numbered or difflib.get_close_matches(name, known, 1)
     if nearest:
         return f"unknown key; did you mean {dotted((*key[:-1], nearest[0]))}?"
     elsewhere = [k for k in _all_keys(model) if k[-1] == key[-1]]

@@ -5,13 +5,26 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveInt, field_validator
 
 from leret.section import Settings
 
-__all__ = ["AnswersSettings", "ClinicalTrialsSettings", "PubMedSettings", "RM3Settings", "RemoteSettings"]
+__all__ = ["AnswersSettings", "BaseUrl", "ClinicalTrialsSettings", "PubMedSettings", "RM3Settings", "RemoteSettings"]
 
 _DATE = re.compile(r"\d{4}(/\d{2}(/\d{2})?)?")
+
+
+def _without_key(url: str) -> str:
+    if "@" in url or "?" in url:  # not repeated, since it may hold a key
+        raise ValueError(
+            "a base URL holds no user, password or query; put the key in a variable (policy.api_key_env, "
+            "retriever.remote.token_env)"
+        )
+    return url
+
+
+BaseUrl = Annotated[str, AfterValidator(_without_key)]
+"""Of a server."""
 
 
 class _HttpSettings(Settings):
@@ -25,7 +38,7 @@ class _HttpSettings(Settings):
 class RemoteSettings(_HttpSettings):
     """A search engine behind HTTP."""
 
-    urls: tuple[str, ...] = Field(min_length=1, description="equal servers; the least busy gets the next request")
+    urls: tuple[BaseUrl, ...] = Field(min_length=1, description="equal servers; the least busy gets the next request")
     protocol: Literal["leret", "colbert", "colbert-get", "retrieve"] = "leret"
     name: str | None = Field(None, description="of what is served; name it anew when its index changes")
     doc_id: Literal["id", "title", "row"] = Field(
@@ -36,7 +49,7 @@ class RemoteSettings(_HttpSettings):
     )
     requests_per_s: float | None = Field(None, gt=0, description="None sets no limit")
     queries_per_request: PositiveInt = Field(64, description="of the protocols with batches")
-    token_env: str | None = Field(None, description="environment variable that holds the bearer token")
+    token_env: str | None = Field(None, description="environment variable that holds the bearer token, or `Basic ...`")
 
 
 class _ReplaySettings(_HttpSettings):
@@ -47,7 +60,7 @@ class _ReplaySettings(_HttpSettings):
 class PubMedSettings(_ReplaySettings):
     """NCBI E-utilities."""
 
-    url: str = "https://eutils.ncbi.nlm.nih.gov/entrez/eutils"
+    url: BaseUrl = "https://eutils.ncbi.nlm.nih.gov/entrez/eutils"
     api_key_env: str = Field("NCBI_API_KEY", description="its key, where the variable is set, allows 10 requests/s")
     email: str | None = Field(None, description="NCBI asks for it, to write to you before it blocks you")
     tool: str = "leret"
@@ -66,7 +79,7 @@ class PubMedSettings(_ReplaySettings):
 class ClinicalTrialsSettings(_ReplaySettings):
     """ClinicalTrials.gov's API, version 2."""
 
-    url: str = "https://clinicaltrials.gov/api/v2"
+    url: BaseUrl = "https://clinicaltrials.gov/api/v2"
     area: Literal["term", "cond", "intr", "titles", "outc"] = Field("term", description="query.AREA of the API")
     sort: str | None = Field(None, description="as the API writes it, LastUpdatePostDate:desc; None is by relevance")
     min_date: str | None = Field(None, description="YYYY-MM-DD, of the study's first posting")

@@ -21,7 +21,7 @@ from leret.faults import describe
 from leret.recipefiles import DataRecipe, IndexRecipe, locate
 from leret.yamlplaces import Key, Placed, parse
 
-__all__ = ["find_recipe", "flags_recipe", "load_all", "load_any", "load_recipe", "stage_of"]
+__all__ = ["find_recipe", "flag_recipe", "load_all", "load_any", "load_recipe", "stage_of"]
 
 R = TypeVar("R", SamplingRecipe, TrainingRecipe, EvalRecipe, DataRecipe, IndexRecipe)
 
@@ -52,18 +52,18 @@ def load_recipe(
     return _checked(placed, model, file.resolve().parent, optional, problems)
 
 
-def flags_recipe(
-    model: type[R],
+def flag_recipe(
     value: dict[str, Any],
+    model: type[R],
     flags: Mapping[Key, str],
     overrides: Sequence[str] = (),
     optional: Collection[str] = (),
 ) -> R:
-    """A recipe, or a part of one, that was named by the flags of a command, checked like those in a file.
+    """The part of a recipe that was named by the flags of a command, checked like those in a file.
 
     Args:
-        model: of the recipe or the part.
-        value: ``{"data": {...}}``.
+        value: ``{"data": {...}}``, say.
+        model: of the part.
         flags: which flag each key comes from.
         overrides: as for `load_recipe`.
         optional: as for `load_recipe`.
@@ -85,8 +85,8 @@ def _checked(placed: Placed, model: type[R], beside: Path, optional: Collection[
     return recipe
 
 
-def find_recipe(path: str | Path, folder: str | None = None) -> Path:
-    """The file of a recipe: as named, or else a shipped one of that name.
+def find_recipe(path: str | Path, *folders: str) -> Path:
+    """The file of a recipe: as named, or else a shipped one of that name, in the first of ``folders`` that has one.
 
     Raises:
         ConfigError: there is none.
@@ -96,11 +96,7 @@ def find_recipe(path: str | Path, folder: str | None = None) -> Path:
         return file
     if file.is_dir():
         raise ConfigError(f"{path} is a directory; name a recipe in it, as in {file / 'NAME.yaml'}")
-    found = shipped.find(str(path), folder)
-    if found is not None:
-        return found
-    ours = [n for n in shipped.names() if n.startswith(f"{folder}/" if folder else "") and n.endswith(".yaml")]
-    raise ConfigError(f"{path}: no such recipe; name a YAML file, or one that leret ships: {', '.join(ours)}")
+    return shipped.find(str(path), *folders)
 
 
 def load_any(path: str | Path, overrides: Sequence[str] = ()) -> SamplingRecipe | TrainingRecipe | EvalRecipe:
@@ -125,14 +121,17 @@ def load_all(
 ) -> list[SamplingRecipe | TrainingRecipe | EvalRecipe]:
     """Read recipes of several stages; an override goes to each of them that has its first key.
 
+    A short name that several stages have (``demo``) is of sampling where it comes first, and of another stage later.
+
     Raises:
         ConfigError: all faults of all recipes together, and overrides that none of them has a place for.
     """
     loaded, problems, known = [], [], set()
-    for path in paths:
+    for i, path in enumerate(paths):
         try:
-            known |= set(stage_of(path).model_fields)
-            loaded.append(load_any(path, overrides))
+            file = find_recipe(path, *(_FOLDERS.values() if i == 0 else ("training", "eval", "sampling")))
+            known |= set(stage_of(file).model_fields)
+            loaded.append(load_any(file, overrides))
         except ConfigError as error:
             problems += error.problems
     strange = [override for override in overrides if _section(override) not in known]

@@ -23,7 +23,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -31,12 +31,16 @@ from typing import Any
 
 import yaml
 
+from leret import shipped
 from leret.errors import RunError
 
 __all__ = ["SCHEMA", "Run", "write_atomically"]
 
 SCHEMA = 1
 """Version of the run directory's layout."""
+
+_RUN, _LERET = "$RUN/", "$LERET/"
+"""What a path in run.yaml begins with: the run directory, or the folder of what leret ships."""
 
 _PACKAGES = ("leret", "torch", "transformers", "trl", "dspy", "bm25s", "datasets")
 
@@ -143,7 +147,7 @@ class Run:
         """
         try:
             value = yaml.safe_load(self.manifest_path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise RunError(f"{self.manifest_path} cannot be read ({error}); restore it or start a new run") from error
         schema = value.get("schema") if isinstance(value, dict) else None
         if schema != SCHEMA:
@@ -151,14 +155,21 @@ class Run:
                 f"{self.path} is a run of layout version {schema!r}, this leret reads version {SCHEMA}; "
                 "use the leret that wrote it, or start a new run"
             )
-        return dict(value)
+        return {name: _with_texts(section, self._located) for name, section in value.items()}
 
     def update(self, **sections: Any) -> None:
         """Replace top-level sections of run.yaml (``sampling``, ``training``, ``eval``, ``digests`` ...)."""
         value = self.manifest() if self.manifest_path.is_file() else {"schema": SCHEMA}
-        text = yaml.safe_dump({**value, **sections}, sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(self.shared({**value, **sections}), sort_keys=False, allow_unicode=True)
         with self.writing():
             write_atomically(self.manifest_path, text)
+
+    def shared(self, value: Any) -> Any:
+        """A value whose files are named from the run (``$RUN/../data``), or among what leret ships (``$LERET/``).
+
+        So run.yaml and the report tell nothing of the machine, and a run can be moved with the files it names.
+        """
+        return _with_texts(value, self._shared)
 
     def section(self, name: str, made_by: str) -> dict[str, Any]:
         """A section of run.yaml that an earlier stage wrote.
@@ -188,6 +199,20 @@ class Run:
                     yield json.loads(line)
                 except ValueError:
                     continue
+
+    def _shared(self, text: str) -> str:
+        if not (text.startswith("/") and os.path.exists(text.partition(":")[0])):
+            return text
+        ours = os.path.relpath(text, shipped.root())
+        if ours.partition("/")[0] in shipped.FOLDERS:
+            return f"{_LERET}{ours}"
+        return f"{_RUN}{os.path.relpath(text, self.path.resolve())}"
+
+    def _located(self, text: str) -> str:
+        for mark, place in ((_RUN, self.path.resolve()), (_LERET, shipped.root())):
+            if text.startswith(mark):
+                return os.path.normpath(place / text.removeprefix(mark))
+        return text
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -223,6 +248,15 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A value with every text in it changed."""
+    if isinstance(value, Mapping):
+        return {key: _with_texts(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_texts(item, change) for item in value]
+    return change(value) if isinstance(value, str) else value
 
 
 def _version(package: str) -> str | None:

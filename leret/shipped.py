@@ -6,6 +6,7 @@ In a checkout they are the top folders; in a wheel they lie under ``leret/_recip
 from __future__ import annotations
 
 import shutil
+from difflib import get_close_matches
 from pathlib import Path
 
 from leret.errors import ConfigError
@@ -32,12 +33,20 @@ def names() -> list[str]:
     return found
 
 
-def find(name: str, folder: str | None = None) -> Path | None:
-    """The shipped file of a name: ``sampling/demo.yaml``, ``sampling/demo``, or ``demo`` within ``folder``."""
-    wanted = {name, f"{name}.yaml", f"{name}.py"}
-    wanted |= {f"{folder}/{n}" for n in wanted} if folder else set()
-    fits = [known for known in names() if known in wanted]
-    return root() / fits[0] if len(fits) == 1 else None
+def find(name: str, *folders: str) -> Path:
+    """The shipped file of a name: ``sampling/demo.yaml``, or ``demo`` in the first of ``folders`` that has one.
+
+    Raises:
+        ConfigError: there is none; with the nearest one.
+    """
+    known = names()
+    for folder in ("", *folders):
+        for suffix in ("", ".yaml", ".py"):
+            if Path(folder, f"{name}{suffix}").as_posix() in known:
+                return root() / folder / f"{name}{suffix}"
+    stems = {Path(other).stem: other for other in known if not folders or other.startswith(folders)}
+    near = [f"; did you mean {stems[stem]}?" for stem in get_close_matches(Path(name).stem, stems, 1)]
+    raise ConfigError("".join([f"{name}: no such recipe; name a file, or one of `leret recipes list`", *near]))
 
 
 def copy(name: str, directory: Path) -> list[Path]:
@@ -53,9 +62,7 @@ def copy(name: str, directory: Path) -> list[Path]:
     Raises:
         ConfigError: no such recipe, or the directory cannot be written.
     """
-    source = find(name)
-    if source is None:
-        raise ConfigError(f"{name}: not a shipped recipe; there are {', '.join(names())}")
+    source = find(name, *FOLDERS)
     programs = sorted((root() / "pipelines").glob("*.py")) if source.parent.name == "sampling" else []
     written: list[Path] = []
     for path in (source, *programs):

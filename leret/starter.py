@@ -17,7 +17,7 @@ from leret.datasets.inspect import DataReport, inspect
 from leret.errors import ConfigError, DataError
 from leret.policies.load import demo_directory
 from leret.policies.model_dir import find_model
-from leret.recipes import flags_recipe
+from leret.recipes import flag_recipe
 
 __all__ = ["write_starter"]
 
@@ -54,9 +54,9 @@ def write_starter(
         raise ConfigError("--policy URL and --model NAME go together: a server, and the name of the model it serves")
     data = {"kind": detect_kind(questions), "questions": questions, "corpus": corpus}
     lm = {"kind": "openai", "model": model, "urls": [policy]} if served else {"model": policy or "policies/minilm"}
-    recipe = flags_recipe(
-        SamplingRecipe,
+    recipe = flag_recipe(
         {"data": {**data}, "policy": {**lm}, "program": {"adapter": {"kind": "compact"}}},
+        SamplingRecipe,
         {("data", "corpus"): "--corpus", ("policy", "model"): "--policy", ("policy", "urls"): "--policy"},
         optional=() if policy else ("policy.model",),
     )

@@ -42,7 +42,8 @@ class Question:
     """One question with its gold documents.
 
     ``gold`` is read by rewards and evaluation alone. ``type`` (bridge, comparison ...) and ``hops`` are for breaking
-    results down; both may be unknown. ``split`` is the data set's own split, where it has one.
+    results down; both may be unknown. ``split`` is the data set's own split, where it has one. ``relevance`` holds the
+    grades of the gold documents where the data grade them; nDCG alone looks at it, rewards are binary.
     """
 
     id: str
@@ -52,6 +53,12 @@ class Question:
     type: str | None = None
     hops: int | None = None
     split: str | None = None
+    relevance: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+    @property
+    def grades(self) -> dict[str, int]:
+        """The gold documents with their grades, 1 where the data have none."""
+        return {doc_id: self.relevance.get(doc_id, 1) for doc_id in self.gold}
 
 
 class Passage(NamedTuple):

@@ -20,6 +20,8 @@ Key = tuple[str | int, ...]
 
 _MAX_DEPTH = 50
 """Deeper than any recipe; an alias that contains itself ends here."""
+_MAX_VALUES = 100_000
+"""More than any recipe has: aliases of aliases are a billion in a few hundred bytes."""
 _PLAIN = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 
 
@@ -73,13 +75,28 @@ def parse(text: str, source: str) -> Placed:
         raise ConfigError(_syntax(error, source)) from error
     try:
         node = loader.get_single_node()
+        if node is not None and _n_values(node, {}, 0) > _MAX_VALUES:
+            raise ConfigError(f"{source}: more than {_MAX_VALUES} values, aliases written out; write fewer")
         walk = _Walk(loader, source)
-        value = None if node is None else walk.value(node, (), 0)
+        value = None if node is None else walk.value(node, ())
     except yaml.YAMLError as error:
         raise ConfigError(_syntax(error, source)) from error
+    except RecursionError as error:
+        raise ConfigError(f"{source}: nested too deeply; {_MAX_DEPTH} levels are allowed") from error
     finally:
         loader.dispose()
     return Placed(value, walk.places, walk.problems)
+
+
+def _n_values(node: yaml.Node, known: dict[int, int], depth: int) -> int:
+    """How many values a node is, every alias written out; each node is counted once."""
+    if depth > _MAX_DEPTH:
+        raise yaml.MarkedYAMLError(problem="nested too deeply, or an alias of itself", problem_mark=node.start_mark)
+    if id(node) not in known:
+        items = [] if isinstance(node, yaml.ScalarNode) else node.value
+        parts = [part for item in items for part in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] = 1 + sum(_n_values(part, known, depth + 1) for part in parts)
+    return known[id(node)]
 
 
 def _syntax(error: yaml.YAMLError, source: str) -> str:
@@ -102,20 +119,18 @@ class _Walk:
         self.places: dict[Key, str] = {}
         self.problems: list[str] = []
 
-    def value(self, node: yaml.Node, key: Key, depth: int) -> Any:
+    def value(self, node: yaml.Node, key: Key) -> Any:
         """The value of ``node``, which stands at ``key``."""
-        if depth > _MAX_DEPTH:
-            raise yaml.MarkedYAMLError(problem="nested too deeply, or an alias of itself", problem_mark=node.start_mark)
         if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN:
             raise yaml.MarkedYAMLError(problem=f"the tag {node.tag} means nothing here", problem_mark=node.start_mark)
         self.places.setdefault(key, self._place(node))
         if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, key, depth)
+            return self._mapping(node, key)
         if isinstance(node, yaml.SequenceNode):
-            return [self.value(item, (*key, index), depth + 1) for index, item in enumerate(node.value)]
+            return [self.value(item, (*key, index)) for index, item in enumerate(node.value)]
         return self._scalar(node)
 
-    def _mapping(self, node: yaml.MappingNode, key: Key, depth: int) -> dict[str, Any]:
+    def _mapping(self, node: yaml.MappingNode, key: Key) -> dict[str, Any]:
         given = {item.value for item, _ in node.value}
         if "<<" in given:
             self.loader.flatten_mapping(node)  # merged keys come first, so that those of the mapping itself win
@@ -127,7 +142,7 @@ class _Walk:
                 what = f"{dotted(here)}: given twice (first at {self.places[here]}); keep one"
                 self.problems.append(f"{self._place(name_node)}: {what}")
             self.places[here] = self._place(name_node)
-            found[name] = self.value(value_node, here, depth + 1)
+            found[name] = self.value(value_node, here)
         return found
 
     def _name(self, node: yaml.Node) -> str:

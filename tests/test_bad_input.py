@@ -292,13 +292,13 @@ def newer_store() -> None:
 
 
 RUNS: dict[str, tuple[Callable[[], object], list[str], tuple[str, ...]]] = {
-    "is another folder": (lambda: None, ["pairs", "model"], ("model is not a run directory", "leret sample")),
+    "is another folder": (lambda: None, ["pairs", "--run", "model"], ("model is not a run directory", "leret sample")),
     "is not empty and no run": (lambda: None, ["sample", "r.yaml", "--run", "model"], ("not empty and is not a run",)),
     "is a file": (lambda: None, ["sample", "r.yaml", "--run", "q.jsonl"], ("q.jsonl is a file",)),
-    "is of another version": (lambda: manifest(lambda m: m.update(schema=99)), ["pairs", "R"], ("version 99", "version 1")),
-    "has a spoilt manifest": (lambda: Path("R/run.yaml").write_text("{"), ["pairs", "R"], ("run.yaml cannot be read",)),
-    "has a newer store": (newer_store, ["pairs", "R"], ("rollouts.db", "99")),
-    "has a spoilt store": (lambda: Path("R/rollouts.db").write_bytes(b"nix" * 99), ["pairs", "R"], ("rollouts.db",)),
+    "is of another version": (lambda: manifest(lambda m: m.update(schema=99)), ["pairs", "--run", "R"], ("version 99", "version 1")),
+    "has a spoilt manifest": (lambda: Path("R/run.yaml").write_text("{"), ["pairs", "--run", "R"], ("run.yaml cannot be read",)),
+    "has a newer store": (newer_store, ["pairs", "--run", "R"], ("rollouts.db", "99")),
+    "has a spoilt store": (lambda: Path("R/rollouts.db").write_bytes(b"nix" * 99), ["pairs", "--run", "R"], ("rollouts.db",)),
     "was sampled from another recipe": (
         lambda: None, ["sample", "r.yaml", "--run", "R", "--set", "retriever.k=2"], ("retriever.k: 1 in the run, 2",)),
     "was sampled by another program": (
@@ -317,7 +317,7 @@ RUNS: dict[str, tuple[Callable[[], object], list[str], tuple[str, ...]]] = {
     "was sampled on the questions asked": (
         lambda: None, ["eval", "eval/demo.yaml", "--run", "R", "--set", "split=all"], ("q",)),
     "margin without its strategy": (
-        lambda: None, ["pairs", "R", "--margin", "0.1"], ("--margin 0.1: strategy adjacent takes none",)),
+        lambda: None, ["pairs", "--run", "R", "--margin", "0.1"], ("--margin 0.1: strategy adjacent takes none",)),
 }  # fmt: skip
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -21,7 +23,13 @@ from leret.cli.progress import Lines
 from tests.tiny import tiny_policy
 
 ROOT = Path(__file__).resolve().parents[1]
-ANSI = re.compile(r"\x1b\[")
+ANSI = re.compile(r"\x1b\[[0-9;]*m?")
+COMMANDS = [
+    "", "demo", "init", "sample", "pairs", "train", "eval", "run", "pretrain", "recipes", "recipes list", "recipes show",
+    "recipes copy", "data", "data inspect", "serve", "serve policy", "serve retriever", "eval-retriever", "index",
+    "index build", "index info", "index check", "search", "store", "store check", "store export",
+]  # fmt: skip
+GROUPS = {"", "recipes", "data", "serve", "index", "store"}
 
 
 def leret(*args: str | Path) -> tuple[int, str]:
@@ -44,16 +52,38 @@ def small(policy: Path) -> list[str]:
     return [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["", "demo", "init", "sample", "pairs", "train", "eval", "run", "pretrain", "recipes", "recipes list",
-     "recipes copy", "data", "data inspect", "serve", "serve policy", "serve retriever", "eval-retriever", "index", "index build",
-     "index info", "index check", "search", "store", "store check", "store export"],
-)  # fmt: skip
-def test_every_command_has_help(command: str) -> None:
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_in_words(command: str) -> None:
     code, out = leret(*command.split(), "--help")
     assert code == 0
     assert "Usage:" in out
+    assert not re.search(r"<\w|[{}]|\[\[", out.replace('{"id", "query"}', "")), "raw types of typer"
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in GROUPS])
+def test_help_ends_with_an_example_that_can_be_typed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.main import get_command
+
+    example = leret(*command.split(), "--help")[1].rsplit("Example: ", 1)[1]
+    words = shlex.split(example)
+    assert words[: 1 + len(command.split())] == ["leret", *command.split()]
+    found: Any = get_command(app)
+    context = found.make_context("leret", words[1:])
+    for _ in command.split():
+        name, found, rest = found.resolve_command(context, [*context._protected_args, *context.args])
+        context = found.make_context(name, rest, parent=context)  # raises where a flag or an argument does not exist
+
+
+def test_commands_are_grouped_in_the_order_of_use() -> None:
+    out = leret("--help")[1]
+    assert re.findall(r"─ (Start here|Loop|Data and retrieval|Serving) ─", out) == [
+        "Start here", "Loop", "Data and retrieval", "Serving"
+    ]  # fmt: skip
+
+
+def test_the_example_of_set_is_a_key_of_the_command() -> None:
+    for command, key in (("sample", "sampling.samples"), ("train", "learning_rate"), ("eval", "limit")):
+        assert f"Override a key: {key}=" in leret(command, "--help")[1]
 
 
 def test_help_takes_less_than_half_a_second() -> None:
@@ -90,20 +120,25 @@ def test_completion_is_offered_for_every_shell() -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [["sample"], ["sample", "demo"], ["nope"], ["pairs", "R", "--strategy", "odd"], ["run", "--run", "R"],
-             ["pairs", "R", "--max-pairs", "0"], ["demo", "--seed", "x"]]
+    ("args", "says"),
+    [(["sample"], "leret sample: missing argument 'RECIPE'"), (["sample", "demo"], "sample: missing option '--run'"),
+     (["nope"], "leret: no such command 'nope'"), (["store", "chek"], "did you mean 'check'"),
+     (["--odd"], "leret: no such"), (["pairs", "--run", "R", "--strategy", "odd"], "'odd'"),
+     (["run", "--run", "R"], "leret run: missing argument"), (["demo", "--seed", "x"], "'--seed'"),
+     (["pairs", "--run", "R", "--max-pairs", "0"], "'--max-pairs'")]
 )  # fmt: skip
-def test_wrong_usage_exits_2(args: list[str]) -> None:
+def test_wrong_usage_exits_2_in_one_line(args: list[str], says: str) -> None:
     code, out = leret(*args)
     assert code == 2
-    assert "Usage:" in out
-    assert "Traceback" not in out
+    assert out.startswith("error: ")
+    assert out.count("\n") == 1
+    assert says in out.replace("Did", "did")
 
 
 def test_recipes_are_listed_with_their_purpose() -> None:
     code, out = leret("recipes", "list")
     assert code == 0
-    assert re.search(r"^sampling/hotpotqa\.yaml +HotpotQA", out, re.MULTILINE)
+    assert re.search(r"^ *sampling/hotpotqa\.yaml +HotpotQA", out, re.MULTILINE)
 
 
 def test_a_recipe_is_copied_once(tmp_path: Path) -> None:
@@ -115,6 +150,13 @@ def test_a_recipe_is_copied_once(tmp_path: Path) -> None:
     )
 
 
+def test_a_recipe_is_shown_by_its_short_name() -> None:
+    shown = (ROOT / "training" / "demo-sft.yaml").read_text(encoding="utf-8").strip()
+    assert leret("recipes", "show", "demo-sft") == (0, shown + "\n")
+    code, out = leret("recipes", "show", "dmo-sft")
+    assert (code, "did you mean training/demo-sft.yaml?" in out, out.count("\n")) == (2, True, 1)
+
+
 def test_data_are_inspected(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text('{"doc_id": "d", "title": "T", "text": "words"}\n')
     (tmp_path / "q.jsonl").write_text('{"id": "q", "question": "Who?", "relevant_doc_ids": ["d"]}\n{"id": 3}\n')
@@ -123,12 +165,33 @@ def test_data_are_inspected(tmp_path: Path) -> None:
     assert code == 2
     assert "1 questions, 1 documents" in out
     assert "q.jsonl:2" in out
-    assert leret(*args, "--skip-bad")[0] == 0
+    code, out = leret(*args, "--skip-bad", "--json")
+    assert (code, json.loads(out)["n_questions"]) == (0, 1)
+    code, out = leret("data", "inspect", tmp_path / "q.jsonl")
+    assert (code, "--questions" in out) == (2, True)
+
+
+def test_bad_lines_of_the_data_are_left_out_by_a_flag_of_sample(tmp_path: Path, small: list[str]) -> None:
+    (tmp_path / "c.jsonl").write_text('{"doc_id": "d", "title": "T", "text": "words"}\n')
+    (tmp_path / "q.jsonl").write_text('{"id": "q", "question": "Who?", "relevant_doc_ids": ["d"]}\n{"id": 3}\n')
+    data = {
+        "kind": "jsonl",
+        "questions": tmp_path / "q.jsonl",
+        "corpus": tmp_path / "c.jsonl",
+        "split": "all",
+        "options": "{}",
+    }
+    args = ["sample", "demo", "--run", str(tmp_path / "r"), "--dry-run", *small]
+    args += [part for name, value in data.items() for part in ("--set", f"data.{name}={value}")]
+    code, out = leret(*args)
+    assert (code, "--skip-bad" in out) == (2, True)
+    code, out = leret(*args, "--skip-bad", "--json")
+    assert (code, json.loads(out)["questions"]) == (0, 1)
 
 
 def test_the_traceback_is_shown_with_debug_alone(tmp_path: Path) -> None:
     for debug in ([], ["--debug"]):
-        code, out = leret("pairs", tmp_path, *debug)
+        code, out = leret("pairs", "--run", tmp_path, *debug)
         assert code == 2
         assert out.count("error: ") == 1
         assert ("Traceback" in out) == bool(debug)
@@ -175,12 +238,57 @@ def test_no_text_is_markup_or_the_name_of_an_emoji(capsys: pytest.CaptureFixture
     assert (shown.out.count(odd), shown.err.count(odd)) == (8, 1)
 
 
+@pytest.mark.parametrize("columns", [40, 80, 100])
+def test_a_table_on_a_terminal_cuts_no_number(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # Rich then takes standard output for a terminal
+    row = ["a-policy-of-a-long-name-" * 2, "0.123 [0.456, 0.789]", "0.5555", "1.0000", "12", "1,234,567"]
+    table(["system", "recall", "AP", "all gold found", "failed", "LM calls"], [row, row], title="of systems")
+    lines = ANSI.sub("", capsys.readouterr().out).splitlines()
+    assert "…" not in "".join(lines)
+    assert sum(all(figure in line for figure in row[1:]) for line in lines) == 2
+    cells = lines[next(i for i, line in enumerate(lines) if "──" in line) + 1 :]
+    assert "".join(line.split()[0] for line in cells if line.strip()) == 2 * row[0]
+    assert columns == 40 or max(map(len, lines)) <= columns
+
+
+def test_a_table_in_a_pipe_has_no_padding(capsys: pytest.CaptureFixture[str]) -> None:
+    table(["system", "note"], [["a", "x"], ["b", "a note of many words " * 9]], title="of systems")
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line == line.rstrip() for line in lines)
+    assert any("a note of many words " * 9 in f"{line} " for line in lines)
+
+
 def test_half_a_surrogate_pair_is_shown_as_a_question_mark(capsys: pytest.CaptureFixture[str]) -> None:
     say("a\ud800")
     done("b\ud800")
     table(("c",), [("d\ud800",)], title="e\ud800")
     shown = capsys.readouterr().out
     assert all(f"{letter}?" in shown for letter in "abde")
+
+
+def test_no_character_is_a_command_of_the_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    odd = "a\x1b[31mb\x1b]0;title\x07c\x9b2Jd\u202ee\rf\x7fg\u2066h"
+    say(odd)
+    done(odd)
+    complain(odd)
+    facts({"a": odd})
+    table(("c",), [(odd,)], title=odd)
+    lines = Lines()
+    lines.start("sampling", 1)
+    lines.advance(1, best=odd)
+    lines.finish()
+    shown = "".join(capsys.readouterr())
+    question = {"id": odd, "question": odd, "answer": odd, "relevant_doc_ids": [odd]}
+    (tmp_path / "q.jsonl").write_text(json.dumps(question) + "\n" + json.dumps({odd: odd}) + "\n")
+    (tmp_path / "c.jsonl").write_text('{"doc_id": "d", "title": "T", "text": "words"}\n')
+    code, told = leret("data", "inspect", "--questions", tmp_path / "q.jsonl", "--corpus", tmp_path / "c.jsonl")
+    assert code == 2
+    shown += told
+    assert shown.count("g h") >= 10
+    assert not [char for char in shown if not char.isprintable() and char != "\n"]
 
 
 def test_progress_is_plain_lines_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,6 +300,14 @@ def test_progress_is_plain_lines_where_nobody_watches(capsys: pytest.CaptureFixt
     told = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"sampling: 1/4, \S+/s, \d+:\d\d left, mean reward 0.25, failures 0", told[0])
     assert re.fullmatch(r"sampling: 4/4, \S+/s, \d+\.\d s, mean reward 0.5, failures 0", told[-1])
+
+
+def test_the_last_line_of_a_part_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines(every_s=0.0)
+    lines.start("encode documents", 2)
+    lines.advance(2)
+    lines.finish()
+    assert capsys.readouterr().err.count("2/2") == 1
 
 
 def test_lines_come_every_few_seconds_and_not_more_often(capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,13 +326,16 @@ def test_the_whole_loop_runs_goes_on_and_ends_at_once(tmp_path: Path, small: lis
     assert not ANSI.search(out)
     code, out = leret("sample", "sampling/demo.yaml", "--run", run, *small)
     assert (code, "nothing to do" in out) == (0, True)
-    code, out = leret("pairs", run, "--strategy", "all")
-    assert code == 0, out
+    code, out = leret("pairs", "--run", run, "--strategy", "all", "--json")
+    assert (code, json.loads(out)["strategy"]) == (0, "all")
+    code, out = leret("store", "check", "--run", run, "--json")
+    assert (code, json.loads(out)["faults"]) == (0, [])
     fast = ["--set", "learning_rate=1e-3", "--set", "only_spread=false"]
     code, out = leret("train", "training/sft.yaml", "--run", run, *fast, "--dry-run")
     assert (code, "examples" in out) == (0, True), out
     code, out = leret("train", "training/sft.yaml", "--run", run, *fast)
     assert code == 0, out
+    assert re.search(r"note: \d+ examples made \d steps", out)
     code, out = leret("train", "training/sft.yaml", "--run", run, *fast)
     assert (code, "nothing to do" in out) == (0, True)
     args = ["eval", "eval/demo.yaml", "--run", run, "--set", "limit=5", "--set", "resamples=100"]
@@ -227,6 +346,10 @@ def test_the_whole_loop_runs_goes_on_and_ends_at_once(tmp_path: Path, small: lis
     assert [row["system"] for row in rows] == ["raw-question", "oracle-titles", "base", "sft"]
     assert all(row["system"] in out for row in rows)
     assert "nothing to do" in leret(*args)[1]
+    assert json.loads(leret(*args, "--json")[1]) == json.loads((run / "eval" / "summary.json").read_text())
+    by_hop = leret(*args, "--all")[1]
+    assert "bridge" not in out
+    assert re.search(r"^ sft +1( +\d\.\d{3}){4}$\n^ sft +2( +\d\.\d{3}){4} +\d+\.\d$", by_hop, re.MULTILINE), by_hop
 
 
 def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from leret.cli import app
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_demo_learns_to_search(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "r")])
+    result = CliRunner().invoke(app, ["demo", "--run", str(tmp_path / "r")])
     assert result.exit_code == 0, result.output
     summary = json.loads((tmp_path / "r" / "eval" / "summary.json").read_text())
     recall = {row["system"]: row["hops"][-1]["recall"] for row in summary["rows"]}

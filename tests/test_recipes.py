@@ -158,6 +158,13 @@ def test_combinations_are_listed_beside_other_faults(folder: Path) -> None:
     assert len(found) == 2
 
 
+def _aliases(start: str, end: str, first: str = "lol") -> str:
+    """Nine levels of nine aliases: 387 million values in some 700 bytes."""
+    levels = [f"a0: &a0 {first}"]
+    levels += [f"a{n}: &a{n} {start}{', '.join([f'*a{n - 1}'] * 9)}{end}" for n in range(1, 10)]
+    return "\n".join(levels) + "\n"
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -167,6 +174,10 @@ def test_combinations_are_listed_beside_other_faults(folder: Path) -> None:
         ("data:\n\tkind: world\n", "r.yaml:2: not YAML: a tab indents the line"),
         ("data: {kind: world\npolicy: 3\n", "r.yaml:2: not YAML"),
         ("data: &a {kind: *a}\n", "r.yaml:1: not YAML"),
+        ("data: " + "[" * 60 + "]" * 60 + "\n", "r.yaml:1: not YAML: nested too deeply"),
+        ("data: " + "[" * 1000, "r.yaml: nested too deeply"),
+        (_aliases("[", "]"), "r.yaml: more than 100000 values, aliases written out"),
+        (_aliases("{<<: [", "]}", first="{y: 1}"), "r.yaml: more than 100000 values, aliases written out"),
         ("data: !!python/object:os.system {}\n", "r.yaml:1: not YAML"),
         ("1: 2\ndata: {kind: world}\n", "r.yaml:1: the key 1 must be text"),
         ("data: 2024-13-45\n", "r.yaml:1: not YAML: month must be in 1..12"),
@@ -207,9 +218,25 @@ def test_a_recipe_here_comes_before_the_shipped_one(folder: Path) -> None:
     assert find_recipe(write(folder, GOOD, "sampling/demo.yaml")) == Path("sampling/demo.yaml")
 
 
-def test_an_unknown_recipe_is_answered_with_those_there_are(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no such recipe; .* sampling/demo\.yaml, sampling/hotpotqa\.yaml"):
+def test_an_unknown_recipe_is_answered_with_the_nearest_one(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^nope: no such recipe; .*`leret recipes list`$"):
         find_recipe("nope", "sampling")
+    with pytest.raises(ConfigError, match=r"did you mean sampling/hotpotqa\.yaml\?$"):
+        find_recipe("hotptqa", "sampling")
+
+
+def test_the_loop_takes_short_names_in_the_order_of_its_stages(folder: Path) -> None:
+    found = load_all(["demo", "demo-sft", "demo-ipo", "demo"])
+    assert [type(recipe).__name__ for recipe in found] == [
+        "SamplingRecipe", "TrainingRecipe", "TrainingRecipe", "EvalRecipe"
+    ]  # fmt: skip
+    assert isinstance(load_all(["sampling/demo.yaml", "hotpotqa"])[1], EvalRecipe)
+
+
+def test_a_misspelt_key_with_a_number_is_answered_with_the_numbered_one(folder: Path) -> None:
+    assert problems(GOOD, "retriever.k2=3", folder=folder) == [
+        "--set retriever.k2: unknown key; did you mean retriever.k1?"
+    ]
 
 
 @pytest.mark.parametrize("name", [name for name in shipped.names() if name.endswith(".yaml")])

@@ -24,20 +24,49 @@ from leret.cli import (
     store,
     train,
 )
+from leret.cli.console import as_json
 from leret.cli.ending import ended
 from leret.cli.surroundings import prepare
 
 __all__ = ["app"]
 
 
-class _Application(typer.core.TyperGroup):
+_TYPES = {"bool": "", "str": "TEXT", "path": "PATH", "int": "N", "float": "N", "int range": "N", "float range": "N"}
+"""Typer's types as help shows them."""
+
+
+class _Plain:
+    """Help in words: no types of typer's, no braces around arguments."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            kind = param.display_type(ctx).strip("<>")
+            if isinstance(param, typer.core.TyperArgument):
+                param.display_type_rich = lambda ctx: None  # type: ignore[method-assign]
+            elif param.metavar is None:
+                param.metavar = _TYPES.get(kind, kind)
+        return params
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        pieces: list[str] = super().collect_usage_pieces(ctx)  # type: ignore[misc]
+        return [piece.replace("{", "").replace("}", "") for piece in pieces]
+
+
+class _Command(_Plain, typer.core.TyperCommand): ...
+
+
+class _Group(_Plain, typer.core.TyperGroup): ...
+
+
+class _Application(_Group):
     """The root command: every error of a command ends here, as one message and an exit code."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """``--debug`` is taken wherever it stands."""
-        if "--debug" in args:
-            args = ["--debug", *(arg for arg in args if arg != "--debug")]
-        return super().parse_args(ctx, args)
+        debug = "--debug" in args
+        with ended(debug=debug):
+            return super().parse_args(ctx, ["--debug"] * debug + [arg for arg in args if arg != "--debug"])
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; see `ended`."""
@@ -67,20 +96,31 @@ def _global(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
 ) -> None:
     prepare(debug)
+    as_json(False)
 
 
-app.command("demo")(demo.demo)
-app.command("init")(init.init)
-app.command("sample")(sample.sample)
-app.command("pairs")(sample.pairs)
-app.command("train")(train.train)
-app.command("eval")(evaluate.evaluate)
-app.command("eval-retriever")(eval_retriever.eval_retriever)
-app.command("run")(loop.run)
-app.command("pretrain")(pretrain.pretrain)
-app.add_typer(recipes.app, name="recipes")
-app.add_typer(data.app, name="data")
-app.add_typer(store.app, name="store")
-app.add_typer(serve.app, name="serve")
-app.add_typer(index.app, name="index")
-app.command("search")(search.search)
+_START, _LOOP, _DATA, _SERVING = "Start here", "Loop", "Data and retrieval", "Serving"
+
+for panel, name, function, example in (
+    (_START, "demo", demo.demo, "--run runs/demo"),
+    (_START, "init", init.init, "--questions questions.jsonl --corpus corpus.jsonl"),
+    (_LOOP, "sample", sample.sample, "sampling/demo.yaml --run runs/mine --set data.limit=100"),
+    (_LOOP, "pairs", sample.pairs, "--run runs/mine --strategy best-worst"),
+    (_LOOP, "train", train.train, "demo-sft --run runs/mine --set epochs=2"),
+    (_LOOP, "eval", evaluate.evaluate, "demo --run runs/mine --set limit=100"),
+    (_LOOP, "run", loop.run, "demo demo-sft demo-ipo demo --run runs/mine --rounds 2"),
+    (_LOOP, "pretrain", pretrain.pretrain, "sampling/demo.yaml --out policies/mine"),
+    (_DATA, "search", search.search, 'indexes/mine "director of Ed Wood" -k 5'),
+    (_DATA, "eval-retriever", eval_retriever.eval_retriever, "indexes/mine --questions q.jsonl --measures R@10,AP"),
+):
+    app.command(name, cls=_Command, rich_help_panel=panel, epilog=f"Example: leret {name} {example}")(function)
+for panel, name, group in (
+    (_START, "recipes", recipes.app),
+    (_LOOP, "store", store.app),
+    (_DATA, "data", data.app),
+    (_DATA, "index", index.app),
+    (_SERVING, "serve", serve.app),
+):
+    app.add_typer(group, name=name, cls=_Group, rich_help_panel=panel)
+    for command in group.registered_commands:
+        command.cls = _Command

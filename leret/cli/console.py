@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-__all__ = ["complain", "done", "facts", "say", "table", "warn_of_demo"]
+__all__ = ["as_json", "complain", "done", "draw", "facts", "plain", "say", "table", "warn_of_demo"]
+
+_JSON: ContextVar[bool] = ContextVar("leret_json", default=False)
+_NAME, _HEAD = 16, 8
+"""Characters that a table's first column always has; those that a head has before it is folded."""
+_WORDS = {"no_spread": "states without spread", "histogram": "rewards 0 to 1 in tenths",
+          "waiting": "questions waiting for the end of an outage"}  # fmt: skip
 
 
-def say(text: str = "") -> None:
+def as_json(wanted: bool) -> bool:
+    """``--json``: `facts` and `table` print their values as a JSON object, `say` and `done` nothing."""
+    _JSON.set(wanted)
+    return wanted
+
+
+def say(text: str = "", style: str | None = None) -> None:
     """A line on standard output, as it is: no markup, no wrapping, no colour."""
-    _console(stderr=False).print(_encodable(text), soft_wrap=True)
+    if not _JSON.get():
+        _console(stderr=False).print(plain(text), soft_wrap=True, style=style)
 
 
 def complain(text: str, label: str = "error: ") -> None:
     """A message on standard error."""
-    style = "red" if label else None
-    _console(stderr=True).print(f"{label}{text}", soft_wrap=True, style=style)
+    style = {"error: ": "red", "warning: ": "yellow"}.get(label)
+    _console(stderr=True).print(f"{label}{plain(text)}", soft_wrap=True, style=style)
 
 
 def done(text: str) -> None:
     """What a command achieved."""
-    _console(stderr=False).print(_encodable(text), soft_wrap=True, style="bold")
+    say(text, style="bold")
 
 
 def warn_of_demo(kind: str, model: str) -> None:
@@ -37,49 +53,71 @@ def warn_of_demo(kind: str, model: str) -> None:
         )
 
 
-def facts(values: Any) -> None:
-    """A report or a plan: one line a field; None, empty and untrue ones left out.
+def facts(values: Any, shown: Mapping[str, Any] | None = None) -> None:
+    """A report or a plan: one line a field; None, empty and untrue ones left out. Its ``notes`` go to standard error.
 
     Args:
         values: a dataclass, or a mapping.
+        shown: what people read instead.
     """
-    pairs = [(name, _shown(value)) for name, value in _items(values) if not _empty(value)]
+    for note in getattr(values, "notes", ()):
+        complain(note, "note: ")
+    if _JSON.get():
+        print(json.dumps(_fields(values), default=_plain))
+        return
+    items = _fields(values if shown is None else shown).items()
+    pairs = [(_WORDS.get(n, n).replace("_", " "), v) for n, v in items if not _empty(v) and n != "notes"]
     width = max((len(name) for name, _ in pairs), default=0)
-    for name, shown in pairs:
-        say(f"  {name:<{width}}  {shown}")
+    for name, value in pairs:
+        say(f"  {name:<{width}}  {_shown(value)}")
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
-    """A table: the first column on the left, figures on the right; plain text where nobody watches."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, values: Any = None) -> None:
+    """A table whose figures are never cut: a narrow terminal folds the first column; ``--json`` prints ``values``."""
     from rich import box
     from rich.table import Table
 
-    shown = Table(title=_encodable(title or "") or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for index, column in enumerate(columns):
-        shown.add_column(column, justify="right" if index else "left", no_wrap=True)
-    for row in rows:
-        shown.add_row(*map(_encodable, row))
+    if _JSON.get():
+        if values is not None:
+            facts(values)
+        return
+    shown = Table(title=plain(title or "") or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    shown.padding = (0, 1, 0, 0)
+    lines = [[plain(cell) for cell in row] for row in rows]
+    widths = [max(map(len, (*name.split(), *(row[i] for row in lines)))) for i, name in enumerate(columns)]
+    widths = [max(width, min(len(name), _HEAD)) for name, width in zip(columns, widths, strict=True)]
+    for i, (name, width) in enumerate(zip(columns, widths, strict=True)):
+        head = textwrap.fill(name, width, break_on_hyphens=False)
+        shown.add_column(head, justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
+    for row in lines:
+        shown.add_row(*row)
+    draw(shown, least=min(widths[0], _NAME) + sum(widths[1:]) + 2 * len(widths))
+
+
+def draw(shown: Any, least: int = 0) -> None:
+    """Print one of Rich's tables, ``least`` characters wide or more; a file has no edge, and gets no padding."""
     console = _console(stderr=False)
-    if not console.is_terminal:
-        console.width = 1000  # a file has no edge to wrap at
-    console.print(shown)
+    console.width = max(console.width if console.is_terminal else 1000, least)
+    with console.capture() as captured:
+        console.print(shown)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def _empty(value: Any) -> bool:
     return value is None or value is False or (isinstance(value, (tuple, list, Mapping)) and not value)
 
 
-def _items(values: Any) -> list[tuple[str, Any]]:
+def _fields(values: Any) -> dict[str, Any]:
     if isinstance(values, Mapping):
-        found = list(values.items())
-    else:
-        found = [(field.name, getattr(values, field.name)) for field in dataclasses.fields(values)]
-    return [(str(name).replace("_", " "), value) for name, value in found]
+        return dict(values)
+    return {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
+
+
+def _plain(value: Any) -> Any:
+    return _fields(value) if dataclasses.is_dataclass(value) else str(value)
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -89,15 +127,16 @@ def _shown(value: Any) -> str:
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_shown(item)}" for name, item in value.items())
+        return ", ".join(f"{name} {'not scored' if item is None else _shown(item)}" for name, item in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(_shown(item) for item in value)
     return str(value)
 
 
-def _encodable(text: str) -> str:
-    """Text that standard output can hold: half a surrogate pair becomes a question mark."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+def plain(text: str) -> str:
+    """Text for a terminal: no character is a command or turns its direction; half a surrogate pair becomes a ?."""
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    return "".join(char if char.isprintable() or char in "\n\t" else " " for char in text)
 
 
 def _console(*, stderr: bool) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.cli.options import Overrides
+from leret.cli.options import AsJson, FormatOption, Overrides, SkipBad
 
 if TYPE_CHECKING:
     from leret.config import DataSettings
@@ -27,17 +27,18 @@ def _data() -> None:
     """Keeps `inspect` a subcommand while it is the only one."""
 
 
-@app.command("inspect")
+@app.command("inspect", epilog="Example: leret data inspect --questions q.jsonl --corpus c.jsonl")
 def inspect(
-    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="A sampling recipe.")] = None,
-    kind: Annotated[str | None, typer.Option(help="jsonl, beir, hotpotqa, hover, musique, 2wiki or world.")] = None,
+    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="A sampling recipe.")] = None,
+    form: FormatOption = None,
     questions: Annotated[str | None, typer.Option(metavar="PATH", help="The question file, or hf:NAME.")] = None,
     corpus: Annotated[str | None, typer.Option(metavar="PATH", help="The corpus file, or hf:NAME.")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Bad lines are counted, and no reason to fail.")] = False,
+    skip_bad: SkipBad = False,
     overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Count, check and show what is in a question file and its corpus; exits 2 where lines are bad."""
-    data = _settings(recipe, kind, questions, corpus, overrides or [])
+    data = _settings(recipe, form, questions, corpus, overrides or [])
     from leret.datasets.inspect import inspect as stage
 
     report = stage(data.kind, data.questions, data.corpus, seed=data.seed, options=data.options)
@@ -51,6 +52,7 @@ def _show(report: DataReport) -> None:
 
     say(f"{report.n_questions:,} questions, {report.n_documents:,} documents")
     facts(
+        report,
         {
             "splits": report.splits,
             "splits by": "the data set" if report.own_splits else "hash of the id",
@@ -64,7 +66,7 @@ def _show(report: DataReport) -> None:
             "documents with a double": report.duplicate_documents,
             "bad lines": report.skipped or None,
             "corpus digest": report.corpus_digest,
-        }
+        },
     )
     for question in report.examples:
         answer = f" -> {question.answer}" if question.answer else ""
@@ -88,19 +90,22 @@ def _spread(spread: Spread) -> str:
 
 
 def _settings(
-    recipe: str | None, kind: str | None, questions: str | None, corpus: str | None, overrides: list[str]
+    recipe: str | None, form: str | None, questions: str | None, corpus: str | None, overrides: list[str]
 ) -> DataSettings:
     from leret.config import SamplingRecipe
     from leret.errors import ConfigError
     from leret.recipefiles import DataRecipe
-    from leret.recipes import flags_recipe, load_recipe
+    from leret.recipes import flag_recipe, load_recipe
 
-    given: dict[str, Any] = {"kind": kind, "questions": questions, "corpus": corpus}
+    given: dict[str, Any] = {"kind": form, "questions": questions, "corpus": corpus}
     given = {name: value for name, value in given.items() if value is not None}
+    if recipe is not None and recipe.endswith((".jsonl", ".json", ".gz", ".zst", ".tsv", ".csv")):
+        raise ConfigError(f"{recipe}: a recipe is YAML; name a question file with --questions, a corpus with --corpus")
     if recipe is not None:
         overrides = overrides + [f"data.{name}={value}" for name, value in given.items()]
         return load_recipe(recipe, SamplingRecipe, overrides, optional=("policy.model",)).data
     if not given:
-        raise ConfigError("name a sampling recipe, or give --kind with --questions and --corpus")
+        raise ConfigError("name a sampling recipe, or give --questions and --corpus")
     flags: dict[tuple[str | int, ...], str] = {("data", name): f"--{name}" for name in given}
-    return flags_recipe(DataRecipe, {"data": given}, flags, overrides).data
+    flags["data", "kind"] = "--format"
+    return flag_recipe({"data": given}, DataRecipe, flags, overrides).data

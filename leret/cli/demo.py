@@ -7,12 +7,15 @@ from typing import Annotated
 
 import typer
 
+from leret.cli.options import AsJson, RunOption
+
 __all__ = ["demo"]
 
 
 def demo(
-    out: Annotated[Path, typer.Option(metavar="R", help="The run directory.")] = Path("runs/demo"),
+    run: RunOption = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Of the whole loop.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Watch a small language model learn to search: no GPU, no network, a few minutes."""
     from leret.cli.evaluate import show
@@ -20,5 +23,5 @@ def demo(
     from leret.demo import stage
 
     with shown() as progress:
-        report = stage.demo(out, seed=seed, progress=progress)
+        report = stage.demo(run, seed=seed, progress=progress)
     show(report.evaluation)

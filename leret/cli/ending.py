@@ -6,6 +6,7 @@ import errno
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import typer
 
@@ -44,10 +45,13 @@ def ended(*, debug: bool) -> Iterator[None]:
         complain(_of_system(error))
         raise typer.Exit(1) from None
     except Exception as error:
-        if isinstance(error, RuntimeError) and type(error).__module__.startswith(("typer", "click")):
-            raise  # typer.Exit and typer.Abort, which are its own way to end
         if type(error).__module__.startswith(("typer", "click")):
-            raise  # a usage error, which it shows with the usage
+            if isinstance(error, RuntimeError) or type(error).__name__ == "NoArgsIsHelpError":
+                raise  # typer.Exit and typer.Abort, which are its own way to end; and help where nothing is asked
+            usage: Any = error
+            command, message = usage.ctx.command_path if usage.ctx else "leret", usage.format_message().rstrip(".")
+            complain(f"{command}: {message[:1].lower()}{message[1:]}; `{command} --help` tells what it takes")
+            raise typer.Exit(2) from None
         _trace(debug)
         hint = "" if debug else "; --debug shows where"
         complain(f"unexpected {type(error).__name__}: {error}. This is a fault of leret or of a library under it{hint}")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from leret.cli.options import AsJson, IndexOrUrl, SkipBad, TokenEnv
+
 if TYPE_CHECKING:
     from leret.eval.retriever import RetrieverReport
     from leret.retrieval.opened import Opened
@@ -15,11 +17,11 @@ __all__ = ["eval_retriever"]
 
 
 def eval_retriever(
-    index: Annotated[str, typer.Argument(metavar="INDEX", help="An index directory, or the URL of a server.")],
+    index: IndexOrUrl,
     questions: Annotated[str, typer.Option(metavar="PATH", help="Questions with their relevant documents.")],
     measures: Annotated[str, typer.Option(help="R@k, AP, RR, nDCG@k, Success@k, P@k, with commas.")] = "R@10,AP",
-    kind: Annotated[
-        str | None, typer.Option(help="Of the questions' file.", show_default="told by its first record")
+    form: Annotated[
+        str | None, typer.Option("--format", help="Of the questions' file.", show_default="told by its first record")
     ] = None,
     split: Annotated[str, typer.Option(help="train, dev, test or all.")] = "all",
     limit: Annotated[int | None, typer.Option(min=1, help="Questions at most.")] = None,
@@ -27,23 +29,21 @@ def eval_retriever(
         int | None, typer.Option(min=1, help="Documents a question.", show_default="100, or as needed")
     ] = None,
     rm3: Annotated[bool, typer.Option("--rm3", help="Expand queries by RM3; the index must be of kind bm25.")] = False,
-    fb_docs: Annotated[int, typer.Option(min=1, help="Of RM3: documents that are believed.")] = 10,
-    fb_terms: Annotated[int, typer.Option(min=0, help="Of RM3: words taken from them.")] = 10,
+    fb_docs: Annotated[int, typer.Option(min=1, help="Of RM3: feedback documents.")] = 10,
+    fb_terms: Annotated[int, typer.Option(min=0, help="Of RM3: feedback terms.")] = 10,
     original_weight: Annotated[float, typer.Option(min=0, max=1, help="Of RM3: of the query's own words.")] = 0.5,
     rewrites: Annotated[
         Path | None, typer.Option(metavar="PATH", help='Search for these instead: JSON lines {"id", "query"}.')
     ] = None,
     fuse: Annotated[bool, typer.Option("--fuse", help="Fuse what question and rewrite find.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="For run.trec, qrels.trec, summary.json.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object alone.")] = False,
+    as_json: AsJson = False,
     resamples: Annotated[int, typer.Option(min=1, help="Of the bootstrap.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Of --limit and of the bootstrap.")] = 0,
-    token_env: Annotated[str | None, typer.Option(metavar="VAR", help="Holds the server's token.")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable lines out, and count them.")] = False,
+    token_env: TokenEnv = None,
+    skip_bad: SkipBad = False,
 ) -> None:
     """Measure a retriever on questions whose relevant documents are known."""
-    import json
-
     from leret.cli.console import complain
     from leret.cli.progress import shown
     from leret.datasets.detect import detect_kind
@@ -61,7 +61,7 @@ def eval_retriever(
     queries = None if rewrites is None else read_rewrites(rewrites)
     opened = open_(index, token_env=token_env)
     loaded = load_questions(
-        kind or detect_kind(questions),
+        form or detect_kind(questions),
         questions,
         split=split,
         limit=limit,
@@ -89,12 +89,11 @@ def eval_retriever(
             seed=seed,
             progress=progress,
         )
+    if not report.finds_gold:
+        complain(f"no relevant document was found; are {questions} questions about what {index} holds?", "warning: ")
     if out is not None:
         report.save(out)
-    if as_json:
-        typer.echo(json.dumps(report.brief()))
-    else:
-        _show(report, opened, index, out)
+    _show(report, opened, index, out)
 
 
 def _show(report: RetrieverReport, opened: Opened, index: str, out: Path | None) -> None:
@@ -105,9 +104,8 @@ def _show(report: RetrieverReport, opened: Opened, index: str, out: Path | None)
         (name, f"{value:.4f}", f"[{report.intervals[name][0]:.4f}, {report.intervals[name][1]:.4f}]")
         for name, value in report.measures.items()
     ]
-    table(
-        ("measure", "mean", "95 % interval"), rows, title=f"{n:,} questions, {report.system}, {index} ({opened.engine})"
-    )
+    title = f"{n:,} questions, {report.system}, {index} ({opened.engine})"
+    table(("measure", "mean", "95 % interval"), rows, title, values=report.brief())
     if report.n_empty:
         say(f"nothing was found for {report.n_empty:,} of them; they count with 0")
     say(f"{report.depth} documents a question at most; {n / max(report.seconds, 1e-9):,.0f} questions/s")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from leret.cli.options import DryRun, Overrides, RecipeArgument, RunOption
+import typer
+
+from leret.cli.options import AsJson, DryRun, EvalOverrides, RecipeArgument, RunOption
 
 if TYPE_CHECKING:
     from leret.eval.stage import EvalReport
@@ -12,7 +14,14 @@ if TYPE_CHECKING:
 __all__ = ["evaluate", "show"]
 
 
-def evaluate(recipe: RecipeArgument, run: RunOption, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+def evaluate(
+    recipe: RecipeArgument,
+    run: RunOption,
+    overrides: EvalOverrides = None,
+    dry_run: DryRun = False,
+    all_: Annotated[bool, typer.Option("--all", help="Also show every measure after every hop.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Measure base, prompts, trained policies and baselines on held-out questions."""
     from leret.cli.console import facts, warn_of_demo
     from leret.cli.progress import shown
@@ -32,16 +41,20 @@ def evaluate(recipe: RecipeArgument, run: RunOption, overrides: Overrides = None
         return
     with shown() as progress:
         report = stage(settings, opened, progress=progress)
-    show(report)
+    show(report, by_hop=all_)
 
 
-def show(report: EvalReport) -> None:
+def show(report: EvalReport, by_hop: bool = False) -> None:
     """The table of an evaluation, and where the rest is."""
     from leret.cli.console import done, say, table
     from leret.eval.summary import table as cells
+    from leret.eval.summary import table_by_hop
 
-    columns, rows = cells(report.summary)
-    table(columns, rows, title=f"{report.summary['n_questions']:,} held-out questions")
+    summary = report.summary
+    title = f"{summary['n_questions']:,} held-out questions, after hop {summary['n_hops']}"
+    table(*cells(summary), title, values=summary)
+    if by_hop:
+        table(*table_by_hop(summary), "after every hop")
     if report.already:
         say("nothing to do: all of it had been evaluated")
     done(f"{report.path}  {report.page}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.cli.options import DryRun
+from leret.cli.options import AsJson, DryRun, FormatOption, SkipBad
 
 if TYPE_CHECKING:
     from leret.retrieval.index import Manifest
@@ -19,16 +19,12 @@ app = typer.Typer(help="Build search indexes, and look at them.", no_args_is_hel
 
 IndexArgument = Annotated[Path, typer.Argument(metavar="INDEX", help="The index directory.")]
 CorpusOption = Annotated[str | None, typer.Option("--corpus", metavar="PATH", help="The corpus file, or hf:NAME.")]
-FormatOption = Annotated[
-    str | None,
-    typer.Option("--format", help="Of the corpus: jsonl, beir, hotpotqa, musique, 2wiki.", show_default="jsonl"),
-]
 
 
-@app.command("build")
+@app.command("build", epilog="Example: leret index build --kind bm25 --corpus c.jsonl --out indexes/mine")
 def build(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The index directory to be.")],
-    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="A sampling recipe to take it from.")] = None,
+    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="A sampling recipe to take it from.")] = None,
     kind: Annotated[str | None, typer.Option(help="bm25, tantivy, dense, colbert or hybrid.")] = None,
     corpus: CorpusOption = None,
     form: FormatOption = None,
@@ -37,9 +33,10 @@ def build(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A key of `retriever`: dense.store=hnsw. Repeatable."),
     ] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad lines of the corpus out.")] = False,
+    skip_bad: SkipBad = False,
     force: Annotated[bool, typer.Option("--force", help="Replace another index that is there.")] = False,
     dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Index a corpus. The same command goes on where it was stopped, and does nothing when all is done."""
     from leret.cli.console import done, facts, say
@@ -59,42 +56,42 @@ def build(
     planned = Manifest.planned(engine, documents)
     if _is_there(out, planned, force):
         say(f"{out} is this index already; nothing to do")
+        facts(planned, {})
         return
     if dry_run:
         say(f"would build {out}")
-        facts(_told(planned))
+        facts(planned, _told(planned))
         return
     with shown() as told:
         made = write_index(engine, documents, out, told)
     done(f"{out}: {made.documents:,} documents, {_megabytes(made):.1f} MB")
+    facts(made, {})
 
 
-@app.command("info")
-def info(
-    index: IndexArgument, json_: Annotated[bool, typer.Option("--json", help="The manifest, as it is.")] = False
-) -> None:
+@app.command("info", epilog="Example: leret index info indexes/mine")
+def info(index: IndexArgument, as_json: AsJson = False) -> None:
     """Show what an index directory says of itself."""
     from leret.cli.console import facts, say
     from leret.retrieval.downloaded import Downloaded
-    from leret.retrieval.index import MANIFEST, read_manifest
+    from leret.retrieval.downloaded_check import told_of
+    from leret.retrieval.index import read_manifest
 
     if Downloaded.is_one(index):
-        _show_downloaded(index, json_)
+        say(str(index))
+        facts(told_of(index))
         return
     manifest = read_manifest(index)
-    if json_:
-        say((index / MANIFEST).read_text(encoding="utf-8").rstrip())
-        return
     say(str(index))
-    facts({**_told(manifest), "size": f"{_megabytes(manifest):.1f} MB in {len(manifest.files)} files"})
+    size = f"{_megabytes(manifest):.1f} MB in {len(manifest.files)} files"
+    facts(manifest, {**_told(manifest), "size": size})
 
 
-@app.command("check")
+@app.command("check", epilog="Example: leret index check indexes/mine --corpus c.jsonl")
 def check(
     index: IndexArgument,
     corpus: CorpusOption = None,
     form: FormatOption = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad lines of the corpus out.")] = False,
+    skip_bad: SkipBad = False,
 ) -> None:
     """Read an index through, open it and search it; with --corpus, compare that with the one it was made from."""
     from leret.cli.console import done
@@ -124,18 +121,6 @@ def check(
     first = next((documents.at(place) for place in range(len(documents))), ("", "", ""))
     retriever.search([f"{first[1]} {first[2]}", ""], 1)
     done(f"{index}: sound; {manifest.engine}, {manifest.documents:,} documents")
-
-
-def _show_downloaded(index: Path, json_: bool) -> None:
-    import json
-
-    from leret.cli.console import facts, say
-    from leret.retrieval.downloaded_check import told_of
-
-    told = told_of(index)
-    say(json.dumps(told, indent=1) if json_ else str(index))
-    if not json_:
-        facts(told)
 
 
 def _is_there(out: Path, planned: Manifest, force: bool) -> bool:

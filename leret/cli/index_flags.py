@@ -82,12 +82,12 @@ def _flagged(
 ) -> tuple[DataSettings, RetrieverSettings]:
     """What flags say, checked like a recipe."""
     from leret.recipefiles import IndexRecipe
-    from leret.recipes import flags_recipe
+    from leret.recipes import flag_recipe
 
     data = {"kind": form or "jsonl", "corpus": corpus, "questions": corpus, "skip_bad": skip_bad}
     flags: dict[tuple[str | int, ...], str] = {
         ("data", "kind"): "--format", ("data", "corpus"): "--corpus", ("retriever", "kind"): "--kind",
         ("retriever", "dense", "model"): "--model", ("retriever", "colbert", "checkpoint"): "--model",
     }  # fmt: skip
-    made = flags_recipe(IndexRecipe, {"data": data, "retriever": retriever}, flags, overrides)
+    made = flag_recipe({"data": data, "retriever": retriever}, IndexRecipe, flags, overrides)
     return made.data, made.retriever

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from leret.cli.options import DryRun, Overrides, RunOption
+from leret.cli.options import AsJson, DryRun, Overrides, RunOption, SkipBad
 
 if TYPE_CHECKING:
     from leret.eval.stage import EvalReport
@@ -15,14 +15,16 @@ __all__ = ["run"]
 
 
 def run(
-    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="Of sampling, of training, of evaluation.")],
+    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE", help="Of sampling, of training, of evaluation.")],
     run: RunOption,
     rounds: Annotated[int, typer.Option(min=1, help="Each samples with what the last one trained.")] = 1,
     overrides: Overrides = None,
+    skip_bad: SkipBad = False,
     dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Sample, train and evaluate, in as many rounds as wanted."""
-    from leret.cli.console import done, facts, say, warn_of_demo
+    from leret.cli.console import done, facts, warn_of_demo
     from leret.cli.evaluate import show
     from leret.cli.progress import shown
     from leret.config import SamplingRecipe
@@ -30,14 +32,13 @@ def run(
     from leret.recipes import load_all
     from leret.runs import Run
 
-    loaded = load_all(recipes, overrides or ())
+    loaded = load_all(recipes, (overrides or []) + ["data.skip_bad=true"] * skip_bad)
     for recipe in loaded:
         if isinstance(recipe, SamplingRecipe):
             warn_of_demo(recipe.data.kind, recipe.policy.model)
     steps = schedule(loaded, Run(run), rounds)
     if dry_run:
-        for step in steps:
-            say(step.title)
+        facts({str(n): step.title for n, step in enumerate(steps, 1)})
         return
     opened = Run.create(run)
     for step in steps:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from leret.cli.options import Overrides, RecipeArgument
+from leret.cli.options import Overrides, RecipeArgument, SkipBad
 
 __all__ = ["pretrain"]
 
@@ -16,6 +16,7 @@ def pretrain(
     recipe: RecipeArgument,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Model directory; default policy.model.")] = None,
     overrides: Overrides = None,
+    skip_bad: SkipBad = False,
 ) -> None:
     """Build a small policy from gold-blind demonstrations; goes on where it was stopped."""
     from leret.cli.console import done
@@ -24,7 +25,8 @@ def pretrain(
     from leret.pretraining import pretrain as stage
     from leret.recipes import load_recipe
 
-    settings = load_recipe(recipe, SamplingRecipe, overrides or (), optional=("policy.model",))
+    given = (overrides or []) + ["data.skip_bad=true"] * skip_bad
+    settings = load_recipe(recipe, SamplingRecipe, given, optional=("policy.model",))
     with shown() as progress:
         path = stage(settings, out, progress=progress)
     done(f"a policy in {path}")

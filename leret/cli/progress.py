@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from leret.cli.console import plain
 from leret.sampling.progress import Progress
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ __all__ = ["Bars", "Lines", "shown"]
 
 _EVERY_S = 5.0
 """Seconds between two plain lines."""
+_BAR = 12
+"""Columns of a bar."""
 
 
 @contextmanager
@@ -45,21 +48,28 @@ class _Part:
         self.done += n
         self.facts.update(facts)
 
-    def words(self, *, ended: bool) -> str:
-        """``12/60, 3.1/s, 0:15 left, mean reward 0.412, failures 3``; the time it took once it has ended."""
+    def words(self, *, ended: bool, width: int | None = None) -> str:
+        """``12/60, 3.1/s, 0:15 left, mean reward 0.412, failures 3``; the time it took once it has ended.
+
+        Args:
+            ended: the part has ended.
+            width: columns there are; facts that would be cut off are left out.
+        """
         seconds = time.monotonic() - self.began
         rate = self.done / seconds if seconds > 0 else 0.0
         parts = []
         if self.done or self.total is not None:
             parts.append(f"{self.done:,}" + (f"/{self.total:,}" if self.total is not None else ""))
         if self.done:
-            parts.append(f"{rate:.3g}/s")
+            parts.append(f"{rate:,.0f}/s" if rate >= 100 else f"{rate:.3g}/s")
         if ended:
             parts.append(f"{seconds:.1f} s")
         elif self.total and rate:
             parts.append(f"{_clock(max(0, self.total - self.done) / rate)} left")
         parts += [f"{name.replace('_', ' ')} {_figure(value)}" for name, value in self.facts.items()]
-        return ", ".join(parts)
+        while width is not None and len(parts) > 1 and len(", ".join(parts)) > width:
+            parts.pop()
+        return plain(", ".join(parts))
 
 
 class Lines:
@@ -85,7 +95,7 @@ class Lines:
         if self.part is None:
             return
         self.part.advance(n, facts)
-        if time.monotonic() - self.spoke >= self.every_s:
+        if time.monotonic() - self.spoke >= self.every_s and self.part.done != self.part.total:
             self.spoke = time.monotonic()
             self._speak(self.part, ended=False)
 
@@ -118,10 +128,14 @@ class Bars:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as RichBars
+        from rich.table import Column
 
-        what = TextColumn("{task.description}", markup=False)
-        told = TextColumn("{task.fields[told]}", markup=False, style="dim")
-        with RichBars(what, BarColumn(bar_width=16), told, console=Console(stderr=True), refresh_per_second=5) as bars:
+        what = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
+        told = TextColumn("{task.fields[told]}", markup=False, style="dim", table_column=Column(no_wrap=True))
+        # The stream of now: a console with stderr=True would look sys.stderr up at every write, find what redirects it
+        # while a library is muted, and write to itself for ever.
+        console = Console(file=sys.stderr)
+        with RichBars(what, BarColumn(bar_width=_BAR), told, console=console, refresh_per_second=5) as bars:
             yield cls(bars)
 
     def start(self, stage: str, total: int | None) -> None:
@@ -135,16 +149,20 @@ class Bars:
         if self.part is None or self.task is None:
             return
         self.part.advance(n, facts)
-        self.bars.update(self.task, advance=n, told=self.part.words(ended=False))
+        self.bars.update(self.task, advance=n, told=self._words(self.part, ended=False))
 
     def finish(self) -> None:
         """The part ended; its bar stays, and is full where nobody knew how long it would be."""
         if self.part is not None and self.task is not None:
             total = self.part.total if self.part.total is not None else max(1, self.part.done)
             done = self.part.done if self.part.total is not None else total
-            self.bars.update(self.task, total=total, completed=done, told=self.part.words(ended=True))
+            self.bars.update(self.task, total=total, completed=done, told=self._words(self.part, ended=True))
             self.bars.stop_task(self.task)
         self.part = self.task = None
+
+    def _words(self, part: _Part, *, ended: bool) -> str:
+        names = max(len(task.description) for task in self.bars.tasks)
+        return part.words(ended=ended, width=self.bars.console.width - names - _BAR - 2)
 
 
 def _figure(value: float | int | str) -> str:

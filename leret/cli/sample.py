@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from leret.cli.options import DryRun, Overrides, RecipeArgument, RunOption
+from leret.cli.options import AsJson, DryRun, Overrides, RecipeArgument, RunOption, SkipBad
 
 if TYPE_CHECKING:
     from leret.sampling.scaleout import Cluster
@@ -16,28 +14,20 @@ if TYPE_CHECKING:
 __all__ = ["pairs", "sample"]
 
 
-class Strategy(StrEnum):
-    """How pairs are made of the samples at a state."""
-
-    adjacent = "adjacent"
-    best_worst = "best-worst"
-    all = "all"
-    margin = "margin"
-
-
-class Engine(StrEnum):
-    """Where sampling is done."""
-
-    process = "process"
-    ray = "ray"
+Strategy = Literal["adjacent", "best-worst", "all", "margin"]
+"""How pairs are made of the samples at a state."""
+Engine = Literal["process", "ray"]
+"""Where sampling is done."""
 
 
 def sample(
     recipe: RecipeArgument,
     run: RunOption,
     overrides: Overrides = None,
+    skip_bad: SkipBad = False,
     dry_run: DryRun = False,
-    engine: Annotated[Engine, typer.Option(help="Sample in this process, or on a Ray cluster.")] = Engine.process,
+    as_json: AsJson = False,
+    engine: Annotated[Engine, typer.Option(help="Sample in this process, or on a Ray cluster.")] = "process",
     workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Of engine ray: processes.")] = None,
     address: Annotated[
         str | None,
@@ -51,7 +41,7 @@ def sample(
     from leret.recipes import load_recipe
     from leret.runs import Run
 
-    settings = load_recipe(recipe, SamplingRecipe, overrides or ())
+    settings = load_recipe(recipe, SamplingRecipe, (overrides or []) + ["data.skip_bad=true"] * skip_bad)
     cluster = _cluster(engine, workers, address)
     warn_of_demo(settings.data.kind, settings.policy.model)
     from leret.sampling.plan import plan  # after the recipe is read: a mistake in it is told at once
@@ -69,7 +59,7 @@ def sample(
 def _cluster(engine: Engine, workers: int | None, address: str | None) -> Cluster | None:
     from leret.errors import ConfigError
 
-    if engine is Engine.process:
+    if engine == "process":
         if workers is not None or address is not None:
             raise ConfigError("--workers and --address belong to --engine ray; add it")
         return None
@@ -81,10 +71,11 @@ def _cluster(engine: Engine, workers: int | None, address: str | None) -> Cluste
 
 
 def pairs(
-    run: Annotated[Path, typer.Argument(metavar="R", help="The run directory.")],
-    strategy: Annotated[Strategy, typer.Option(help="Which samples are compared.")] = Strategy.adjacent,
+    run: RunOption,
+    strategy: Annotated[Strategy, typer.Option(help="Which samples are compared.")] = "adjacent",
     margin: Annotated[float, typer.Option(min=0.0, help="Least difference of rewards, for strategy margin.")] = 0.0,
     max_pairs: Annotated[int | None, typer.Option(min=1, help="Pairs kept a state, the widest margins first.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Make the preference pairs of a run again, without sampling."""
     from leret.cli.console import done, facts
@@ -92,10 +83,10 @@ def pairs(
     from leret.runs import Run
     from leret.sampling.preferences import build_preferences
 
-    if margin and strategy is not Strategy.margin:
+    if margin and strategy != "margin":
         raise ConfigError(f"--margin {margin}: strategy {strategy} takes none; add --strategy margin")
     opened = Run.open(run)
     opened.section("sampling", "leret sample RECIPE")
-    report = build_preferences(opened, strategy.value, margin, max_pairs)
+    report = build_preferences(opened, strategy, margin, max_pairs)
     done(f"{report.pairs:,} pairs in {report.path}")
     facts(report)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from leret.cli.options import AsJson, IndexOrUrl, TokenEnv
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -19,24 +20,23 @@ _SHOWN = 240
 
 
 def search(
-    index: Annotated[Path, typer.Argument(metavar="INDEX", help="An index directory.")],
+    index: IndexOrUrl,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="What to search for.")],
     k: Annotated[int, typer.Option("-k", min=1, help="Documents to show.")] = 10,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object, texts whole.")] = False,
+    token_env: TokenEnv = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Search an index; it needs nothing but its directory (and its model)."""
-    from leret.cli.console import say
-    from leret.retrieval.load import open_index
+    """Search an index, or a retrieval server; --json shows texts whole."""
+    from leret.cli.console import facts, say
+    from leret.retrieval.opened import opened
 
-    ranking = open_index(index).search([query], k)[0]
-    if json_:
-        import json
-
+    ranking = opened(index, token_env=token_env).retriever.search([query], k)[0]
+    if as_json:
         rows = [
             {"rank": rank, "doc_id": found.doc_id, "title": found.title, "text": found.text, "score": found.score}
             for rank, found in enumerate(ranking, start=1)
         ]
-        typer.echo(json.dumps({"query": query, "ranking": rows}))
+        facts({"query": query, "ranking": rows})
     elif ranking:
         _show(ranking, query)
     else:
@@ -45,8 +45,9 @@ def search(
 
 def _show(ranking: Ranking, query: str) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
+
+    from leret.cli.console import draw
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", justify="right", no_wrap=True)
@@ -59,10 +60,7 @@ def _show(ranking: Ranking, query: str) -> None:
         table.add_row(
             str(rank), f"{found.score:.4g}", _marked(named, pattern), _marked(_part(found.text, pattern), pattern)
         )
-    console = Console()
-    if not console.is_terminal:
-        console.width = 1000  # a file has no edge to wrap at
-    console.print(table, markup=False, highlight=False)
+    draw(table)
 
 
 def _pattern(query: str) -> Any:
@@ -83,11 +81,12 @@ def _part(text: str, pattern: Any) -> str:
 
 
 def _marked(text: str, pattern: Any) -> Text:
-    """Text for a terminal: no character of it is a command, and words of the query stand out."""
+    """Text for a terminal, in which words of the query stand out."""
     from rich.text import Text
 
-    safe = "".join(char if char.isprintable() else " " for char in text)
-    marked = Text(safe)
+    from leret.cli.console import plain
+
+    marked = Text(plain(" ".join(text.split())))
     if pattern is not None:
         marked.highlight_regex(pattern, "bold yellow")
     return marked

@@ -6,10 +6,9 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -19,17 +18,9 @@ __all__ = ["app"]
 
 app = typer.Typer(help="Serve a policy or a retriever until it is stopped.", no_args_is_help=True)
 
-app.command("retriever")(serve_retriever.retriever)
+app.command("retriever", epilog="Example: leret serve retriever indexes/mine --port 8893")(serve_retriever.retriever)
 
 _WATCH_S = 0.25
-
-
-class EngineName(StrEnum):
-    """The servers that can be started."""
-
-    vllm = "vllm"
-    sglang = "sglang"
-    tgi = "tgi"
 
 
 class _Stopped(BaseException):
@@ -40,12 +31,12 @@ class _Stopped(BaseException):
         self.number = number
 
 
-@app.command("policy")
+@app.command("policy", epilog="Example: leret serve policy ipo --run runs/mine --engine vllm")
 def policy(
-    policy: Annotated[str, typer.Argument(metavar="POLICY", help="R/policies/NAME, demo, a model, or see --run.")],
-    extra: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENT...]", help="For the engine.")] = None,
-    engine: Annotated[EngineName, typer.Option(help="The server to start.")] = EngineName.vllm,
-    run: Annotated[Path | None, typer.Option(metavar="R", help="POLICY is base, or a policy of this run.")] = None,
+    policy: Annotated[str, typer.Argument(metavar="POLICY", help="A policy's directory, demo, a model, or see --run.")],
+    extra: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help="After --: for the engine.")] = None,
+    engine: Annotated[Literal["vllm", "sglang", "tgi"], typer.Option(help="The server to start.")] = "vllm",
+    run: Annotated[Path | None, typer.Option(metavar="DIR", help="POLICY is base, or a policy of this run.")] = None,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     name: Annotated[str | None, typer.Option(help="Of the model in requests.", show_default="with its digest")] = None,
@@ -70,7 +61,7 @@ def policy(
     at = Listening(host, port or free_port(host))
     planned = plan(
         served,
-        engine.value,
+        engine,
         at,
         executable=executable,
         extra=extra or (),

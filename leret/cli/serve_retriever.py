@@ -41,6 +41,7 @@ def retriever(
     opened = open_(index)
     settings = ServerSettings(
         token=token,
+        host=host,
         max_waiting=max_waiting,
         max_batch=max_batch,
         max_k=max_k,

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from leret.cli.options import DryRun, Overrides, RecipeArgument, RunOption
+from leret.cli.options import AsJson, DryRun, RecipeArgument, RunOption, TrainingOverrides
 
 __all__ = ["train"]
 
 
-def train(recipe: RecipeArgument, run: RunOption, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+def train(
+    recipe: RecipeArgument,
+    run: RunOption,
+    overrides: TrainingOverrides = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
     """Train the policy on a run's samples: sft, dpo or ipo."""
     from leret.cli.console import done, facts
     from leret.cli.progress import shown

@@ -1,6 +1,6 @@
 """BEIR folders: ``corpus.jsonl``, ``queries.jsonl``, ``qrels/{train,dev,test}.tsv``; any of them compressed.
 
-The qrels are the data set's own splits. A judgement above 0 is gold.
+The qrels are the data set's own splits. A judgement above 0 is gold, and its grade.
 
 Source: Thakur et al., BEIR, arXiv 2104.08663.
 """
@@ -50,14 +50,15 @@ def beir_questions(folder: Path, problems: Problems) -> Iterator[tuple[Record, Q
             continue
         if query.id in judged:
             split, gold = judged.pop(query.id)
-            yield record, replace(query, gold=tuple(gold), split=split)
+            relevance = gold if set(gold.values()) - {1} else {}
+            yield record, replace(query, gold=tuple(gold), split=split, relevance=relevance)
     for id in judged:
         problems.add(str(folder), BadRecord("no such query", f"qrels judge {id!r}, which queries.jsonl does not hold"))
 
 
-def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[str, dict[str, None]]]:
-    """Split and gold of every query that has any; a query of two splits stays in the first (train, dev, test)."""
-    found: dict[str, tuple[str, dict[str, None]]] = {}
+def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[str, dict[str, int]]]:
+    """Split and graded gold of every query that has any; one of two splits stays in the first (train, dev, test)."""
+    found: dict[str, tuple[str, dict[str, int]]] = {}
     files = {SPLITS[path.name.split(".")[0]]: path for path in sorted(_qrels(folder))}
     for split in sorted(files, key=("train", "dev", "test").index):
         path = files[split]
@@ -71,7 +72,7 @@ def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[str, dict[s
             elif int(row[2]) > 0:
                 kept, gold = found.setdefault(row[0], (split, {}))
                 if kept == split:
-                    gold[row[1]] = None
+                    gold[row[1]] = int(row[2])
     return found
 
 

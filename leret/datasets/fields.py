@@ -7,7 +7,7 @@ from typing import Any
 
 from leret.datasets.problems import BadRecord
 
-__all__ = ["optional_number", "optional_text", "rows", "text", "text_list"]
+__all__ = ["grades", "optional_number", "optional_text", "rows", "text", "text_list"]
 
 _Value = Mapping[str, Any]
 
@@ -54,6 +54,23 @@ def text_list(record: _Value, name: str) -> tuple[str, ...]:
     if not value:
         raise BadRecord("no gold", f"field {name!r} is empty: a question without gold documents cannot be scored")
     return tuple(dict.fromkeys(value))
+
+
+def grades(record: _Value, name: str, gold: Sequence[str]) -> dict[str, int]:
+    """Whole numbers above 0 of gold documents; nothing where the field is absent or null, or all of them are 1."""
+    value = record.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise _wrong(name, value, "whole numbers by document id")
+    found = {doc_id: grade for doc_id, grade in value.items() if grade is not None}
+    for doc_id, grade in found.items():
+        if not isinstance(grade, int) or isinstance(grade, bool) or (grade > 0) != (doc_id in gold):
+            fault = (
+                f"field {name!r} has {grade!r} for {doc_id!r}; it should be a whole number, above 0 for gold documents"
+            )
+            raise BadRecord("wrong grade", f"{fault} alone")
+    return {doc_id: grade for doc_id, grade in found.items() if grade > 0} if set(found.values()) - {1} else {}
 
 
 def rows(record: _Value, name: str, first: str, second: str) -> list[tuple[Any, Any]]:

@@ -1,6 +1,7 @@
 """leret's own JSON lines, and their near kin.
 
-Questions: ``{"id", "question", "answer", "relevant_doc_ids"}``, and where known ``type``, ``hops``, ``split``;
+Questions: ``{"id", "question", "answer", "relevant_doc_ids"}``, and where known ``type``, ``hops``, ``split``, and
+``relevance``, the grades of the relevant documents by id;
 ``query`` is taken for ``question``; without an ``id``, the digest of the text is one. Corpora: ``{"doc_id", "title",
 "text"}``; ``_id`` and ``id`` are taken for ``doc_id``, and a title may be missing. Other fields are left alone.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from leret.datasets.fields import optional_number, optional_text, text, text_list
+from leret.datasets.fields import grades, optional_number, optional_text, text, text_list
 from leret.datasets.formats import Format, sentences
 from leret.datasets.problems import BadRecord
 from leret.types import Document, Question, digest
@@ -34,14 +35,16 @@ def _question(record: Mapping[str, Any]) -> Question:
     split = optional_text(record, "split")
     if split is not None and split not in SPLITS:
         raise BadRecord("unknown split", f"field 'split' is {split!r}; it should be train, dev or test")
+    gold = text_list(record, "relevant_doc_ids")
     return Question(
         id=text(record, "id") if "id" in record else digest(question),
         text=question,
         answer=optional_text(record, "answer"),
-        gold=text_list(record, "relevant_doc_ids"),
+        gold=gold,
         type=optional_text(record, "type"),
         hops=optional_number(record, "hops"),
         split=SPLITS[split] if split else None,
+        relevance=grades(record, "relevance", gold),
     )
 
 

@@ -21,6 +21,8 @@ MAX_RECORD = 64 * 2**20
 """Bytes of one record at most; without a bound, a binary file would be read into memory as one line."""
 
 _CHUNK = 1 << 18
+_ZSTD_CHUNK = 1 << 10
+"""Four compressed bytes become 128 KiB at most, and the decompressor cannot be told to stop: 32 MiB at once."""
 _BOMS = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
 
 
@@ -88,9 +90,9 @@ def _split(path: Path) -> Iterator[bytes]:
 def _decompressed(path: Path) -> Iterator[bytes]:
     try:
         with path.open("rb") as file:
-            make = _decompressor(file.read(4))
+            make, bound = _decompressor(file.read(4))
             file.seek(0)
-            yield from iter(lambda: file.read(_CHUNK), b"") if make is None else _inflated(file, make)
+            yield from iter(lambda: file.read(_CHUNK), b"") if make is None else _inflated(file, make, bound)
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; check the path") from error
     except IsADirectoryError as error:
@@ -101,29 +103,33 @@ def _decompressed(path: Path) -> Iterator[bytes]:
         raise DataError(f"{path}: the compressed file is broken ({error}); get it again") from error
 
 
-def _decompressor(magic: bytes) -> Callable[[], Any] | None:
-    """What makes a decompressor for one member of a file that starts so; None for plain text."""
+def _decompressor(magic: bytes) -> tuple[Callable[[], Any] | None, int | None]:
+    """What makes a decompressor for one member of a file that starts so, None for plain text; the output it bounds."""
     if magic.startswith(b"\x1f\x8b"):
-        return lambda: zlib.decompressobj(wbits=31)
+        return lambda: zlib.decompressobj(wbits=31), _CHUNK
     if magic.startswith(b"BZh"):
-        return bz2.BZ2Decompressor
+        return bz2.BZ2Decompressor, _CHUNK
     if magic == b"\x28\xb5\x2f\xfd":
         import zstandard
 
-        return lambda: zstandard.ZstdDecompressor().decompressobj()
-    return None
+        return lambda: zstandard.ZstdDecompressor().decompressobj(), None
+    return None, None
 
 
-def _inflated(file: BinaryIO, make: Callable[[], Any]) -> Iterator[bytes]:
+def _inflated(file: BinaryIO, make: Callable[[], Any], bound: int | None) -> Iterator[bytes]:
     member = make()
     started = False
-    while data := file.read(_CHUNK):
-        while data:
+    while data := file.read(bound or _ZSTD_CHUNK):
+        going = True
+        while going:
             started = True
-            yield member.decompress(data)
-            data = b""
+            piece = member.decompress(data) if bound is None else member.decompress(data, bound)
+            yield piece
+            data = getattr(member, "unconsumed_tail", b"")  # bz2 holds it back itself
+            going = len(piece) == bound
             if member.eof:
                 data, member, started = member.unused_data, make(), False
+                going = bool(data)
     if started:
         raise EOFError("the compressed file ends early")
 

@@ -17,7 +17,7 @@ from leret.datasets.world import generate
 from leret.errors import DataError
 from leret.types import Document, Question
 
-__all__ = ["Data", "Loaded", "load", "load_corpus", "load_questions", "read_corpus", "split_name"]
+__all__ = ["Data", "Loaded", "limited", "load", "load_corpus", "load_questions", "read_corpus", "split_name"]
 
 _SPLITS = ("train", "dev", "test", "all")
 
@@ -174,6 +174,13 @@ def split_name(question: Question, seed: int = 0) -> str:
     return question.split or split_of(question.id, seed)
 
 
+def limited(questions: Iterable[Question], limit: int | None, seed: int = 0) -> tuple[Question, ...]:
+    """At most so many questions, by a hash of their ids; None takes all, in their order."""
+    if limit is None:
+        return tuple(questions)
+    return tuple(heapq.nsmallest(limit, questions, key=lambda question: rank_of(question.id, seed, "limit")))
+
+
 def read_corpus(kind: str, source: str, skip_bad: bool) -> tuple[Corpus, Problems]:
     """The documents of a source, and what was left out.
 
@@ -212,10 +219,7 @@ def _choose(
             if split in ("all", name):
                 yield question
 
-    if limit is None:
-        chosen = tuple(wanted())
-    else:
-        chosen = tuple(heapq.nsmallest(limit, wanted(), key=lambda question: rank_of(question.id, seed, "limit")))
+    chosen = limited(wanted(), limit, seed)
     if problems is not None:
         problems.check(source, skip_bad and sizes.total() > 0)
     if not chosen:

@@ -116,12 +116,12 @@ def _format(kind: str, first: Mapping[str, Any]) -> Format:
 
 def _with_gold(question: Question, corpus: Container[str]) -> Question:
     """The question, its gold ids as the corpus writes them."""
-    gold = []
-    for doc_id in question.gold:
+    gold: dict[str, int] = {}
+    for doc_id, grade in question.grades.items():
         forms = (doc_id, *(unicodedata.normalize(form, doc_id) for form in ("NFC", "NFD")))
         known = next((form for form in forms if form in corpus), None)
         if known is None:
             fault = f"gold document {doc_id!r} of question {question.id!r} is not in the corpus"
             raise BadRecord("unknown gold", fault)
-        gold.append(known)
-    return replace(question, gold=tuple(dict.fromkeys(gold)))
+        gold.setdefault(known, grade)
+    return replace(question, gold=tuple(gold), relevance=gold if question.relevance else {})

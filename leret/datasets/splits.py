@@ -6,13 +6,14 @@ many questions are read. A data set that brings its own splits (BEIR's qrels, a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Literal
 
 from leret.errors import DataError
+from leret.types import Question
 
-__all__ = ["SplitName", "rank_of", "refuse_leak", "split_of"]
+__all__ = ["SplitName", "rank_of", "refuse_doubles", "refuse_leak", "split_of"]
 
 SplitName = Literal["train", "dev", "test"]
 
@@ -64,12 +65,29 @@ def refuse_leak(training_ids: Iterable[str], evaluation_ids: Iterable[str]) -> N
     Raises:
         DataError: they have an id in common; the first ones are listed.
     """
-    common = sorted(set(training_ids) & set(evaluation_ids))
-    if not common:
-        return
-    shown = ", ".join(repr(id) for id in common[:_SHOWN])
-    more = f" and {len(common) - _SHOWN} more" if len(common) > _SHOWN else ""
-    raise DataError(
-        f"{len(common)} questions are in the training data and in the evaluation split: {shown}{more}; "
-        "sample from split train, and evaluate on dev or test under the same seed"
+    _refuse(
+        sorted(set(training_ids) & set(evaluation_ids)),
+        "are in the training data and in the evaluation split",
+        "sample from split train, and evaluate on dev or test under the same seed",
     )
+
+
+def refuse_doubles(training: Iterable[Question], evaluation: Iterable[Question]) -> None:
+    """Refuse to evaluate on a text that is trained on under another id.
+
+    Raises:
+        DataError: questions have a text in common; the first ones of the evaluation are listed.
+    """
+    texts = {question.text for question in training}
+    _refuse(
+        [question.id for question in evaluation if question.text in texts],
+        "of the evaluation split have the text of one in the training data",
+        "remove them from the questions' file",
+    )
+
+
+def _refuse(ids: Sequence[str], what: str, mend: str) -> None:
+    if ids:
+        shown = ", ".join(repr(id) for id in ids[:_SHOWN])
+        more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+        raise DataError(f"{len(ids)} questions {what}: {shown}{more}; {mend}")

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from leret.eval.baselines import oracle_titles, raw_question, run_scripted
 from leret.eval.fused import expanding, fuse
@@ -42,7 +43,8 @@ class Evaluator:
     """Evaluates systems on one set of questions.
 
     Args:
-        run: results are kept in its ``eval``.
+        run: that is evaluated.
+        directory: results are kept there.
         setting: program, retriever and sampling.
         policies: of the run.
         questions: in the order of the results.
@@ -55,6 +57,7 @@ class Evaluator:
     def __init__(
         self,
         run: Run,
+        directory: Path,
         setting: Setting,
         policies: Policies,
         *,
@@ -65,6 +68,7 @@ class Evaluator:
         progress: Progress,
     ) -> None:
         self._run = run
+        self._directory = directory
         self._setting = setting
         self._policies = policies
         self._questions = questions
@@ -74,6 +78,7 @@ class Evaluator:
         self._key = key
         self._progress = progress
         self._open: tuple[str, Policy] | None = None
+        self._loop = asyncio.Runner()  # one for all systems of a policy, whose connections belong to it
 
     def evaluate(self, system: System) -> tuple[Kept, bool]:
         """The system's rows, and whether anything had to be asked for them.
@@ -82,7 +87,6 @@ class Evaluator:
             PolicyError, RetrievalError, ProgramError: more than half of the runs failed; what is done is kept.
             RunError: the run cannot be written.
         """
-        directory = self._run.eval / system.name
         kept, todo = self.missing(system)
         if not todo:
             return kept, False
@@ -97,7 +101,7 @@ class Evaluator:
             kept.seconds += time.monotonic() - began
             everything = Kept(kept.key, _in_order(kept.rows, self._questions), kept.seconds)
             with self._run.writing():
-                write_kept(directory, everything, self._measures)
+                write_kept(self._directory / system.name, everything, self._measures)
         return everything, True
 
     def missing(self, system: System) -> tuple[Kept, dict[int, list[Question]]]:
@@ -108,16 +112,15 @@ class Evaluator:
         """
         samples = self._setting.samples if system.prompt is not None else 1
         ids = [question.id for question in self._questions]
-        kept = read_kept(self._run.eval / system.name, self._key_of(system)).only(ids, samples)
+        kept = read_kept(self._directory / system.name, self._key_of(system)).only(ids, samples)
         done = kept.runs()
         todo = {sample: [q for q in self._questions if (q.id, sample) not in done] for sample in range(samples)}
         return kept, {sample: questions for sample, questions in todo.items() if questions}
 
     def close(self) -> None:
         """Let go of the policy that was used last."""
-        if self._open is not None:
-            asyncio.run(self._open[1].aclose())
-            self._open = None
+        self._let_go()
+        self._loop.close()
 
     def _key_of(self, system: System) -> str:
         if system.prompt is None:
@@ -141,7 +144,8 @@ class Evaluator:
             if system.prompt is None:
                 self._ask_baseline(system, todo[0], ended)
             else:
-                run_policy(self._setting, self._policy(system), system.prompt, todo, ended)
+                policy = self._policy(system)
+                self._loop.run(run_policy(self._setting, policy, system.prompt, todo, ended))
         finally:
             self._progress.finish()
 
@@ -166,9 +170,14 @@ class Evaluator:
         """The system's policy; systems of one policy follow each other, so one is held at a time."""
         name = system.policy or ""
         if self._open is None or self._open[0] != name:
-            self.close()
+            self._let_go()
             self._open = (name, self._policies.open(system))
         return self._open[1]
+
+    def _let_go(self) -> None:
+        if self._open is not None:
+            self._loop.run(self._open[1].aclose())
+            self._open = None
 
 
 def _in_order(rows: Sequence[Row], questions: Sequence[Question]) -> list[Row]:

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from leret.config import EvalRecipe
-from leret.datasets.splits import refuse_leak
+from leret.datasets.load import limited
+from leret.datasets.splits import refuse_doubles, refuse_leak
 from leret.errors import ConfigError, DataError
 from leret.runs import Run
 from leret.sampling.store import Store
-from leret.sampling.workbench import Workbench
+from leret.sampling.workbench import Workbench, questions_digest
 from leret.types import Question
 
 __all__ = ["held_out"]
 
 
-def held_out(recipe: EvalRecipe, run: Run, bench: Workbench) -> list[Question]:
-    """The recipe's questions, as many of them as have gold documents, in a fixed order.
+def held_out(recipe: EvalRecipe, run: Run, bench: Workbench) -> tuple[list[Question], str]:
+    """The recipe's questions, as many of them as have gold documents, in a fixed order; and their digest.
 
     Args:
         recipe: its split, limit and question file.
         run: whose store knows what was sampled.
         bench: of the run.
 
+    Returns:
+        The questions; and what names all of the split with their gold, whatever the limit is.
+
     Raises:
         ConfigError: the question file is asked of a generated world.
-        DataError: there is no question, or one of them was sampled in this run.
+        DataError: there is no question, or one of them, or its text, was sampled in this run.
     """
-    questions = _bench(recipe, bench).questions(recipe.split, recipe.limit)
+    split = _bench(recipe, bench).questions(recipe.split)
+    questions = limited(split, recipe.limit, bench.recipe.data.seed)
     scored = [question for question in questions if question.gold]
     if not scored:
         what = recipe.questions or f"split {recipe.split} of the run's data"
@@ -33,8 +38,10 @@ def held_out(recipe: EvalRecipe, run: Run, bench: Workbench) -> list[Question]:
         raise DataError(f"{what} has no question to evaluate on: {why}; name another split or another question file")
     if run.store.is_file():
         with Store(run.store, read_only=True) as store:
-            refuse_leak(store.question_ids(), (question.id for question in scored))
-    return scored
+            ids = store.question_ids()
+        refuse_leak(ids, (question.id for question in scored))
+        refuse_doubles((q for q in bench.questions("all", check=False) if q.id in ids), scored)
+    return scored, questions_digest(split)
 
 
 def _bench(recipe: EvalRecipe, bench: Workbench) -> Workbench:

@@ -20,6 +20,8 @@ _OURS = {"R": "recall", "AP": "ap", "RR": "rr", "nDCG": "ndcg", "Success": "succ
 _OTHERS = ("P", "Rprec")
 _DEEPEST = 2**31 - 1
 _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
+_NEAR = {"map": "AP", "mrr": "RR", "precision": "P", **_THEIRS}
+"""What else they are called, in lower case."""
 
 
 def parsed(names: Sequence[str]) -> dict[str, Any]:
@@ -40,8 +42,10 @@ def parsed(names: Sequence[str]) -> dict[str, Any]:
         base, cut = _THEIRS.get(base, base), _cut(text)
         known = base in _OURS or base in _OTHERS
         if not known or (at and cut is None) or (base == "Rprec" and at):
+            near = _NEAR.get(base.lower())
+            meant = f"did you mean {near}{at}{text}? There" if near and not known else "there"
             problems.append(
-                f"measures: {name!r} is none; there are {', '.join([*_OURS, *_OTHERS])}, as in R@10 and AP, "
+                f"measures: {name!r} is none; {meant} are {', '.join([*_OURS, *_OTHERS])}, as in R@10 and AP, "
                 f"with cut-offs from 1 to {_DEEPEST}"
             )
         elif base in {"R", "P", "Success"} and not at:
@@ -89,9 +93,9 @@ def values(
     doc_ids = [doc_id for q in questions for doc_id in q.gold] + [p.doc_id for ranking in rankings for p in ranking]
     number = {doc_id: str(i) for i, doc_id in enumerate(dict.fromkeys(doc_ids))}
     qrels = [
-        ir_measures.Qrel(str(place), number[doc_id], 1)
+        ir_measures.Qrel(str(place), number[doc_id], grade)
         for place, question in enumerate(questions)
-        for doc_id in dict.fromkeys(question.gold)
+        for doc_id, grade in question.grades.items()
     ]
     run = [
         ir_measures.ScoredDoc(str(place), number[passage.doc_id], score)

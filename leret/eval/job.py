@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from leret.config import EvalRecipe
-from leret.errors import ConfigError
+from leret.config import EvalRecipe, SamplingRecipe
+from leret.errors import ConfigError, RunError
 from leret.eval.evaluator import Policies
 from leret.eval.measures import all_measures
 from leret.eval.policies import policies_of
 from leret.eval.systems import System, available, chosen
 from leret.runs import Run
+from leret.sampling.finished import file_stamps
 from leret.types import digest
 
-__all__ = ["Job", "finished", "resolve"]
+__all__ = ["Job", "finished", "on_data", "resolve"]
+
+_RENAME = "give this evaluation another name: --set name=NAME"
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,10 @@ class Job:
     Attributes:
         policies: of the run.
         measures: the recipe's, and those that every report shows.
-        data: names where the questions come from, however many of them are asked.
-        key: names all that the summary follows from.
+        directory: of the results.
+        page: the report.
+        data: names the questions of the split, once they are read.
+        key: names all that the summary follows from, files by their size and time of change.
     """
 
     recipe: EvalRecipe
@@ -36,8 +41,10 @@ class Job:
     systems: Sequence[System]
     policies: Policies
     measures: Sequence[str]
-    data: str
+    directory: Path
+    page: Path
     key: str
+    data: str = ""
 
 
 def resolve(recipe: EvalRecipe, run: Run) -> Job:
@@ -60,25 +67,47 @@ def resolve(recipe: EvalRecipe, run: Run) -> Job:
         run.manifest().get("digests"),
         [[s.name, s.prompt and s.prompt.digest, s.prompt and policies.digest(s)] for s in systems],
         [_stamp(path) for path in (run.store, run.preferences / "train.parquet", Path(recipe.questions or ""))],
+        file_stamps(SamplingRecipe.model_validate(sampling)),
     )
-    data = digest(
-        {**sampling["data"], "split": None, "limit": None}, recipe.questions, _stamp(Path(recipe.questions or ""))
-    )
-    return Job(recipe, run, systems, policies, all_measures(recipe.measures), data, key)
+    directory = run.eval / (recipe.evaluation or "")
+    names = [*known, *(system.name for system in systems)]
+    shared = [name for name in names if name == recipe.evaluation or (directory / name / "summary.json").is_file()]
+    if shared:
+        raise ConfigError(f"name: {shared[0]!r} is a system and an evaluation of this run; {_RENAME}")
+    page = directory / "report.html" if recipe.evaluation else run.report
+    return Job(recipe, run, systems, policies, all_measures(recipe.measures), directory, page, key)
 
 
 def finished(job: Job) -> dict[str, Any] | None:
     """The summary of this very evaluation, where all of it is there and nothing failed."""
-    run = job.run
-    notes = [run.eval / system.name / "evaluated.json" for system in job.systems]
-    try:
-        summary: dict[str, Any] = json.loads((run.eval / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    whole = summary.get("key") == job.key and run.report.is_file()
+    notes = [job.directory / system.name / "evaluated.json" for system in job.systems]
+    summary = _read_summary(job.directory)
+    whole = summary.get("key") == job.key and job.page.is_file()
     if not whole or not all(note.is_file() for note in notes) or any(row["failed"] for row in summary["rows"]):
         return None
     return summary
+
+
+def on_data(job: Job, data: str) -> Job:
+    """The job with its questions named.
+
+    Raises:
+        RunError: the directory holds results on other questions, or decoded otherwise.
+    """
+    before, temperature = _read_summary(job.directory), job.recipe.temperature
+    other = ["other questions or gold documents"] if before.get("data", data) != data else []
+    other += [f"temperature {before['temperature']}"] if before.get("temperature", temperature) != temperature else []
+    if other:
+        raise RunError(f"{job.directory} holds an evaluation of {' and '.join(other)}; {_RENAME}")
+    return replace(job, data=data)
+
+
+def _read_summary(directory: Path) -> dict[str, Any]:
+    """summary.json of an evaluation; nothing where it is not there, or cannot be read."""
+    try:
+        return dict(json.loads((directory / "summary.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def _stamp(path: Path) -> list[int] | None:

@@ -70,7 +70,7 @@ class Scorer:
         return rows
 
     def _values(self, question: Question, doc_ids: Sequence[str]) -> dict[str, float]:
-        values = {name: value(doc_ids, question.gold) for name, value in self._measures.items()}
+        values = {name: value(doc_ids, question.grades) for name, value in self._measures.items()}
         hidden = self._hidden.get(question.id)
         return {**values, BRIDGE_FOUND: recall(doc_ids, hidden)} if hidden else values
 

@@ -14,18 +14,19 @@ from leret.runs import Run, write_atomically
 __all__ = ["describe", "facts_of", "write_page"]
 
 
-def write_page(run: Run, summary: Mapping[str, Any], examples: Mapping[str, Any] | None) -> Path:
-    """Write R/report.html.
+def write_page(run: Run, path: Path, summary: Mapping[str, Any], examples: Mapping[str, Any] | None) -> None:
+    """Write the report.
 
     Args:
         run: its manifest, store, preferences and policies are read, as far as they are there.
+        path: of the page.
         summary: summary.json.
         examples: examples.json, where a policy is trained.
 
     Raises:
         RunError: the run cannot be read or written.
     """
-    manifest = run.manifest()
+    manifest = run.shared(run.manifest())
     training = training_facts(run)
     page = render(
         summary,
@@ -33,12 +34,11 @@ def write_page(run: Run, summary: Mapping[str, Any], examples: Mapping[str, Any]
         learned(run),
         training,
         examples,
-        name=run.path.resolve().name,
+        name=" · ".join(filter(None, (run.path.resolve().name, summary["name"]))),
         subtitle=describe(manifest, summary),
     )
     with run.writing():
-        write_atomically(run.report, page)
-    return run.report
+        write_atomically(path, page)
 
 
 def describe(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:

@@ -8,9 +8,10 @@ from pathlib import Path
 from leret.config import EvalRecipe
 from leret.eval.evaluator import Evaluator
 from leret.eval.held_out import held_out
-from leret.eval.job import Job, finished, resolve
+from leret.eval.job import Job, finished, on_data, resolve
 from leret.eval.stage import open_evaluator
 from leret.runs import Run
+from leret.sampling.changes import refuse_changed_files
 from leret.sampling.plan import steps_of
 from leret.sampling.progress import Silent
 from leret.sampling.workbench import Workbench
@@ -55,7 +56,9 @@ def plan(recipe: EvalRecipe, run: Run) -> EvalPlan:
         names = tuple(system.name for system in job.systems)
         return EvalPlan(before["n_questions"], names, (), before["n_hops"], 0, True)
     with Workbench.open(run) as bench:
-        questions = held_out(recipe, run, bench)
+        refuse_changed_files(run, bench)
+        questions, data = held_out(recipe, run, bench)
+        job = on_data(job, data)
         steps = steps_of(bench.replay, bench.formatter.signature)
         evaluator = open_evaluator(job, bench, questions, Silent()) if _has_index(bench) else None
         runs = {system.name: _n_missing(job, evaluator, len(questions), system.name) for system in job.systems}

@@ -56,6 +56,12 @@ class RetrieverReport:
         """Questions for which nothing was found."""
         return sum(not ranking for ranking in self.rankings)
 
+    @property
+    def finds_gold(self) -> bool:
+        """Was a gold document found, of any question?"""
+        pairs = zip(self.questions, self.rankings, strict=True)
+        return any(passage.doc_id in question.gold for question, ranking in pairs for passage in ranking)
+
     def brief(self) -> dict[str, Any]:
         """What ``--json`` prints."""
         return {"n_questions": len(self.questions), "measures": dict(self.measures)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +51,7 @@ class Setting:
     seed: int = 0
 
 
-def run_policy(
+async def run_policy(
     setting: Setting,
     policy: Policy,
     prompt: Prompt,
@@ -72,31 +71,27 @@ def run_policy(
         PolicyError, RetrievalError, ProgramError: more than half of the runs failed of this.
     """
     watch = _Watch(sum(len(questions) for questions in todo.values()))
+    front = SearchFront(setting.retriever)
+    roller = Roller(
+        setting.replay,
+        setting.formatter,
+        policy,
+        front,
+        max_tokens=setting.max_tokens,
+        temperature=setting.temperature,
+        top_p=setting.top_p,
+        seed=setting.seed,
+    )
+    try:
+        for sample, questions in todo.items():
 
-    async def run() -> None:
-        front = SearchFront(setting.retriever)
-        roller = Roller(
-            setting.replay,
-            setting.formatter,
-            policy,
-            front,
-            max_tokens=setting.max_tokens,
-            temperature=setting.temperature,
-            top_p=setting.top_p,
-            seed=setting.seed,
-        )
-        try:
-            for sample, questions in todo.items():
+            def done(rollout: Rollout, sample: int = sample) -> None:
+                on_trace(trace_of(rollout, sample))
+                watch.see(rollout)
 
-                def done(rollout: Rollout, sample: int = sample) -> None:
-                    on_trace(trace_of(rollout, sample))
-                    watch.see(rollout)
-
-                await roller.run(questions, prompt, sample=sample, concurrency=CONCURRENCY, on_done=done)
-        finally:
-            front.close()
-
-    asyncio.run(run())
+            await roller.run(questions, prompt, sample=sample, concurrency=CONCURRENCY, on_done=done)
+    finally:
+        front.close()
 
 
 def trace_of(rollout: Rollout, sample: int) -> Trace:

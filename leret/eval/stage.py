@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -14,15 +15,17 @@ from leret.eval.comparisons import Statistics
 from leret.eval.evaluator import Evaluator
 from leret.eval.examples import examples
 from leret.eval.held_out import held_out
-from leret.eval.job import Job, finished, resolve
+from leret.eval.job import Job, finished, on_data, resolve
 from leret.eval.kept import Kept
 from leret.eval.page import write_page
-from leret.eval.policies import deliver
+from leret.eval.policies import deliver, settings_of
 from leret.eval.runner import Setting
 from leret.eval.summary import Evaluated, summarise
 from leret.eval.systems import System, focus
 from leret.eval.trec import write_qrels, write_run
+from leret.policies.load import probe
 from leret.runs import Run, write_atomically
+from leret.sampling.changes import refuse_changed_files, refuse_changes
 from leret.sampling.progress import Progress, Silent
 from leret.sampling.workbench import Workbench
 from leret.types import Question, digest
@@ -35,9 +38,9 @@ class EvalReport:
     """What the stage did.
 
     Attributes:
-        summary: content of R/eval/summary.json.
-        path: of that file.
-        page: R/report.html.
+        summary: content of summary.json.
+        path: of that file, in R/eval or R/eval/NAME.
+        page: R/report.html, or R/eval/NAME/report.html.
         asked: systems that anything was asked of in this call.
         already: everything was there, and nothing was done.
         seconds: wall clock of this call.
@@ -66,27 +69,29 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
         ConfigError: unknown systems, measures or baseline.
         DataError: a question of the evaluation was sampled in this run, or there is none.
         PolicyError, RetrievalError, ProgramError: more than half of a system's questions failed; what is done is kept.
-        RunError: the run was not sampled, or cannot be read or written.
+        RunError: the run was not sampled, or cannot be read or written; or what is evaluated has changed.
     """
     began = time.monotonic()
     job = resolve(recipe, run)
     before = finished(job)
     if before is not None:
-        return _report(run, before, began, already=True)
+        return _report(job, before, began, already=True)
     with Workbench.open(run) as bench:
-        questions = held_out(recipe, run, bench)
+        refuse_changed_files(run, bench)
+        questions, data = held_out(recipe, run, bench)
+        job = on_data(job, data)
         asked, kept = _evaluate(job, bench, questions, progress or Silent())
         summary = _summarise(job, questions, kept)
         shown = _examples(job, bench, questions, kept, summary["focus"])
         with run.writing():
-            write_qrels(run.eval / "qrels.trec", questions)
-            write_atomically(run.eval / "examples.json", json.dumps(shown, ensure_ascii=False, indent=1) + "\n")
+            write_qrels(job.directory / "qrels.trec", questions)
+            write_atomically(job.directory / "examples.json", json.dumps(shown, ensure_ascii=False, indent=1) + "\n")
             deliver(run, bench, next((s for s in job.systems if s.name == summary["focus"]), None))
     run.update(eval=recipe.model_dump(mode="json"))
-    write_page(run, summary, shown)
+    write_page(run, job.page, summary, shown)
     with run.writing():  # last, since it says that all is there
-        write_atomically(run.eval / "summary.json", json.dumps(summary, ensure_ascii=False, indent=1) + "\n")
-    return _report(run, summary, began, asked=asked)
+        write_atomically(job.directory / "summary.json", json.dumps(summary, ensure_ascii=False, indent=1) + "\n")
+    return _report(job, summary, began, asked=asked)
 
 
 def open_evaluator(job: Job, bench: Workbench, questions: Sequence[Question], progress: Progress) -> Evaluator:
@@ -99,9 +104,10 @@ def open_evaluator(job: Job, bench: Workbench, questions: Sequence[Question], pr
         progress: hears of every question that ends.
 
     Raises:
-        LeretError: data, index or program cannot be opened.
+        LeretError: data, index or program cannot be opened, or the retriever is not the one that was sampled with.
     """
     recipe, policy, retriever = job.recipe, bench.recipe.policy, bench.recipe.retriever
+    refuse_changes(job.run, bench.recipe.model_dump(mode="json"), {"retriever": bench.retriever.digest})
     setting = Setting(
         bench.replay,
         bench.formatter,
@@ -119,6 +125,7 @@ def open_evaluator(job: Job, bench: Workbench, questions: Sequence[Question], pr
     )
     return Evaluator(
         job.run,
+        job.directory,
         setting,
         job.policies,
         questions=questions,
@@ -136,27 +143,38 @@ def _evaluate(
     evaluator = open_evaluator(job, bench, questions, progress)
     asked, kept = [], {}
     try:
+        base = bench.recipe.policy
+        missing = [system for system in job.systems if system.prompt is not None and evaluator.missing(system)[1]]
+        for settings in {settings_of(system, base) for system in missing}:
+            asyncio.run(probe(settings))
         for system in job.systems:
             kept[system.name], new = evaluator.evaluate(system)
             if new:
                 asked.append(system.name)
-                _note(job.run, system, kept[system.name])
+                _note(job, system, kept[system.name])
     finally:
         evaluator.close()
     return tuple(asked), kept
 
 
-def _note(run: Run, system: System, kept: Kept) -> None:
+def _note(job: Job, system: System, kept: Kept) -> None:
     """The run file and the event of a system that has just been evaluated."""
     last = {row.question_id: row for row in kept.rows if row.sample == 0 and row.failure is None}
-    with run.writing():
+    with job.run.writing():
         write_run(
-            run.eval / system.name / "run.trec",
+            job.directory / system.name / "run.trec",
             system.name,
             ((row.question_id, row.doc_ids, row.scores) for row in last.values()),
         )
     failed = sum(row.failure is not None for row in kept.rows)
-    run.event("eval", "evaluated", system=system.name, seconds=round(kept.seconds, 3), failed=failed)
+    job.run.event(
+        "eval",
+        "evaluated",
+        name=job.recipe.evaluation,
+        system=system.name,
+        seconds=round(kept.seconds, 3),
+        failed=failed,
+    )
 
 
 def _summarise(job: Job, questions: Sequence[Question], kept: Mapping[str, Kept]) -> dict[str, Any]:
@@ -177,6 +195,8 @@ def _summarise(job: Job, questions: Sequence[Question], kept: Mapping[str, Kept]
     statistics = Statistics(recipe.resamples, recipe.confidence, recipe.seed)
     return {
         **summarise(evaluated, questions, job.measures, recipe.baseline, statistics),
+        "name": recipe.evaluation,
+        "data": job.data,
         "focus": focus(job.systems),
         "split": recipe.split,
         "temperature": recipe.temperature,
@@ -197,6 +217,6 @@ def _examples(
 
 
 def _report(
-    run: Run, summary: Mapping[str, Any], began: float, *, asked: tuple[str, ...] = (), already: bool = False
+    job: Job, summary: Mapping[str, Any], began: float, *, asked: tuple[str, ...] = (), already: bool = False
 ) -> EvalReport:
-    return EvalReport(summary, run.eval / "summary.json", run.report, asked, already, time.monotonic() - began)
+    return EvalReport(summary, job.directory / "summary.json", job.page, asked, already, time.monotonic() - began)

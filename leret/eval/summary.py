@@ -30,9 +30,11 @@ from leret.eval.traces import Row
 from leret.eval.wording import LABELS
 from leret.types import Question
 
-__all__ = ["Evaluated", "summarise", "table"]
+__all__ = ["Evaluated", "summarise", "table", "table_by_hop"]
 
 SCHEMA = 1
+_MAIN = ("recall", "ap", "all_found")
+"""Measures of the console's table."""
 
 
 @dataclass(frozen=True)
@@ -104,19 +106,26 @@ def summarise(
 
 
 def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The console's table as plain text: the columns' heads, and a row a system.
-
-    Recall and AP stand after every hop, every other measure after the last one.
-    """
-    hops = range(1, summary["n_hops"] + 1)
-    each, last = ("recall", "ap"), summary["n_hops"]
-    cells = [(m, h) for m in summary["measures"] for h in hops if m in each or h == last]
-    columns = ["system", *(f"{LABELS.get(m, m)}, hop {h}" for m, h in cells), "failed", "LM calls", "seconds"]
+    """The console's table as plain text: the columns' heads, and a row a system, after the last hop."""
+    measures = [m for m in _MAIN if m in summary["measures"]] or summary["measures"][:3]
+    counts = ["failed", *(["unparsed"] if any(row["unparsed"] for row in summary["rows"]) else []), "lm_calls"]
+    columns = ["system", *(LABELS.get(m, m) for m in measures), *(n.replace("lm_", "LM ") for n in counts)]
     rows = []
     for row in summary["rows"]:
-        figures = [_figure(row["hops"][h - 1], m, with_interval=m == "recall" and h == last) for m, h in cells]
-        failed = str(row["failed"]) + (f" (+{row['unparsed']} unparsed)" if row["unparsed"] else "")
-        rows.append([row["system"], *figures, failed, f"{row['lm_calls']:,}", f"{row['seconds']:.1f}"])
+        figures = [_figure(row["hops"][-1], m, with_interval=m == measures[0]) for m in measures]
+        rows.append([row["system"], *figures, *(f"{row[name]:,}" for name in counts)])
+    return columns, rows
+
+
+def table_by_hop(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Every measure after every hop: a row a system and hop; the seconds are of all its hops."""
+    columns = ["system", "hop", *(LABELS.get(m, m) for m in summary["measures"]), "seconds"]
+    rows = []
+    for row in summary["rows"]:
+        for hop in row["hops"]:
+            figures = [_figure(hop, m, with_interval=False) for m in summary["measures"]]
+            seconds = f"{row['seconds']:.1f}" if hop is row["hops"][-1] else ""
+            rows.append([row["system"], str(hop["hop"]), *figures, seconds])
     return columns, rows
 
 

@@ -56,8 +56,8 @@ def write_run(path: Path, tag: str, rankings: Iterable[tuple[str, Sequence[str],
 
 
 def write_qrels(path: Path, questions: Iterable[Question]) -> None:
-    """Write ``qid 0 docid 1`` lines, one a gold document."""
-    lines = [f"{escape(q.id)} 0 {escape(doc_id)} 1\n" for q in questions for doc_id in dict.fromkeys(q.gold)]
+    """Write ``qid 0 docid grade`` lines, one a gold document."""
+    lines = [f"{escape(q.id)} 0 {escape(doc_id)} {grade}\n" for q in questions for doc_id, grade in q.grades.items()]
     write_atomically(path, "".join(lines))
 
 

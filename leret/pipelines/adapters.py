@@ -10,6 +10,13 @@ from leret.pipelines.compact import CompactAdapter
 __all__ = ["make_adapter"]
 
 
+class PlainJSONAdapter(dspy.JSONAdapter):
+    """DSPy's, but that it sends no ``response_format``: a policy in this process and the sampler take none."""
+
+    __call__ = dspy.ChatAdapter.__call__
+    acall = dspy.ChatAdapter.acall
+
+
 def make_adapter(settings: AdapterSettings) -> dspy.Adapter:
     """The adapter that a recipe names.
 
@@ -20,7 +27,7 @@ def make_adapter(settings: AdapterSettings) -> dspy.Adapter:
         case "compact":
             return CompactAdapter(settings.words_per_item, settings.items, settings.demo_items, settings.instructions)
         case "json":
-            return dspy.JSONAdapter()
+            return PlainJSONAdapter()
         case "xml":
             return dspy.XMLAdapter()
         case "chat":

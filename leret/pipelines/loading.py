@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from leret.errors import ProgramError
 from leret.pipelines.search import Search
 from leret.types import digest
 
-__all__ = ["load_class", "load_program"]
+__all__ = ["differing_k", "load_class", "load_program"]
 
 
 def load_class(path: Path, name: str) -> type[dspy.Module]:
@@ -81,3 +82,14 @@ def load_program(
     for search in searches:
         search.exclude_seen = search.exclude_seen or exclude_seen
     return program
+
+
+def differing_k(program: dspy.Module, arguments: Mapping[str, Any], k: int) -> list[str]:
+    """What counts where the program says another ``k`` than ``retriever.k``; empty where they agree."""
+    parameter = inspect.signature(type(program).__init__).parameters.get("k")
+    used = {search.k for _, search in program.named_sub_modules(type_=Search)}
+    own = used if parameter is None or "k" in arguments else {parameter.default}
+    if own <= {k, inspect.Parameter.empty}:
+        return []
+    said, counts = (" and ".join(map(str, values)) for values in (own, used))
+    return [f"{type(program).__name__} has k {said}, retriever.k is {k}: a search brings {counts} passages"]

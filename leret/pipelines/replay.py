@@ -76,12 +76,13 @@ class Replay:
 
     Args:
         program: a module of its own for this replay (it is changed: its predictors answer from memory).
+        adapter: of the run, for a program that asks ``dspy.settings.adapter`` (dspy.ReAct does).
 
     Raises:
         ProgramError: the program has no predictor, or no argument that takes the question.
     """
 
-    def __init__(self, program: dspy.Module) -> None:
+    def __init__(self, program: dspy.Module, adapter: dspy.Adapter | None = None) -> None:
         self.program = program
         self._argument = question_argument(program)
         self._outputs: Sequence[Mapping[str, Any]] = ()
@@ -96,7 +97,7 @@ class Replay:
         for name, predictor in predictors:
             predictor.forward = partial(self._step, name, predictor)
         unwrap(program)
-        self._context = self._surroundings()
+        self._context = self._surroundings(adapter)
 
     def run(
         self, question: str, outputs: Sequence[Mapping[str, Any]], known: Known
@@ -141,11 +142,11 @@ class Replay:
         """Take note of what a search added."""
         self._searches.append(ranking)
 
-    def _surroundings(self) -> Context:
+    def _surroundings(self, adapter: dspy.Adapter | None) -> Context:
         """What a run stands in: made once, since making it costs as much as a run."""
         token = observed.set(self)
         try:
-            with dspy.context(trace=None, disable_history=True):
+            with dspy.context(trace=None, disable_history=True, adapter=adapter):
                 return copy_context()
         finally:
             observed.reset(token)

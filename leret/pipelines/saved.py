@@ -80,7 +80,7 @@ def save_program(
         source: its file is copied.
         adapter: that the policy was trained under.
         policy: its ``model`` and ``tokenizer``, where they are directories, are written relative to ``directory``.
-        retriever: its ``index`` likewise.
+        retriever: its ``index`` and the models of its engines likewise.
         data: whose corpus the retriever searches.
     """
     directory.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,9 @@ def save_program(
         "program": {"file": source.path.name, "class": source.name, "arguments": source.arguments},
         "adapter": adapter.model_dump(mode="json"),
         "policy": _portable(policy.model_dump(mode="json"), ("model", "tokenizer"), directory),
-        "retriever": _portable(retriever.model_dump(mode="json"), ("index",), directory),
+        "retriever": _portable(
+            retriever.with_paths(lambda path: _relative(path, directory)).model_dump(mode="json"), ("index",), directory
+        ),
         "data": _portable(data.model_dump(mode="json"), ("corpus", "questions"), directory),
     }
     write_atomically(directory / "policy.json", json.dumps(value, indent=1, ensure_ascii=False) + "\n")
@@ -113,6 +115,7 @@ def load(directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Ret
     directory = Path(directory)
     saved = _read(directory)
     settings = RetrieverSettings(**_located(saved["retriever"], ("index",), directory))
+    settings = settings.with_paths(lambda path: _found(path, directory))
     entry = saved["program"]
     program = load_program(
         directory / entry["file"], entry["class"], entry["arguments"], k=settings.k, exclude_seen=settings.exclude_seen
@@ -151,17 +154,17 @@ def _read(directory: Path) -> dict[str, Any]:
 
 def _portable(values: dict[str, Any], keys: tuple[str, ...], directory: Path) -> dict[str, Any]:
     """Paths that exist become relative to ``directory``; names stay names."""
-    moved = {
-        key: os.path.relpath(values[key], directory) for key in keys if values.get(key) and Path(values[key]).exists()
-    }
-    return {**values, **moved}
+    return {**values, **{key: _relative(values[key], directory) for key in keys if values.get(key)}}
 
 
 def _located(values: dict[str, Any], keys: tuple[str, ...], directory: Path) -> dict[str, Any]:
     """Undoes `_portable`."""
-    moved = {
-        key: str((directory / values[key]).resolve())
-        for key in keys
-        if values.get(key) and (directory / values[key]).exists()
-    }
-    return {**values, **moved}
+    return {**values, **{key: _found(values[key], directory) for key in keys if values.get(key)}}
+
+
+def _relative(path: str, directory: Path) -> str:
+    return os.path.relpath(path, directory) if Path(path).exists() else path
+
+
+def _found(path: str, directory: Path) -> str:
+    return str((directory / path).resolve()) if (directory / path).exists() else path

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from leret.http import MALFORMED
+
 __all__ = ["Outcome", "is_whole", "outcomes_of", "request_lines"]
 
 _PASSING = frozenset({408, 409, 425, 429})
@@ -43,7 +45,7 @@ def outcomes_of(text: str) -> dict[str, Outcome]:
         try:
             entry = json.loads(line)
             outcomes[str(entry["custom_id"])] = _outcome(entry)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except MALFORMED:
             continue
     return outcomes
 
@@ -53,7 +55,7 @@ def is_whole(text: str) -> bool:
     last = text.rstrip().rpartition("\n")[2]
     try:
         return not last or json.loads(last) is not None
-    except ValueError:
+    except MALFORMED:
         return False
 
 

@@ -32,6 +32,7 @@ class Chat:
         logprobs: ask for the log-probabilities of the chosen tokens; the value that says so.
         takes_n: whether the server honours n; None finds it out.
         id_extension: ask for token ids beside log-probabilities in vLLM's way, which strict servers refuse.
+        enable_thinking: for the server's chat template; None sends nothing.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Chat:
         logprobs: bool | int = False,
         takes_n: bool | None = None,
         id_extension: bool = True,
+        enable_thinking: bool | None = None,
     ) -> None:
         self._model = model
         self._send = send
@@ -50,6 +52,7 @@ class Chat:
         self._logprobs = logprobs
         self._token_ids = bool(logprobs) and id_extension
         self._takes_n = takes_n
+        self._enable_thinking = enable_thinking
         self._probing: asyncio.Task[bool] | None = None
 
     async def complete(self, request: Request) -> list[Completion]:
@@ -138,6 +141,8 @@ class Chat:
             body["logprobs"] = self._logprobs
         if self._token_ids:
             body["return_token_ids"] = True
+        if self._enable_thinking is not None:
+            body["chat_template_kwargs"] = {"enable_thinking": self._enable_thinking}
         return body
 
 

@@ -59,6 +59,8 @@ def policy_lm(policy: Policy | PolicySettings, **kwargs: Any) -> dspy.LM:
 
 
 def _served_lm(settings: PolicySettings, asked: dict[str, Any]) -> dspy.LM:
+    if settings.enable_thinking is not None:
+        asked = {"extra_body": {"chat_template_kwargs": {"enable_thinking": settings.enable_thinking}}, **asked}
     # litellm sends n in one request; DSPy's own engine sends n requests with one seed.
     return dspy.LM(
         f"openai/{settings.model}",

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from leret.policies.kv import KeyValues, PrefixCache, buffered_cache, gather_rows, layers_of, place
-from leret.policies.sampler import choose, draw_table
+from leret.policies.sampler import choose, step_keys
 
 __all__ = ["Decoder", "Generated", "Job"]
 
@@ -75,7 +76,7 @@ class _Rows:
     """What each row was asked for, and where its tokens go (``place``: row of the output tables)."""
 
     place: Tensor
-    draws: Tensor
+    keys: np.ndarray
     temperature: Tensor
     top_p: Tensor
     max_tokens: Tensor
@@ -83,7 +84,11 @@ class _Rows:
     def at(self, index: Tensor) -> _Rows:
         """These rows only."""
         return _Rows(
-            self.place[index], self.draws[index], self.temperature[index], self.top_p[index], self.max_tokens[index]
+            self.place[index],
+            self.keys[index.cpu().numpy()],
+            self.temperature[index],
+            self.top_p[index],
+            self.max_tokens[index],
         )
 
 
@@ -236,11 +241,11 @@ class Decoder:
         logprobs = torch.zeros((n_rows, n_steps), device=self.device)
         lengths = torch.zeros(n_rows, dtype=torch.long, device=self.device)
         ended = torch.zeros(n_rows, dtype=torch.bool, device=self.device)
-        rows = self._rows(owners, n_steps)
+        rows = self._rows(owners)
         alive = torch.ones(n_rows, dtype=torch.bool, device=self.device)
         cache = buffered_cache(running.layers, running.length)
         for step in range(n_steps):
-            chosen, chances = choose(logits, rows.draws[:, step], rows.temperature, rows.top_p, self.suppressed)
+            chosen, chances = choose(logits, rows.keys[:, step], rows.temperature, rows.top_p, self.suppressed)
             ids[rows.place[alive], step] = chosen[alive]
             logprobs[rows.place[alive], step] = chances[alive]
             lengths[rows.place[alive]] = step + 1
@@ -264,16 +269,11 @@ class Decoder:
             running.positions += 1
         return _collect(ids, logprobs, lengths, ended)
 
-    def _rows(self, owners: Sequence[tuple[Job, int]], n_steps: int) -> _Rows:
-        temperature = torch.tensor([job.temperature for job, _ in owners], device=self.device)
-        if bool((temperature > 0).any()):
-            draws = draw_table([seed for _, seed in owners], n_steps).to(self.device)
-        else:
-            draws = torch.zeros((len(owners), n_steps, 2), dtype=torch.float64, device=self.device)
+    def _rows(self, owners: Sequence[tuple[Job, int]]) -> _Rows:
         return _Rows(
             torch.arange(len(owners), device=self.device),
-            draws,
-            temperature,
+            step_keys([seed % 2**64 for _, seed in owners], max(job.max_tokens for job, _ in owners)),
+            torch.tensor([job.temperature for job, _ in owners], device=self.device),
             torch.tensor([job.top_p for job, _ in owners], device=self.device),
             torch.tensor([job.max_tokens for job, _ in owners], device=self.device),
         )

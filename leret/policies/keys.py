@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 
 from leret.errors import PolicyError
+from leret.http import hidden
 
 __all__ = ["Key"]
-
-_HIDDEN = "[key]"
 
 
 class Key:
@@ -45,7 +44,7 @@ class Key:
         return cls(value)
 
     def __repr__(self) -> str:
-        return "Key()" if self._value is None else f"Key({_HIDDEN})"
+        return "Key()" if self._value is None else "Key([key])"
 
     def __reduce__(self) -> str:
         raise TypeError("a key is not pickled; read it from the environment where it is needed")
@@ -61,4 +60,4 @@ class Key:
     def hide(self, told: str | bytes) -> str:
         """What a server or a library said, without the key: some repeat it in their errors."""
         text = told.decode(errors="replace") if isinstance(told, bytes) else told
-        return text if self._value is None else text.replace(self._value, _HIDDEN)
+        return text if self._value is None else hidden(text, self._value)

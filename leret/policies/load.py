@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Sequence
@@ -16,10 +17,11 @@ if TYPE_CHECKING:
     from leret.config import PolicySettings
     from leret.policies.base import Policy
 
-__all__ = ["demo_directory", "load_policy", "policy_of", "policy_state", "shared_policy", "user_cache"]
+__all__ = ["demo_directory", "load_policy", "policy_of", "policy_state", "probe", "shared_policy", "user_cache"]
 
 _DISPATCH = ("timeout_s", "deadline_s", "max_retries", "concurrency", "price_prompt", "price_completion")
 _OF_REQUESTS = ("temperature", "top_p", "max_tokens")
+_PROBE_S = 5.0
 
 _shared: dict[tuple[str, str], Policy] = {}
 _shared_lock = threading.Lock()
@@ -79,15 +81,16 @@ def policy_of(settings: PolicySettings, cache: Path | None = None) -> Policy:
         return _local(settings)
     dispatch: dict[str, Any] = {name: getattr(settings, name) for name in _DISPATCH}
     served: dict[str, Any] = {"api_key_env": settings.api_key_env, **dispatch}
+    thinking: dict[str, Any] = {"enable_thinking": settings.enable_thinking}
     if settings.kind == "openai":
         from leret.policies.openai import OpenAIPolicy
 
-        return OpenAIPolicy(settings.model, settings.urls, logprobs=settings.logprobs, **served)
+        return OpenAIPolicy(settings.model, settings.urls, logprobs=settings.logprobs, **thinking, **served)
     if settings.kind == "tgi":
         from leret.policies.tgi import TgiPolicy
 
         return TgiPolicy(
-            settings.model, settings.urls, tokenizer=settings.tokenizer, best_of=settings.best_of, **served
+            settings.model, settings.urls, tokenizer=settings.tokenizer, best_of=settings.best_of, **thinking, **served
         )
     from leret.policies.together import TogetherPolicy
 
@@ -101,6 +104,54 @@ def policy_of(settings: PolicySettings, cache: Path | None = None) -> Policy:
         poll_s=settings.poll_s,
         **served,
     )
+
+
+async def probe(settings: PolicySettings) -> None:
+    """See that every server of a policy answers, takes the key and knows the model.
+
+    A list of models that names it is enough; else a completion of one token decides. A server that is still loading is
+    waited for a few seconds.
+
+    Raises:
+        PolicyError: a server is away, or refuses; its URL is in the message.
+    """
+    brief = {"timeout_s": min(settings.timeout_s, _PROBE_S), "deadline_s": _PROBE_S, "batch": False}
+    each = [settings.model_copy(update={"urls": urls, **brief}) for urls in zip(settings.urls)] or [
+        settings.model_copy(update=brief)
+    ]
+    if settings.kind != "local":
+        await asyncio.gather(*map(_probe_server, each))
+
+
+async def _probe_server(settings: PolicySettings) -> None:
+    from leret.policies.base import Request
+    from leret.policies.openai import OpenAIPolicy
+    from leret.policies.replies import RefusedError, TryAgainError
+
+    def kind(error: PolicyError) -> str:
+        return error.__cause__.kind if isinstance(error.__cause__, TryAgainError) else "refused"
+
+    policy, served = policy_of(settings), list[str]()
+    try:
+        if isinstance(policy, OpenAIPolicy):
+            try:
+                served = await policy.served_models()
+            except PolicyError as error:
+                if kind(error) not in {"refused", "garbled"}:
+                    raise
+        if settings.model not in served:
+            messages = ({"role": "user", "content": "Hello"},)
+            await policy.complete(Request(messages, (0,), settings.temperature, 1, settings.top_p))
+    except RefusedError as error:
+        hint = f"; it serves {', '.join(served)}" if served else ""
+        if error.status in {404, 405} and settings.kind == "openai" and "/v1" not in settings.urls[0]:
+            hint += "; is /v1 missing at the end of policy.urls?"
+        raise PolicyError(f"{error}{hint}") from error
+    except PolicyError as error:
+        if kind(error) != "incomplete":  # one token may be too few for it, and the server is well
+            raise
+    finally:
+        await policy.aclose()
 
 
 def shared_policy(settings: PolicySettings) -> Policy:
@@ -135,9 +186,10 @@ def policy_state(policy: Policy) -> dict[str, Any]:
 
     if isinstance(policy, LocalPolicy):
         model = "demo" if policy.name == "demo" else str(policy.path)
-        return {"kind": "local", "model": model, "dtype": policy.dtype}
+        return {"kind": "local", "model": model, "dtype": policy.dtype, "enable_thinking": policy.enable_thinking}
     if isinstance(policy, OpenAIPolicy | TgiPolicy | TogetherPolicy):
         served = {"model": policy.model, "urls": list(policy.urls), "api_key_env": policy.api_key_env}
+        served["enable_thinking"] = getattr(policy, "enable_thinking", None)
         match policy:
             case OpenAIPolicy():
                 return {"kind": "openai", **served}
@@ -164,6 +216,7 @@ def _local(settings: PolicySettings, threads: int | None = None, max_batch_token
         threads=threads,
         max_batch_tokens=max_batch_tokens,
         name="demo" if demo else None,
+        enable_thinking=settings.enable_thinking,
         price_prompt=settings.price_prompt,
         price_completion=settings.price_completion,
     )

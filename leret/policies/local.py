@@ -48,6 +48,7 @@ class LocalPolicy:
         revision: of the hub's repository.
         name: as reports call it; None takes the directory's name.
         share_prefixes: keep the keys and values of prompt beginnings that many requests share.
+        enable_thinking: of the chat template; None leaves it to the template.
         price_prompt: of a million prompt tokens.
         price_completion: of a million completion tokens.
 
@@ -66,6 +67,7 @@ class LocalPolicy:
         revision: str | None = None,
         name: str | None = None,
         share_prefixes: bool = True,
+        enable_thinking: bool | None = None,
         price_prompt: float = 0.0,
         price_completion: float = 0.0,
     ) -> None:
@@ -77,7 +79,8 @@ class LocalPolicy:
         self.device = str(next(loaded.model.parameters()).device)
         self.tokenizer = loaded.tokenizer
         self._meter = Meter(price_prompt, price_completion)
-        self._encoder = PromptEncoder(loaded.tokenizer, _n_positions(loaded.model), self._name)
+        self.enable_thinking = enable_thinking
+        self._encoder = PromptEncoder(loaded.tokenizer, _n_positions(loaded.model), self._name, enable_thinking)
         self.max_batch_tokens = max_batch_tokens or (16_384 if self.device == "cpu" else 131_072)
         tiny = sum(weight.numel() for weight in loaded.model.parameters()) < _TINY
         self._threads = threads if threads is not None else 1 if tiny and self.device == "cpu" else None

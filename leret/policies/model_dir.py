@@ -13,7 +13,8 @@ from leret.errors import PolicyError
 __all__ = ["LoadedModel", "find_model", "load_model", "model_digest", "read_model_json"]
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_NAMED_FILES = ("config.json", "generation_config.json", "adapter_config.json", "chat_template.jinja")
+_INDEX = "model.safetensors.index.json"
+_NAMED_FILES = ("config.json", _INDEX, "generation_config.json", "adapter_config.json", "chat_template.jinja")
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
 _digests: dict[tuple[str, int, int], bytes] = {}
 
@@ -49,6 +50,8 @@ def find_model(name: str | Path, revision: str | None = None) -> Path:
             f"{path} holds no *.safetensors{told}; save it again with save_pretrained(safe_serialization=True)"
         )
     _check_weights(path, weights)
+    if (path / "adapter_config.json").is_file():
+        _check_adapter(path)
     return path
 
 
@@ -72,7 +75,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
 
 
 def _check_weights(path: Path, weights: list[Path]) -> None:
-    """Every file has a whole header and all of its bytes, and no shard is missing."""
+    """Every file has a whole header and all of its bytes, and what is loaded is among them, so in the digest."""
     from safetensors import SafetensorError, safe_open
 
     for file in weights:
@@ -81,14 +84,26 @@ def _check_weights(path: Path, weights: list[Path]) -> None:
                 pass
         except (SafetensorError, OSError) as error:
             raise PolicyError(f"{file} is damaged or cut short ({error}); copy or save it again") from error
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        shards = read_model_json(index).get("weight_map", {})
-        missing = sorted({str(shard) for shard in shards.values() if not (path / str(shard)).is_file()})
-        if missing:
-            raise PolicyError(
-                f"{path} lacks {', '.join(missing[:3])}, which {index.name} names; copy the whole directory again"
-            )
+    index, config = path / _INDEX, path / "config.json"
+    shards = read_model_json(index).get("weight_map") if index.is_file() else None
+    named = set(map(str, shards.values())) if isinstance(shards, dict) else set()
+    if config.is_file() and (explicit := read_model_json(config).get("transformers_weights")):
+        named.add(str(explicit))
+    missing = sorted(named - {file.name for file in weights})
+    if missing:
+        raise PolicyError(
+            f"{path} lacks {', '.join(missing[:3])}, which {_INDEX} or config.json names; copy the whole directory "
+            "again, all weights beside one another"
+        )
+
+
+def _check_adapter(path: Path) -> None:
+    """PEFT would unpickle adapter_model.bin where there is nothing else, and no digest would know."""
+    if not (path / "adapter_model.safetensors").is_file():
+        raise PolicyError(f"{path} is an adapter without adapter_model.safetensors; save it again as safetensors")
+    pickled = sorted(file.name for file in path.glob("*.bin") if file.name != "training_args.bin")
+    if pickled:
+        raise PolicyError(f"{path} holds pickled weights beside the adapter ({', '.join(pickled[:3])}); remove them")
 
 
 def read_model_json(path: Path) -> dict[str, Any]:
@@ -99,7 +114,7 @@ def read_model_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise PolicyError(f"{path} cannot be read ({error}); save the model again") from error
     if not isinstance(value, dict):
         raise PolicyError(f"{path} holds no JSON object; save the model again")

@@ -12,7 +12,7 @@ from leret.policies.chat import Chat
 from leret.policies.dispatch import Dispatcher
 from leret.policies.keys import Key
 from leret.policies.meter import Meter
-from leret.policies.replies import TryAgainError, completions_of
+from leret.policies.replies import completions_of
 from leret.policies.transport import Transport
 from leret.types import digest
 
@@ -27,6 +27,7 @@ class OpenAIPolicy:
         urls: base URLs ending in /v1; the least busy gets the next request, and one that fails rests for a while.
         api_key_env: environment variable that holds the key; None sends none.
         logprobs: ask for the log-probabilities of the chosen tokens, and (vLLM) for their ids.
+        enable_thinking: sent for the server's chat template, as vLLM takes it; None sends nothing.
         dispatch: of `Dispatcher`: ``timeout_s``, ``deadline_s``, ``concurrency``, ``max_retries``, prices.
 
     Raises:
@@ -40,6 +41,7 @@ class OpenAIPolicy:
         *,
         api_key_env: str | None = None,
         logprobs: bool = False,
+        enable_thinking: bool | None = None,
         **dispatch: Any,
     ) -> None:
         if not urls:
@@ -47,9 +49,10 @@ class OpenAIPolicy:
         self.model = model
         self.api_key_env = api_key_env
         self.logprobs = logprobs
+        self.enable_thinking = enable_thinking
         self._dispatcher = Dispatcher(urls, **dispatch)
         self._transport = Transport(self._dispatcher, Key.of(api_key_env))
-        self._chat = Chat(model, self._send, self.meter, logprobs=logprobs)
+        self._chat = Chat(model, self._send, self.meter, logprobs=logprobs, enable_thinking=enable_thinking)
 
     def __repr__(self) -> str:
         return f"OpenAIPolicy({self.model!r}, {list(self.urls)!r})"
@@ -106,12 +109,9 @@ class OpenAIPolicy:
 
     async def _send(self, body: dict[str, Any], n: int | None) -> list[Completion]:
         return await self._transport.post(
-            "/chat/completions", body, lambda told, url, headers: completions_of(told, n, url)
+            "/chat/completions", body, lambda told, url, headers: completions_of(told, n, body["max_tokens"], url)
         )
 
 
 def _model_names(told: bytes, url: str, headers: Mapping[str, str]) -> list[str]:
-    try:
-        return [str(entry["id"]) for entry in json.loads(told)["data"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise TryAgainError(f"{url} lists no models ({type(error).__name__})", "garbled") from error
+    return [str(entry["id"]) for entry in json.loads(told)["data"]]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from leret.errors import PolicyError
 from leret.policies.base import Completion, Messages
+from leret.policies.templates import apply_template
 
 if TYPE_CHECKING:
     from leret.policies.generate import Generated
@@ -44,12 +45,14 @@ class PromptEncoder:
         tokenizer: with a chat template.
         n_positions: the model's longest sequence; None where it has no limit.
         name: of the model, for messages.
+        enable_thinking: of the chat template; None leaves it to the template.
     """
 
-    def __init__(self, tokenizer: Any, n_positions: int | None, name: str) -> None:
+    def __init__(self, tokenizer: Any, n_positions: int | None, name: str, enable_thinking: bool | None = None) -> None:
         self._tokenizer = tokenizer
         self._n_positions = n_positions
         self._name = name
+        self._enable_thinking = enable_thinking
         self._ends: frozenset[int] = frozenset()
         # A fast tokenizer refuses to be changed and read at the same time, and padding settings are changed by a call.
         self._lock = threading.RLock()
@@ -107,17 +110,8 @@ class PromptEncoder:
         )
 
     def _render(self, messages: Messages, add_generation_prompt: bool) -> list[int]:
-        from jinja2 import TemplateError
-
-        try:
-            encoded = self._tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=add_generation_prompt, tokenize=True, return_dict=True
-            )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
-            roles = ", ".join(str(message.get("role")) for message in messages)
-            raise PolicyError(
-                f"the chat template of {self._name} refuses messages of roles {roles} ({error})"
-            ) from error
+        how = {"add_generation_prompt": add_generation_prompt, "tokenize": True, "return_dict": True}
+        encoded = apply_template(self._tokenizer, messages, self._name, enable_thinking=self._enable_thinking, **how)
         ids: list[int] = list(encoded["input_ids"])
         return ids
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from itertools import accumulate
 from typing import Any
 
 from leret.errors import PolicyError
+from leret.http import MALFORMED, message_of, retry_after_s, short
 from leret.policies.base import Completion
 
-__all__ = ["RefusedError", "TryAgainError", "check_status", "completions_of", "retry_after_s", "shared"]
+__all__ = ["LONGEST_TOKEN", "RefusedError", "TryAgainError", "check_status", "completions_of", "shared"]
+
+LONGEST_TOKEN = 128
+"""Characters: runs of spaces, in the vocabularies of OpenAI. A text of more for each token is no completion."""
 
 _RETRIED = frozenset({408, 409, 425, 429})
-_LONGEST_WAIT_S = 120.0
+_FINISHED = frozenset({"stop", "length", "eos", "eos_token", "stop_sequence", None})
+"""Ends of a completion, as OpenAI, Together and TGI name them; some servers name none."""
+
+_ROUNDING = 1e-3
+"""How far above 0 a log-probability of half precision may be."""
 
 
 class TryAgainError(Exception):
@@ -24,8 +29,8 @@ class TryAgainError(Exception):
 
     Args:
         reason: in a line.
-        kind: ``rate_limit``, ``overloaded``, ``server``, ``timeout``, ``connection`` or ``garbled`` (an answer that
-            makes no sense).
+        kind: ``rate_limit``, ``overloaded``, ``server``, ``timeout``, ``connection``, ``garbled`` (an answer that
+            makes no sense) or ``incomplete`` (a completion that the server itself calls none).
         wait_s: what the server asked for; None leaves it to the back-off.
     """
 
@@ -37,7 +42,7 @@ class TryAgainError(Exception):
     @property
     def blame(self) -> bool:
         """Whether the server, rather than the traffic on it or one answer, is at fault."""
-        return self.kind not in {"rate_limit", "garbled"}
+        return self.kind not in {"rate_limit", "garbled", "incomplete"}
 
 
 class RefusedError(PolicyError):
@@ -71,14 +76,15 @@ def check_status(
     """
     if 200 <= status < 300:
         return
-    told = f"{url} answered {status}: {_message(body)}"
+    told = f"{url} answered {status}: {message_of(body)}"
     if status in _RETRIED or status >= 500 or status in retried:
         kind = {429: "rate_limit", 503: "overloaded", 408: "timeout", 504: "timeout"}.get(status, "server")
         raise TryAgainError(told, kind, retry_after_s(headers))
-    raise RefusedError(f"{told}; mend policy.model, policy.api_key_env or the request", status)
+    mend = "policy.api_key_env" if status in {401, 403} else "policy.model, policy.urls or the request"
+    raise RefusedError(f"{told}; mend {mend}", status)
 
 
-def completions_of(body: str | bytes, n: int | None, url: str) -> list[Completion]:
+def completions_of(body: str | bytes, n: int | None, max_tokens: int, url: str) -> list[Completion]:
     """The choices of a chat completion, in the order of their index.
 
     Where a server counts the tokens of all choices together, each choice gets its share by the length of its text,
@@ -86,46 +92,52 @@ def completions_of(body: str | bytes, n: int | None, url: str) -> list[Completio
 
     Args:
         body: of the answer.
-        n: choices that were asked for; None takes as many as there are, one at least.
+        n: choices that were asked for; None counts those that came, one at least, and does not read them.
+        max_tokens: that were asked for.
         url: for messages.
 
     Raises:
-        TryAgainError: the body is no chat completion, or holds another number of choices.
+        TryAgainError: the body is no chat completion, reports a failure, or holds another number of choices.
     """
     try:
         value = json.loads(body)
+        if value.get("error"):
+            raise TryAgainError(f"{url} answered 200 with an error: {message_of(body)}", "server")
         choices = value["choices"]
         if len(choices) != n and (n is not None or not choices):
             raise TryAgainError(f"{url} sent {len(choices)} choices for n={n or 2}", "garbled")
-        if len(choices) > 1:
+        if n is None:
+            return [Completion("", "length", 0, 0)] * len(choices)
+        if n > 1:
             choices = sorted(choices, key=lambda choice: choice.get("index", 0))
+            if len({choice.get("index", place) for place, choice in enumerate(choices)}) < n:
+                raise ValueError("two choices have one index")
         usage = value.get("usage") or {}
         n_prompt, n_written = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+        if min(n_prompt, n_written) < 0:
+            raise ValueError("a number of tokens is below 0")
+        for choice in choices:
+            _check_end(choice, max_tokens, url)
         return _completions(choices, n_prompt, n_written)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except MALFORMED as error:
+        raise TryAgainError(f"{url} sent no chat completion ({error!r:.200}): {short(body)}", "garbled") from error
+
+
+def _check_end(choice: Mapping[str, Any], max_tokens: int, url: str) -> None:
+    """Pass a choice that is a completion, whatever its text."""
+    message, reason = choice["message"], choice.get("finish_reason")
+    text, error = message["content"], choice.get("error")
+    if error or reason not in _FINISHED:
+        told = f"error {short(str(error))}" if error else f"finish_reason {short(str(reason))}"
+        raise TryAgainError(f"{url} sent a completion with {told}", "incomplete")
+    if not text and (message.get("reasoning_content") or message.get("reasoning")):
         raise TryAgainError(
-            f"{url} sent no chat completion ({type(error).__name__}): {_short(body)}", "garbled"
-        ) from error
-
-
-def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a ``Retry-After`` header asks for, two minutes at most; None without a readable one.
-
-    >>> retry_after_s({"Retry-After": "1.5"})
-    1.5
-    """
-    value = headers.get("Retry-After")
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            moment = parsedate_to_datetime(value)
-        except ValueError:
-            return None
-        seconds = (moment - datetime.now(UTC if moment.tzinfo else None)).total_seconds()
-    return min(max(seconds, 0.0), _LONGEST_WAIT_S) if math.isfinite(seconds) else None
+            f"{url} sent reasoning and no content (finish_reason {reason}); raise policy.max_tokens, or turn the "
+            "model's reasoning or the server's parser of it off",
+            "incomplete",
+        )
+    if not isinstance(text, str) or len(text) > LONGEST_TOKEN * max_tokens:
+        raise ValueError(f"{len(text)} characters for max_tokens={max_tokens}")
 
 
 def _completions(choices: Sequence[Mapping[str, Any]], n_prompt: int, n_written: int) -> list[Completion]:
@@ -149,13 +161,10 @@ def _completion(choice: Mapping[str, Any], n_prompt: int, n_written: int) -> Com
         n_prompt: prompt tokens.
         n_written: completion tokens, where the server does not give them one by one.
     """
-    text = choice["message"]["content"]
-    if not isinstance(text, str):
-        raise TypeError("message.content is no text")
     ids, logprobs = _tokens(choice)
     known = ids if ids is not None else logprobs
     return Completion(
-        text,
+        choice["message"]["content"],
         "length" if choice.get("finish_reason") == "length" else "stop",
         n_prompt,
         n_written if known is None else len(known),
@@ -176,6 +185,8 @@ def _tokens(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[fl
     if given is not None:
         ids = given
     logprobs = None if values is None else tuple(float(value) for value in values)
+    if not all(value <= _ROUNDING for value in logprobs or ()):
+        raise ValueError("a log-probability is above 0, or no number")
     token_ids = None if ids is None else tuple(int(token) for token in ids)
     return token_ids, logprobs
 
@@ -189,20 +200,3 @@ def shared(lengths: Sequence[int], total: int) -> list[int]:
     weights = lengths if any(lengths) else [1] * len(lengths)
     ends = [total * end // sum(weights) for end in accumulate(weights)]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def _message(body: str) -> str:
-    try:
-        value = json.loads(body)
-    except ValueError:
-        return _short(body)
-    error = value.get("error", value) if isinstance(value, dict) else value
-    told = error.get("message", error.get("detail")) if isinstance(error, dict) else error
-    return _short(str(told if told is not None else error))
-
-
-def _short(text: str | bytes) -> str:
-    if isinstance(text, bytes):
-        text = text[:2000].decode(errors="replace")
-    line = " ".join(text.split())
-    return line if len(line) <= 300 else f"{line[:300]}..."

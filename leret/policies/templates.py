@@ -1,15 +1,49 @@
-"""Messages as the text that a server tokenizes: what its model's chat template makes of them, byte by byte."""
+"""Messages as text: what the model's chat template makes of them, in sampling, training and evaluation alike."""
 
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from leret.errors import PolicyError
 from leret.policies.base import Messages
 
-__all__ = ["ChatTemplate", "load_template"]
+__all__ = ["ChatTemplate", "apply_template", "load_template"]
+
+
+def apply_template(
+    tokenizer: Any, messages: Messages, name: str, *, enable_thinking: bool | None = None, **how: Any
+) -> Any:
+    """``tokenizer.apply_chat_template``; the one place where messages become a prompt.
+
+    A template that refuses a system message (Gemma 2's) gets its text at the head of the user's turn, as in LeReT.
+
+    Args:
+        tokenizer: with a chat template.
+        messages: of DSPy.
+        name: of the model, for messages.
+        enable_thinking: for templates that know it; None leaves it to them.
+        how: other arguments of ``apply_chat_template``.
+
+    Raises:
+        PolicyError: the template refuses the messages.
+    """
+    from jinja2 import TemplateError
+
+    refusals = (TemplateError, TypeError, ValueError, KeyError)
+    if enable_thinking is not None:
+        how["enable_thinking"] = enable_thinking
+    try:
+        return tokenizer.apply_chat_template(list(messages), **how)
+    except refusals as error:
+        if [message.get("role") for message in messages[:2]] == ["system", "user"]:
+            first = {"role": "user", "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}
+            with suppress(*refusals):
+                return tokenizer.apply_chat_template([first, *messages[2:]], **how)
+        roles = ", ".join(str(message.get("role")) for message in messages)
+        raise PolicyError(f"the chat template of {name} refuses messages of roles {roles} ({error})") from error
 
 
 class ChatTemplate:
@@ -18,12 +52,13 @@ class ChatTemplate:
     Args:
         tokenizer: with a chat template.
         name: of the model, for messages.
+        enable_thinking: as in `apply_template`.
 
     Raises:
         PolicyError: the tokenizer has no chat template.
     """
 
-    def __init__(self, tokenizer: Any, name: str) -> None:
+    def __init__(self, tokenizer: Any, name: str, enable_thinking: bool | None = None) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise PolicyError(
                 f"the tokenizer of {name} has no chat template; name one that has it (policy.tokenizer), or serve the "
@@ -31,6 +66,7 @@ class ChatTemplate:
             )
         self._tokenizer = tokenizer
         self._name = name
+        self._enable_thinking = enable_thinking
         self._lock = threading.Lock()
         self._drops_beginning: bool | None = None
 
@@ -94,21 +130,12 @@ class ChatTemplate:
         )
 
     def _apply(self, messages: Messages, tokenize: bool) -> Any:
-        from jinja2 import TemplateError
-
-        try:
-            with self._lock:
-                return self._tokenizer.apply_chat_template(
-                    list(messages), add_generation_prompt=True, tokenize=tokenize, return_dict=tokenize
-                )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
-            roles = ", ".join(str(message.get("role")) for message in messages)
-            raise PolicyError(
-                f"the chat template of {self._name} refuses messages of roles {roles} ({error})"
-            ) from error
+        how = {"add_generation_prompt": True, "tokenize": tokenize, "return_dict": tokenize}
+        with self._lock:
+            return apply_template(self._tokenizer, messages, self._name, enable_thinking=self._enable_thinking, **how)
 
 
-def load_template(name: str) -> ChatTemplate:
+def load_template(name: str, enable_thinking: bool | None = None) -> ChatTemplate:
     """The chat template of a model directory, of a directory with its tokenizer alone, or of the hub.
 
     Raises:
@@ -122,10 +149,10 @@ def load_template(name: str) -> ChatTemplate:
             "the model's directory, or owner/name of the Hugging Face hub"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # transformers raises whatever its readers raise
         raise PolicyError(
             f"policy.tokenizer: {name} holds no tokenizer that can be loaded ({type(error).__name__}: "
             f"{str(error).splitlines()[0] if str(error) else ''}); name the model's directory"
         ) from error
-    return ChatTemplate(tokenizer, name)
+    return ChatTemplate(tokenizer, name, enable_thinking)

@@ -19,7 +19,7 @@ from leret.policies.chat import server_seed
 from leret.policies.dispatch import Dispatcher
 from leret.policies.keys import Key
 from leret.policies.meter import Meter
-from leret.policies.replies import RefusedError, TryAgainError
+from leret.policies.replies import LONGEST_TOKEN, RefusedError, TryAgainError
 from leret.policies.templates import ChatTemplate, load_template
 from leret.policies.transport import Transport
 from leret.types import digest
@@ -42,6 +42,7 @@ class TgiPolicy:
         urls: the servers' roots; the least busy gets the next request, and one that fails rests for a while.
         tokenizer: directory (or hub name) with the tokenizer and its chat template; None takes ``model``.
         best_of: ask for the samples of a prompt together.
+        enable_thinking: of the chat template; None leaves it to the template.
         api_key_env: environment variable that holds the key; None sends none.
         dispatch: of `Dispatcher`: ``timeout_s``, ``deadline_s``, ``concurrency``, ``max_retries``, prices.
 
@@ -57,6 +58,7 @@ class TgiPolicy:
         *,
         tokenizer: str | None = None,
         best_of: bool = False,
+        enable_thinking: bool | None = None,
         api_key_env: str | None = None,
         **dispatch: Any,
     ) -> None:
@@ -66,8 +68,9 @@ class TgiPolicy:
         self.model = model
         self.tokenizer = tokenizer
         self.best_of = best_of
+        self.enable_thinking = enable_thinking
         self.api_key_env = api_key_env
-        self._template = load_template(tokenizer or model)
+        self._template = load_template(tokenizer or model, enable_thinking)
         self._dispatcher = Dispatcher([url.rstrip("/").removesuffix("/generate") for url in urls], **dispatch)
         self._transport = Transport(self._dispatcher, Key.of(api_key_env), frozenset({_GENERATION_FAILED}))
         self._root: set[str] = set()
@@ -138,7 +141,7 @@ class TgiPolicy:
         def read(told: bytes, url: str, headers: Mapping[str, str]) -> list[Completion]:
             counted = headers.get("x-prompt-tokens", "")
             n_prompt = int(counted) if counted.isdecimal() else self._template.n_tokens(inputs)
-            return _completions(told, n, n_prompt, request.stop, url)
+            return _completions(told, n, n_prompt, request, url)
 
         got = await self._transport.post(self._path, body, read, self._other_path)
         self.meter.wrote(got[0].n_prompt_tokens, sum(one.n_completion_tokens for one in got), n)
@@ -195,26 +198,24 @@ def _body(request: Request, inputs: str, seed: int | None, n: int) -> dict[str, 
     return body
 
 
-def _completions(told: bytes, n: int, n_prompt: int, stop: Sequence[str], url: str) -> list[Completion]:
+def _completions(told: bytes, n: int, n_prompt: int, request: Request, url: str) -> list[Completion]:
     """What TGI wrote: the best sequence first, then the others, where it was asked for several.
 
     Raises:
-        TryAgainError: the answer is none of TGI's, or of another number of sequences.
+        TryAgainError: there is another number of sequences.
+        Exception: one of `MALFORMED`; the answer is none of TGI's.
     """
     from text_generation import types
 
-    try:
-        value = json.loads(told)
-        answer = types.Response(**(value[0] if isinstance(value, list) else value))
-    except (ValueError, TypeError, IndexError, KeyError) as error:
-        raise TryAgainError(f"{url} sent no generated text ({type(error).__name__})", "garbled") from error
-    others = answer.details.best_of_sequences or []
-    if len(others) != n - 1:
-        raise TryAgainError(f"{url} sent {1 + len(others)} sequences for best_of={n}", "garbled")
-    return [
-        _completion(answer.generated_text, answer.details, n_prompt, stop),
-        *(_completion(other.generated_text, other, n_prompt, stop) for other in others),
-    ]
+    value = json.loads(told)
+    answer = types.Response(**(value[0] if isinstance(value, list) else value))
+    sequences = [(answer.generated_text, answer.details)]
+    sequences += [(other.generated_text, other) for other in answer.details.best_of_sequences or []]
+    if len(sequences) != n:
+        raise TryAgainError(f"{url} sent {len(sequences)} sequences for best_of={n}", "garbled")
+    if max(len(text) for text, _ in sequences) > LONGEST_TOKEN * request.max_tokens:
+        raise ValueError(f"too long a text for max_tokens={request.max_tokens}")
+    return [_completion(text, details, n_prompt, request.stop) for text, details in sequences]
 
 
 def _completion(text: str, details: Any, n_prompt: int, stop: Sequence[str]) -> Completion:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from leret.http import body_of
 from leret.policies.base import Completion, Request
 from leret.policies.chat import Chat
 from leret.policies.dispatch import Dispatcher
@@ -116,7 +117,9 @@ class TogetherPolicy:
 
     async def _send(self, body: dict[str, Any], n: int | None) -> list[Completion]:
         async def call(client: Any, url: str, timeout_s: float) -> list[Completion]:
-            answer = await client.chat.completions.with_raw_response.create(**body, timeout=timeout_s)
-            return completions_of(await answer.read(), n, url)
+            chat = client.chat.completions.with_streaming_response
+            async with chat.create(**body, timeout=timeout_s) as answer:
+                told = await body_of(answer.iter_bytes())
+            return completions_of(told, n, body["max_tokens"], url)
 
         return await self._api.run(call)

@@ -81,6 +81,9 @@ class TogetherApi:
         try:
             # The SDK's time-out is of each read; a server that trickles would never meet it.
             return await asyncio.wait_for(call(client, url, timeout_s), timeout_s)
+        except (TryAgainError, RefusedError) as error:
+            error.args = (self._key.hide(str(error)),)
+            failure: Exception = error
         # The SDK lets through httpx's errors, in uploads and in bodies that are read after the answer, and JSON's.
         except (sdk.TogetherError, TimeoutError, ConnectionError, httpx.HTTPError, ValueError) as error:
             failure = self._in_our_words(error, url, timeout_s)

@@ -93,7 +93,7 @@ class BatchJobs:
                     raise RefusedError(f"Together refused a request of a batch job: {reason}; mend policy.model or it")
                 continue
             try:
-                return completions_of(outcome.body, n, "Together's batch job")
+                return completions_of(outcome.body, n, body["max_tokens"], "Together's batch job")
             except TryAgainError as error:
                 reason = str(error)
                 self._ledger.forget([key])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from leret.errors import MissingDependency
+from leret.http import MALFORMED, body_of
 from leret.policies.dispatch import Dispatcher
 from leret.policies.keys import Key
 from leret.policies.replies import RefusedError, TryAgainError, check_status
@@ -69,10 +70,13 @@ class Transport:
         return await self._call("GET", path, None, read)
 
     async def aclose(self) -> None:
-        """Close the running event loop's connections. May be called twice."""
-        session = self._sessions.pop(asyncio.get_running_loop(), None)
-        if session is not None:
-            await session.close()
+        """Close the connections, also of other event loops that still run. May be called twice."""
+        while self._sessions:
+            loop, session = self._sessions.popitem()
+            if loop is asyncio.get_running_loop():
+                await session.close()
+            elif loop.is_running():
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(session.close(), loop))
 
     async def _call(
         self,
@@ -112,17 +116,23 @@ class Transport:
         options: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=max(0.001, timeout_s))} if brief else {}
         try:
             async with session.request(method, url, data=body, allow_redirects=False, **options) as answer:
-                told = await answer.read()
+                told = await body_of(answer.content.iter_any())
                 if answer.status != 200:
                     check_status(answer.status, answer.headers, self._key.hide(told), url, self._retried)
                 return read(told, url, answer.headers)
         except aiohttp.InvalidURL as error:
             raise RefusedError(f"{url} is no URL; write policy.urls as in http://127.0.0.1:8000/v1") from error
+        except (TryAgainError, RefusedError) as failure:
+            failure.args = (self._key.hide(str(failure)),)
+            raise
         except TimeoutError as error:
             raise TryAgainError(f"{url} did not answer within {timeout_s:.3g} s", "timeout") from error
         except (aiohttp.ClientError, ConnectionError) as error:
             told_by = f"{type(error).__name__}: {error}"
             raise TryAgainError(f"{url} cannot be reached ({self._key.hide(told_by)})", "connection") from error
+        except MALFORMED as error:
+            told_by = self._key.hide(f"{error!r:.200}")
+            raise TryAgainError(f"{url} sent what cannot be read ({told_by})", "garbled") from error
 
     def _session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlencode
 
 from leret.errors import RetrievalError
+from leret.http import hidden, message_of, retry_after_s, short
 
 __all__ = [
     "Answer",
@@ -28,7 +26,6 @@ __all__ = [
 ]
 
 _RETRIED = frozenset({408, 425, 429})
-_LONGEST_WAIT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -110,9 +107,9 @@ def check(status: int, headers: Mapping[str, str], text: str, url: str) -> None:
     """
     if 200 <= status < 300:
         return
-    told = f"{url} answered {status}: {_message(text)}"
+    told = f"{url} answered {status}: {message_of(text)}"
     if status in _RETRIED or status >= 500:
-        wait_s = _retry_after_s(headers)
+        wait_s = retry_after_s(headers)
         raise TryAgainError(told, wait_s, busy=status == 429 or (status == 503 and wait_s is not None))
     raise RefusedError(f"{told}; look at the URL, the token and the settings of the retriever", status)
 
@@ -136,49 +133,3 @@ def parsed(answer: Answer) -> Any:
         return json.loads(answer.text)
     except (ValueError, RecursionError) as error:
         raise BadAnswerError(f"{answer.url} sent no JSON ({error}): {short(answer.text)}") from error
-
-
-def short(text: str) -> str:
-    """One line of 200 characters at most."""
-    line = " ".join(text[:1000].split())
-    return line if len(line) <= 200 else f"{line[:200]}..."
-
-
-def hidden(text: str, secret: str) -> str:
-    """A message without a secret that a server sent back, nor the part of it after which `short` cut.
-
-    >>> hidden("key s3cret: no; key s3cr...", "s3cret")
-    'key ***: no; key ***...'
-    """
-    text = text.replace(secret, "***")
-    for n in range(len(secret) - 1, 2, -1):
-        text = text.replace(f"{secret[:n]}...", "***...")
-    return text
-
-
-def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a ``Retry-After`` header asks for, two minutes at most; None without one that can be read."""
-    value = headers.get("Retry-After")
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            moment = parsedate_to_datetime(value)
-        except ValueError:
-            return None
-        seconds = (moment - datetime.now(UTC if moment.tzinfo else None)).total_seconds()
-    return min(max(seconds, 0.0), _LONGEST_WAIT_S) if math.isfinite(seconds) else None
-
-
-def _message(text: str) -> str:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return short(text)
-    if isinstance(value, dict):
-        for key in ("message", "error", "detail"):
-            if isinstance(value.get(key), str):
-                return short(value[key])
-    return short(str(value))

@@ -200,7 +200,7 @@ class BM25Engine:
 
     def open(self, directory: Path, documents: StoredDocuments) -> BM25:
         """A saved index."""
-        return BM25(documents, read_index(directory), self.settings_)
+        return BM25(documents, read_index(directory, len(documents)), self.settings_)
 
 
 def open_or_build(corpus: Documents, directory: Path, **settings: Any) -> BM25:

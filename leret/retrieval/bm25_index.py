@@ -86,16 +86,18 @@ def make_index(corpus: Documents, settings: IndexSettings, directory: Path | Non
     engine = _engine(corpus, settings)
     if directory is not None:
         engine.save(directory, show_progress=False)
-        return read_index(directory)
+        return read_index(directory, len(corpus))
     scores = engine.scores
     return _index(engine.vocab_dict, scores["data"], scores["indices"], scores["indptr"])
 
 
-def read_index(directory: Path) -> Index:
+def read_index(directory: Path, n_documents: int) -> Index:
     """An index, its arrays mapped into memory.
 
+    Places and columns are read through once: the search looks them up without bounds.
+
     Raises:
-        RetrievalError: a file is missing or broken.
+        RetrievalError: a file is missing or broken, or an entry points outside of the index.
     """
     try:
         vocabulary = json.loads((directory / "vocab.index.json").read_text(encoding="utf-8"))
@@ -103,12 +105,20 @@ def read_index(directory: Path) -> Index:
             np.load(directory / f"{name}.csc.index.npy", mmap_mode="r", allow_pickle=False)
             for name in ("data", "indices", "indptr")
         ]
-    except (OSError, ValueError, EOFError) as error:
+        index = _index(vocabulary, *arrays)
+        columns = np.fromiter(vocabulary.values(), np.int64, len(vocabulary)).view(np.uint64)
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise RetrievalError(f"{directory}: the index cannot be read ({error}); {_MEND}") from error
-    index = _index(vocabulary, *arrays)
-    n = len(index.data)
-    if len(index.indptr) != len(vocabulary) + 1 or index.indptr[-1] != n or len(index.indices) != n:
+    n, starts = len(index.data), index.indptr
+    if any(array.ndim != 1 for array in arrays) or (len(starts), len(index.indices)) != (len(columns) + 1, n):
         raise RetrievalError(f"{directory}: the index files do not fit together; {_MEND}")
+    if starts[0] != 0 or starts[-1] != n or (starts[1:] < starts[:-1]).any() or columns.max(initial=0) >= len(columns):
+        raise RetrievalError(f"{directory}: the columns of the index are not in order; {_MEND}")
+    highest = int(index.indices.view(np.uint32).max(initial=0))  # a negative place is a very high one
+    if highest >= n_documents:
+        raise RetrievalError(
+            f"{directory}: the index names document {highest}, and there are {n_documents} from 0 on; {_MEND}"
+        )
     return index
 
 

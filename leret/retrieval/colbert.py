@@ -55,11 +55,12 @@ class ColbertEngine:
             RetrievalError: there is no such checkpoint, or no such downloaded index.
         """
         plaid, downloaded = PlaidSettings.of(settings), None
-        name = settings.checkpoint
         if settings.index_root is not None and settings.index_name is not None:
             downloaded = Downloaded.find(Path(settings.index_root) / settings.index_name)
-            name = name or downloaded.checkpoint
-        checkpoint = find_model(name or "", "retriever.colbert.checkpoint")
+        if downloaded is not None and settings.checkpoint is None:
+            checkpoint = downloaded.own_checkpoint()
+        else:
+            checkpoint = find_model(settings.checkpoint or "", "retriever.colbert.checkpoint")
         return cls(plaid, checkpoint, model_digest(checkpoint), downloaded, settings.batch_size)
 
     @classmethod

@@ -81,7 +81,9 @@ def _kept() -> Iterator[None]:
     """Put back what the library changes in the whole process."""
     import numpy as np
     import torch
+    from huggingface_hub import constants
 
+    offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True  # models are directories: nobody is asked
     environment = {name: os.environ.get(name) for name in _ENVIRONMENT}
     method = multiprocessing.get_start_method(allow_none=True)
     seeds = random.getstate(), np.random.get_state(), torch.get_rng_state()
@@ -96,6 +98,7 @@ def _kept() -> Iterator[None]:
             else:
                 os.environ[name] = value
         multiprocessing.set_start_method(method, force=True)
+        constants.HF_HUB_OFFLINE = offline
         random.setstate(seeds[0])
         np.random.set_state(seeds[1])
         torch.set_rng_state(seeds[2])
@@ -122,11 +125,23 @@ def _imported() -> dict[str, Any]:
     for name in ("colbert.search.index_loader", "colbert.indexing.collection_indexer"):
         vars(sys.modules[name])["tqdm"] = SimpleNamespace(tqdm=lambda items, **_: items)
     vars(modules["colbert.indexing.collection_indexer"])["compute_faiss_kmeans"] = _centroids
+    for name in ("hf_colbert", "base_colbert"):
+        module = importlib.import_module(f"colbert.modeling.{name}")
+        for loader in {"AutoConfig", "AutoTokenizer"} & vars(module).keys():
+            vars(module)[loader] = _without_code(loader)
     for name in _FACTORIES:
         module = importlib.import_module(f"colbert.modeling.{name}")
         if not hasattr(module.class_factory, "mends"):
             vars(module)["class_factory"] = _mended(module.class_factory)
     return modules
+
+
+def _without_code(loader: str) -> Any:
+    """A loader of transformers that runs no code of a model, whatever the library asks for."""
+    import transformers
+
+    load = getattr(transformers, loader).from_pretrained
+    return SimpleNamespace(from_pretrained=lambda name, **options: load(name, **options | {"trust_remote_code": False}))
 
 
 def _mended(factory: Callable[[str], Any]) -> Callable[[str], Any]:

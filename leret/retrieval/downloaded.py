@@ -30,8 +30,8 @@ class Downloaded:
 
     Attributes:
         directory: ``index_root`` / ``index_name``.
-        checkpoint: that it was built with, as it says.
-        collection: that it is of, as it says, or the one that lies with it; None where there is none here.
+        checkpoint: that it was built with, as it says; a name that nobody here has given.
+        collection: that it is of: inside of it, as it says, or the one that lies with it; None where there is none.
         digest: names its content.
         doc_maxlen: tokens of a document that were indexed at most, as it says.
     """
@@ -50,17 +50,34 @@ class Downloaded:
             RetrievalError: the directory is no such index, or lacks a part.
         """
         values = _metadata(directory)
-        config = values.get("config") or {}
-        named = [config["collection"]] if isinstance(config.get("collection"), str) else []
+        config = values["config"] if isinstance(values.get("config"), dict) else {}
+        named = _inside(directory, config.get("collection"))
         beside = [folder / "collection.tsv" for folder in (directory, directory.parent, directory.parent.parent)]
-        collection = next((path for path in [*map(Path, named), *beside] if path.is_file()), None)
+        collection = next((path for path in (named, *beside) if path is not None and path.is_file()), None)
+        length = config.get("doc_maxlen")
         return cls(
             directory.resolve(),
             str(config.get("checkpoint") or ""),
             collection,
             _content(directory),
-            config.get("doc_maxlen"),
+            length if isinstance(length, int) else None,
         )
+
+    def own_checkpoint(self) -> Path:
+        """The checkpoint that came with the index.
+
+        Raises:
+            RetrievalError: it names one of the hub, or one elsewhere on this machine: its maker does not choose that.
+        """
+        path = _inside(self.directory, self.checkpoint)
+        if path is None or not path.is_dir():
+            raise RetrievalError(
+                f"{self.directory} names the checkpoint {self.checkpoint or 'none'!r}, which is not inside of it; set "
+                "colbert.checkpoint if you trust it: `leret index build --kind colbert --model CHECKPOINT "
+                f"--set colbert.index_root={self.directory.parent} --set colbert.index_name={self.directory.name} "
+                "--corpus PATH --out DIR`, and search DIR"
+            )
+        return path
 
     @staticmethod
     def is_one(directory: Path) -> bool:
@@ -145,13 +162,21 @@ class Collection:
         return len(self._lines)
 
 
+def _inside(directory: Path, name: Any) -> Path | None:
+    """What a downloaded file names; None where that is outside of the directory."""
+    if not isinstance(name, str) or not name or "\0" in name:
+        return None
+    path = (directory / name).resolve()
+    return path if path.is_relative_to(directory.resolve()) else None
+
+
 def _metadata(directory: Path) -> dict[str, Any]:
     path = directory / "metadata.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(values, dict) or "num_chunks" not in values:
             raise ValueError("num_chunks is missing")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RetrievalError(
             f"{directory} is no index of ColBERT ({error}); index_root and index_name name its folder"
         ) from error

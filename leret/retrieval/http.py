@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from leret.errors import ConfigError, RetrievalError
+from leret.http import MALFORMED, body_of
 from leret.retrieval.answers import Answer, BadAnswerError, Call, RefusedError, TryAgainError, check, hidden
 from leret.retrieval.background import submit
 from leret.retrieval.ratelimit import RateLimit
-from leret.retrieval.rotation import LONGEST_PAUSE_S, Rotation, Server, shown
+from leret.retrieval.rotation import LONGEST_PAUSE_S, Rotation, Server
 
 if TYPE_CHECKING:
     import aiohttp
@@ -44,7 +45,7 @@ class Client:
 
     Args:
         urls: base URLs of equal servers.
-        token: sent as a bearer token and nowhere else; None sends none.
+        token: sent as a bearer token and nowhere else, or as it is where it begins with ``Basic``; None sends none.
         secret: that requests hold otherwise; as the token, it is in no message.
         timeout_s: an attempt's deadline.
         patience_s: how long a request is tried again before the outage is an error.
@@ -52,7 +53,7 @@ class Client:
         limit: of requests a second; None sets none.
 
     Raises:
-        ConfigError: a URL is none, or holds a user where there is a token.
+        ConfigError: a URL is none.
     """
 
     def __init__(
@@ -67,13 +68,8 @@ class Client:
         limit: RateLimit | None = None,
     ) -> None:
         self._servers = Rotation(urls)
-        passwords = [server.password for server in self._servers.all]
-        if token is not None and any(password is not None for password in passwords):
-            raise ConfigError(
-                f"{', '.join(self.urls)}: there is a user in the URL, and a token as well; a server is sent one of them"
-            )
         self._token = token
-        self._secrets = [known for known in (token, secret, *passwords) if known]
+        self._secrets = [known for known in (token, secret) if known]
         self._timeout_s = timeout_s
         self._patience_s = patience_s
         self._concurrency = concurrency
@@ -94,8 +90,8 @@ class Client:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Base URLs, without user and password."""
-        return tuple(shown(server.url) for server in self._servers.all)
+        """Base URLs."""
+        return tuple(server.url for server in self._servers.all)
 
     def ask(self, calls: Sequence[Call], read: Callable[[Answer], T]) -> list[T]:
         """Send requests, and wait until each is answered.
@@ -215,7 +211,10 @@ class Client:
         server = self._servers.take()
         ok = False
         try:
-            value = read(await self._answer(server, call))
+            try:
+                value = read(await self._answer(server, call))
+            except MALFORMED as error:
+                raise BadAnswerError(f"{server.url} sent what cannot be read ({error!r:.200})") from error
             ok = True
             self._answered = time.monotonic()
             return value
@@ -240,9 +239,11 @@ class Client:
         assert self._session is not None
         query = urlencode(call.params, errors="replace", quote_via=quote)
         address = f"{server.url}{call.path}" + (f"?{query}" if query else "")
-        told = _SECRET.sub(r"\1...", shown(f"{server.url}{call.path}"))
+        told = _SECRET.sub(r"\1...", f"{server.url}{call.path}")
         body, kind = call.body()
-        headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
+        headers = {}
+        if self._token is not None:
+            headers["Authorization"] = self._token if self._token.startswith("Basic ") else f"Bearer {self._token}"
         if kind is not None:
             headers["Content-Type"] = kind
         try:
@@ -253,7 +254,7 @@ class Client:
                 headers=headers,
                 allow_redirects=False,
             ) as answer:
-                text = await answer.text(errors="replace")
+                text = (await body_of(answer.content.iter_any())).decode(answer.charset or "utf-8", "replace")
                 check(answer.status, answer.headers, text, told)
                 return Answer(told, text, call)
         except TimeoutError as error:

@@ -190,7 +190,7 @@ def read_manifest(directory: Path) -> Manifest:
     path = directory / MANIFEST
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         if half_built(directory):
             raise RetrievalError(
                 f"{directory}: its build was stopped before its end; run the same build again"

@@ -181,15 +181,7 @@ def _downloaded(directory: Path) -> Retriever:
             f"`leret index build --kind colbert --set colbert.index_root={directory.parent} "
             f"--set colbert.index_name={directory.name} --corpus PATH --out DIR`"
         )
-    settings = ColbertSettings(index_root=str(directory.parent), index_name=directory.name)
-    try:
-        engine = ColbertEngine.of(settings)
-    except RetrievalError as error:
-        raise RetrievalError(
-            f"{directory} names a checkpoint that is not here ({found.checkpoint or 'none'}); run `leret index build "
-            f"--kind colbert --model CHECKPOINT --set colbert.index_root={directory.parent} "
-            f"--set colbert.index_name={directory.name} --corpus PATH --out DIR` and search DIR"
-        ) from error
+    engine = ColbertEngine.of(ColbertSettings(index_root=str(directory.parent), index_name=directory.name))
     documents = Collection(found.collection)
     return ColBERT(Held(documents), engine.checkpoint, directory, engine.plaid, engine.digest(documents.digest))
 

@@ -6,6 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
+from leret.errors import ConfigError
 from leret.retrieval.base import Retriever
 from leret.retrieval.stored import DOCUMENT_FILES, StoredDocuments
 
@@ -43,13 +44,17 @@ def opened(index: str, *, token_env: str | None = None, patience_s: float = 30.0
         patience_s: how long a server that does not answer is waited for.
 
     Raises:
-        ConfigError: the URL is none, or the variable is not set.
+        ConfigError: the URL is none or holds a password, or the variable is not set.
         RetrievalError: there is no index, it is broken, or the server does not answer.
     """
     if index.startswith(("http://", "https://")):
         from leret.liveconfig import RemoteSettings
         from leret.retrieval.remote import Remote
 
+        if "@" in index:
+            raise ConfigError(
+                "the server's URL holds no user and no password; put the token in a variable (--token-env)"
+            )
         remote = Remote(RemoteSettings(urls=(index,), token_env=token_env, patience_s=patience_s))
         served = remote.served()
         return Opened(remote, served.engine, served.corpus, served.documents)

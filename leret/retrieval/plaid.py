@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -17,6 +18,9 @@ from leret.retrieval.stored import Placed
 from leret.types import Ranking
 
 __all__ = ["ColBERT", "PlaidSettings", "library_config", "open_checkpoint"]
+
+_CODE = frozenset({"auto_map", "custom_pipelines"})
+"""Keys of transformers that name classes in files of the checkpoint, or of another one on the hub."""
 
 
 @dataclass(frozen=True)
@@ -162,11 +166,7 @@ def open_checkpoint(colbert: Any, directory: Path, config: Any) -> Any:
         raise RetrievalError(
             f"{directory}: no model (config.json is missing); name the directory of a ColBERT checkpoint"
         )
-    if "auto_map" in (directory / "config.json").read_text(encoding="utf-8"):
-        raise RetrievalError(
-            f"{directory} brings Python code of its own (auto_map in config.json), which colbert-ai would run unasked; "
-            "use a checkpoint of an architecture that transformers has"
-        )
+    _refuse_code(directory)
     from safetensors import SafetensorError
 
     try:
@@ -181,3 +181,18 @@ def open_checkpoint(colbert: Any, directory: Path, config: Any) -> Any:
     model.amp_manager.activated = on_gpu  # half precision is the GPU's; on a CPU its context manager only warns
     model.query_tokenizer.query_maxlen = config.query_maxlen
     return model
+
+
+def _refuse_code(directory: Path) -> None:
+    """Refuse a checkpoint that brings Python: colbert-ai would run it unasked."""
+    for path in sorted(directory.glob("*config*.json")):
+        keys: set[str] = set()
+        try:
+            json.loads(path.read_bytes(), object_pairs_hook=lambda pairs, keys=keys: keys.update(k for k, _ in pairs))
+        except (OSError, ValueError, RecursionError) as error:
+            raise RetrievalError(f"{path} cannot be read ({error}); get the checkpoint again") from error
+        if code := keys & _CODE:
+            raise RetrievalError(
+                f"{directory} brings Python code of its own ({', '.join(sorted(code))} in {path.name}), which is not "
+                "run; use a checkpoint of an architecture that transformers has"
+            )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +9,9 @@ from urllib.parse import urlsplit
 
 from leret.errors import ConfigError
 
-__all__ = ["LONGEST_PAUSE_S", "Rotation", "Server", "shown"]
+__all__ = ["LONGEST_PAUSE_S", "Rotation", "Server"]
 
 LONGEST_PAUSE_S = 5.0
-
-_USER = re.compile(r"(?<=//).*@|^.*@", re.DOTALL)
 
 
 @dataclass
@@ -25,12 +22,6 @@ class Server:
     n_in_flight: int = 0
     n_failures: int = 0
     resting_until: float = 0.0
-
-    @property
-    def password(self) -> str | None:
-        """In the URL; the user alone where there is one without a password."""
-        parts = urlsplit(self.url)
-        return parts.password or parts.username
 
 
 class Rotation:
@@ -72,11 +63,5 @@ def _checked(url: str) -> str:
     except ValueError:
         valid = False
     if not valid or parts.query or parts.fragment or any(char.isspace() for char in url):
-        raise ConfigError(f"{_USER.sub('', url)!r} is no URL of a retriever; write it as in http://127.0.0.1:8893")
+        raise ConfigError(f"{url!r} is no URL of a retriever; write it as in http://127.0.0.1:8893")
     return url.rstrip("/")
-
-
-def shown(url: str) -> str:
-    """A URL without user and password."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

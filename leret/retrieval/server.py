@@ -19,12 +19,14 @@ import asyncio
 import base64
 import binascii
 import hmac
+import ipaddress
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -62,7 +64,8 @@ class ServerSettings:
     """What a server allows.
 
     Attributes:
-        token: that clients must send; None lets everybody in.
+        token: that clients must send; None lets everybody in who asks for the host by its number, or as here named.
+        host: name that the server is reached by, beside localhost.
         max_waiting: queries in the queue.
         max_batch: queries that the engine is asked at once.
         max_k: documents a query.
@@ -73,6 +76,7 @@ class ServerSettings:
     """
 
     token: str | None = None
+    host: str = "localhost"
     max_waiting: int = 1024
     max_batch: int = 64
     max_k: int = 1000
@@ -218,6 +222,8 @@ class RetrieverServer:
         return answer
 
     async def _handled(self, request: web.Request, handler: Handler, path: str) -> web.StreamResponse:
+        if self.settings.token is None and not _is_named(request.headers.get("Host"), self.settings.host):
+            return _error(403, "without a token this server answers to localhost, to its --host and to numbers only")
         if path != "/health" and not self._is_allowed(request):
             return _error(401, "this server asks for a token; send it as Authorization: Bearer TOKEN")
         if self.draining and path != "/health":
@@ -252,6 +258,15 @@ class RetrieverServer:
         given = _given_token(request.headers.get("Authorization", ""))
         # aiohttp reads bytes that are no UTF-8 as lone surrogates, and so does os.environ
         return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode(errors="surrogateescape"))
+
+
+def _is_named(header: str | None, host: str) -> bool:
+    """Is it this server that a client asks? A web page whose name was made to mean this machine asks for its own."""
+    try:
+        name = urlsplit(f"//{header or host}").hostname or ""
+        return name in {"localhost", host.lower()} or ipaddress.ip_address(name) is not None
+    except ValueError:
+        return False
 
 
 def _given_token(header: str) -> str:

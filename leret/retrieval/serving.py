@@ -8,12 +8,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from leret.errors import RetrievalError
-from leret.retrieval.server import RetrieverServer
+from leret.retrieval.server import Handler, RetrieverServer
 
 __all__ = ["run", "serve"]
 
@@ -21,7 +22,12 @@ _LONGEST_LINE = 1 << 18
 """Bytes of a request line: a query by GET is in it."""
 
 _IDLE_S = 75.0
-"""Until a connection without a whole head of a request is closed; longer than proxies keep theirs."""
+"""Until a connection without another request is closed; longer than proxies keep theirs."""
+_HEAD_S = 10.0
+"""Until a connection without the whole head of a first request is closed."""
+_FILES = 8192
+"""Open files that the process asks for; half of what it gets is for connections."""
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
 def run(server: RetrieverServer, host: str, port: int, *, ready: Callable[[str], None], drain_s: float = 10.0) -> None:
@@ -62,8 +68,11 @@ async def serve(
         RetrievalError: the port is taken, or the host is not of this machine.
     """
     stop = stop or asyncio.Event()
+    connections = _Connections()
+    application = server.application()
+    application.middlewares.append(connections.heard)
     runner = web.AppRunner(
-        server.application(),
+        application,
         handle_signals=False,
         keepalive_timeout=_IDLE_S,
         handler_cancellation=True,  # nobody is searched for who has hung up
@@ -75,11 +84,11 @@ async def serve(
     )
     await runner.setup()
     loop = asyncio.get_running_loop()
-    listening = []
+    connections.make = runner.server
+    listening, listener = [], None
     try:
-        site = web.TCPSite(runner, host, port, backlog=1024)
         try:
-            await site.start()
+            listener = await loop.create_server(connections, host, port, backlog=128)
         except OSError as error:
             raise RetrievalError(
                 f"{host}:{port}: cannot listen there ({error.strerror or error}); name another --port or --host"
@@ -90,13 +99,63 @@ async def serve(
                 listening.append(number)
             except (NotImplementedError, RuntimeError, ValueError):
                 break  # not in the main thread: whoever started the server stops it
-        ready(_url(host, runner))
+        ready(_url(host, listener.sockets[0].getsockname()[1]))
         await stop.wait()
     finally:
         server.draining = True
         for number in listening:
             loop.remove_signal_handler(number)  # a second Ctrl-C ends it at once
+        if listener is not None:
+            listener.close()
         await runner.cleanup()
+
+
+class _Connections:
+    """Protocols of connections: fewer than there are descriptors, none for long without a request."""
+
+    def __init__(self) -> None:
+        self.make: Any = None
+        self._most = _descriptors() // 2
+        self._silent: dict[Any, asyncio.TimerHandle] = {}
+
+    def __call__(self) -> Any:
+        """A protocol of aiohttp's, or one that refuses."""
+        if len(self.make.connections) >= self._most:
+            return _Refusal()
+        made = self.make()
+        self._silent[made] = asyncio.get_running_loop().call_later(_HEAD_S, self._end, made)
+        return made
+
+    @web.middleware
+    async def heard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """A head of a request is there."""
+        timer = self._silent.pop(request.protocol, None)
+        if timer is not None:
+            timer.cancel()
+        return await handler(request)
+
+    def _end(self, connection: Any) -> None:
+        del self._silent[connection]
+        connection.force_close()
+
+
+class _Refusal(asyncio.Protocol):
+    def connection_made(self, transport: Any) -> None:
+        transport.write(_FULL)
+        transport.close()
+
+
+def _descriptors() -> int:
+    """Files that this process may have open, as many as it can get up to a bound."""
+    try:
+        import resource
+    except ImportError:  # not a POSIX system
+        return 512
+    soft, hard = (_FILES if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_NOFILE))
+    if soft < min(hard, _FILES):
+        soft = min(hard, _FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return min(soft, _FILES)
 
 
 def _http_log() -> logging.Logger:
@@ -111,7 +170,6 @@ def _is_ours(record: logging.LogRecord) -> bool:
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
 
-def _url(host: str, runner: web.AppRunner) -> str:
-    port = runner.addresses[0][1]
+def _url(host: str, port: int) -> str:
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{port}"

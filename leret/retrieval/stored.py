@@ -85,8 +85,11 @@ class StoredDocuments:
         try:
             self._starts = np.load(directory / _STARTS, mmap_mode="r", allow_pickle=False)
             size = (directory / _BYTES).stat().st_size
-            if self._starts.dtype != np.int64 or len(self._starts) % 3 != 1 or int(self._starts[-1]) != size:
+            starts = self._starts
+            if (starts.dtype, starts.ndim, starts.size % 3) != (np.int64, 1, 1) or (starts[0], starts[-1]) != (0, size):
                 raise ValueError("the two files do not fit together")
+            if (starts[1:] < starts[:-1]).any():
+                raise ValueError(f"{_STARTS} is not in order")
             with open(directory / _BYTES, "rb") as file:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         except (OSError, ValueError, EOFError) as error:

@@ -190,6 +190,7 @@ class TantivyEngine:
                 writer.add_document(row)
                 if place % _TOLD == _TOLD - 1:
                     told.advance(_TOLD)
+            told.advance(len(corpus) % _TOLD)
             writer.commit()
             writer.wait_merging_threads()
         except ValueError as error:  # tantivy's word for everything, a full disk among it

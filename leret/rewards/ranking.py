@@ -1,4 +1,6 @@
-"""Measures of a ranking against the gold documents, with binary relevance. All are in [0, 1]; higher is better.
+"""Measures of a ranking against the gold documents. All are in [0, 1]; higher is better.
+
+Relevance is binary, but for nDCG where the gold documents come with grades; rewards hand over none.
 
 Each takes the ids of the ranking, best first, and the gold ids; ``k`` looks at the first ``k`` alone. A document that
 stands in a ranking twice counts at its first place. Gold documents that were never found count against every measure
@@ -8,7 +10,7 @@ but `rr` and `success`. A question without gold documents has no value: that is 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from leret.errors import ConfigError
@@ -60,16 +62,21 @@ def rr(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> f
 
 
 def ndcg(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-    """Discounted cumulative gain (1 / log2(rank + 1) a hit) over that of the ideal ranking.
+    """Discounted cumulative gain (grade / log2(rank + 1) a hit) over that of the ideal ranking.
+
+    A gold document is of grade 1, unless ``gold`` maps it to its grade.
 
     >>> round(ndcg(["x", "a"], {"a"}), 4)  # (1 / log2 3) / (1 / log2 2)
     0.6309
+    >>> round(ndcg(["x", "a"], {"a": 1, "b": 2}), 4)  # (1 / log2 3) / (2 / log2 2 + 1 / log2 3)
+    0.2398
 
     Source: Järvelin and Kekäläinen (2002), with the discount of trec_eval.
     """
-    ranks = _hits(doc_ids, gold, k)
-    n_ideal = len(set(gold)) if k is None else min(k, len(set(gold)))
-    return _gain(ranks) / _gain(range(1, n_ideal + 1))
+    grades = gold if isinstance(gold, Mapping) else dict.fromkeys(gold, 1)
+    ranking = list(dict.fromkeys(doc_ids if k is None else doc_ids[:k]))
+    found = [(rank, grades[ranking[rank - 1]]) for rank in _hits(doc_ids, gold, k)]
+    return _gain(found) / _gain(list(enumerate(sorted(grades.values(), reverse=True), 1))[:k])
 
 
 def success(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
@@ -135,5 +142,5 @@ def _ranks(doc_ids: Sequence[str], missing: set[str]) -> Iterator[int]:
             yield rank
 
 
-def _gain(ranks: Sequence[int]) -> float:
-    return sum(1 / math.log2(rank + 1) for rank in ranks)
+def _gain(found: Sequence[tuple[int, int]]) -> float:
+    return sum(grade / math.log2(rank + 1) for rank, grade in found)

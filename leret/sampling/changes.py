@@ -7,8 +7,9 @@ from typing import Any
 
 from leret.errors import RunError
 from leret.runs import Run
+from leret.sampling.workbench import Workbench, questions_digest
 
-__all__ = ["refuse_changes"]
+__all__ = ["refuse_changed_files", "refuse_changes"]
 
 _FREE = (
     "data.corpus",
@@ -32,7 +33,8 @@ _FREE = (
             *("price_prompt", "price_completion"),
         )
     ),
-    *(f"sampling.{key}" for key in ("concurrency", "max_error_rate", "strategy", "margin", "max_pairs")),
+    *(f"sampling.{key}" for key in ("concurrency", "max_error_rate", "max_unparsed_rate")),
+    *(f"sampling.{key}" for key in ("strategy", "margin", "max_pairs")),
     "pretrain",
 )
 """May change: what decides no sample, what a digest stands for (files), and the policy (another round)."""
@@ -47,7 +49,7 @@ def refuse_changes(run: Run, recipe: Mapping[str, Any], digests: Mapping[str, st
     Args:
         run: new, or sampled before.
         recipe: resolved, as it would be written into the run.
-        digests: of what it names now; ``questions`` only where the limit is that of the run.
+        digests: of what it names now; that of the questions counts only where the limit is that of the run.
 
     Raises:
         RunError: something that decides a sample has changed; every such key is listed.
@@ -67,7 +69,9 @@ def refuse_changes(run: Run, recipe: Mapping[str, Any], digests: Mapping[str, st
     changed += [
         f"{key}: its content is not the same as when the run began"
         for name, key in _FILES.items()
-        if name in digests and known.get(name, digests[name]) != digests[name]
+        if name in digests
+        and known.get(name, digests[name]) != digests[name]
+        and (name != "questions" or old.get("data.limit") == new.get("data.limit"))
     ]
     small = new.get("data.limit")
     if small is not None and (old.get("data.limit") is None or small < old["data.limit"]):
@@ -77,6 +81,23 @@ def refuse_changes(run: Run, recipe: Mapping[str, Any], digests: Mapping[str, st
         raise RunError(
             f"{run.path} was sampled from another recipe:\n{listed}\nuse the same values, or name a new run directory"
         )
+
+
+def refuse_changed_files(run: Run, bench: Workbench) -> None:
+    """Refuse to evaluate with another program, corpus or retriever, or other sampled questions, than were sampled.
+
+    Args:
+        run: that was sampled.
+        bench: of the run.
+
+    Raises:
+        RunError: the content of such a file has changed; each is named.
+        DataError: a file cannot be read.
+    """
+    recipe = bench.recipe.model_dump(mode="json")
+    refuse_changes(run, recipe, {"program": bench.program_digest, "corpus": bench.corpus.digest})
+    sampled = bench.questions(limit=bench.recipe.data.limit)
+    refuse_changes(run, recipe, {"questions": questions_digest([q for q in sampled if q.gold])})
 
 
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

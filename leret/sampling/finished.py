@@ -10,7 +10,7 @@ from leret.config import SamplingRecipe
 from leret.runs import Run
 from leret.types import digest
 
-__all__ = ["finished", "mark_finished"]
+__all__ = ["file_stamps", "finished", "mark_finished"]
 
 
 def finished(run: Run, recipe: SamplingRecipe) -> dict[str, Any] | None:
@@ -19,9 +19,10 @@ def finished(run: Run, recipe: SamplingRecipe) -> dict[str, Any] | None:
     Pairs that `leret pairs` has made since stay: they were asked for.
     """
     mark = run.manifest().get("sampled")
-    there = run.store.is_file() and (run.preferences / "train.parquet").is_file()
-    if not there or not isinstance(mark, Mapping) or mark.get("key") != _key(recipe):
+    if not isinstance(mark, Mapping) or mark.get("key") != _key(recipe):
         return None
+    if mark.get("bytes") != _size(run.store) or not _is_whole(run.preferences / "train.parquet"):
+        return None  # the long way refuses a damaged store, and makes the pairs again
     return dict(mark["report"])
 
 
@@ -29,25 +30,47 @@ def mark_finished(run: Run, recipe: SamplingRecipe, report: Mapping[str, Any]) -
     """Remember that nothing is left, unless questions wait for a resume."""
     outages = any(report["failures"].get(kind) for kind in ("policy", "retrieval", "program"))
     key = None if report["waiting"] or outages else _key(recipe)
-    run.update(sampled={"key": key, "report": dict(report)})
+    run.update(sampled={"key": key, "report": dict(report), "bytes": _size(run.store)})
 
 
-def _key(recipe: SamplingRecipe) -> str:
+def file_stamps(recipe: SamplingRecipe) -> list[list[tuple[str, int, int]]]:
+    """Names, sizes and times of the files that a recipe names: as long as they are equal, so is what is in them."""
     named = [
         recipe.data.corpus,
         recipe.data.questions,
         recipe.program.path.rpartition(":")[0],
         recipe.sampling.bank.path,
+        recipe.retriever.index,
     ]
     if recipe.policy.kind == "local":
         named.append(recipe.policy.model)
-    return digest(recipe.model_dump(mode="json"), [list(_stats(name)) for name in named if name])
+    return [list(_stats(name)) for name in named if name]
+
+
+def _key(recipe: SamplingRecipe) -> str:
+    return digest(recipe.model_dump(mode="json"), file_stamps(recipe))
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a Parquet file is there to its end, where its table of contents is."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        pq.read_metadata(path)
+    except (OSError, pa.ArrowException):
+        return False
+    return True
 
 
 def _stats(name: str) -> Iterator[tuple[str, int, int]]:
-    """Names, sizes and times of a file, or of the files of a directory."""
+    """Of a file, or of the files of a directory and of those in it."""
     path = Path(name)
-    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file():
             stat = file.stat()
             yield file.name, stat.st_size, stat.st_mtime_ns

@@ -10,10 +10,12 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from typing import Any, Literal
 
 import dspy
 from dspy import lm15
+from pydantic import BaseModel, ValidationError
 
 from leret.errors import ProgramError, RetrievalError
 from leret.pipelines.prompts import Formatter, Prompt
@@ -24,7 +26,7 @@ from leret.sampling.quiet import muted
 from leret.sampling.remembered import messages_of
 from leret.types import Question, Ranking
 
-__all__ = ["Step", "check_messages", "made_up", "message_difference", "program_messages", "replayed_steps"]
+__all__ = ["Comparison", "Step", "check_messages", "made_up", "message_difference", "program_messages"]
 
 _MAX_STEPS = 8
 _SHOWN = 60
@@ -38,6 +40,13 @@ class Step(typing.NamedTuple):
     completion: str
 
 
+class Comparison(typing.NamedTuple):
+    """How many LM calls were compared, and why not more, where the program had not ended."""
+
+    n_calls: int
+    stops: tuple[str, ...]
+
+
 def check_messages(
     program: dspy.Module,
     replay: Replay,
@@ -45,7 +54,7 @@ def check_messages(
     retriever: Retriever,
     prompts: Sequence[Prompt],
     questions: Sequence[Question],
-) -> int:
+) -> Comparison:
     """Compare what leret sends with what the program sends, message by message.
 
     Args:
@@ -56,51 +65,65 @@ def check_messages(
         prompts: of the bank.
         questions: a few.
 
-    Returns:
-        The number of LM calls that were compared.
-
     Raises:
-        ProgramError: they differ; with the first place.
+        ProgramError: they differ, with the first place; or nothing could be compared.
         RetrievalError: the retriever cannot answer.
     """
     n = 0
+    stops: dict[str, None] = {}
     for question in questions:
         for prompt in prompts:
-            steps = replayed_steps(replay, formatter, retriever, question, prompt)
+            steps, why = replayed_steps(replay, formatter, retriever, question, prompt)
             sent = program_messages(program, formatter, retriever, question, prompt, steps)
             for place, step in enumerate(steps):
                 theirs = sent[place] if place < len(sent) else None
                 if theirs != step.messages:
                     raise ProgramError(_refusal(program, question, prompt, place, step, theirs))
             n += len(steps)
-    return n
+            if why:
+                stops[f"question {question.id}, after LM call {len(steps)}: {why}"] = None
+    if not n:
+        raise ProgramError(
+            f"{type(program).__name__} calls no LM for question {questions[0].id}, so there is nothing to sample, and "
+            "what it sends cannot be checked; mend the program, or remove that question"
+        )
+    return Comparison(n, tuple(stops))
 
 
 def replayed_steps(
     replay: Replay, formatter: Formatter, retriever: Retriever, question: Question, prompt: Prompt
-) -> list[Step]:
-    """The steps of one run as sampling sees them, answered by `made_up` outputs; as far as those lead."""
+) -> tuple[list[Step], str | None]:
+    """The steps of one run as sampling sees them, answered by `made_up` outputs.
+
+    Returns:
+        The steps, and why they do not lead to the program's end, where they do not.
+
+    Raises:
+        ProgramError: the program fails before its first LM call.
+    """
     known: dict[tuple[str, int], Ranking] = {}
     outputs: list[Mapping[str, Any]] = []
     steps: list[Step] = []
     while len(steps) < _MAX_STEPS:
         try:
             need = replay.run(question.text, outputs, lambda query, k: known.get((query, k)))
-        except ProgramError:
-            break  # what is made up need not make sense to it; sampling records such a failure
+        except ProgramError as error:
+            if not steps:
+                raise
+            return steps, str(error)  # what is made up need not make sense to it; sampling records such a failure
         if isinstance(need, NeedsSearch):
             known[need.query, need.k] = retriever.search([need.query], need.k)[0]
             continue
         if not isinstance(need, NeedsCompletion):
-            break
+            return steps, None
         fields = made_up(formatter.signature(need.predictor, prompt), question.text)
         completion = "" if fields is None else formatter.completion(need.predictor, fields)
         steps.append(Step(need.predictor, formatter.messages(need.predictor, need.inputs, prompt), completion))
         parsed = formatter.parse(need.predictor, completion) if completion else None
         if parsed is None:
-            break
+            return steps, f"no outputs of predictor {need.predictor} could be made up that the adapter reads back"
         outputs.append(parsed)
-    return steps
+    return steps, f"no more than {_MAX_STEPS} calls are compared"
 
 
 def program_messages(
@@ -157,7 +180,10 @@ def _prompted(program: dspy.Module, formatter: Formatter, prompt: Prompt) -> Ite
 
 def made_up(signature: type[dspy.Signature], text: str) -> dict[str, Any] | None:
     """Values for the outputs of a signature, or None where a type is too special for that."""
-    values = {name: _value(info.annotation, text) for name, info in signature.output_fields.items()}
+    try:
+        values = {name: _value(info.annotation, text) for name, info in signature.output_fields.items()}
+    except RecursionError:  # a model that holds itself
+        return None
     return None if any(value is None for value in values.values()) else values
 
 
@@ -218,14 +244,26 @@ def _value(kind: Any, text: str) -> Any:
     plain = {str: text, int: 1, float: 1.0, bool: True, Any: text}
     if kind in plain:
         return plain[kind]
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
     if origin is Literal:
         return inner[0]
+    if origin is typing.Annotated:
+        return _value(inner[0], text)
     if origin in (typing.Union, types.UnionType):
         return next((value for value in (_value(one, text) for one in inner) if value is not None), None)
-    if kind is list or origin is list:
-        value = _value(inner[0], text) if inner else text
-        return None if value is None else [value]
+    if origin in (list, tuple, dict):
+        parts = [_value(one, text) for one in inner if one is not ...] or [text, text]
+        if any(part is None for part in parts):
+            return None
+        return dict([parts]) if origin is dict else origin(parts)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return next(iter(kind))
+    if isinstance(kind, type) and issubclass(kind, BaseModel) and not issubclass(kind, dspy.Type):
+        required = {name: info for name, info in kind.model_fields.items() if info.is_required()}
+        try:
+            return kind.model_validate({name: _value(info.annotation, text) for name, info in required.items()})
+        except ValidationError:
+            return None
     return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ class Plan:
         lm_calls: completions at most, those of the bank included.
         stored_samples: in the store already, of any policy.
         bank_ready: the prompts are there.
+        notes: what to look at.
     """
 
     questions: int
@@ -41,6 +42,7 @@ class Plan:
     lm_calls: int | None
     stored_samples: int
     bank_ready: bool
+    notes: Sequence[str] = ()
 
 
 def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> Plan:
@@ -60,14 +62,15 @@ def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> P
     steps = steps_of(bench.replay, bench.formatter.signature)
     exists = run.manifest_path.is_file()
     bank_ready = settings.prompts == 1 or (exists and "bank" in run.manifest())
+    rest = (_n_stored(run), bank_ready, bench.notes())
     if steps is None:
-        return Plan(n_questions, None, None, None, 0 if bank_ready else None, None, _n_stored(run), bank_ready)
+        return Plan(n_questions, None, None, None, 0 if bank_ready else None, None, *rest)
     n_train, n_dev = n_bank_questions(n_questions, settings.bank.train_questions, settings.bank.dev_questions)
     candidates = settings.bank.candidates
     bank_calls = 0 if bank_ready else steps * (n_train + candidates * n_dev)
     states = n_questions * steps
     samples = states * settings.prompts * settings.samples
-    return Plan(n_questions, steps, states, samples, bank_calls, samples + bank_calls, _n_stored(run), bank_ready)
+    return Plan(n_questions, steps, states, samples, bank_calls, samples + bank_calls, *rest)
 
 
 def n_bank_questions(n_questions: int, n_train: int, n_dev: int) -> tuple[int, int]:

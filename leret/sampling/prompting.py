@@ -18,6 +18,7 @@ from leret.sampling.front import SearchFront
 from leret.sampling.plan import n_bank_questions
 from leret.sampling.progress import Progress
 from leret.sampling.rollout import Roller, Rollout
+from leret.sampling.scheduler import unparsed_error
 from leret.sampling.workbench import Workbench
 from leret.types import Question
 
@@ -46,7 +47,7 @@ async def prompts_of(
         progress: hears of every run of the program.
 
     Raises:
-        PolicyError, RetrievalError, ProgramError: the bank could not be made.
+        PolicyError, RetrievalError, ProgramError: the bank could not be made; or nothing was in the adapter's format.
         ConfigError: the directory of the user's own prompts holds none.
         RunError: the run's prompts were lost, or it cannot be written.
     """
@@ -99,6 +100,11 @@ async def _bootstrapped(
         )
     progress.start("prompt bank", n_train + settings.bank.candidates * n_dev)
     rollouts = await _zero_shot(bench, policy, front, train, progress)
+    unparsed = [rollout.hops[-1] for rollout in rollouts if rollout.failure and rollout.failure.kind == "parse"]
+    if len(unparsed) == len(rollouts) and settings.max_unparsed_rate < 1:
+        raise unparsed_error(
+            bench.formatter, unparsed[0].predictor, unparsed[0].completion, len(unparsed), len(unparsed)
+        )
     threshold = _threshold(bench, train, rollouts)
     stop = threading.Event()
     work = asyncio.create_task(
@@ -162,14 +168,11 @@ def _build(
     from leret.sampling.remembered import memory_of, remembering
 
     recipe, settings = bench.recipe, bench.recipe.sampling
-    served = recipe.policy.kind == "openai"
-
     asked = {"max_tokens": recipe.policy.max_tokens, "top_p": recipe.policy.top_p}
     warm = settings.bank.temperature
 
     def lm(temperature: float) -> dspy.LM:
-        # A server's connections belong to the event loop that is busy with this; DSPy opens its own.
-        return policy_lm(recipe.policy if served else policy, temperature=temperature, **asked)
+        return policy_lm(policy, temperature=temperature, **asked)
 
     return build_bank(
         bench.program(),

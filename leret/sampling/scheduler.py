@@ -16,6 +16,7 @@ from typing import Any
 
 from leret.allocator import unwalked
 from leret.errors import LeretError, PolicyError, ProgramError, RetrievalError, RunError
+from leret.pipelines.prompts import Formatter
 from leret.pipelines.replay import Finished, NeedsCompletion
 from leret.sampling.branch import Brancher, Here
 from leret.sampling.choice import choose_next, is_solved
@@ -27,7 +28,7 @@ from leret.sampling.steps import MAX_STEPS, Known, Stepper
 from leret.sampling.store import Store
 from leret.types import Failure, Question, Sample
 
-__all__ = ["Scheduler", "Tally", "refuse_failures"]
+__all__ = ["Scheduler", "Tally", "refuse_failures", "refuse_unparsed", "unparsed_error"]
 
 _MIN_SAMPLES = 50
 """Samples before the share of failures means anything."""
@@ -94,6 +95,7 @@ class Scheduler:
         policy_digest: of the brancher's policy.
         seed: of the choice of the next state.
         max_error_rate: share of failed samples (outages and crashes) that stops the run; None never stops it.
+        max_unparsed_rate: share of samples outside the adapter's format that stops it as well.
         facts: more to tell with the progress.
     """
 
@@ -106,6 +108,7 @@ class Scheduler:
         *,
         seed: int,
         max_error_rate: float | None,
+        max_unparsed_rate: float = 1.0,
         facts: Callable[[], Mapping[str, float | int | str]] = dict,
     ) -> None:
         self._stepper = stepper
@@ -114,6 +117,7 @@ class Scheduler:
         self._policy_digest = policy_digest
         self._seed = seed
         self._max_error_rate = max_error_rate
+        self._max_unparsed_rate = max_unparsed_rate
         self._facts = facts
         self._begun: set[str] = set()
 
@@ -211,6 +215,8 @@ class Scheduler:
     def _check(self, tally: Tally, last: bool = False) -> None:
         if self._max_error_rate is not None:
             refuse_failures(tally, self._max_error_rate, last)
+            if tally.samples >= _MIN_SAMPLES and tally.failures["parse"] > self._max_unparsed_rate * tally.samples:
+                refuse_unparsed(self._store, self._policy_digest, self._stepper.formatter, self._max_unparsed_rate)
 
 
 def refuse_failures(tally: Tally, max_error_rate: float, last: bool = False) -> None:
@@ -235,6 +241,33 @@ def refuse_failures(tally: Tally, max_error_rate: float, last: bool = False) -> 
         "What is done is kept: mend the cause and run the same command again"
     )
     raise error if isinstance(error, ProgramError) else error.failed()
+
+
+def refuse_unparsed(store: Store, policy_digest: str, formatter: Formatter, max_unparsed_rate: float) -> None:
+    """Stop where most of what a store holds is not in the adapter's format.
+
+    Raises:
+        PolicyError: more than ``max_unparsed_rate`` of a policy's samples are not.
+    """
+    counts = store.counts(policy_digest)
+    n_unparsed = counts.get("failed_parse", 0)
+    if n_unparsed > max_unparsed_rate * counts["samples"]:
+        samples = ((group.state.predictor, one) for group in store.groups(policy_digest) for one in group.samples)
+        predictor, first = next(
+            (p, one.completion or "") for p, one in samples if one.failure and one.failure.kind == "parse"
+        )
+        raise unparsed_error(formatter, predictor, first, n_unparsed, counts["samples"])
+
+
+def unparsed_error(formatter: Formatter, predictor: str, first: str, n_unparsed: int, n_samples: int) -> PolicyError:
+    """What says that completions are not in the adapter's format, with the first of them and an example."""
+    names = formatter.signature(predictor).output_fields
+    example = formatter.completion(predictor, {name: f"<{name}>" for name in names})
+    return PolicyError(
+        f"{n_unparsed} of {n_samples} completions are not in the adapter's format; the first one: {first[:200]!r}; "
+        f"{type(formatter.adapter).__name__} reads {example!r}; correct program.adapter, policy.model or "
+        "policy.max_tokens, or raise sampling.max_unparsed_rate"
+    )
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leret.config import SamplingRecipe
 from leret.errors import ConfigError, DataError
+from leret.policies.load import probe
 from leret.runs import Run
 from leret.sampling.changes import refuse_changes
 from leret.sampling.finished import finished, mark_finished
@@ -44,6 +45,7 @@ class SampleReport:
         waiting: questions that met an outage; the same command goes on with them.
         prompts: of the bank, with their scores on its dev questions (None for those not scored).
         failures: samples of the run's policy without a reward, by kind.
+        notes: what to look at, and what to do.
     """
 
     already: bool
@@ -60,6 +62,7 @@ class SampleReport:
     prompts: dict[str, float | None] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    notes: Sequence[str] = ()
 
 
 def sample(
@@ -85,7 +88,7 @@ def sample(
     Raises:
         RunError: the run was sampled from another recipe, is being sampled, or cannot be written.
         DataError, RetrievalError, PolicyError, ProgramError: what the recipe names cannot be opened, or too many
-            samples failed; what is done is kept.
+            samples failed or did not parse; what is done is kept.
         ConfigError: settings that cannot go together.
     """
     began = time.monotonic()
@@ -102,10 +105,11 @@ def sample(
             **{**before, "already": True, "new_questions": 0, "new_samples": 0, "seconds": time.monotonic() - began}
         )
     refuse_changes(run, recipe.model_dump(mode="json"), {})
+    asyncio.run(probe(recipe.policy))
     with Workbench(recipe, run.cache, progress) as bench, cluster or nullcontext():
         progress.start("data and index", None)
         questions = _questions(bench)
-        digests = _digests(bench, questions, run)
+        digests = _digests(bench, questions)
         progress.finish()
         refuse_changes(run, recipe.model_dump(mode="json"), digests)
         if bench.skipped:
@@ -125,6 +129,7 @@ def _sample(
     cluster: Cluster | None,
 ) -> SampleReport:
     from leret.policies.load import policy_of
+    from leret.sampling.scheduler import refuse_unparsed
 
     recipe = bench.recipe
     with Store(run.store) as store:  # opened first: it keeps a second process out
@@ -133,14 +138,17 @@ def _sample(
         _write_sections(run, bench, policy, digests)
         run.event("sample", "started", questions=len(questions), policy=policy.name, policy_digest=policy.digest)
         n_before = store.counts(policy.digest)["samples"]
-        prompts, tally = asyncio.run(_work(bench, run, policy, store, questions, progress, cluster is None))
+        prompts, tally, stops = asyncio.run(_work(bench, run, policy, store, questions, progress, cluster is None))
         if cluster is not None:
             tally = cluster.sample(bench, run, policy, prompts, store, questions, digests, progress)
+        refuse_unparsed(store, policy.digest, bench.formatter, recipe.sampling.max_unparsed_rate)
         counts = store.counts(policy.digest)
         pairs = build_preferences(
             run, recipe.sampling.strategy, recipe.sampling.margin, recipe.sampling.max_pairs, policy.digest
         )
     report = _report(policy, questions, prompts, tally, counts, n_before, pairs, time.monotonic() - began)
+    notes = [*stops, *bench.notes(), *_notes(prompts, recipe.sampling.prompts, pairs)]
+    report = replace(report, notes=notes)
     run.event("sample", "finished", **asdict(report))
     return report
 
@@ -153,8 +161,8 @@ async def _work(
     questions: Sequence[Question],
     progress: Progress,
     here: bool,
-) -> tuple[list[Prompt], Tally]:
-    """The bank, and where sampling is done ``here``, the samples."""
+) -> tuple[list[Prompt], Tally, tuple[str, ...]]:
+    """The bank, the samples where sampling is done ``here``, and where `check_messages` had to stop."""
     from leret.sampling.accounting import Accounting
     from leret.sampling.front import SearchFront
     from leret.sampling.ledger import Ledger
@@ -165,9 +173,12 @@ async def _work(
     front = SearchFront(bench.retriever)
     try:
         prompts = await prompts_of(run, bench, policy, front, questions, progress)
-        check_messages(bench.program(), bench.replay, bench.formatter, bench.retriever, prompts, questions[:1])
+        parts = (bench.program(), bench.replay, bench.formatter, bench.retriever)
+        n_compared, stops = check_messages(*parts, prompts, questions[:1])
+        if stops:
+            run.event("sample", "messages not checked", compared=n_compared, why=list(stops))
         if not here:
-            return prompts, Tally()
+            return prompts, Tally(), stops
         settings = bench.recipe.sampling
         ledger = Ledger(bench.recipe.policy.price_prompt, bench.recipe.policy.price_completion)
         accounting = Accounting(run, ledger, policy, front)
@@ -178,7 +189,7 @@ async def _work(
         progress.start("sampling", sum(question.id not in done for question in questions))
         try:
             async with accounting:
-                return prompts, await scheduler.run(questions, settings.concurrency, progress)
+                return prompts, await scheduler.run(questions, settings.concurrency, progress), stops
         finally:
             progress.finish()
     finally:
@@ -220,7 +231,14 @@ def scheduler_of(
     )
     brancher = Brancher(stepper, policy, store, branch, ledger)
     return Scheduler(
-        stepper, brancher, store, policy.digest, seed=settings.seed, max_error_rate=max_error_rate, facts=facts
+        stepper,
+        brancher,
+        store,
+        policy.digest,
+        seed=settings.seed,
+        max_error_rate=max_error_rate,
+        max_unparsed_rate=settings.max_unparsed_rate,
+        facts=facts,
     )
 
 
@@ -236,16 +254,13 @@ def _questions(bench: Workbench) -> list[Question]:
     return usable
 
 
-def _digests(bench: Workbench, questions: Sequence[Question], run: Run) -> dict[str, str]:
-    digests = {
+def _digests(bench: Workbench, questions: Sequence[Question]) -> dict[str, str]:
+    return {
         "corpus": bench.corpus.digest,
         "retriever": bench.retriever.digest,
         "program": bench.program_digest,
+        "questions": questions_digest(questions),
     }
-    before = run.manifest().get("sampling") or {}
-    if not before or before.get("data", {}).get("limit") == bench.recipe.data.limit:
-        digests["questions"] = questions_digest(questions)
-    return digests
 
 
 def _write_sections(run: Run, bench: Workbench, policy: Policy, digests: dict[str, str]) -> None:
@@ -260,6 +275,16 @@ def _write_sections(run: Run, bench: Workbench, policy: Policy, digests: dict[st
     run.update(
         sampling=section, digests={**manifest.get("digests", {}), **digests, "policy": policy.digest}, rounds=rounds
     )
+
+
+def _notes(prompts: Sequence[Prompt], wanted: int, pairs: PreferenceReport) -> Iterator[str]:
+    if len(prompts) == 1 < wanted:
+        yield f"no candidate of the prompt bank reached reward > 0: the zero-shot prompt alone, instead of {wanted}"
+    elif len(prompts) < wanted:
+        yield f"{len(prompts)} prompts instead of {wanted}: the bank found no others"
+    if 2 * pairs.no_spread > pairs.states:
+        which = f"at {pairs.no_spread:,} of {pairs.states:,} states they have one reward"
+        yield f"the samples hardly differ: {which}; raise policy.temperature or sampling.samples"
 
 
 def _report(

@@ -147,6 +147,12 @@ class Workbench:
             source.path, source.name, source.arguments, k=settings.k, exclude_seen=settings.exclude_seen
         )
 
+    def notes(self) -> list[str]:
+        """Where the program says another ``k`` than the recipe, and what counts."""
+        from leret.pipelines.loading import differing_k
+
+        return differing_k(self.replay.program, self.source.arguments, self.recipe.retriever.k)
+
     @cached_property
     def adapter(self) -> dspy.Adapter:
         """How calls become messages."""
@@ -159,7 +165,7 @@ class Workbench:
         """Runs the program as a function of its completions; one serves all questions of an event loop."""
         from leret.pipelines.replay import Replay
 
-        return Replay(self.program())
+        return Replay(self.program(), self.adapter)
 
     @cached_property
     def formatter(self) -> Formatter:
@@ -199,11 +205,11 @@ class Workbench:
 
 
 def questions_digest(questions: Sequence[Question]) -> str:
-    """Names questions by all that sampling reads of them: `digest` of their list, without making the list's text."""
+    """Names questions by all that is scored with: `digest` of their list, without making the list's text."""
     name = hashlib.blake2b(digest_size=16)
     separator = b"[["
     for question in questions:
-        entry = [question.id, question.text, list(question.gold)]
+        entry = [question.id, question.text, list(question.gold), *([question.relevance] if question.relevance else [])]
         text = json.dumps(entry, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         name.update(separator + text.encode("utf-8", "surrogatepass"))
         separator = b","

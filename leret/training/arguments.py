@@ -75,7 +75,8 @@ def _shared(recipe: TrainingRecipe, directory: Path, device: str) -> dict[str, A
         "num_train_epochs": recipe.epochs,
         "learning_rate": recipe.learning_rate,
         "lr_scheduler_type": recipe.schedule,
-        "warmup_steps": recipe.warmup_ratio,
+        "warmup_steps": recipe.warmup_steps or recipe.warmup_ratio,  # below 1 it is a share, in transformers 5
+        "optim": recipe.optim,
         "weight_decay": recipe.weight_decay,
         "per_device_train_batch_size": recipe.batch_size,
         "gradient_accumulation_steps": recipe.accumulate,

@@ -20,7 +20,7 @@ from leret.training.initial import Initial
 from leret.training.model import load_model, load_tokenizer, pick_device, positions, stop_ids
 from leret.training.parity import check_parity
 from leret.training.preference import preference_trainer
-from leret.training.preflight import check_loss, check_template
+from leret.training.preflight import check_loss
 from leret.training.record import Record, model_card
 from leret.training.sft import sft_trainer
 from leret.training.surroundings import storing, surroundings
@@ -97,9 +97,9 @@ def fit(
 def _encode(
     recipe: TrainingRecipe, model: Any, tokenizer: Any, examples: Sequence[Example], run: Run, initial: Initial
 ) -> list[Encoded]:
-    encoder = Encoder(tokenizer, end_token(tokenizer, stop_ids(model)))
+    policy = run.section("sampling", "leret sample RECIPE").get("policy", {})
+    encoder = Encoder(tokenizer, end_token(tokenizer, stop_ids(model)), policy.get("enable_thinking"))
     encoded = encoder.encode(examples)
-    check_template(encoder, examples, encoded)
     check_parity(run, initial, encoder, examples, encoded)
     limit = min(recipe.max_length, positions(model) or recipe.max_length)
     kept = [example for example in encoded if example.length <= limit]
@@ -168,7 +168,13 @@ def _save(trainer: Any, tokenizer: Any, record: Record, initial: Initial, workpl
         if not peft and model.can_generate():
             model.generation_config.save_pretrained(workplace.final)
         trainer.state.save_to_json(str(workplace.final / "trainer_state.json"))
-        write_atomically(workplace.final / "README.md", model_card(record, str(initial.directory), peft))
+        write_atomically(workplace.final / "README.md", model_card(record, _base_model(initial), peft))
         write_atomically(workplace.final / "training.json", json.dumps(record.value(), indent=1, ensure_ascii=False))
         workplace.publish()
     accelerator.wait_for_everyone()
+
+
+def _base_model(initial: Initial) -> str:
+    """The name of a model of the hub, whose snapshot lies in ``models--OWNER--NAME``; else that of the directory."""
+    of_hub = [part for part in initial.directory.parts if part.startswith("models--")]
+    return of_hub[-1].removeprefix("models--").replace("--", "/", 1) if of_hub else initial.directory.name

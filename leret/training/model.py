@@ -24,7 +24,7 @@ def load_tokenizer(initial: Initial) -> Any:
     if not any((source / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         source = adapter_base(source) or source
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PolicyError(
             f"{source} has no tokenizer that can be read ({_line(error)}); copy its files there"
@@ -53,7 +53,11 @@ def load_model(initial: Initial, recipe: TrainingRecipe, device: str) -> Any:
     source = base or initial.directory
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch.bfloat16 if frozen else torch.float32, use_safetensors=True, output_loading_info=True
+            source,
+            dtype=torch.bfloat16 if frozen else torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
         model, told = loaded
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:

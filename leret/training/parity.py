@@ -66,7 +66,7 @@ def check_parity(
 
 def _check_ids(encoder: Encoder, examples: Sequence[Example], encoded: Sequence[Encoded]) -> None:
     """The ids of a prompt must be those that the engine of this process puts before a completion."""
-    engine = PromptEncoder(encoder.tokenizer, None, str(encoder.tokenizer.name_or_path))
+    engine = PromptEncoder(encoder.tokenizer, None, str(encoder.tokenizer.name_or_path), encoder.enable_thinking)
     for index in range(0, len(examples), max(1, len(examples) // _EXAMPLES)):
         ours, theirs = encoded[index].prompt, list(engine.encode(examples[index].prompt).token_ids)
         if ours != theirs:
@@ -114,7 +114,7 @@ def _check_examples(run: Run, groups: Sequence[Group], examples: Sequence[Exampl
             raise TrainingError(
                 f"question {example.question_id}: what would be trained is not what was sent:\n"
                 f"{_difference(trained, sent[0], 'trained', 'sent')}\n"
-                f"{run.preferences} was not made from this run's samples; `leret pairs {run.path}` makes it again"
+                f"{run.preferences} was not made from this run's samples; `leret pairs --run {run.path}` makes it again"
             )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,40 +10,12 @@ import torch
 
 from leret.config import TrainingRecipe
 from leret.errors import TrainingError
-from leret.training.examples import Example
 from leret.training.reduction import dpo_loss, ipo_loss
-from leret.training.tokens import Encoded, Encoder
 
-__all__ = ["check_loss", "check_template", "completion_logps"]
+__all__ = ["check_loss", "completion_logps"]
 
 _ROWS = 4
 _SMALL = 1 << 20
-
-
-def check_template(
-    encoder: Encoder, examples: Sequence[Example], encoded: Sequence[Encoded], checked: int = 16
-) -> None:
-    """The chat template must render a prompt with its completion as the sampler would have produced it.
-
-    Args:
-        encoder: that made the ids.
-        examples: as text.
-        encoded: the same as ids.
-        checked: examples looked at, spread evenly over all.
-
-    Raises:
-        TrainingError: it does not; with the first place where the two differ.
-    """
-    for index in range(0, len(examples), max(1, len(examples) // checked)):
-        example, ids = examples[index], encoded[index]
-        for text, completion in zip(example.completions, ids.completions, strict=True):
-            if text != text.strip():
-                continue  # Templates trim a turn; the ids that are trained do not depend on that.
-            turns = [*example.prompt, {"role": "assistant", "content": text}]
-            rendered = encoder.tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False)
-            sampled = [*ids.prompt, *completion]
-            if list(rendered[: len(sampled)]) != sampled:
-                raise TrainingError(_difference(encoder.tokenizer, list(rendered), sampled, example.question_id))
 
 
 def check_loss(trainer: Any, recipe: TrainingRecipe) -> float:
@@ -153,17 +125,3 @@ def _length(row: dict[str, Any]) -> int:
 
 def _kept(trainer: Any, row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if not isinstance(value, str)}
-
-
-def _difference(tokenizer: Any, rendered: list[int], sampled: list[int], question_id: str) -> str:
-    pairs = zip(rendered, sampled, strict=False)
-    place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(rendered), len(sampled)))
-    start = max(0, place - 5)
-    return (
-        f"question {question_id}: the chat template of {tokenizer.name_or_path} renders a finished turn otherwise than "
-        f"the sampler writes it, from token {place} on:\n"
-        f"  template: ...{tokenizer.decode(rendered[start : place + 8])!r}\n"
-        f"  sampler:  ...{tokenizer.decode(sampled[start : place + 8])!r}\n"
-        "The prompt with its generation prompt must be a prefix of the whole, and the completion must follow it and "
-        "end in the end token; mend chat_template.jinja of the policy"
-    )

@@ -38,6 +38,12 @@ class TrainReport:
     already: bool = False
     resumed_from: int = 0
 
+    @property
+    def notes(self) -> list[str]:
+        """What to look at."""
+        few = f"{self.examples} examples made {self.steps} steps, which teach little; sample more questions"
+        return [few] if self.steps < 10 else []
+
 
 @dataclass(frozen=True, slots=True)
 class Record:

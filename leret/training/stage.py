@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +60,6 @@ def train(
     run: Run,
     *,
     progress: Progress | None = None,
-    held_out: Collection[str] = (),
 ) -> TrainReport:
     """Train one policy; go on where an earlier call was stopped; do nothing where it is there.
 
@@ -69,7 +67,6 @@ def train(
         recipe: what to train.
         run: a sampled run.
         progress: shown while it trains.
-        held_out: ids of evaluation questions beside those that the run's own split holds back.
 
     Returns:
         What was done.
@@ -82,7 +79,7 @@ def train(
         KeyboardInterrupt: SIGINT or SIGTERM came; a checkpoint was written first.
     """
     began = time.monotonic()
-    job = _resolve(recipe, run, held_out)
+    job = _resolve(recipe, run)
     if job.workplace.policy.is_dir():
         record = _finished(job)
         job.workplace.clear()
@@ -98,7 +95,7 @@ def plan(recipe: TrainingRecipe, run: Run) -> TrainPlan:
     Raises:
         LeretError: as `train` does, for what can be seen without the model.
     """
-    job = _resolve(recipe, run, ())
+    job = _resolve(recipe, run)
     done = job.workplace.policy.is_dir()
     if done:
         _finished(job)
@@ -115,12 +112,12 @@ def plan(recipe: TrainingRecipe, run: Run) -> TrainPlan:
     )
 
 
-def _resolve(recipe: TrainingRecipe, run: Run, held_out: Collection[str]) -> _Job:
+def _resolve(recipe: TrainingRecipe, run: Run) -> _Job:
     from leret.training.leaks import refuse_leaks
 
     initial = find_initial(run, recipe.init)
     examples = _examples(recipe, run)
-    refuse_leaks(run, examples, held_out)
+    refuse_leaks(run, examples)
     key = {
         "recipe": recipe.model_dump(mode="json"),
         "data": examples_digest(examples),

@@ -13,11 +13,12 @@ from typing import Any
 
 from leret.errors import TrainingError
 from leret.policies.base import Messages
+from leret.policies.templates import apply_template
 from leret.training.examples import Example
 
 __all__ = ["Encoded", "Encoder", "end_token"]
 
-_PROBE = ({"role": "user", "content": "question"},)
+_TURNS = ({"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,13 @@ class Encoder:
     Args:
         tokenizer: the policy's, with a chat template.
         end: id of the token that ends a completion (`end_token`).
+        enable_thinking: of the chat template, as the run was sampled.
     """
 
-    def __init__(self, tokenizer: Any, end: int) -> None:
+    def __init__(self, tokenizer: Any, end: int, enable_thinking: bool | None = None) -> None:
         self.tokenizer = tokenizer
         self.end = end
+        self.enable_thinking = enable_thinking
 
     def encode(self, examples: Sequence[Example]) -> list[Encoded]:
         """The examples as ids, in order."""
@@ -64,7 +67,8 @@ class Encoder:
 
     def render(self, messages: Messages) -> str:
         """The prompt as text, up to and including the generation prompt."""
-        return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+        how = {"enable_thinking": self.enable_thinking, "tokenize": False, "add_generation_prompt": True}
+        return str(apply_template(self.tokenizer, messages, str(self.tokenizer.name_or_path), **how))
 
     def prompt_ids(self, messages: Messages) -> list[int]:
         """The prompt as ids."""
@@ -92,7 +96,7 @@ def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
         stops: the ids at which generation stops (``eos_token_id`` of the generation config).
 
     Raises:
-        TrainingError: the tokenizer has no chat template, or nothing ends a completion.
+        TrainingError: the tokenizer has no chat template, or it writes no such token.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise TrainingError(
@@ -103,11 +107,13 @@ def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
         raise TrainingError(
             f"{tokenizer.name_or_path} names no end token; set eos_token_id in its generation_config.json"
         )
-    prompt = tokenizer.apply_chat_template(list(_PROBE), tokenize=False, add_generation_prompt=True)
-    turns = [*_PROBE, {"role": "assistant", "content": "answer"}]
-    whole = str(tokenizer.apply_chat_template(turns, tokenize=False))
-    ids = tokenizer(whole[len(prompt) :], add_special_tokens=False)["input_ids"]
+    after = str(tokenizer.apply_chat_template(list(_TURNS), tokenize=False)).rpartition(_TURNS[-1]["content"])[2]
+    ids = tokenizer(after, add_special_tokens=False)["input_ids"]
     written = [token for token in ids if token in known]
-    if written:
-        return int(written[0])
-    return int(tokenizer.eos_token_id if tokenizer.eos_token_id in known else known[0])
+    if not written:
+        raise TrainingError(
+            f"the chat template of {tokenizer.name_or_path} writes {after!r} after a turn, and generation stops at "
+            f"{', '.join(map(repr, tokenizer.convert_ids_to_tokens(known)))}; mend its chat_template.jinja, or "
+            "eos_token_id in its generation_config.json"
+        )
+    return int(written[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from leret.datasets.lines import chunks
 from leret.datasets.load import load, load_questions
 from leret.errors import DataError
 from tests.datasets.writing import DOCUMENTS, HOTPOT, HOVER, MUSIQUE, QUESTIONS, array, json_lines
@@ -232,6 +234,20 @@ def test_a_binary_file_without_line_ends_is_not_read_into_memory(
     (tmp_path / "binary").write_bytes(b"\x01\x02\x03\x04" * (1 << 19))
     with pytest.raises(DataError, match="a line is longer than 1 MiB"):
         load_questions("jsonl", str(tmp_path / "binary"))
+
+
+@pytest.mark.parametrize("compress", [bz2.compress, gzip.compress, zstandard.compress], ids=["bz2", "gzip", "zstd"])
+def test_a_small_file_that_grows_is_read_in_pieces(
+    compress: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leret.datasets.lines.MAX_RECORD", 1 << 20)
+    size = 40 << 20
+    (tmp_path / "bomb").write_bytes(compress(bytes(size)))
+    lengths = [len(chunk) for chunk in chunks(tmp_path / "bomb")]
+    assert sum(lengths) == size
+    assert max(lengths) <= 32 << 20
+    with pytest.raises(DataError, match="a line is longer than 1 MiB"):
+        load_questions("jsonl", str(tmp_path / "bomb"))
 
 
 def test_a_truncated_file_counts_as_one_skipped_record(tmp_path: Path) -> None:

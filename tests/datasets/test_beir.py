@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 def test_qrels_are_the_splits_and_judgements_above_zero_the_gold(folder: Path) -> None:
     data = load("beir", str(folder))
     assert data.questions.items == (
-        Question("q0", "query 0", None, ("d0", "d1"), split="train"),
+        Question("q0", "query 0", None, ("d0", "d1"), split="train", relevance={"d0": 1, "d1": 2}),
         Question("q2", "query 2", None, ("d2",), split="test"),
     )
     assert len(data.corpus) == 4

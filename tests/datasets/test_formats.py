@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from leret.datasets.load import load, load_corpus, load_questions
+from leret.errors import DataError
 from leret.types import Document, Question, digest
 from tests.datasets.writing import DOCUMENTS, HOTPOT, HOVER, MUSIQUE, QUESTIONS, array, json_lines
 
@@ -99,3 +102,24 @@ def test_gold_takes_the_corpus_form_of_unicode(tmp_path: Path) -> None:
 
 def test_a_corpus_alone(tmp_path: Path) -> None:
     assert len(load_corpus("hotpotqa", array(tmp_path / "h.json", HOTPOT))) == 3
+
+
+def test_grades_of_json_lines_stay_with_their_documents(tmp_path: Path) -> None:
+    corpus = json_lines(tmp_path / "c", [{"doc_id": i, "title": "", "text": "t"} for i in ("Caf\u00e9", "b")])
+    graded = {
+        "id": "1",
+        "question": "?",
+        "relevant_doc_ids": ["Cafe\u0301", "b"],
+        "relevance": {"Cafe\u0301": 2, "x": 0},
+    }
+    binary = {"id": "2", "question": "??", "relevant_doc_ids": ["b"], "relevance": {"b": 1}}
+    questions = load("jsonl", json_lines(tmp_path / "q", [graded, binary]), corpus).questions.items
+    assert [question.grades for question in questions] == [{"Caf\u00e9": 2, "b": 1}, {"b": 1}]
+    assert [bool(question.relevance) for question in questions] == [True, False]
+
+
+@pytest.mark.parametrize("relevance", [{"a": 0}, {"b": 1}, {"a": 1.5}, {"a": True}, [2]])
+def test_grades_that_contradict_the_gold_are_refused(tmp_path: Path, relevance: object) -> None:
+    line = {"id": "1", "question": "?", "relevant_doc_ids": ["a"], "relevance": relevance}
+    with pytest.raises(DataError, match="field 'relevance'"):
+        load_questions("jsonl", json_lines(tmp_path / "q", [line]))

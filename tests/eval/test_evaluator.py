@@ -35,6 +35,7 @@ def make(tmp_path):
         policies = Policies(lambda system: digest, open_policy)
         made = Evaluator(
             run,
+            run.eval,
             setting,
             policies,
             questions=questions,

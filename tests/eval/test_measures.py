@@ -1,6 +1,8 @@
 """Every hop's accumulated ranking is scored by the rewards' own functions."""
 
+import ir_measures
 import pytest
+from ir_measures import AP, R, nDCG
 
 from leret.errors import ConfigError
 from leret.eval.measures import Scorer, all_measures, hidden_gold
@@ -25,6 +27,18 @@ def test_every_hop_by_hand():
     # hits at ranks 2 and 3: (1/2 + 2/3) / 2
     assert second.measures == {"recall": 1.0, "ap": pytest.approx(7 / 12), "all_found": 1.0, "bridge_found": 1.0}
     assert (second.hop, second.query, second.type, second.doc_ids) == (2, "two", "bridge", ("x", "a", "b"))
+
+
+def test_ndcg_looks_at_grades_as_ir_measures_does():
+    grades = {"a": 1, "b": 3, "c": 2}
+    question = Question("q", "?", gold=tuple(grades), relevance=grades)
+    found = ["x", "a", "b"]
+    trace = Trace("q", (Hop("one", "one", ranking(*found)),))
+    (row,) = Scorer(("ndcg", "ndcg@2", "ap", "recall"), [question], CORPUS).rows(trace)
+    qrels = [ir_measures.Qrel("q", doc_id, grade) for doc_id, grade in grades.items()]
+    run = [ir_measures.ScoredDoc("q", doc_id, -i) for i, doc_id in enumerate(found)]
+    theirs = ir_measures.calc_aggregate([nDCG, nDCG @ 2, AP, R @ 3], qrels, run)
+    assert list(row.measures.values()) == pytest.approx([theirs[m] for m in (nDCG, nDCG @ 2, AP, R @ 3)], abs=1e-12)
 
 
 def test_a_failed_run_has_no_measures_and_says_why():

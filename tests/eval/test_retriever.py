@@ -21,6 +21,7 @@ from leret.eval.trec import unescape
 from leret.retrieval.bm25 import BM25
 from leret.rewards.ranking import measure
 from leret.types import Document, Passage, Question, Ranking
+from tests.retrieval.serving import Echo, running
 
 NAMES = ["R@1", "R@10", "R@100", "AP", "AP@10", "RR", "RR@10", "nDCG", "nDCG@10", "Success@1", "Success@5"]
 
@@ -69,7 +70,7 @@ def difference(questions: Sequence[Question], rankings: Sequence[Ranking]) -> fl
     for i, (question, ranking) in enumerate(zip(questions, rankings, strict=True)):
         ids = [passage.doc_id for passage in ranking]
         for j, name in enumerate(NAMES):
-            ours = measure(ir.reward_name(name) or "")(ids, question.gold)
+            ours = measure(ir.reward_name(name) or "")(ids, question.grades)
             worst = max(worst, abs(ours - values[i, j]))
     return worst
 
@@ -82,6 +83,14 @@ def test_random_rankings_give_what_our_rewards_give_ties_and_odd_ids_included(sc
     table = Table({question.text: rng.sample(ids, rng.randint(0, 120)) for question in questions}, score)
     rankings = table.search([question.text for question in questions], 200)
     assert difference(questions, rankings) < 1e-12
+
+
+def graded(directory: Path) -> dict[str, dict[str, int]]:
+    """Grades of qrels.trec by question and document."""
+    found: dict[str, dict[str, int]] = {}
+    for qrel in ir_measures.read_trec_qrels(str(directory / "qrels.trec")):
+        found.setdefault(unescape(qrel.query_id), {})[unescape(qrel.doc_id)] = qrel.relevance
+    return found
 
 
 @pytest.mark.parametrize("name", ["scifact", "nfcorpus", "hotpotqa"])
@@ -103,6 +112,9 @@ def test_bm25s_run_file_on_real_data_gives_what_our_rewards_give(shared_data: Pa
         ir_measures.read_trec_run(str(run)),
     )
     assert {str(m): v for m, v in again.items()} == pytest.approx({n: report.measures[n] for n in NAMES}, abs=1e-12)
+    if name == "nfcorpus":
+        assert graded(tmp_path) == {q.id: q.grades for q in questions}
+        assert max(grade for q in questions for grade in q.grades.values()) == 2
     if name != "nfcorpus":  # whose figure counts documents of score 0 (benchmarks/bm25_figures.py)
         assert (report.measures["R@10"], report.measures["AP@100"]) == pytest.approx(SETS[name][3:], abs=0.0011)
 
@@ -179,6 +191,15 @@ def test_names_of_ir_measures_and_of_our_rewards_are_understood_and_others_are_l
     with pytest.raises(ConfigError) as caught:
         ir.parsed(["nope", "R", "AP@0", "AP@x", "R@10", ""])
     assert len(caught.value.problems) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("MAP", "AP"), ("MRR@10", "RR@10"), ("NDCG", "nDCG"), ("Recall@5", "R@5"), ("Precision@3", "P@3")],
+)
+def test_a_name_of_other_tools_is_answered_with_ours(name: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'{name}' is none; did you mean {meant}\?"):
+        ir.parsed([name])
 
 
 def test_a_cut_off_is_a_number_however_it_is_written_and_not_a_huge_one() -> None:
@@ -268,6 +289,18 @@ def test_the_command_prints_one_json_object_and_writes_trec_files(index: Path, t
     assert code == 0
     assert "R@10" in out
     assert "[" in out
+
+
+def test_questions_of_another_corpus_are_warned_of_behind_a_server(tmp_path: Path) -> None:
+    here, elsewhere = (
+        write_questions(tmp_path / f"{gold}.jsonl", {"id": "a", "question": "word", "relevant_doc_ids": [gold]})
+        for gold in ("word#1", "gone")
+    )
+    with running(Echo()) as server:
+        for questions, warned in ((here, False), (elsewhere, True)):
+            code, out, everything = leret("eval-retriever", server.url, "--questions", questions, "--json")
+            assert (code, json.loads(out)["n_questions"]) == (0, 1)
+            assert ("warning: no relevant document was found" in everything) is warned
 
 
 def test_the_name_of_an_index_is_shown_as_it_is(index: Path, tmp_path: Path) -> None:

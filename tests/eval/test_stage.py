@@ -165,6 +165,19 @@ def test_a_question_that_was_sampled_is_refused(run):
         evaluate(EvalRecipe(**SMALL), run)
 
 
+def test_a_question_whose_text_was_sampled_is_refused(run):
+    evaluate(EvalRecipe(**SMALL | {"systems": ("raw-question",), "limit": 1}), run)
+    asked = read_rows(run.eval / "raw-question" / "per_question.parquet")[0].question_id
+    lines = Path(run.manifest()["sampling"]["data"]["questions"])
+    text = next(row["question"] for row in map(json.loads, lines.read_text().splitlines()) if row["id"] == asked)
+    with lines.open("a") as file:
+        file.write(json.dumps({"id": "double", "question": text, "relevant_doc_ids": [f"the {NAMES[0]}"]}) + "\n")
+    with Store(run.store) as store:
+        store.put_state(State("s", "double", 0, "write_query", {}, ()))
+    with pytest.raises(DataError, match=f"1 questions .*have the text of one in the training data: '{asked}'"):
+        evaluate(EvalRecipe(**SMALL | {"systems": ("raw-question",), "name": "again"}), run)
+
+
 def test_unknown_systems_baselines_and_measures_are_refused_before_anything_is_opened(run):
     with pytest.raises(ConfigError, match="'ipo' is not in this run"):
         evaluate(EvalRecipe(systems=("ipo",)), run)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from leret.errors import ProgramError
-from leret.pipelines.loading import load_program
+from leret.pipelines.loading import differing_k, load_program
 
 ROOT = Path(__file__).parents[2]
 MULTIHOP = ROOT / "pipelines/multihop.py"
@@ -14,6 +14,24 @@ MULTIHOP = ROOT / "pipelines/multihop.py"
 def test_k_reaches_a_constructor_that_takes_it():
     assert load_program(MULTIHOP, "MultiHop", {}, k=7).search.k == 7
     assert load_program(MULTIHOP, "MultiHop", {"k": 2}, k=7).search.k == 2
+
+
+def test_a_program_that_says_another_k_than_the_recipe_is_told(tmp_path):
+    def told(path, name, arguments, k):
+        return differing_k(load_program(path, name, arguments, k=k), arguments, k)
+
+    assert told(MULTIHOP, "MultiHop", {}, 3) == []
+    assert told(MULTIHOP, "MultiHop", {}, 10) == ["MultiHop has k 3, retriever.k is 10: a search brings 10 passages"]
+    assert told(MULTIHOP, "MultiHop", {"k": 2}, 10) == [
+        "MultiHop has k 2, retriever.k is 10: a search brings 2 passages"
+    ]
+    fixed = tmp_path / "fixed.py"
+    fixed.write_text(
+        "import dspy\nfrom leret.pipelines import Search\n"
+        "class P(dspy.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.search = Search(k=4)\n"
+    )
+    assert told(fixed, "P", {}, 10) == ["P has k 4, retriever.k is 10: a search brings 4 passages"]
 
 
 @pytest.mark.parametrize(

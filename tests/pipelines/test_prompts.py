@@ -1,5 +1,6 @@
 """What leret sends is what the DSPy program would send, under every adapter."""
 
+import asyncio
 from pathlib import Path
 
 import dspy
@@ -62,6 +63,36 @@ def test_messages_equal_those_of_the_program_itself(kind, reason, prompt):
         program(question="Who?")
     assert [tuple(call["messages"]) for call in lm.history] == expected
     assert formatter.parse(name, completion) == outputs
+
+
+@pytest.mark.parametrize("kind", ["chat", "json", "xml"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_adapter_sends_a_served_lm_messages_alone(kind, asynchronous, monkeypatch):
+    """The sampler sends no ``response_format``; neither do the bank, evaluation and leret.load through a dspy.LM."""
+    lm = dspy.LM("openai/gpt-4o", api_key="none", cache=False)
+    assert "response_format" in lm.supported_params
+    seen = []
+
+    def sent(self, prompt=None, messages=None, **kwargs):
+        seen.append(kwargs)
+        return [Formatter(program, adapter).completion("ask", {"query": "silent harbor"})]
+
+    async def sent_later(self, prompt=None, messages=None, **kwargs):
+        return sent(self, prompt, messages, **kwargs)
+
+    monkeypatch.setattr(dspy.LM, "__call__", sent)
+    monkeypatch.setattr(dspy.LM, "acall", sent_later)
+    adapter, program = make_adapter(AdapterSettings(kind=kind)), Asking()
+    with dspy.context(lm=lm, adapter=adapter):
+        found = asyncio.run(program.ask.acall(question="?")) if asynchronous else program.ask(question="?")
+    assert found.query == "silent harbor"
+    assert seen == [{}]
+
+
+class Asking(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.ask = dspy.Predict("question -> query")
 
 
 def test_a_completion_out_of_format_is_none():

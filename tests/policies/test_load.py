@@ -37,4 +37,5 @@ def test_a_state_loads_the_policy_again_and_holds_no_key(llama_dir: Path, monkey
     assert "sk-secret" not in str(state)
     again = shared_policy(PolicySettings(**state))
     assert again.digest == served.digest
-    assert policy_state(load_policy("local", llama_dir)) == {"kind": "local", "model": str(llama_dir), "dtype": "auto"}
+    local = policy_state(load_policy("local", llama_dir, enable_thinking=False))
+    assert local == {"kind": "local", "model": str(llama_dir), "dtype": "auto", "enable_thinking": False}

@@ -75,6 +75,20 @@ def test_a_missing_shard_is_named(copy: Path) -> None:
         load(copy)
 
 
+@pytest.mark.parametrize("names", ["index", "config"])
+def test_weights_in_a_folder_are_refused_for_no_digest_has_them(copy: Path, names: str) -> None:
+    (copy / "sub").mkdir()
+    (copy / "model.safetensors").rename(copy / "sub" / "model.safetensors")
+    save_file({"decoy": torch.zeros(1)}, copy / "decoy.safetensors")
+    if names == "config":
+        change_config(copy, transformers_weights="sub/model.safetensors")
+    else:
+        index = {"metadata": {}, "weight_map": {"lm_head.weight": "sub/model.safetensors"}}
+        (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(PolicyError, match=r"lacks sub/model\.safetensors"):
+        load(copy)
+
+
 def test_an_unknown_architecture_is_told_with_a_way_out(copy: Path) -> None:
     change_config(copy, model_type="mystery", architectures=["MysteryForCausalLM"])
     with pytest.raises(PolicyError, match=r"mystery.*use kind: openai"):
@@ -115,6 +129,26 @@ def test_the_digest_follows_the_bytes_and_not_the_place(llama_dir: Path, copy: P
     assert changed != model_digest(llama_dir)
     (copy / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
     assert model_digest(copy) != changed
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"adapter_model.bin", "decoy.safetensors"}, "an adapter without adapter_model.safetensors"),
+        ({"adapter_model.bin", "adapter_model.safetensors"}, r"pickled weights .*\(adapter_model\.bin\)"),
+        ({"training_args.bin", "adapter_model.safetensors"}, None),
+    ],
+    ids=["pickled", "both", "a trainer's own"],
+)
+def test_an_adapter_is_of_safetensors_alone(tmp_path: Path, files: set[str], says: str | None) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    for name in files:
+        save_file({"x": torch.zeros(1)}, tmp_path / name)
+    if says is None:
+        assert find_model(tmp_path) == tmp_path
+    else:
+        with pytest.raises(PolicyError, match=says):
+            find_model(tmp_path)
 
 
 def test_an_adapter_runs_merged_into_its_base(llama_dir: Path, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from leret.policies.replies import RefusedError, TryAgainError, check_status, completions_of, retry_after_s, shared
+from leret.http import retry_after_s
+from leret.policies.replies import RefusedError, TryAgainError, check_status, completions_of, shared
 
 URL = "http://a/v1/chat/completions"
 
@@ -21,7 +22,7 @@ def body(*texts: Any, **usage: int) -> str:
 
 
 def test_choices_come_in_the_order_of_their_index() -> None:
-    own = completions_of(body("one", "two", prompt_tokens=7, completion_tokens=6), 2, URL)
+    own = completions_of(body("one", "two", prompt_tokens=7, completion_tokens=6), 2, 16, URL)
     assert [completion.text for completion in own] == ["one", "two"]
     assert [completion.n_prompt_tokens for completion in own] == [7, 7]
     assert [completion.n_completion_tokens for completion in own] == [3, 3]
@@ -31,14 +32,14 @@ def test_choices_come_in_the_order_of_their_index() -> None:
 def test_tokens_that_are_counted_together_are_shared_by_length_and_add_up() -> None:
     # 10 tokens over texts of 2, 2 and 6 characters: 2, 2 and 6; of 7 tokens: ends at 1.4, 2.8 and 7, so 1, 1 and 5.
     for total, shares in ((10, [2, 2, 6]), (7, [1, 1, 5]), (0, [0, 0, 0])):
-        own = completions_of(body("ab", "cd", "efghij", prompt_tokens=7, completion_tokens=total), 3, URL)
+        own = completions_of(body("ab", "cd", "efghij", prompt_tokens=7, completion_tokens=total), 3, 16, URL)
         assert [completion.n_completion_tokens for completion in own] == shares
     assert shared([0, 0, 0], 4) == [1, 1, 2]
 
 
 def test_togethers_logprobs_are_read_too() -> None:
     choice = {"message": {"content": "a"}, "logprobs": {"token_ids": [4.0], "token_logprobs": [-0.5], "tokens": ["a"]}}
-    [own] = completions_of(json.dumps({"choices": [choice], "usage": {"completion_tokens": 9}}), 1, URL)
+    [own] = completions_of(json.dumps({"choices": [choice], "usage": {"completion_tokens": 9}}), 1, 16, URL)
     assert (own.token_ids, own.logprobs, own.n_completion_tokens) == ((4,), (-0.5,), 1)
 
 
@@ -50,7 +51,7 @@ def test_logprobs_and_token_ids_are_taken_where_they_are_given() -> None:
         "logprobs": {"content": [{"token": "a", "logprob": -0.5}, {"token": " b", "logprob": -1}]},
         "token_ids": [4, 9],
     }
-    [own] = completions_of(json.dumps({"choices": [choice], "usage": {"prompt_tokens": 3}}), 1, URL)
+    [own] = completions_of(json.dumps({"choices": [choice], "usage": {"prompt_tokens": 3}}), 1, 16, URL)
     assert own.logprobs == (-0.5, -1.0)
     assert own.token_ids == (4, 9)
     assert own.n_completion_tokens == 2
@@ -63,7 +64,7 @@ def test_logprobs_and_token_ids_are_taken_where_they_are_given() -> None:
 )
 def test_an_answer_that_makes_no_sense_is_asked_for_again(text: str, n: int) -> None:
     with pytest.raises(TryAgainError):
-        completions_of(text, n, URL)
+        completions_of(text, n, 16, URL)
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503])

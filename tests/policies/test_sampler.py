@@ -7,69 +7,109 @@ import pytest
 import torch
 from scipy import stats
 
-from leret.policies.sampler import choose, draw_table, uniforms
+from leret.policies.sampler import choose, exponentials, step_keys
 
 
 def column(*values: float) -> torch.Tensor:
     return torch.tensor(values)
 
 
-def numbers(*values: float) -> torch.Tensor:
-    """Draws of rows whose vocabulary is one block: the second number decides nothing."""
-    return torch.tensor([[value, 0.999] for value in values], dtype=torch.float64)
+def keys(n: int) -> np.ndarray:
+    """Of the first step of n completions."""
+    return step_keys(range(n), 1)[:, 0]
 
 
-def test_a_draw_falls_into_the_interval_of_its_token() -> None:
-    # Probabilities .5, .25, .25: cumulative .5, .75, 1.
-    logits = torch.log(column(0.5, 0.25, 0.25)).repeat(4, 1)
-    ids, logprobs = choose(logits, numbers(0.0, 0.4999, 0.5, 0.999), torch.ones(4), torch.ones(4))
-    assert ids.tolist() == [0, 0, 1, 2]
-    assert logprobs.exp().tolist() == pytest.approx([0.5, 0.5, 0.25, 0.25], abs=1e-6)
+def counts(ids: torch.Tensor, n: int) -> np.ndarray:
+    drawn: np.ndarray = torch.bincount(ids, minlength=n).numpy()
+    return drawn
+
+
+def test_the_greatest_quotient_of_probability_and_noise_wins() -> None:
+    probabilities = column(0.5, 0.3, 0.2)
+    ids, logprobs = choose(torch.log(probabilities).repeat(20, 1), keys(20), torch.ones(20), torch.ones(20))
+    gumbel = -torch.log(exponentials(keys(20), 3))
+    assert ids.tolist() == (torch.log(probabilities) + gumbel).argmax(dim=1).tolist()
+    assert logprobs.exp().tolist() == pytest.approx(probabilities[ids].tolist(), abs=1e-6)
+    assert len(set(ids.tolist())) == 3
 
 
 def test_temperature_zero_takes_the_likeliest_token_beside_rows_that_are_sampled() -> None:
-    logits = torch.log(column(0.4, 0.6)).repeat(2, 1)
-    ids, _ = choose(logits, numbers(0.1, 0.1), column(0.0, 1.0), torch.ones(2))
-    assert ids.tolist() == [1, 0]
+    logits = torch.log(column(0.4, 0.6)).repeat(40, 1)
+    ids, _ = choose(logits, keys(40), column(0.0, 1.0).repeat(20), torch.ones(40))
+    assert ids[::2].tolist() == [1] * 20
+    assert set(ids[1::2].tolist()) == {0, 1}
 
 
 def test_logprobs_are_of_the_model_whatever_temperature_top_p_and_suppression_say() -> None:
-    logits = torch.log(column(0.5, 0.3, 0.2))[None]
-    ids, logprobs = choose(logits, numbers(0.99), column(0.5), column(0.9), suppressed=torch.tensor([0]))
-    # Left: .3 and .2, squared by temperature 1/2: .09 and .04, that is .692 and .308. The draw .99 falls on token 2,
-    # which top-p .9 keeps (.692 before it).
-    assert ids.tolist() == [2]
-    assert logprobs.exp().item() == pytest.approx(0.2, abs=1e-6)
+    logits = torch.log(column(0.5, 0.3, 0.2)).repeat(50, 1)
+    ids, logprobs = choose(logits, keys(50), torch.full((50,), 0.5), column(0.9).repeat(50), torch.tensor([0]))
+    assert set(ids.tolist()) == {1, 2}
+    assert logprobs.exp().tolist() == pytest.approx([0.3 if i == 1 else 0.2 for i in ids.tolist()], abs=1e-6)
 
 
 def test_top_p_keeps_the_smallest_set_with_the_mass_and_leaves_other_rows_alone() -> None:
-    logits = torch.log(column(0.2, 0.5, 0.3)).repeat(2, 1)
-    # Row 0: {1, 2} has .8 >= .6 and {1} has .5 < .6, so token 0 is out: cumulative 0, .625, 1.
-    ids, _ = choose(logits, numbers(0.1, 0.1), torch.ones(2), column(0.6, 1.0))
-    assert ids.tolist() == [1, 0]
+    logits = torch.log(column(0.2, 0.5, 0.3)).repeat(100, 1)
+    # {1, 2} has .8 >= .6 and {1} has .5 < .6, so token 0 is out.
+    ids, _ = choose(logits, keys(100), torch.ones(100), column(0.6, 1.0).repeat(50))
+    assert set(ids[::2].tolist()) == {1, 2}
+    assert set(ids[1::2].tolist()) == {0, 1, 2}
 
 
-@pytest.mark.parametrize("draw", [0.0, np.nextafter(1.0, 0.0)])
-def test_a_token_without_probability_is_never_drawn(draw: float) -> None:
-    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf]])
-    ids, _ = choose(logits, numbers(draw), torch.ones(1), torch.ones(1))
-    assert ids.tolist() == [1]
+def test_a_token_without_probability_is_never_drawn() -> None:
+    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf]]).repeat(2000, 1)
+    ids, _ = choose(logits, keys(2000), torch.ones(2000), torch.ones(2000))
+    assert set(ids.tolist()) == {1}
 
 
-def test_samples_follow_the_softmax_at_its_temperature() -> None:
+@pytest.mark.parametrize(("temperature", "top_p"), [(2.0, 1.0), (1.0, 1.0), (1.0, 0.9)])
+def test_samples_follow_the_softmax_at_its_temperature_and_top_p(temperature: float, top_p: float) -> None:
     logits = torch.tensor([1.0, 0.0, -1.0, 2.0])
-    n = 4000
-    draws = draw_table(range(n), 1)[:, 0]
-    ids, _ = choose(logits.repeat(n, 1), draws, torch.full((n,), 2.0), torch.ones(n))
-    expected = torch.softmax(logits / 2, dim=0).double().numpy() * n
-    assert stats.chisquare(torch.bincount(ids, minlength=4).numpy(), expected / expected.sum() * n).pvalue > 1e-3
+    n = 20_000
+    ids, _ = choose(logits.repeat(n, 1), keys(n), torch.full((n,), temperature), torch.full((n,), top_p))
+    weights = torch.softmax(logits.double() / temperature, dim=0)
+    if top_p < 1:  # .644, .237, .087, .032: the first two have .881, the third brings .968
+        weights[2] = 0.0
+    inside = weights > 0
+    expected = (weights / weights.sum() * n).numpy()[inside.numpy()]
+    drawn = counts(ids, 4)
+    assert drawn[~inside.numpy()].sum() == 0
+    assert stats.chisquare(drawn[inside.numpy()], expected).pvalue > 1e-3
 
 
-def test_seeds_give_their_own_numbers_and_a_longer_draw_starts_with_a_shorter_one() -> None:
-    assert np.array_equal(uniforms(7, 3), uniforms(7, 9)[:3])
-    assert not np.array_equal(uniforms(7, 3), uniforms(8, 3))
-    assert not np.isin(uniforms(7, 9)[:, 0], uniforms(7, 9)[:, 1]).any()
-    assert uniforms(2**63 - 1, 2).shape == (2, 2)
+def test_noise_is_exponential_in_every_place() -> None:
+    noise = exponentials(step_keys(range(200), 5).ravel(), 300).numpy()
+    assert stats.kstest(noise.ravel(), "expon").pvalue > 1e-3
+    assert stats.kstest([stats.kstest(noise[:, i], "expon").pvalue for i in range(300)], "uniform").pvalue > 1e-3
+    assert noise.min() > 0
+
+
+def test_draws_of_neighbouring_seeds_steps_and_tokens_are_independent() -> None:
+    table = step_keys(range(200), 50)
+    logits = torch.zeros(table.size, 8)
+    ids, _ = choose(logits, table.ravel(), torch.ones(table.size), torch.ones(table.size))
+    drawn = ids.reshape(table.shape).numpy()
+    for one, other in [(drawn[:-1], drawn[1:]), (drawn[:, :-1], drawn[:, 1:])]:  # seeds, steps
+        pairs = np.bincount((one * 8 + other).ravel(), minlength=64)
+        assert stats.chisquare(pairs).pvalue > 1e-3
+    noise = exponentials(table.ravel(), 64).numpy()
+    correlation = np.corrcoef(noise.T)[np.triu_indices(64, 1)]  # places
+    assert np.abs(correlation).max() < 6 / np.sqrt(table.size)
+
+
+def test_keys_are_all_distinct_and_a_longer_table_begins_with_a_shorter_one() -> None:
+    assert np.array_equal(step_keys([7, 2**64 - 1], 3), step_keys([7, 2**64 - 1], 9)[:, :3])
+    table = step_keys(range(1000), 100)
+    assert len(np.unique(table)) == table.size
+
+
+def test_noise_is_the_same_on_every_machine_and_in_every_batch() -> None:
+    # Computed with integers of Python, which know no overflow.
+    assert step_keys([0], 1)[0, 0] == 0x8630C2BA6DAAB072
+    assert exponentials(step_keys([0], 1)[:, 0], 2)[0].tolist() == pytest.approx(
+        [0.5268987596704195, 0.4088697295742124], rel=1e-14
+    )
+    alone = exponentials(step_keys([2**63 + 5], 8)[:, 7], 4)
+    assert torch.equal(exponentials(step_keys([1, 2**63 + 5, 3], 8)[:, 7], 900)[1, :4], alone[0])
 
 
 def rows_of_a_large_vocabulary(n: int) -> torch.Tensor:
@@ -83,27 +123,18 @@ def test_samples_of_a_large_vocabulary_follow_the_softmax_within_blocks_and_betw
     n = 2000
     logits = rows_of_a_large_vocabulary(n)
     expected = torch.softmax(logits[0].double(), dim=0)
-    ids, _ = choose(logits, draw_table(range(n), 1)[:, 0], torch.ones(n), torch.ones(n))
+    ids, _ = choose(logits, keys(n), torch.ones(n), torch.ones(n))
     edges = [0, 5, 6, 1023, 1024, 1025, 5000, 20_000, 20_001, 30_499, 30_500]
     parts = torch.stack([expected[a:b].sum() for a, b in pairwise(edges)]).numpy() * n
     drawn = np.histogram(ids.numpy(), bins=[*edges[:-1], edges[-1] + 1])[0]
     assert stats.chisquare(drawn, parts / parts.sum() * n).pvalue > 1e-3
 
 
-def test_the_last_digits_of_the_logits_decide_next_to_nothing() -> None:
-    n = 2000
-    draws = draw_table(range(n), 1)[:, 0]
-    logits = rows_of_a_large_vocabulary(n)
+@pytest.mark.parametrize("n_vocabulary", [900, 30_500])
+def test_the_last_digits_of_the_logits_decide_nothing(n_vocabulary: int) -> None:
+    n = 200_000 // n_vocabulary * 10
+    logits = 2 * torch.randn(n, n_vocabulary, generator=torch.Generator().manual_seed(0))
     noise = 3e-6 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
-    other, _ = choose(logits + noise, draws, torch.ones(n), torch.ones(n))
-    ids, _ = choose(logits, draws, torch.ones(n), torch.ones(n))
-    assert (ids != other).sum() <= 1
-
-
-@pytest.mark.parametrize("draw", [0.0, np.nextafter(1.0, 0.0)])
-def test_a_block_without_probability_is_never_drawn(draw: float) -> None:
-    logits = torch.full((1, 5000), -torch.inf)
-    logits[0, [1500, 2500]] = 0.0
-    draws = torch.tensor([[draw, draw]], dtype=torch.float64)
-    ids, _ = choose(logits, draws, torch.ones(1), torch.ones(1))
-    assert ids.item() == (1500 if draw == 0.0 else 2500)
+    other, _ = choose(logits + noise, keys(n), torch.ones(n), torch.ones(n))
+    ids, _ = choose(logits, keys(n), torch.ones(n), torch.ones(n))
+    assert torch.equal(ids, other)

@@ -5,6 +5,7 @@ The checkpoints have an untrained projection: they test plumbing, and say nothin
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -21,12 +22,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from huggingface_hub import constants, hf_hub_download
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from leret.config import RetrieverSettings
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load
 from leret.errors import RetrievalError
 from leret.retrieval.base import Retriever
+from leret.retrieval.colbert_library import _imported, _kept
 from leret.retrieval.downloaded_check import check_downloaded
 from leret.retrieval.load import load_retriever, open_index
 from tests.retrieval.engines import ANIMALS
@@ -135,12 +139,22 @@ def test_an_index_in_several_chunks_equals_that_of_one(
     assert _ids(made.search(QUERIES, 5)) == _ids(built[1].search(QUERIES, 5))
 
 
+def with_checkpoint(plaid: Path, checkpoint: Path, index: Path) -> None:
+    """A downloaded index that brings its checkpoint."""
+    shutil.copytree(plaid, index)
+    shutil.copytree(checkpoint, index / "model")
+    values = json.loads((index / "metadata.json").read_text())
+    values["config"]["checkpoint"] = "model"
+    (index / "metadata.json").write_text(json.dumps(values))
+
+
 def test_a_downloaded_index_opens_unchanged(checkpoint: Path, built: tuple[Path, Retriever], tmp_path: Path) -> None:
     root = tmp_path / "indexes"
-    shutil.copytree(built[0] / "plaid", root / "wiki")
-    for path in (root / "wiki").iterdir():
+    with_checkpoint(built[0] / "plaid", checkpoint, root / "wiki")
+    files = [path for path in (root / "wiki").iterdir() if path.is_file()]
+    for path in files:
         path.chmod(0o444)
-    before = {path.name: path.read_bytes() for path in (root / "wiki").iterdir()}
+    before = {path.name: path.read_bytes() for path in files}
     recipe = RetrieverSettings(
         kind="colbert",
         colbert={"index_root": str(root), "index_name": "wiki", "checkpoint": str(checkpoint), "nbits": 4},
@@ -148,7 +162,7 @@ def test_a_downloaded_index_opens_unchanged(checkpoint: Path, built: tuple[Path,
     opened = load_retriever(recipe, ANIMALS, tmp_path / "cache")
     assert _ids(opened.search(QUERIES, 7)) == _ids(built[1].search(QUERIES, 7))
     assert open_index(tmp_path / "cache" / "colbert").digest == opened.digest
-    assert {path.name: path.read_bytes() for path in (root / "wiki").iterdir()} == before
+    assert {path.name: path.read_bytes() for path in files} == before
 
     turned = Corpus(reversed(list(ANIMALS.values())))
     for other, says in [(turned, "have as many tokens"), (Corpus(list(ANIMALS.values())[:9]), "this one has 9")]:
@@ -165,9 +179,9 @@ def test_a_downloaded_index_opens_unchanged(checkpoint: Path, built: tuple[Path,
 
 
 def test_a_downloaded_index_is_checked_against_its_collection_or_a_corpus(
-    built: tuple[Path, Retriever], tmp_path: Path
+    checkpoint: Path, built: tuple[Path, Retriever], tmp_path: Path
 ) -> None:
-    shutil.copytree(built[0] / "plaid", tmp_path / "wiki")
+    with_checkpoint(built[0] / "plaid", checkpoint, tmp_path / "wiki")
     assert check_downloaded(tmp_path / "wiki", ANIMALS) == len(ANIMALS)
     turned = list(ANIMALS.values())[::-1]
     with pytest.raises(RetrievalError, match="have as many tokens"):
@@ -187,16 +201,46 @@ def test_a_downloaded_index_is_checked_against_its_collection_or_a_corpus(
     [
         (lambda folder: (folder / "artifact.metadata").unlink(), "is no ColBERT checkpoint"),
         (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
-        (lambda folder: (folder / "config.json").write_text('{"auto_map": {}}'), "Python code of its own"),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": "mystery"}'), "cannot be opened as a ColB"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 100), "cannot be opened as a ColBERT"),
     ],
-    ids=["settings", "config", "code", "weights"],
+    ids=["settings", "config", "architecture", "weights"],
 )
 def test_a_broken_checkpoint_is_said(checkpoint: Path, tmp_path: Path, harm: Any, says: str) -> None:
     shutil.copytree(checkpoint, tmp_path / "broken")
     harm(tmp_path / "broken")
     with pytest.raises(RetrievalError, match=says):
         load_retriever(settings(tmp_path / "broken", tmp_path / "index"), ANIMALS, tmp_path)
+
+
+@pytest.mark.parametrize("key", ["auto_map", r"\u0061uto_map"])
+def test_no_code_of_a_checkpoint_is_run(checkpoint: Path, tmp_path: Path, key: str) -> None:
+    shutil.copytree(checkpoint, tmp_path / "evil")
+    config = (tmp_path / "evil" / "config.json").read_text().replace('"model_type"', '"model_typ"')
+    named = f'{{"model_type": "evil", "{key}": {{"AutoConfig": "configuration_evil.Evil"}}, '
+    (tmp_path / "evil" / "config.json").write_text(named + config.lstrip("{"))
+    (tmp_path / "evil" / "configuration_evil.py").write_text(
+        f"open({str(tmp_path / 'written')!r}, 'w')\n"
+        "from transformers import PretrainedConfig\nclass Evil(PretrainedConfig):\n    model_type = 'evil'\n"
+    )
+    with pytest.raises(RetrievalError, match="Python code of its own"):
+        load_retriever(settings(tmp_path / "evil", tmp_path / "index"), ANIMALS, tmp_path)
+    _imported()
+    for module, loader in (
+        ("hf_colbert", "AutoConfig"),
+        ("hf_colbert", "AutoTokenizer"),
+        ("base_colbert", "AutoTokenizer"),
+    ):
+        load = getattr(importlib.import_module(f"colbert.modeling.{module}"), loader).from_pretrained
+        with pytest.raises(ValueError, match="custom code"):
+            load(str(tmp_path / "evil"), trust_remote_code=True)
+    assert not (tmp_path / "written").exists()
+
+
+def test_no_hub_is_asked_while_a_checkpoint_is_opened() -> None:
+    with _kept(), pytest.raises(LocalEntryNotFoundError):
+        hf_hub_download("attacker/evil-colbert", "artifact.metadata", cache_dir="nowhere")
+    assert not constants.HF_HUB_OFFLINE
 
 
 def test_a_corpus_too_small_for_centroids_is_said(checkpoint: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import mmap
+from collections.abc import Callable
 from pathlib import Path
 
 import bm25s
@@ -90,6 +91,29 @@ def _truncate(name: str) -> object:
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:100])
 
 
+def _change(name: str, place: int, value: int) -> object:
+    """One value of an array; the file keeps its size."""
+
+    def harm(folder: Path) -> None:
+        path = folder / (name if name.endswith(".npy") else f"{name}.csc.index.npy")
+        values = np.load(path)
+        values[place] = value
+        np.save(path, values)
+
+    return harm
+
+
+def _words(column: Callable[[int], object]) -> object:
+    """The column of one word, of as many words as given to ``column``."""
+
+    def harm(folder: Path) -> None:
+        path = folder / "vocab.index.json"
+        words = json.loads(path.read_text())
+        path.write_text(json.dumps({**words, "common": column(len(words))}))
+
+    return harm
+
+
 BROKEN = [
     pytest.param(lambda folder: (folder / "manifest.json").unlink(), "is no index", id="no-manifest"),
     pytest.param(lambda folder: (folder / "manifest.json").write_text("{"), "is no index", id="broken-manifest"),
@@ -115,6 +139,19 @@ BROKEN = [
         "cannot be read",
         id="pickled-array",
     ),
+    pytest.param(_change("indices", 0, 9), "names document 9, and there are 9", id="place-past-the-end"),
+    pytest.param(_change("indices", 0, 2_000_000_000), "names document 2000000000", id="place-far-away"),
+    pytest.param(_change("indices", 0, -1), "names document 4294967295", id="negative-place"),
+    pytest.param(_change("indptr", 0, 1), "columns of the index are not in order", id="first-column-late"),
+    pytest.param(_change("indptr", 0, -1), "columns of the index are not in order", id="negative-column"),
+    pytest.param(_change("indptr", 1, 2**62), "columns of the index are not in order", id="columns-that-fall"),
+    pytest.param(_words(lambda n: n), "columns of the index are not in order", id="word-past-the-end"),
+    pytest.param(_words(lambda n: -1), "columns of the index are not in order", id="negative-word"),
+    pytest.param(_words(lambda n: 10**30), "cannot be read", id="endless-word"),
+    pytest.param(_words(lambda n: None), "cannot be read", id="word-without-a-column"),
+    pytest.param(lambda folder: (folder / "vocab.index.json").write_text("[" * 9999), "cannot be read", id="deep-json"),
+    pytest.param(_change("documents.npy", 3, 0), r"documents.npy is not in order", id="documents-that-fall"),
+    pytest.param(_change("documents.npy", 0, 1), "do not fit together", id="first-document-late"),
 ]
 
 

@@ -240,6 +240,23 @@ def test_json_is_whole(index: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_server_is_searched_by_its_url() -> None:
+    from tests.retrieval.serving import Echo, running
+
+    with running(Echo()) as server:
+        code, out, err = leret("search", server.url, "cat", "-k", "2", "--json")
+    assert code == 0, err
+    assert [found["doc_id"] for found in json.loads(out)["ranking"]] == ["cat#0", "cat#1"]
+
+
+def test_the_progress_of_tantivy_ends_at_its_total(tmp_path: Path, corpus: Path) -> None:
+    command = ["index", "build", "--kind", "tantivy", "--corpus", str(corpus), "--out", str(tmp_path / "t"), "--json"]
+    code, out, err = leret(*command)
+    assert code == 0, err
+    assert "index words: 3/3" in err
+    assert json.loads(out)["documents"] == 3
+
+
 def test_nothing_found_is_no_error(index: Path) -> None:
     assert leret("search", index, "?!")[:2] == (0, "nothing was found\n")
 

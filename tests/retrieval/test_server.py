@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from leret.retrieval import serving
 from leret.retrieval.bm25 import BM25
 from leret.retrieval.load import open_index
 from leret.retrieval.remote import Remote
+from leret.retrieval.server import _is_named
 from leret.types import Document, Passage
 from tests.retrieval.serving import Echo, running, served, started
 
@@ -152,10 +154,10 @@ def test_a_body_that_is_not_what_its_header_says_is_400(coding: str, caplog: pyt
 @pytest.mark.parametrize(
     "request_",
     [
-        b"GET /?query=" + b"a" * 300_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"POST /search HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /search HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nhello\r\n0\r\n\r\n",
-        b"POST /search HTTP/1.1\r\nHost: x\r\nContent-Encoding: br\r\nContent-Length: 5\r\n\r\nhello",
+        b"GET /?query=" + b"a" * 300_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /search HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nhello\r\n0\r\n\r\n",
+        b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: br\r\nContent-Length: 5\r\n\r\nhello",
     ],
     ids=["a long line", "two lengths", "a bad chunk", "an unknown coding"],
 )
@@ -246,6 +248,37 @@ def test_a_token_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         assert dspy.ColBERTv2(in_url)("with a password", k=1)[0]["pid"] == "with a password#0"
 
 
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("evil.example", 403),
+        ("localhost.evil.example:80", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("user@evil.example", 403),
+        ("[::1", 403),
+        ("", 200),
+        ("localhost", 200),
+        ("LOCALHOST:8893", 200),
+        ("127.0.0.1:1", 200),
+        ("[::1]:8893", 200),
+        ("10.0.0.7", 200),
+        ("Box.lan:8893", 200),
+    ],
+)
+def test_without_a_token_only_names_of_this_machine_are_answered(name: str, status: int) -> None:
+    assert _is_named(name, "Box.lan") is (status == 200)
+
+
+@pytest.mark.parametrize("path", ["/health", "/?query=a", "/metrics"])
+def test_a_page_of_another_name_reads_nothing_without_a_token(path: str) -> None:
+    evil = {"Host": "evil.example", "Origin": "http://evil.example", "Authorization": "Bearer s3cret"}
+    with running(Echo()) as server:
+        answer = requests.get(f"{server.url}{path}", headers=evil, timeout=20)
+        assert (answer.status_code, answer.json()["error"]) == (403, True)
+    with running(Echo(), token="s3cret") as server:
+        assert requests.get(f"{server.url}{path}", headers=evil, timeout=20).status_code == 200
+
+
 def test_what_is_asked_before_the_stop_is_answered_and_then_it_drains() -> None:
     engine = Echo()
     with running(engine) as server, ThreadPoolExecutor(2) as pool:
@@ -290,11 +323,11 @@ def test_the_command_serves_an_index_refuses_a_taken_port_and_ends_on_sigterm(in
         assert process.wait(30) == 0
 
 
-HALF = b"POST /search HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
+HALF = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
 
 
 def test_half_a_request_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "_IDLE_S", 0.2)
+    monkeypatch.setattr(serving, "_HEAD_S", 0.2)
     with running(Echo(), read_s=0.2) as server:
         with connected(server.url) as half_a_body:
             half_a_body.sendall(HALF)
@@ -336,6 +369,46 @@ def ready(url):
 
 run(RetrieverServer(Slow(), engine="slow"), "127.0.0.1", 0, ready=ready, drain_s=DRAIN)
 """
+
+
+FEW_FILES = """
+import logging, resource
+from leret.retrieval import serving
+from leret.retrieval.server import RetrieverServer
+from tests.retrieval.serving import Echo
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 256))
+serving._HEAD_S = 1.0
+logging.basicConfig(level="DEBUG")
+
+def ready(url):
+    print("serving at", url, flush=True)
+
+serving.run(RetrieverServer(Echo(), engine="echo"), "127.0.0.1", 0, ready=ready)
+"""
+
+
+def test_more_idle_connections_than_descriptors_neither_end_the_service_nor_fill_the_log() -> None:
+    with started("-c", FEW_FILES) as (url, process), ExitStack() as held:
+        early = requests.Session()
+        assert early.get(f"{url}/health", timeout=20).status_code == 200
+        for _ in range(400):
+            held.enter_context(connected(url)).sendall(HALF[:30])
+        with connected(url) as one_more:  # which says nothing, and so is not reset
+            assert one_more.recv(1000).startswith(b"HTTP/1.1 503 ")
+        assert early.get(f"{url}/?query=a&k=1", timeout=20).status_code == 200
+        wait_for(lambda: is_answered(url))  # once the heads are overdue
+        process.terminate()
+        assert process.wait(30) == 0
+        assert process.stdout is not None
+        assert len(process.stdout.read()) < 10_000
+
+
+def is_answered(url: str) -> bool:
+    try:
+        return requests.get(f"{url}/health", timeout=20).status_code == 200
+    except requests.ConnectionError:  # refused while the request was being sent
+        return False
 
 
 @pytest.mark.parametrize("drain_s", [0, 0.5])
@@ -381,7 +454,7 @@ def sent(url: str, query: str, n: int) -> socket.socket:
     """A connection whose request for ``n`` queries is sent; nobody reads the answer."""
     body = json.dumps({"queries": [query] * n}).encode()
     connection = connected(url)
-    connection.sendall(b"POST /search HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    connection.sendall(b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
     return connection
 
 
@@ -394,7 +467,7 @@ def test_a_client_that_hangs_up_harms_nobody() -> None:
     engine = Echo()
     with running(engine) as server:
         for start in (
-            b"GET /?query=a&k=1 HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"GET /?query=a&k=1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
             b"POST /search HTTP/1.1\r\nContent-Length: 99\r\n\r\n{",
         ):
             with connected(server.url) as connection:

@@ -115,7 +115,7 @@ def test_every_kind_of_damage_is_found(run, sql, says):
 
 def test_a_fault_of_many_rows_is_one_message(run):
     change(run, "UPDATE samples SET seed = seed + 1")
-    result = CliRunner().invoke(app, ["store", "check", str(run.path)])
+    result = CliRunner().invoke(app, ["store", "check", "--run", str(run.path)])
     assert result.exit_code == 1
     n = check_store(run).samples
     assert f"seed does not follow from the run's seed ({n} rows): " in result.output
@@ -126,7 +126,7 @@ def test_a_file_that_is_damaged_is_told(run):
     data = bytearray(run.store.read_bytes())
     data[4096 * 3 : 4096 * 5] = os.urandom(8192)
     run.store.write_bytes(data)
-    result = CliRunner().invoke(app, ["store", "check", str(run.path)])
+    result = CliRunner().invoke(app, ["store", "check", "--run", str(run.path)])
     assert result.exit_code in {1, 2}
     assert "damaged" in result.output
 
@@ -141,7 +141,7 @@ def test_a_file_that_is_damaged_is_told(run):
 def test_a_store_of_another_schema_is_told(run, sql, says):
     with closing(sqlite3.connect(run.store, isolation_level=None)) as database:
         database.execute(sql)
-    result = CliRunner().invoke(app, ["store", "check", str(run.path)])
+    result = CliRunner().invoke(app, ["store", "check", "--run", str(run.path)])
     assert result.exit_code in {1, 2}
     assert says in result.output
 

@@ -99,7 +99,7 @@ def test_standard_output_takes_lines_and_no_parquet(run, tmp_path):
     assert len(stream.getvalue().splitlines()) == n
     with pytest.raises(ConfigError, match="Parquet cannot be written to standard output"):
         export_store(run, "parquet", stream)
-    result = CliRunner().invoke(app, ["store", "export", str(run.path), "--out", "-"])
+    result = CliRunner().invoke(app, ["store", "export", "--run", str(run.path), "--out", "-"])
     assert result.exit_code == 0
     assert json.loads(result.stdout.splitlines()[0])["question_id"] == "q00"
 
@@ -107,7 +107,7 @@ def test_standard_output_takes_lines_and_no_parquet(run, tmp_path):
 @pytest.mark.parametrize("out", ["nowhere/samples.jsonl", "."])
 def test_a_place_that_takes_no_file_is_a_mistake(run, tmp_path, out):
     place = tmp_path if out == "." else tmp_path / out
-    result = CliRunner().invoke(app, ["store", "export", str(run.path), "--out", str(place), "--force"])
+    result = CliRunner().invoke(app, ["store", "export", "--run", str(run.path), "--out", str(place), "--force"])
     assert result.exit_code == 2
     assert "is a directory, or lies in none" in result.output
 

@@ -3,13 +3,16 @@
 import asyncio
 import re
 import time
+from enum import Enum
 from pathlib import Path
 
 import dspy
 import pytest
+from pydantic import BaseModel
 
 from leret.config import AdapterSettings, ProgramSettings
 from leret.errors import ProgramError
+from leret.pipelines import Search
 from leret.pipelines.adapters import make_adapter
 from leret.pipelines.loading import load_program
 from leret.pipelines.prompts import ZERO_SHOT, Formatter, Prompt
@@ -17,7 +20,7 @@ from leret.pipelines.replay import Replay
 from leret.runs import Run
 from leret.sampling.branch import Branch, Brancher
 from leret.sampling.front import SearchFront
-from leret.sampling.parity import check_messages, made_up, message_difference, program_messages, replayed_steps
+from leret.sampling.parity import check_messages, made_up, message_difference, program_messages
 from leret.sampling.scheduler import Scheduler
 from leret.sampling.stage import sample
 from leret.sampling.steps import Stepper
@@ -38,7 +41,7 @@ def opened(kind, reason=False, hops=3):
     path = ROOT / "pipelines/multihop.py"
     program, other = (load_program(path, "MultiHop", {"hops": hops, "reason": reason}, k=2) for _ in range(2))
     adapter = make_adapter(AdapterSettings(kind=kind))
-    return program, Replay(other), Formatter(other, adapter)
+    return program, Replay(other, adapter), Formatter(other, adapter)
 
 
 def prompts_for(formatter, program):
@@ -58,7 +61,7 @@ def test_every_call_of_the_program_is_sent_as_the_program_sends_it(kind, reason)
     program, replay, formatter = opened(kind, reason)
     prompts = prompts_for(formatter, program)
     # Many questions: a formatter may take a short cut once it has seen a prompt a few times.
-    assert check_messages(program, replay, formatter, FakeRetriever(), prompts, questions(3)) == 3 * 4 * 3
+    assert check_messages(program, replay, formatter, FakeRetriever(), prompts, questions(3)) == (3 * 4 * 3, ())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -219,25 +222,135 @@ def test_outputs_are_made_up_by_their_types():
         n: int = dspy.OutputField()
         yes: bool = dspy.OutputField()
         maybe: str | None = dspy.OutputField()
+        pair: tuple[str, int] = dspy.OutputField()
+        counts: dict[str, list[int]] = dspy.OutputField()
+        colour: Colour = dspy.OutputField()
+        found: Found = dspy.OutputField()
 
-    assert made_up(Many, "x") == {"text": "x", "texts": ["x"], "n": 1, "yes": True, "maybe": "x"}
+    assert made_up(Many, "x") == {
+        "text": "x",
+        "texts": ["x"],
+        "n": 1,
+        "yes": True,
+        "maybe": "x",
+        "pair": ("x", 1),
+        "counts": {"x": [1]},
+        "colour": Colour.RED,
+        "found": Found(query="x", weights={"x": 1.0}),
+    }
     assert made_up(dspy.Signature("question -> image: dspy.Image"), "x") is None
+    assert made_up(dspy.Signature("question -> tree").with_updated_fields("tree", type_=Tree), "x") is None
 
 
-def test_a_type_that_cannot_be_made_up_ends_the_comparison_and_not_the_run():
+class Colour(Enum):
+    RED = "red"
+
+
+class Found(BaseModel):
+    query: str
+    weights: dict[str, float]
+    note: str = "none"
+
+
+class Tree(BaseModel):
+    branches: list["Tree"]
+
+
+class Timed(dspy.Module):
+    """Puts the time of day into its second call."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.first = dspy.Predict(dspy.Signature("question -> facts").with_updated_fields("facts", type_=kind))
+        self.second = dspy.Predict("question, now -> query")
+
+    def forward(self, question):
+        self.first(question=question)
+        self.second(question=question, now=str(time.time_ns()))
+
+
+@pytest.mark.parametrize("kind", [dict[str, str], tuple[str, int], Found, Colour | None])
+def test_what_strays_after_outputs_of_a_special_type_is_refused(kind):
+    formatter = Formatter(Timed(kind), make_adapter(AdapterSettings(kind="chat")))
+    with pytest.raises(ProgramError, match=r"LM call 2 \(predictor second\)"):
+        check_messages(Timed(kind), Replay(Timed(kind)), formatter, FakeRetriever(), [ZERO_SHOT], questions(1))
+
+
+class Reacting(dspy.Module):
+    """Asks dspy.settings for the adapter that lays out its trajectory."""
+
+    def __init__(self, k=3):
+        super().__init__()
+        self.search = Search(k=k)
+        self.react = dspy.ReAct("question -> answer", tools=[self.look_up], max_iters=3)
+
+    def look_up(self, query: str = "alpha") -> list[str]:
+        """Search."""
+        return self.search(query).passages
+
+    def forward(self, question):
+        return self.react(question=question)
+
+
+@pytest.mark.parametrize("kind", ["chat", "json", "xml"])
+def test_a_program_that_asks_for_the_adapter_is_replayed_under_the_runs(kind):
+    adapter = make_adapter(AdapterSettings(kind=kind))
+    formatter = Formatter(Reacting(), adapter)
+    replay = Replay(Reacting(), adapter)
+    prompts = [ZERO_SHOT, Prompt("1", {}, {"react.react": "Be brief."})]
+    assert check_messages(Reacting(), replay, formatter, FakeRetriever(), prompts, questions(2)) == (2 * 2 * 4, ())
+
+
+def test_a_type_that_cannot_be_made_up_ends_the_comparison_and_says_so():
     class Special(dspy.Module):
         def __init__(self):
             super().__init__()
-            self.write = dspy.Predict("question -> facts: dict[str, str]")
+            self.write = dspy.Predict("question -> image: dspy.Image")
 
         def forward(self, question):
             for _ in range(2):
                 self.write(question=question)
 
     formatter = Formatter(Special(), make_adapter(AdapterSettings(kind="chat")))
-    steps = replayed_steps(Replay(Special()), formatter, FakeRetriever(), questions(1)[0], ZERO_SHOT)
-    assert len(steps) == 1
-    assert check_messages(Special(), Replay(Special()), formatter, FakeRetriever(), [ZERO_SHOT], questions(1)) == 1
+    n, (stop,) = check_messages(Special(), Replay(Special()), formatter, FakeRetriever(), [ZERO_SHOT], questions(1))
+    assert n == 1
+    assert stop.startswith("question q00, after LM call 1: no outputs of predictor write")
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["fails", "asks nothing"])
+def test_a_program_of_which_nothing_can_be_compared_is_refused(fails):
+    class Silent(dspy.Module):
+        def __init__(self):
+            super().__init__()
+            self.write = dspy.Predict("question -> query")
+
+        def forward(self, question):
+            if fails:
+                raise KeyError("x")
+
+    formatter = Formatter(Silent(), make_adapter(AdapterSettings(kind="chat")))
+    with pytest.raises(ProgramError, match=r"Silent (failed on 'what follows|calls no LM for question q00)"):
+        check_messages(Silent(), Replay(Silent()), formatter, FakeRetriever(), [ZERO_SHOT], questions(1))
+
+
+def test_the_stage_tells_where_the_comparison_had_to_stop(tmp_path, monkeypatch):
+    write_data(tmp_path)
+    open_fakes(monkeypatch)
+    (tmp_path / "long.py").write_text(
+        "import dspy\nfrom leret.pipelines import Search\n\n\nclass Long(dspy.Module):\n"
+        "    def __init__(self, k=3):\n        super().__init__()\n"
+        "        self.write = dspy.Predict('question -> query')\n        self.search = Search(k=k)\n\n"
+        "    def forward(self, question):\n"
+        "        for _ in range(9):\n            question = self.write(question=question).query\n"
+        "        self.search(question)\n"
+    )
+    recipe = recipe_of(prompts=1)
+    program = ProgramSettings(path=f"{tmp_path}/long.py:Long", adapter=recipe.program.adapter)
+    run = Run.create(tmp_path / "run")
+    report = sample(recipe.model_copy(update={"program": program}), run, base_dir=tmp_path)
+    stop = report.notes[0]
+    assert "after LM call 8" in stop
+    assert [e["why"] for e in run.events() if e["event"] == "messages not checked"] == [[stop]]
 
 
 def test_a_difference_is_told_at_its_first_place():

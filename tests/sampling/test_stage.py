@@ -12,6 +12,7 @@ import pytest
 
 from leret.config import SamplingRecipe
 from leret.errors import ConfigError, DataError, PolicyError, RunError
+from leret.policies.base import Completion
 from leret.runs import Run
 from leret.sampling.plan import plan
 from leret.sampling.preferences import build_preferences
@@ -230,6 +231,16 @@ def test_an_outage_leaves_a_run_that_the_same_command_finishes(place, monkeypatc
     assert (run.preferences / "train.parquet").read_bytes() == (whole.preferences / "train.parquet").read_bytes()
 
 
+def test_a_report_says_why_there_are_few_prompts_and_little_spread(place, monkeypatch):
+    directory, _ = place
+    monkeypatch.setattr(FakePolicy, "_one", lambda self, request, seed: Completion("zzz", "stop", 1, 1))
+    report = sample(recipe_of(), Run.create(directory / "run"), base_dir=directory)
+    told = " | ".join(report.notes)
+    assert "no candidate of the prompt bank reached reward > 0" in told
+    assert "at 60 of 60 states they have one reward; raise policy.temperature or sampling.samples" in told
+    assert "retriever.k is 2" in plan(recipe_of(), Run(directory / "other"), base_dir=directory).notes[0]
+
+
 def test_own_prompts_are_taken_from_a_directory(place):
     directory, _ = place
     (directory / "own").mkdir()
@@ -264,6 +275,7 @@ sys.path.insert(0, str(here))
 import leret.policies.load
 from tests.sampling.fakes import FakePolicy
 from test_stage import recipe_of
+from leret.policies.base import Completion
 from leret.runs import Run
 from leret.sampling.stage import sample
 
@@ -347,3 +359,28 @@ def test_a_program_of_another_shape_is_sampled_by_its_path_alone(place):
     assert report.pairs > 0
     if "1" in report.prompts:
         assert set(json.loads((run.prompts / "1.json").read_text())["demos"]) == {"first", "then"}
+
+
+@pytest.mark.parametrize("name", ["rollouts.db", "preferences/train.parquet"])
+def test_a_finished_run_sees_a_file_that_was_cut(place, name):
+    directory, _ = place
+    run = Run.create(directory / "run")
+    sample(recipe_of(data={"limit": 5}), run, base_dir=directory)
+    path = run.path / name
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    if name == "rollouts.db":
+        with pytest.raises(RunError, match=r"rollouts\.db is damaged"):
+            sample(recipe_of(data={"limit": 5}), run, base_dir=directory)
+    else:
+        assert not sample(recipe_of(data={"limit": 5}), run, base_dir=directory).already
+        assert path.read_bytes() == whole
+
+
+def test_a_run_whose_limit_grew_goes_on_with_the_same_questions(place):
+    directory, _ = place
+    run = Run.create(directory / "run")
+    for limit in (5, 10):
+        sample(recipe_of(data={"limit": limit}), run, base_dir=directory)
+    os.utime(directory / "questions.jsonl")
+    assert not sample(recipe_of(data={"limit": 10}), run, base_dir=directory).new_samples

@@ -6,7 +6,7 @@ from leret.config import TrainingRecipe
 from leret.errors import TrainingError
 from leret.training.examples import Example
 from leret.training.preference import preference_trainer
-from leret.training.preflight import check_loss, check_template
+from leret.training.preflight import check_loss
 from leret.training.sft import sft_trainer
 from leret.training.surroundings import surroundings
 from leret.training.tokens import Encoded, Encoder, end_token
@@ -87,7 +87,6 @@ def test_a_prompt_a_completion_and_one_end_token(base):
     assert words(encoded.prompt) == ["<|user|>", "who", "wrote", "the", "book", "<|assistant|>"]
     assert words(encoded.completions[0]) == ["book", "author", "<|end|>"]
     assert words(encoded.completions[1]) == ["the", "author", "of", "the", "book", "<|end|>"]
-    check_template(encoder, [EXAMPLE], [encoded])
 
 
 def test_a_newline_after_the_end_token_is_not_trained(base):
@@ -95,7 +94,6 @@ def test_a_newline_after_the_end_token_is_not_trained(base):
     tokenizer.chat_template = TEMPLATE.replace("{{ '<|end|>' }}", "{{ '<|end|>\\n' }}")
     encoder = Encoder(tokenizer, end_token(tokenizer, [5]))
     (encoded,) = encoder.encode([EXAMPLE])
-    check_template(encoder, [EXAMPLE], [encoded])
     assert [ids[-1] for ids in encoded.completions] == [5, 5]
     assert [ids.count(5) for ids in encoded.completions] == [1, 1]
 
@@ -107,26 +105,11 @@ def test_the_end_token_is_the_one_that_the_template_writes(base):
     assert end_token(tokenizer, [0, 1, 5]) == 1
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "shown"),
-    [
-        ("'<|assistant|>' }}{% endif %}", "'<|assistant|> .' }}{% endif %}", "book author"),
-        ("m['content'] }}", "(m['content'] | replace('author', 'film')) }}", "film"),
-        ("{{ '<|end|>' }}", "", "<|end|>"),
-    ],
-    ids=["generation prompt", "content", "end"],
-)
-def test_a_template_that_renders_a_turn_otherwise_is_refused_with_the_difference(base, old, new, shown):
+def test_a_template_that_ends_no_turn_is_refused(base):
     tokenizer = AutoTokenizer.from_pretrained(base)
-    tokenizer.chat_template = TEMPLATE.replace(old, new)
-    assert tokenizer.chat_template != TEMPLATE
-    encoder = Encoder(tokenizer, 5)
-    encoded = encoder.encode([EXAMPLE])
-    with pytest.raises(
-        TrainingError, match=r"question q1: .* from token \d+ on:\n  template: .*\n  sampler: "
-    ) as caught:
-        check_template(encoder, [EXAMPLE], encoded)
-    assert shown in str(caught.value)
+    tokenizer.chat_template = TEMPLATE.replace("{{ '<|end|>' }}", "{{ ' .' }}")
+    with pytest.raises(TrainingError, match=r"writes ' \.' after a turn, and generation stops at '<\|end\|>'"):
+        end_token(tokenizer, [5])
 
 
 def test_a_tokenizer_without_a_template_says_so(base):

@@ -185,9 +185,21 @@ def test_a_run_without_spread_has_nothing_to_train_on(tmp_path, base):
     assert train(changed(SFT, only_spread=False), run).examples == 24
 
 
-def test_a_question_of_the_evaluation_split_is_refused(run):
-    with pytest.raises(TrainingError, match=r"in the training data and in the evaluation split: 'q"):
-        train(SFT, run, held_out=train_ids(3))
+@pytest.mark.parametrize(
+    ("held_out", "says"),
+    [
+        ({"id": train_ids(1)[0], "question": "another ?"}, r"in the training data and in the evaluation split: 'q"),
+        ({"id": "other", "question": f"text of {train_ids(1)[0]}"}, r"1 questions .*have the text of .*: 'other'"),
+    ],
+)
+def test_a_question_or_a_text_of_the_evaluation_split_is_refused(run, held_out, says):
+    own = [{"id": id, "question": f"text of {id}", "split": "train"} for id in train_ids(24)]
+    rows = [row for row in own if row["id"] != held_out["id"]] + [{**held_out, "split": "test"}]
+    path = run.path / "questions.jsonl"
+    path.write_text("".join(json.dumps({**row, "relevant_doc_ids": ["d"]}) + "\n" for row in rows))
+    run.update(sampling={**run.manifest()["sampling"], "data": {"kind": "jsonl", "questions": str(path)}})
+    with pytest.raises(TrainingError, match=says):
+        train(SFT, run)
 
 
 def test_a_question_that_the_hash_holds_out_is_refused(run):

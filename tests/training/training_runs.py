@@ -23,7 +23,9 @@ def train_ids(n: int) -> list[str]:
     return [id for id in ids if split_of(id) == "train"][:n]
 
 
-def sampled_run(path: Path, base: Path, n_questions: int = 24, *, words: int = 8, spread: bool = True) -> Run:
+def sampled_run(
+    path: Path, base: Path, n_questions: int = 24, *, words: int = 8, spread: bool = True, system: str = ""
+) -> Run:
     """Every question has one state with three completions of rewards 1, 0.5 and 0; all 0 without spread."""
     run = Run.create(path)
     run.update(
@@ -34,7 +36,8 @@ def sampled_run(path: Path, base: Path, n_questions: int = 24, *, words: int = 8
     origin = Origin("base", POLICY, "p", 1.0, 1.0, 16)
     with Store(run.store) as store:
         for id in train_ids(n_questions):
-            messages = ({"role": "user", "content": f"question: {_text(rng, rng.randint(3, words))}"},)
+            asked = {"role": "user", "content": f"question: {_text(rng, rng.randint(3, words))}"}
+            messages = ({"role": "system", "content": system}, asked) if system else (asked,)
             state = State(digest(id, "s"), id, 0, "write", {"question": id}, messages)
             store.put_state(state)
             rewards = (1.0, 0.5, 0.0) if spread else (0.0, 0.0, 0.0)

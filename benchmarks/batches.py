@@ -1,0 +1,113 @@
+"""Whether a completion of the in-process engine changes with the batch that it is sampled in.
+
+    OMP_NUM_THREADS=1 python benchmarks/batches.py sampling/demo.yaml
+    OMP_NUM_THREADS=1 python benchmarks/batches.py sampling/hotpotqa.yaml --max-tokens 8
+
+Prompts as the recipe's program sends them: a question alone, or with up to three passages, under no demos or one to
+three. Each completion has its own seed. The same ones are sampled one by one, in batches of 8 and in batches of 64 of
+other prompts, and compared token by token with the first.
+
+    different            completions that differ from those sampled one by one
+    largest difference   of two log-probabilities of one token in completions that are equal: the rounding
+    seconds              CPU time of this process
+
+Exit code 0 where none differs, 1 where one does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from leret.config import SamplingRecipe
+from leret.pipelines.prompts import Prompt
+from leret.policies.base import Request
+from leret.policies.generate import Generated, Job
+from leret.policies.load import load_policy
+from leret.policies.local import LocalPolicy
+from leret.recipes import load_recipe
+from leret.sampling.workbench import Workbench
+
+SIZES = (1, 8, 64)
+
+
+def jobs_of(recipe: SamplingRecipe, policy: LocalPolicy, arguments: argparse.Namespace) -> list[Job]:
+    """One job a completion, in an order that mixes prompts."""
+    rng = random.Random(arguments.seed)
+    with tempfile.TemporaryDirectory() as cache, Workbench(recipe, Path(cache)) as bench:
+        questions = [question.text for question in bench.questions("train", arguments.prompts + 3)]
+        [(predictor, _)] = bench.program().named_predictors()
+        found = bench.retriever.search(questions, 3)
+        calls = [
+            {"question": text, "context": [str(passage) for passage in ranking]}
+            for text, ranking in zip(questions, found, strict=True)
+        ]
+        demos = [{**call, "query": call["question"]} for call in calls[:3]]
+        bank = [Prompt(str(n), {predictor: demos[:n]}) for n in range(4)]
+        messages = [
+            bench.formatter.messages(
+                predictor, {**call, "context": call["context"][: rng.choice((0, 0, 1, 3))]}, rng.choice(bank)
+            )
+            for call in calls[3:]
+        ]
+    n_samples = -(-arguments.completions // len(messages))
+    requests = [
+        Request(own, (rng.randrange(2**63),), arguments.temperature, arguments.max_tokens, top_p=arguments.top_p)
+        for _ in range(n_samples)
+        for own in messages
+    ][: arguments.completions]
+    rng.shuffle(requests)
+    return [policy._item(request).job for request in requests]
+
+
+def sampled(policy: LocalPolicy, jobs: list[Job], size: int) -> list[Generated]:
+    batches = (jobs[start : start + size] for start in range(0, len(jobs), size))
+    return [own for batch in batches for [own] in policy._decoder.run(batch)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("--model", help="directory; default policy.model")
+    parser.add_argument("--completions", type=int, default=10_000)
+    parser.add_argument("--prompts", type=int, default=1000, help="questions that they are asked about")
+    parser.add_argument("--max-tokens", type=int, default=16)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    recipe = load_recipe(arguments.recipe, SamplingRecipe, (), optional=("policy.model",))
+    policy = load_policy("local", arguments.model or recipe.policy.model)
+    assert isinstance(policy, LocalPolicy)
+    jobs = jobs_of(recipe, policy, arguments)
+    first: list[Generated] = []
+    n_different = 0
+    print("| batch | completions | tokens | different | largest difference | seconds |\n|---|---|---|---|---|---|")
+    for size in SIZES:
+        began = time.process_time()
+        completions = sampled(policy, jobs, size)
+        seconds = time.process_time() - began
+        first = first or completions
+        pairs = list(zip(first, completions, strict=True))
+        different = [(one, other) for one, other in pairs if one.token_ids != other.token_ids]
+        rounding = max(
+            abs(p - q)
+            for one, other in pairs
+            if one.token_ids == other.token_ids
+            for p, q in zip(one.logprobs, other.logprobs, strict=True)
+        )
+        n_tokens = sum(len(own.token_ids) for own in completions)
+        print(f"| {size} | {len(jobs)} | {n_tokens} | {len(different)} | {rounding:.1e} | {seconds:.0f} |", flush=True)
+        for one, other in different[:5]:
+            print(f"  {policy._encoder.to_text(one.token_ids)!r} -> {policy._encoder.to_text(other.token_ids)!r}")
+        n_different += len(different)
+    policy.close()
+    sys.exit(1 if n_different else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""`leret eval` after program, corpus, questions or gold have changed, and evaluations side by side."""
+
+import json
+import os
+
+import pytest
+
+from leret.config import EvalRecipe, SamplingRecipe
+from leret.errors import ConfigError, RunError
+from leret.eval.plan import plan
+from leret.eval.stage import evaluate
+from leret.runs import Run
+from leret.sampling.stage import sample
+from tests.eval.test_stage import ROOT, write_data
+from tests.tiny import tiny_policy
+
+SMALL = EvalRecipe(systems=("raw-question",), resamples=20)
+BASE = EvalRecipe(systems=("raw-question", "base"), resamples=20, limit=4)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_policy(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture
+def run(tmp_path, base):
+    """Sampled by `leret sample`, and not evaluated."""
+    write_data(tmp_path)
+    program = (ROOT / "pipelines/multihop.py").read_text()
+    (tmp_path / "program.py").write_text(program)
+    recipe = SamplingRecipe.model_validate(
+        {
+            "data": {"corpus": "corpus.jsonl", "questions": "questions.jsonl", "limit": 4},
+            "retriever": {"k": 2},
+            "policy": {"model": str(base), "max_tokens": 6},
+            "program": {"path": "program.py:MultiHop", "adapter": {"kind": "compact"}},
+            "sampling": {"prompts": 1},
+        }
+    )
+    run = Run.create(tmp_path / "run")
+    sample(recipe, run, base_dir=tmp_path)
+    return run
+
+
+def rewrite(run, name, **changes):
+    """Every line of a file of data with other values; a value may be made of the old line."""
+    path = run.path.parent / name
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [{**row, **{key: make(row) for key, make in changes.items()}} for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def change_program(run):
+    path = run.path.parent / "program.py"
+    path.write_text(path.read_text() + "\n# searches for something else\n")
+
+
+CHANGES = {
+    "program.path": change_program,
+    "data.corpus": lambda run: rewrite(run, "corpus.jsonl", text=lambda row: "zzz"),
+    "data.questions": lambda run: rewrite(run, "questions.jsonl", question=lambda row: f"zzz {row['id']}"),
+    "data.questions (gold)": lambda run: rewrite(
+        run, "questions.jsonl", relevant_doc_ids=lambda row: [f"the {row['question'].split()[-2]}"]
+    ),
+}
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_what_changed_since_an_evaluation_is_named_and_refused(run, key):
+    evaluate(SMALL, run)
+    CHANGES[key](run)
+    for recipe in (SMALL, SMALL.model_copy(update={"systems": ("raw-question", "oracle-titles")})):
+        for stage in (evaluate, plan):
+            with pytest.raises(RunError, match=rf"{key.split()[0]}: its content is not the same"):
+                stage(recipe, run)
+
+
+def test_a_program_that_changed_before_the_first_evaluation_is_refused(run):
+    change_program(run)
+    with pytest.raises(RunError, match=r"program\.path: its content"):
+        evaluate(SMALL, run)
+
+
+def test_files_that_were_only_touched_cost_no_call(run):
+    evaluate(BASE, run)
+    for name in ("program.py", "corpus.jsonl", "questions.jsonl"):
+        os.utime(run.path.parent / name)
+    report = evaluate(BASE, run)
+    assert (report.already, report.asked) == (False, ())
+    assert evaluate(BASE, run).already
+
+
+def test_a_held_out_question_that_changed_is_refused(run):
+    asked = evaluate(SMALL, run).summary
+    path = run.path.parent / "other.jsonl"
+    path.write_text((run.path.parent / "questions.jsonl").read_text())
+    other = SMALL.model_copy(update={"questions": str(path)})
+    assert evaluate(other, run).summary["n_questions"] == asked["n_questions"]
+    rewrite(run, "other.jsonl", relevant_doc_ids=lambda row: row["relevant_doc_ids"][:1])
+    with pytest.raises(RunError, match=r"eval/other holds an evaluation of other questions or gold.*--set name="):
+        evaluate(other, run)
+    assert evaluate(other.model_copy(update={"name": "one-gold"}), run).asked == SMALL.systems
+
+
+def test_another_temperature_wants_a_name(run):
+    evaluate(SMALL, run)
+    warm = SMALL.model_copy(update={"temperature": 0.7})
+    with pytest.raises(RunError, match=r"holds an evaluation of temperature 0\.0; .*name="):
+        evaluate(warm, run)
+    assert evaluate(warm.model_copy(update={"name": "warm"}), run).asked == SMALL.systems
+    assert evaluate(SMALL, run).already
+
+
+def test_splits_lie_side_by_side_and_going_back_asks_nothing(run):
+    test = evaluate(BASE, run)
+    dev = evaluate(BASE.model_copy(update={"split": "dev"}), run)
+    assert (test.path, test.page) == (run.eval / "summary.json", run.report)
+    assert (dev.path, dev.page) == (run.eval / "dev/summary.json", run.eval / "dev/report.html")
+    assert (test.summary["name"], dev.summary["name"]) == (None, "dev")
+    assert (run.eval / "dev/base/run.trec").is_file()
+    assert "dev" in dev.page.read_text()
+    for name in ("qrels.trec", "examples.json"):
+        assert (run.eval / name).read_text() != "" != (run.eval / "dev" / name).read_text()
+    assert evaluate(BASE, run).already
+    assert evaluate(BASE.model_copy(update={"split": "dev"}), run).already
+
+
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [
+        ({}, None),
+        ({"split": "dev"}, "dev"),
+        ({"questions": "/data/hard.jsonl.gz"}, "hard"),
+        ({"split": "all", "questions": "hard.jsonl"}, "all-hard"),
+        ({"split": "dev", "name": "mine"}, "mine"),
+    ],
+)
+def test_the_name_follows_from_split_and_questions(keys, name):
+    assert EvalRecipe(**keys).evaluation == name
+
+
+def test_an_evaluation_and_a_system_have_no_directory_in_common(run):
+    with pytest.raises(ConfigError, match="name: 'base' is a system"):
+        evaluate(SMALL.model_copy(update={"name": "base"}), run)
+    evaluate(SMALL.model_copy(update={"name": "mine"}), run)
+    tiny_policy(run.policies / "mine", seed=1)
+    (run.policies / "mine/training.json").write_text(json.dumps({"parent": "base"}))
+    with pytest.raises(ConfigError, match="name: 'mine' is a system"):
+        evaluate(SMALL, run)
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a/b", ".x"])
+def test_a_name_is_one_directory(name):
+    with pytest.raises(ValueError, match="name"):
+        EvalRecipe(name=name)

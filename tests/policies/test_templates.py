@@ -1,0 +1,141 @@
+"""One text of a prompt in sampling, training and evaluation, under the templates of well-known models (from TRL)."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from leret.config import PolicySettings, TrainingRecipe
+from leret.errors import PolicyError, TrainingError
+from leret.policies.base import Request
+from leret.policies.dspy_lm import policy_lm
+from leret.policies.load import policy_of, policy_state
+from leret.policies.local import LocalPolicy
+from leret.policies.prompts import PromptEncoder
+from leret.policies.templates import ChatTemplate, apply_template
+from leret.training.stage import train
+from leret.training.tokens import Encoder, end_token
+from tests.tiny import tiny_policy
+from tests.training.training_runs import sampled_run
+
+ENDS = {"qwen3": "<|im_end|>", "qwen2_5": "<|im_end|>", "llama3": "<|eot_id|>", "gemma": "<end_of_turn>"}
+SPECIALS = ["<bos>", "<|im_start|>", "<think>", "</think>", "<start_of_turn>", *sorted(set(ENDS.values()))]
+MESSAGES = ({"role": "system", "content": "write a query"}, {"role": "user", "content": "who wrote the book ?"})
+FEW_SHOT = (*MESSAGES, {"role": "assistant", "content": "book author"}, {"role": "user", "content": "the city"})
+WRITTEN = ("book author", "<think>\n the book\n</think>\n\nbook author", "<think>\n the book", " book author ")
+
+
+@pytest.fixture(scope="module")
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A tiny model with the template and the end token of a known one."""
+
+    def make(template: str) -> Path:
+        path = tiny_policy(tmp_path_factory.mktemp("models") / template)
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer.add_special_tokens({"bos_token": "<bos>", "eos_token": ENDS[template]})
+        tokenizer.add_tokens(SPECIALS, special_tokens=True)
+        tokenizer.chat_template = (files("trl") / f"chat_templates/{template}.jinja").read_text()
+        tokenizer.save_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path)
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+        model.generation_config.eos_token_id = tokenizer.eos_token_id
+        model.save_pretrained(path)
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize("template", ENDS)
+def test_what_is_sampled_is_what_is_trained_with_one_end_token(model_of: Any, template: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model_of(template))
+    end = end_token(tokenizer, [tokenizer.eos_token_id])
+    encoder = Encoder(tokenizer, end)
+    for messages in (MESSAGES, FEW_SHOT):
+        sampled = list(PromptEncoder(tokenizer, None, template).encode(messages).token_ids)
+        assert encoder.prompt_ids(messages) == sampled == ChatTemplate(tokenizer, template).tokens(messages)
+    assert tokenizer.decode([end]) == ENDS[template]
+
+
+def test_a_bare_completion_and_one_cut_off_in_its_thought_train_a_hybrid_model(model_of: Any, tmp_path: Path) -> None:
+    base = model_of("qwen3")
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    encoder = Encoder(tokenizer, end_token(tokenizer, [tokenizer.eos_token_id]))
+    for text in WRITTEN:
+        ids = encoder._completion(
+            encoder.prompt_ids(MESSAGES), encoder._ids([encoder.render(MESSAGES) + text])[0], text
+        )
+        assert tokenizer.convert_ids_to_tokens(ids)[-1] == "<|im_end|>"
+        assert ids.count(encoder.end) == 1
+    report = train(TrainingRecipe(algorithm="sft", batch_size=8), sampled_run(tmp_path / "run", base))
+    assert report.examples == 24
+
+
+@pytest.mark.parametrize("thinking", [True, False, None])
+def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of: Any, tmp_path: Path, thinking: Any) -> None:
+    base = model_of("qwen3")
+    settings = PolicySettings(model=str(base), enable_thinking=thinking)
+    policy = policy_of(settings)
+    assert isinstance(policy, LocalPolicy)
+    policy.close()
+    assert ("<think>" in policy.tokenizer.decode(policy._encoder.encode(MESSAGES).token_ids)) is (thinking is False)
+    assert policy_state(policy)["enable_thinking"] is thinking
+    assert settings.in_process("other").enable_thinking is thinking  # a trained policy of the run, and leret.load
+    run = sampled_run(tmp_path / "run", base)
+    section = run.manifest()["sampling"]
+    run.update(sampling={**section, "policy": {**section["policy"], "enable_thinking": thinking}})
+    with sqlite3.connect(run.store) as store:  # the sampler's own counts, which the trainer's must equal
+        for state, messages in store.execute("SELECT id, messages FROM states").fetchall():
+            n = len(policy._encoder.encode(tuple(json.loads(messages))).token_ids)
+            store.execute("UPDATE samples SET n_prompt_tokens = ? WHERE state_id = ?", (n, state))
+    assert train(TrainingRecipe(algorithm="sft", batch_size=8), run).examples == 24
+    section["policy"]["enable_thinking"] = None if thinking is False else False
+    run.update(sampling=section)
+    with pytest.raises(TrainingError, match="the sampler counted"):
+        train(TrainingRecipe(algorithm="sft", name="other", batch_size=8), run)
+
+
+def test_enable_thinking_reaches_a_server() -> None:
+    settings = PolicySettings(kind="openai", model="m", urls=("http://a/v1",), enable_thinking=False)
+    policy: Any = policy_of(settings)
+    body = policy._chat._body(Request(MESSAGES, (1,), 1.0, 8), 1, 1)
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+    assert policy_lm(settings).kwargs["extra_body"] == {"chat_template_kwargs": {"enable_thinking": False}}
+    silent: Any = policy_of(settings.model_copy(update={"enable_thinking": None}))
+    assert "chat_template_kwargs" not in json.dumps(silent._chat._body(Request(MESSAGES, (1,), 1.0, 8), 1, 1))
+
+
+def test_enable_thinking_is_refused_where_nothing_would_take_it() -> None:
+    with pytest.raises(ValueError, match=r"policy\.enable_thinking is of kind local and openai and tgi"):
+        PolicySettings(kind="together", model="m", enable_thinking=False)
+
+
+def test_a_template_without_a_system_role_gets_the_system_text_in_the_users_turn(model_of: Any) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model_of("gemma"))
+    how: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
+    text = apply_template(tokenizer, MESSAGES, "gemma", **how)
+    assert text == (
+        "<bos><start_of_turn>user\nwrite a query\n\nwho wrote the book ?<end_of_turn>\n<start_of_turn>model\n"
+    )
+    assert apply_template(tokenizer, FEW_SHOT, "gemma", **how).count("write a query") == 1
+    with pytest.raises(PolicyError, match=r"gemma refuses messages of roles system, assistant \(System role"):
+        apply_template(tokenizer, (MESSAGES[0], FEW_SHOT[2]), "gemma", **how)
+
+
+def test_a_policy_without_a_system_role_is_sampled_and_trained(model_of: Any, tmp_path: Path) -> None:
+    base = model_of("gemma")
+    policy = LocalPolicy(base, threads=1)
+    try:
+        [[completion]] = policy.complete_many([Request(FEW_SHOT, (1,), 1.0, 4)])
+        assert completion.n_prompt_tokens > 10
+        assert policy._encoder.encode(FEW_SHOT).n_shared > 5  # a demo's turns are still shared
+    finally:
+        policy.close()
+    run = sampled_run(tmp_path / "run", base, system="write a query")
+    assert train(TrainingRecipe(algorithm="ipo", batch_size=8), run).examples == 48
