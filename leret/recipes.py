@@ -52,7 +52,13 @@ def load_recipe(
     return _checked(placed, model, file.resolve().parent, optional, problems)
 
 
-def flag_recipe(value: dict[str, Any], model: type[R], flags: Mapping[Key, str], overrides: Sequence[str] = ()) -> R:
+def flag_recipe(
+    value: dict[str, Any],
+    model: type[R],
+    flags: Mapping[Key, str],
+    overrides: Sequence[str] = (),
+    optional: Collection[str] = (),
+) -> R:
     """The part of a recipe that was named by the flags of a command, checked like those in a file.
 
     Args:
@@ -60,13 +66,14 @@ def flag_recipe(value: dict[str, Any], model: type[R], flags: Mapping[Key, str],
         model: of the part.
         flags: which flag each key comes from.
         overrides: as for `load_recipe`.
+        optional: as for `load_recipe`.
 
     Raises:
         ConfigError: all faults together, each with its flag.
     """
     placed = Placed(value, dict(flags))
     problems = [problem for override in overrides for problem in _override(placed, override)]
-    return _checked(placed, model, Path.cwd(), (), problems)
+    return _checked(placed, model, Path.cwd(), optional, problems)
 
 
 def _checked(placed: Placed, model: type[R], beside: Path, optional: Collection[str], problems: list[str]) -> R:

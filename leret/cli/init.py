@@ -30,5 +30,5 @@ def init(
     warn_of_demo("", policy or "")
     done(f"wrote {sampling} and {evaluation}")
     for line in sampling.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#   leret ") or line.startswith("#   pip "):
-            say(f" {line[3:]}")
+        if line.startswith("#   "):
+            say(line[2:])
