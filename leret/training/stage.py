@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,13 +84,14 @@ def train(
     """
     began = time.monotonic()
     job = _resolve(recipe, run, held_out)
-    if job.workplace.policy.is_dir():
-        record = _finished(job)
-        job.workplace.clear()
-        return record.report(job.workplace.policy, time.monotonic() - began, already=True)
-    with run.writing():
-        job.workplace.begin(job.key)
-    return _train(job, progress, began)
+    with nullcontext() if job.workplace.policy.is_dir() else job.workplace.lock():
+        if job.workplace.policy.is_dir():
+            record = _finished(job)
+            job.workplace.clear()
+            return record.report(job.workplace.policy, time.monotonic() - began, already=True)
+        with run.writing():
+            job.workplace.begin(job.key)
+        return _train(job, progress, began)
 
 
 def plan(recipe: TrainingRecipe, run: Run) -> TrainPlan:
