@@ -55,8 +55,12 @@ def find_model(name: str | Path, revision: str | None = None) -> Path:
             f"{path} holds no *.safetensors{told}; save it again with save_pretrained(safe_serialization=True)"
         )
     _check_weights(path, weights)
-    if (path / "adapter_config.json").is_file():
-        _check_adapter(path)
+    pickled = sorted(file.name for file in path.glob("*.bin") if file.name != "training_args.bin")
+    if (path / "adapter_config.json").is_file() and (pickled or path / "adapter_model.safetensors" not in weights):
+        raise PolicyError(
+            f"{path}: an adapter is adapter_model.safetensors, without pickled weights beside it "
+            f"({', '.join(pickled[:3]) or 'it is missing'}); save it again as safetensors"
+        )
     if (path / _PRETRAINING).is_file():
         _LOG.warning("%s is half made: its pretraining did not come to an end; `leret pretrain` goes on with it", path)
     return path
@@ -102,15 +106,6 @@ def _check_weights(path: Path, weights: list[Path]) -> None:
             f"{path} lacks {', '.join(missing[:3])}, which {_INDEX} or config.json names; copy the whole directory "
             "again, all weights beside one another"
         )
-
-
-def _check_adapter(path: Path) -> None:
-    """PEFT would unpickle adapter_model.bin where there is nothing else, and no digest would know."""
-    if not (path / "adapter_model.safetensors").is_file():
-        raise PolicyError(f"{path} is an adapter without adapter_model.safetensors; save it again as safetensors")
-    pickled = sorted(file.name for file in path.glob("*.bin") if file.name != "training_args.bin")
-    if pickled:
-        raise PolicyError(f"{path} holds pickled weights beside the adapter ({', '.join(pickled[:3])}); remove them")
 
 
 def read_model_json(path: Path) -> dict[str, Any]:

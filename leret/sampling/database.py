@@ -20,8 +20,8 @@ _LEAST_FREE = 2**20
 """Bytes. Even a reader makes a file of 32 KiB beside a store, and on a full disk SQLite says "disk I/O error"."""
 
 
-def lock(path: Path) -> IO[str]:
-    """An advisory lock on the store, which ends with the process, however it ends.
+def lock(path: Path, what: str = "sampled into") -> IO[str]:
+    """An advisory lock beside ``path``, as of the store, which ends with the process, however it ends.
 
     Raises:
         RunError: another process holds it, or the directory cannot be written.
@@ -36,7 +36,7 @@ def lock(path: Path) -> IO[str]:
     except OSError as error:
         file.close()
         raise RunError(
-            f"{path.parent} is being sampled into by another process; wait for it, or name another run"
+            f"{path.parent} is being {what} by another process; wait for it, or give another name"
         ) from error
     return file
 

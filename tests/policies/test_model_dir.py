@@ -144,7 +144,10 @@ def test_the_digest_follows_the_bytes_and_not_the_place(llama_dir: Path, copy: P
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        ({"adapter_model.bin", "decoy.safetensors"}, "an adapter without adapter_model.safetensors"),
+        (
+            {"adapter_model.bin", "decoy.safetensors"},
+            r"an adapter is adapter_model\.safetensors.*\(adapter_model\.bin\)",
+        ),
         ({"adapter_model.bin", "adapter_model.safetensors"}, r"pickled weights .*\(adapter_model\.bin\)"),
         ({"training_args.bin", "adapter_model.safetensors"}, None),
     ],
