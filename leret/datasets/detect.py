@@ -31,7 +31,7 @@ def detect_kind(path: str) -> str:
     kind = None if first is None else _kind(first.value)
     if kind is None:
         there = "no JSON object" if first is None else f"the fields {', '.join(list(first.value)[:8])}"
-        raise DataError(f"{path} is of no known kind (its first record has {there}); say which one it is with --kind")
+        raise DataError(f"{path} is of no known kind (its first record has {there}); say which one it is with --format")
     return kind
 
 
