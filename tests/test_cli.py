@@ -25,9 +25,10 @@ from tests.tiny import tiny_policy
 ROOT = Path(__file__).resolve().parents[1]
 ANSI = re.compile(r"\x1b\[[0-9;]*m?")
 COMMANDS = [
-    "", "demo", "init", "sample", "pairs", "train", "eval", "run", "pretrain", "recipes", "recipes list", "recipes show",
-    "recipes copy", "data", "data inspect", "serve", "serve policy", "serve retriever", "eval-retriever", "index",
-    "index build", "index info", "index check", "search", "store", "store check", "store export",
+    "", "demo", "init", "sample", "pairs", "train", "eval", "run", "pretrain", "recipes", "recipes list",
+    "recipes show", "recipes copy", "data", "data inspect", "serve", "serve policy", "serve retriever",
+    "eval-retriever", "index", "index build", "index info", "index check", "search", "store",
+    "store check", "store export",
 ]  # fmt: skip
 GROUPS = {"", "recipes", "data", "serve", "index", "store"}
 
