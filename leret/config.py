@@ -23,7 +23,7 @@ from pydantic import (
 
 from leret.liveconfig import (
     AnswersSettings,
-    BaseUrl,
+    BaseUrls,
     ClinicalTrialsSettings,
     PubMedSettings,
     RemoteSettings,
@@ -215,7 +215,7 @@ class PolicySettings(Settings):
 
     kind: Literal["local", "openai", "tgi", "together"] = "local"
     model: str = Field("demo", description="model directory, `demo` (shipped), or the served model's name")
-    urls: tuple[BaseUrl, ...] = Field((), description="of servers: base URLs, of kind openai ending in /v1")
+    urls: BaseUrls = Field((), description="of servers: base URLs, of kind openai ending in /v1")
     api_key_env: str | None = Field(None, description="environment variable that holds the server's key")
     tokenizer: str | None = Field(None, description="kind tgi: directory with the chat template; None takes the model")
     enable_thinking: bool | None = Field(None, description="of chat templates that know it; None leaves it to them")
@@ -230,9 +230,6 @@ class PolicySettings(Settings):
     concurrency: PositiveInt = Field(32, description="of servers: requests in flight at most")
     logprobs: bool = Field(False, description="openai, together: ask for log-probabilities and token ids")
     best_of: bool = Field(False, description="tgi: a prompt's samples in one request, which has no seed")
-    batch: bool = Field(False, description="together: large waves of requests as batch jobs")
-    batch_least: PositiveInt = Field(64, description="together: requests of a wave that are worth a batch job")
-    poll_s: float = Field(30.0, gt=0, description="together: between two looks at a batch job")
     price_prompt: float = Field(0.0, ge=0, description="of a million prompt tokens")
     price_completion: float = Field(0.0, ge=0, description="of a million completion tokens")
 
@@ -273,7 +270,6 @@ _OF_KIND = {
     "tokenizer": ("tgi",),
     "enable_thinking": ("local", "openai", "tgi"),
     "best_of": ("tgi",),
-    "batch": ("together",),
     "logprobs": ("openai", "together"),
 }
 """Policy settings that other kinds would ignore."""

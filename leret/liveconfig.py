@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveInt, field_validator
 
 from leret.section import Settings
 
-__all__ = ["AnswersSettings", "BaseUrl", "ClinicalTrialsSettings", "PubMedSettings", "RM3Settings", "RemoteSettings"]
+__all__ = ["AnswersSettings", "BaseUrls", "ClinicalTrialsSettings", "PubMedSettings", "RM3Settings", "RemoteSettings"]
 
 _DATE = re.compile(r"\d{4}(/\d{2}(/\d{2})?)?")
 
 
-def _without_key(url: str) -> str:
-    if "@" in url or "?" in url:  # not repeated, since it may hold a key
+def _without_key(value: Any) -> Any:
+    if "@" in str(value) or "?" in str(value):  # not repeated, since it may hold a key
         raise ValueError(
-            "a base URL holds no user, password or query; put the key in a variable (policy.api_key_env, "
-            "retriever.remote.token_env)"
+            "a base URL holds no user, password or query; put the key in a variable (api_key_env, token_env)"
         )
-    return url
+    return value
 
 
 BaseUrl = Annotated[str, AfterValidator(_without_key)]
-"""Of a server."""
+BaseUrls = Annotated[tuple[str, ...], AfterValidator(_without_key)]
 
 
 class _HttpSettings(Settings):
@@ -38,7 +37,7 @@ class _HttpSettings(Settings):
 class RemoteSettings(_HttpSettings):
     """A search engine behind HTTP."""
 
-    urls: tuple[BaseUrl, ...] = Field(min_length=1, description="equal servers; the least busy gets the next request")
+    urls: BaseUrls = Field(min_length=1, description="equal servers; the least busy gets the next request")
     protocol: Literal["leret", "colbert", "colbert-get", "retrieve"] = "leret"
     name: str | None = Field(None, description="of what is served; name it anew when its index changes")
     doc_id: Literal["id", "title", "row"] = Field(

@@ -65,6 +65,7 @@ def _minilm(recipe: SamplingRecipe, directory: Path, told: _Told) -> Path:
     from leret.pipelines.adapters import make_adapter
     from leret.pipelines.compact import CompactAdapter
     from leret.sampling.workbench import Workbench
+    from leret.training.pretrain.decoder import weights_dir
     from leret.training.pretrain.examples import ExampleSettings, Prompting
     from leret.training.pretrain.minilm import MiniLMSettings, pretrain_minilm
 
@@ -80,6 +81,7 @@ def _minilm(recipe: SamplingRecipe, directory: Path, told: _Told) -> Path:
     adapter = make_adapter(recipe.program.adapter)
     if not isinstance(adapter, CompactAdapter):
         raise ConfigError("program.adapter.kind: kind minilm has 512 positions; set program.adapter.kind: compact")
+    weights_dir()  # before the data is read: whether the package is there
     bench = Workbench(recipe, directory / ".cache")
     questions = bench.questions("train")
     assert isinstance(how.examples, ExampleSettings)
@@ -101,11 +103,21 @@ def _with(value: Any, options: Mapping[str, Any], key: str = "pretrain.options")
             changes[name] = _with(inner, given, f"{key}.{name}")
         elif isinstance(inner, tuple) and isinstance(given, list) and len(given) == len(inner):
             changes[name] = tuple(given)
+        elif isinstance(inner, Mapping) and _weights(given, inner):
+            changes[name] = dict(given)
         elif isinstance(given, type(inner)) or (isinstance(inner, float) and isinstance(given, int)):
             changes[name] = given
         else:
-            raise ConfigError(f"{key}.{name}: must be like {inner!r}, is {given!r}")
+            like = dict(inner) if isinstance(inner, Mapping) else inner
+            raise ConfigError(f"{key}.{name}: must be like {like!r}, is {given!r}")
     return dataclasses.replace(value, **changes)
+
+
+def _weights(given: Any, known: Mapping[str, float]) -> bool:
+    """Whether a value is weights of some of the known styles, one of them above 0."""
+    if not isinstance(given, Mapping) or not given.keys() <= known.keys():
+        return False
+    return all(isinstance(value, int | float) and value >= 0 for value in given.values()) and any(given.values())
 
 
 @contextmanager

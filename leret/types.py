@@ -117,7 +117,8 @@ class State:
 class Failure:
     """Why a sample has no reward.
 
-    ``kind`` is ``parse`` (the completion is not in the adapter's format: a fact about the policy, final), ``policy``,
+    ``kind`` is ``parse`` (the completion is not in the adapter's format: a fact about the policy, final), ``prompt``
+    (it does not fit the model, final), ``policy``,
     ``retrieval`` or ``program`` (an outage or a crash: tried again at the next resume, never scored).
     """
 

@@ -75,10 +75,10 @@ def parse(text: str, source: str) -> Placed:
         raise ConfigError(_syntax(error, source)) from error
     try:
         node = loader.get_single_node()
-        if node is not None and _n_values(node, {}, 0) > _MAX_VALUES:
+        if node is not None and _n_values(node, {}) > _MAX_VALUES:
             raise ConfigError(f"{source}: more than {_MAX_VALUES} values, aliases written out; write fewer")
         walk = _Walk(loader, source)
-        value = None if node is None else walk.value(node, ())
+        value = None if node is None else walk.value(node, (), 0)
     except yaml.YAMLError as error:
         raise ConfigError(_syntax(error, source)) from error
     except RecursionError as error:
@@ -88,14 +88,13 @@ def parse(text: str, source: str) -> Placed:
     return Placed(value, walk.places, walk.problems)
 
 
-def _n_values(node: yaml.Node, known: dict[int, int], depth: int) -> int:
-    """How many values a node is, every alias written out; each node is counted once."""
-    if depth > _MAX_DEPTH:
-        raise yaml.MarkedYAMLError(problem="nested too deeply, or an alias of itself", problem_mark=node.start_mark)
+def _n_values(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values a node is, every alias written out; one that contains itself counts as nothing there."""
     if id(node) not in known:
-        items = [] if isinstance(node, yaml.ScalarNode) else node.value
-        parts = [part for item in items for part in (item if isinstance(item, tuple) else (item,))]
-        known[id(node)] = 1 + sum(_n_values(part, known, depth + 1) for part in parts)
+        known[id(node)] = 0
+        items = () if isinstance(node, yaml.ScalarNode) else node.value
+        parts = (part for item in items for part in (item if isinstance(item, tuple) else (item,)))
+        known[id(node)] = 1 + sum(_n_values(part, known) for part in parts)
     return known[id(node)]
 
 
@@ -119,18 +118,20 @@ class _Walk:
         self.places: dict[Key, str] = {}
         self.problems: list[str] = []
 
-    def value(self, node: yaml.Node, key: Key) -> Any:
+    def value(self, node: yaml.Node, key: Key, depth: int) -> Any:
         """The value of ``node``, which stands at ``key``."""
+        if depth > _MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem="nested too deeply, or an alias of itself", problem_mark=node.start_mark)
         if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN:
             raise yaml.MarkedYAMLError(problem=f"the tag {node.tag} means nothing here", problem_mark=node.start_mark)
         self.places.setdefault(key, self._place(node))
         if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, key)
+            return self._mapping(node, key, depth)
         if isinstance(node, yaml.SequenceNode):
-            return [self.value(item, (*key, index)) for index, item in enumerate(node.value)]
+            return [self.value(item, (*key, index), depth + 1) for index, item in enumerate(node.value)]
         return self._scalar(node)
 
-    def _mapping(self, node: yaml.MappingNode, key: Key) -> dict[str, Any]:
+    def _mapping(self, node: yaml.MappingNode, key: Key, depth: int) -> dict[str, Any]:
         given = {item.value for item, _ in node.value}
         if "<<" in given:
             self.loader.flatten_mapping(node)  # merged keys come first, so that those of the mapping itself win
@@ -142,7 +143,7 @@ class _Walk:
                 what = f"{dotted(here)}: given twice (first at {self.places[here]}); keep one"
                 self.problems.append(f"{self._place(name_node)}: {what}")
             self.places[here] = self._place(name_node)
-            found[name] = self.value(value_node, here)
+            found[name] = self.value(value_node, here, depth + 1)
         return found
 
     def _name(self, node: yaml.Node) -> str:

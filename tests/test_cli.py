@@ -27,8 +27,8 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m?")
 COMMANDS = [
     "", "demo", "init", "sample", "pairs", "train", "eval", "run", "pretrain", "recipes", "recipes list",
     "recipes show", "recipes copy", "data", "data inspect", "serve", "serve policy", "serve retriever",
-    "eval-retriever", "index", "index build", "index info", "index check", "search", "store",
-    "store check", "store export",
+    "eval-retriever", "index", "index build", "index info", "index check", "search", "store", "store check",
+    "store export",
 ]  # fmt: skip
 GROUPS = {"", "recipes", "data", "serve", "index", "store"}
 

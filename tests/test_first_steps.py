@@ -81,9 +81,9 @@ def test_a_policy_at_hand_is_checked_and_named(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "says"),
-    [(["--policy", "gone"], "--policy policy.model: no model directory 'gone'"),
-     (["--policy", "."], "it is no model directory"), (["--policy", "http://x/v1"], "--model NAME"),
-     (["--model", "x"], "--policy URL")],
+    [(["--policy", "gone"], "--policy: policy.model: no model directory 'gone'"),
+     (["--policy", "."], "it is no model directory"),
+     (["--policy", "http://x/v1"], "--model NAME"), (["--model", "x"], "--policy URL")],
 )  # fmt: skip
 def test_what_is_no_policy_is_refused_and_nothing_written(folder: Path, flags: list[str], says: str) -> None:
     code, out = leret("init", *FILES, *flags)

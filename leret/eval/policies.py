@@ -26,11 +26,11 @@ def policies_of(run: Run) -> Policies:
     def name(system: System) -> str:
         settings = settings_of(system, base)
         if settings.kind != "local":
-            return policy_of(settings, run.cache).digest
+            return policy_of(settings).digest
         return model_digest(demo_directory() if settings.model == "demo" else find_model(settings.model))
 
     def open_policy(system: System) -> Policy:
-        return policy_of(settings_of(system, base), run.cache)
+        return policy_of(settings_of(system, base))
 
     return Policies(name, open_policy)
 

@@ -11,11 +11,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from leret import __version__
 from leret.eval.learned import Learned, curves_of
 from leret.eval.plots import bars_by_hop, dumbbells, training_curves
+from leret.eval.systems import RAW
 from leret.eval.wording import GLOSSARY, LABELS
 
 __all__ = ["render"]
 
 _EVERY_HOP = ("recall", "ap")
+_SURE = 0.05
+"""A difference of a smaller p is told as one."""
+
 _CARDS = ("recall", "all_found", "bridge_found", "ap")
 
 
@@ -53,7 +57,7 @@ def render(
     return environment.get_template("report.html.j2").render(
         summary=summary,
         name=name,
-        headline=_headline(summary, cards) or name,
+        headline=_beaten(summary) or _headline(summary, cards) or name,
         subtitle=subtitle,
         cards=cards,
         columns=columns,
@@ -90,6 +94,19 @@ def _headline(summary: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) ->
     return f"{summary['focus']} {verb} than {summary['baseline']}: {shares}"
 
 
+def _beaten(summary: Mapping[str, Any]) -> str | None:
+    """That the raw question finds more than every system with an LM, where it surely finds more than the best."""
+    found = {row["system"]: row["hops"][-1]["recall"] or 0.0 for row in summary["rows"]}
+    names = [row["system"] for row in summary["rows"] if row["kind"] != "baseline"]
+    best = max(names, key=lambda name: found[name], default=RAW)
+    pairs = {(c["a"], c["b"]): c for c in summary["comparisons"] if c["measure"] == "recall"}
+    compared = pairs.get((best, RAW)) or pairs.get((RAW, best)) or {"p": None}
+    if found.get(RAW, 0.0) <= found.get(best, 0.0) or (compared["p"] is not None and compared["p"] >= _SURE):
+        return None
+    shares = f"{found[RAW]:.0%} of the gold documents, against {found[best]:.0%} by {best}"
+    return f"The question itself, searched for without an LM, finds more than any system: {shares}"
+
+
 def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The policy's figures after the last hop beside the baseline's."""
     focus, baseline = summary["focus"], summary["baseline"]
@@ -105,7 +122,7 @@ def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "what": _card_title(measure, summary),
                 "before": rows[baseline]["hops"][-1][measure],
                 "after": rows[focus]["hops"][-1][measure],
-                **{key: comparison[key] for key in ("difference", "ci", "p")},
+                **{key: comparison[key] for key in ("difference", "ci", "p", "p_holm")},
             }
         )
     return cards

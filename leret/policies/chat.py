@@ -30,7 +30,6 @@ class Chat:
         send: carries a request.
         meter: counts tokens.
         logprobs: ask for the log-probabilities of the chosen tokens; the value that says so.
-        takes_n: whether the server honours n; None finds it out.
         id_extension: ask for token ids beside log-probabilities in vLLM's way, which strict servers refuse.
         enable_thinking: for the server's chat template; None sends nothing.
     """
@@ -42,7 +41,6 @@ class Chat:
         meter: Meter,
         *,
         logprobs: bool | int = False,
-        takes_n: bool | None = None,
         id_extension: bool = True,
         enable_thinking: bool | None = None,
     ) -> None:
@@ -51,7 +49,7 @@ class Chat:
         self._meter = meter
         self._logprobs = logprobs
         self._token_ids = bool(logprobs) and id_extension
-        self._takes_n = takes_n
+        self._takes_n: bool | None = None  # whether the server honours n
         self._enable_thinking = enable_thinking
         self._probing: asyncio.Task[bool] | None = None
 

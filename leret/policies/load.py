@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Sequence
 from importlib import resources
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from leret.config import PolicySettings
     from leret.policies.base import Policy
 
-__all__ = ["demo_directory", "load_policy", "policy_of", "policy_state", "probe", "shared_policy", "user_cache"]
+__all__ = ["demo_directory", "load_policy", "policy_of", "policy_state", "probe", "shared_policy"]
 
 _DISPATCH = ("timeout_s", "deadline_s", "max_retries", "concurrency", "price_prompt", "price_completion")
 _OF_REQUESTS = ("temperature", "top_p", "max_tokens")
@@ -32,7 +31,6 @@ def load_policy(
     model: str | Path,
     *,
     urls: Sequence[str] = (),
-    cache: Path | None = None,
     threads: int | None = None,
     max_batch_tokens: int | None = None,
     **settings: Any,
@@ -43,7 +41,6 @@ def load_policy(
         kind: ``local``, ``openai``, ``tgi`` or ``together``.
         model: directory, ``demo`` (the model shipped with leret) or hub repository; the served model's name.
         urls: of servers: base URLs.
-        cache: directory where kind together remembers its batch jobs; None takes the user's own.
         threads: of kind local: of torch in the worker; None chooses by the model's size.
         max_batch_tokens: of kind local: tokens of a batch; None chooses by device.
         settings: others of ``policy.*``, by the names of a recipe.
@@ -63,15 +60,14 @@ def load_policy(
         raise ConfigError([_fault(detail) for detail in error.errors()]) from None
     if kind == "local":
         return _local(checked, threads, max_batch_tokens)
-    return policy_of(checked, cache)
+    return policy_of(checked)
 
 
-def policy_of(settings: PolicySettings, cache: Path | None = None) -> Policy:
+def policy_of(settings: PolicySettings) -> Policy:
     """The policy that a recipe's settings name.
 
     Args:
         settings: of a recipe.
-        cache: the run's directory for what it remembers of batch jobs; None takes the user's own.
 
     Raises:
         MissingDependency: the kind needs a package that is not installed.
@@ -98,10 +94,6 @@ def policy_of(settings: PolicySettings, cache: Path | None = None) -> Policy:
         settings.model,
         settings.urls,
         logprobs=settings.logprobs,
-        batch=settings.batch,
-        ledger=(cache or user_cache()) / "together-batches.db" if settings.batch else None,
-        batch_least=settings.batch_least,
-        poll_s=settings.poll_s,
         **served,
     )
 
@@ -115,7 +107,7 @@ async def probe(settings: PolicySettings) -> None:
     Raises:
         PolicyError: a server is away, or refuses; its URL is in the message.
     """
-    brief = {"timeout_s": min(settings.timeout_s, _PROBE_S), "deadline_s": _PROBE_S, "batch": False}
+    brief = {"timeout_s": min(settings.timeout_s, _PROBE_S), "deadline_s": _PROBE_S}
     each = [settings.model_copy(update={"urls": urls, **brief}) for urls in zip(settings.urls)] or [
         settings.model_copy(update=brief)
     ]
@@ -196,13 +188,8 @@ def policy_state(policy: Policy) -> dict[str, Any]:
             case TgiPolicy():
                 return {"kind": "tgi", **served, "tokenizer": policy.tokenizer, "best_of": policy.best_of}
             case _:
-                return {"kind": "together", **served, "batch": policy.batch}
+                return {"kind": "together", **served}
     raise PolicyError(f"a {type(policy).__name__} cannot be saved by name; save the program without its LM")
-
-
-def user_cache() -> Path:
-    """Where a process that belongs to no run keeps what must outlive it."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leret"
 
 
 def _local(settings: PolicySettings, threads: int | None = None, max_batch_tokens: int | None = None) -> Policy:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from leret.errors import PolicyError
 
-__all__ = ["LoadedModel", "find_model", "load_model", "model_digest", "read_model_json"]
+__all__ = ["LoadedModel", "find_model", "load_model", "load_tokenizer", "model_digest", "read_model_json"]
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _INDEX = "model.safetensors.index.json"
 _NAMED_FILES = ("config.json", _INDEX, "generation_config.json", "adapter_config.json", "chat_template.jinja")
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
+_PRETRAINING = "state.safetensors"
+"""What `leret pretrain` keeps beside a model until its last step."""
+
+_LOG = logging.getLogger("leret")
 _digests: dict[tuple[str, int, int], bytes] = {}
 
 
@@ -50,8 +55,14 @@ def find_model(name: str | Path, revision: str | None = None) -> Path:
             f"{path} holds no *.safetensors{told}; save it again with save_pretrained(safe_serialization=True)"
         )
     _check_weights(path, weights)
-    if (path / "adapter_config.json").is_file():
-        _check_adapter(path)
+    pickled = sorted(file.name for file in path.glob("*.bin") if file.name != "training_args.bin")
+    if (path / "adapter_config.json").is_file() and (pickled or path / "adapter_model.safetensors" not in weights):
+        raise PolicyError(
+            f"{path}: an adapter is adapter_model.safetensors, without pickled weights beside it "
+            f"({', '.join(pickled[:3]) or 'it is missing'}); save it again as safetensors"
+        )
+    if (path / _PRETRAINING).is_file():
+        _LOG.warning("%s is half made: its pretraining did not come to an end; `leret pretrain` goes on with it", path)
     return path
 
 
@@ -95,15 +106,6 @@ def _check_weights(path: Path, weights: list[Path]) -> None:
             f"{path} lacks {', '.join(missing[:3])}, which {_INDEX} or config.json names; copy the whole directory "
             "again, all weights beside one another"
         )
-
-
-def _check_adapter(path: Path) -> None:
-    """PEFT would unpickle adapter_model.bin where there is nothing else, and no digest would know."""
-    if not (path / "adapter_model.safetensors").is_file():
-        raise PolicyError(f"{path} is an adapter without adapter_model.safetensors; save it again as safetensors")
-    pickled = sorted(file.name for file in path.glob("*.bin") if file.name != "training_args.bin")
-    if pickled:
-        raise PolicyError(f"{path} holds pickled weights beside the adapter ({', '.join(pickled[:3])}); remove them")
 
 
 def read_model_json(path: Path) -> dict[str, Any]:
@@ -170,7 +172,7 @@ def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
     if adapter:
         model = _merge_adapter(model, path)
     has_tokenizer = any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
-    tokenizer = _load_tokenizer(path if has_tokenizer else base)
+    tokenizer = load_tokenizer(path if has_tokenizer else base)
     model.eval().requires_grad_(False)
     return LoadedModel(model.to(place), tokenizer, path)
 
@@ -244,7 +246,12 @@ def _merge_adapter(model: Any, path: Path) -> Any:
         ) from error
 
 
-def _load_tokenizer(path: Path) -> Any:
+def load_tokenizer(path: Path) -> Any:
+    """The tokenizer of a model directory.
+
+    Raises:
+        PolicyError: there is none, or it has no chat template.
+    """
     from transformers import AutoTokenizer
 
     try:

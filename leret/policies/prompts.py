@@ -15,7 +15,7 @@ from leret.policies.templates import apply_template
 if TYPE_CHECKING:
     from leret.policies.generate import Generated
 
-__all__ = ["EncodedPrompt", "PromptEncoder", "PromptTooLongError"]
+__all__ = ["EncodedPrompt", "PromptEncoder", "PromptTooLongError", "n_common"]
 
 _BEGINNINGS = 256
 
@@ -80,7 +80,7 @@ class PromptEncoder:
         """
         with self._lock:
             ids = self._render(messages, add_generation_prompt=True)
-            n_shared = _n_common(ids, self._beginning(messages[:-1])) if len(messages) > 1 else 0
+            n_shared = n_common(ids, self._beginning(messages[:-1])) if len(messages) > 1 else 0
         if self._n_positions is not None and len(ids) >= self._n_positions:
             raise PromptTooLongError(
                 f"a prompt of {len(ids)} tokens does not fit {self._name}, which has {self._n_positions} positions; "
@@ -129,7 +129,8 @@ class PromptEncoder:
         return known
 
 
-def _n_common(one: Sequence[int], other: Sequence[int]) -> int:
+def n_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens that two texts begin with alike."""
     n = 0
     for a, b in zip(one, other, strict=False):
         if a != b:

@@ -52,10 +52,11 @@ def _mix(numbers: np.ndarray) -> np.ndarray:
 
     Source: the output function of SplitMix64 (Steele, Lea and Flood, doi 10.1145/2660193.2660195).
     """
-    mixed = (numbers + 1) * 0x9E3779B97F4A7C15
+    mixed: np.ndarray = (numbers + 1) * 0x9E3779B97F4A7C15
     mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9
     mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB
-    return mixed ^ (mixed >> 31)
+    mixed ^= mixed >> 31
+    return mixed
 
 
 def choose(

@@ -1,9 +1,8 @@
-"""A policy of Together AI, through its official SDK: chat completions, or batch jobs at a lower price."""
+"""A policy of Together AI, through its official SDK."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from leret.http import body_of
@@ -14,24 +13,19 @@ from leret.policies.keys import Key
 from leret.policies.meter import Meter
 from leret.policies.replies import completions_of
 from leret.policies.together_api import TOGETHER_URL, TogetherApi
-from leret.policies.together_batch import BatchJobs
 from leret.types import digest
 
 __all__ = ["TogetherPolicy"]
 
 
 class TogetherPolicy:
-    """Implements ``Policy``; how it samples is `Chat`'s. In batch jobs, every sample is a line with its own seed.
+    """Implements ``Policy``; how it samples is `Chat`'s.
 
     Args:
         model: its name at Together.
         urls: base URLs ending in /v1; none is Together's own.
         api_key_env: environment variable that holds the key.
         logprobs: ask for the log-probabilities of the chosen tokens, and for their ids.
-        batch: send requests as batch jobs.
-        ledger: file that knows the batch jobs that were started; the same file finds them again after a crash.
-        batch_least: fewer requests than these that come together are sent at once instead.
-        poll_s: between two looks at a batch job.
         dispatch: of `Dispatcher`: ``timeout_s``, ``deadline_s``, ``concurrency``, ``max_retries``, prices.
 
     Raises:
@@ -46,33 +40,23 @@ class TogetherPolicy:
         *,
         api_key_env: str | None = "TOGETHER_API_KEY",
         logprobs: bool = False,
-        batch: bool = False,
-        ledger: Path | None = None,
-        batch_least: int = 64,
-        poll_s: float = 30.0,
         **dispatch: Any,
     ) -> None:
         self.model = model
         self.api_key_env = api_key_env or "TOGETHER_API_KEY"
-        self.batch = batch
         self._given = tuple(urls)
         self._dispatcher = Dispatcher(urls or [TOGETHER_URL], **dispatch)
         self._api = TogetherApi(self._dispatcher, Key.of(self.api_key_env))
-        self._jobs = (
-            BatchJobs(self._api, self._send, ledger, self.meter, least=batch_least, poll_s=poll_s) if batch else None
-        )
         self._chat = Chat(
             model,
-            self._jobs.send if self._jobs is not None else self._send,
+            self._send,
             self.meter,
             logprobs=int(logprobs),  # their number a token, in this API
-            # A line each, so that every sample has its own seed and an answer of another n costs nothing.
-            takes_n=False if batch else None,
             id_extension=False,
         )
 
     def __repr__(self) -> str:
-        return f"TogetherPolicy({self.model!r}, batch={self.batch})"
+        return f"TogetherPolicy({self.model!r})"
 
     def __deepcopy__(self, memo: dict[int, object]) -> TogetherPolicy:
         # Programs are deep-copied by DSPy's optimizers; their connections are not.
@@ -110,9 +94,7 @@ class TogetherPolicy:
         return await self._chat.complete(request)
 
     async def aclose(self) -> None:
-        """Close the running event loop's connections; batch jobs go on at Together's. May be called twice."""
-        if self._jobs is not None:
-            await self._jobs.aclose()
+        """Close the running event loop's connections. May be called twice."""
         await self._api.aclose()
 
     async def _send(self, body: dict[str, Any], n: int | None) -> list[Completion]:

@@ -33,9 +33,7 @@ class TogetherApi:
     def __init__(self, dispatcher: Dispatcher, key: Key) -> None:
         try:
             import together
-            import together.resources.batches
-            import together.resources.chat
-            import together.resources.files  # the SDK would import them during the first attempt, which has a deadline
+            import together.resources.chat  # the SDK would import it during the first attempt, which has a deadline
         except ImportError as error:
             raise MissingDependency("together", "together") from error
         self._sdk: Any = together
@@ -45,12 +43,11 @@ class TogetherApi:
             weakref.WeakKeyDictionary()
         )
 
-    async def run(self, call: Callable[[Any, str, float], Awaitable[Value]], patience: float = 1.0) -> Value:
+    async def run(self, call: Callable[[Any, str, float], Awaitable[Value]]) -> Value:
         """Make a call until it succeeds.
 
         Args:
             call: takes the SDK's client, its base URL and the attempt's deadline in seconds.
-            patience: how many times longer than usual an attempt may take (a large file).
 
         Raises:
             PolicyError: refused for good, or still failing after the last attempt.
@@ -63,7 +60,7 @@ class TogetherApi:
                 client = clients[url] = self._sdk.AsyncTogether(
                     api_key=self._key.reveal(), base_url=url, max_retries=0, timeout=self._dispatcher.timeout_s
                 )
-            return await self._once(call, client, url, timeout_s * patience)
+            return await self._once(call, client, url, timeout_s)
 
         return await self._dispatcher.run(send)
 
@@ -84,7 +81,7 @@ class TogetherApi:
         except (TryAgainError, RefusedError) as error:
             error.args = (self._key.hide(str(error)),)
             failure: Exception = error
-        # The SDK lets through httpx's errors, in uploads and in bodies that are read after the answer, and JSON's.
+        # The SDK lets through httpx's errors, in bodies that are read after the answer, and JSON's.
         except (sdk.TogetherError, TimeoutError, ConnectionError, httpx.HTTPError, ValueError) as error:
             failure = self._in_our_words(error, url, timeout_s)
         # The SDK's errors hold the request, and what the server said of the key.

@@ -110,10 +110,14 @@ def read_index(directory: Path, n_documents: int) -> Index:
     except (OSError, ValueError, EOFError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise RetrievalError(f"{directory}: the index cannot be read ({error}); {_MEND}") from error
     n, starts = len(index.data), index.indptr
-    if any(array.ndim != 1 for array in arrays) or (len(starts), len(index.indices)) != (len(columns) + 1, n):
+    fits = all(array.ndim == 1 for array in arrays) and (len(starts), len(index.indices)) == (len(columns) + 1, n)
+    if (
+        not fits
+        or (starts[0], starts[-1]) != (0, n)
+        or (starts[1:] < starts[:-1]).any()
+        or columns.max(initial=0) >= len(columns)
+    ):
         raise RetrievalError(f"{directory}: the index files do not fit together; {_MEND}")
-    if starts[0] != 0 or starts[-1] != n or (starts[1:] < starts[:-1]).any() or columns.max(initial=0) >= len(columns):
-        raise RetrievalError(f"{directory}: the columns of the index are not in order; {_MEND}")
     highest = int(index.indices.view(np.uint32).max(initial=0))  # a negative place is a very high one
     if highest >= n_documents:
         raise RetrievalError(

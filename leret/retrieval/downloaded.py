@@ -54,28 +54,22 @@ class Downloaded:
         named = _inside(directory, config.get("collection"))
         beside = [folder / "collection.tsv" for folder in (directory, directory.parent, directory.parent.parent)]
         collection = next((path for path in (named, *beside) if path is not None and path.is_file()), None)
-        length = config.get("doc_maxlen")
         return cls(
             directory.resolve(),
             str(config.get("checkpoint") or ""),
             collection,
             _content(directory),
-            length if isinstance(length, int) else None,
+            config.get("doc_maxlen"),
         )
 
     def own_checkpoint(self) -> Path:
-        """The checkpoint that came with the index.
-
-        Raises:
-            RetrievalError: it names one of the hub, or one elsewhere on this machine: its maker does not choose that.
-        """
+        """The checkpoint that lies in the index: its maker chooses none of the hub, and none elsewhere."""
         path = _inside(self.directory, self.checkpoint)
         if path is None or not path.is_dir():
             raise RetrievalError(
-                f"{self.directory} names the checkpoint {self.checkpoint or 'none'!r}, which is not inside of it; set "
-                "colbert.checkpoint if you trust it: `leret index build --kind colbert --model CHECKPOINT "
-                f"--set colbert.index_root={self.directory.parent} --set colbert.index_name={self.directory.name} "
-                "--corpus PATH --out DIR`, and search DIR"
+                f"{self.directory} names the checkpoint {self.checkpoint or 'none'!r}, which is not inside of it; run "
+                "`leret index build --kind colbert --model CHECKPOINT --corpus PATH --out DIR --set colbert.index_root="
+                f"{self.directory.parent} --set colbert.index_name={self.directory.name}` and search DIR"
             )
         return path
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,8 @@ def _opened(made: Callable[..., Any], directory: Path, device: str | None) -> An
 
     try:
         return made(str(directory), device=device, local_files_only=True)
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError, UnpicklingError,
+            SafetensorError) as error:  # fmt: skip
         raise RetrievalError(
             f"{directory} cannot be opened as a sentence-transformers model "
             f"({type(error).__name__}: {_first_line(error)})"

@@ -69,7 +69,7 @@ class Client:
     ) -> None:
         self._servers = Rotation(urls)
         self._token = token
-        self._secrets = [known for known in (token, secret) if known]
+        self._secrets = [known for known in ((token or "").removeprefix("Basic "), secret) if known]
         self._timeout_s = timeout_s
         self._patience_s = patience_s
         self._concurrency = concurrency
@@ -214,7 +214,7 @@ class Client:
             try:
                 value = read(await self._answer(server, call))
             except MALFORMED as error:
-                raise BadAnswerError(f"{server.url} sent what cannot be read ({error!r:.200})") from error
+                raise BadAnswerError(f"{server.url}{call.path} sent what cannot be read ({error!r:.200})") from error
             ok = True
             self._answered = time.monotonic()
             return value

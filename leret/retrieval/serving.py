@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -14,20 +15,17 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from leret.errors import RetrievalError
-from leret.retrieval.server import Handler, RetrieverServer
+from leret.retrieval.server import RetrieverServer
 
 __all__ = ["run", "serve"]
 
 _LONGEST_LINE = 1 << 18
 """Bytes of a request line: a query by GET is in it."""
 
-_IDLE_S = 75.0
-"""Until a connection without another request is closed; longer than proxies keep theirs."""
-_HEAD_S = 10.0
-"""Until a connection without the whole head of a first request is closed."""
+_IDLE_S = 10.0
+"""Until a connection without a whole head of a request is closed."""
 _FILES = 8192
-"""Open files that the process asks for; half of what it gets is for connections."""
-_FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+"""Descriptors that the process takes where it may; half of those it has are for connections."""
 
 
 def run(server: RetrieverServer, host: str, port: int, *, ready: Callable[[str], None], drain_s: float = 10.0) -> None:
@@ -68,11 +66,8 @@ async def serve(
         RetrievalError: the port is taken, or the host is not of this machine.
     """
     stop = stop or asyncio.Event()
-    connections = _Connections()
-    application = server.application()
-    application.middlewares.append(connections.heard)
     runner = web.AppRunner(
-        application,
+        server.application(),
         handle_signals=False,
         keepalive_timeout=_IDLE_S,
         handler_cancellation=True,  # nobody is searched for who has hung up
@@ -84,11 +79,10 @@ async def serve(
     )
     await runner.setup()
     loop = asyncio.get_running_loop()
-    connections.make = runner.server
     listening, listener = [], None
     try:
         try:
-            listener = await loop.create_server(connections, host, port, backlog=128)
+            listener = await loop.create_server(_bounded(runner), host, port, backlog=128)
         except OSError as error:
             raise RetrievalError(
                 f"{host}:{port}: cannot listen there ({error.strerror or error}); name another --port or --host"
@@ -110,52 +104,19 @@ async def serve(
         await runner.cleanup()
 
 
-class _Connections:
-    """Protocols of connections: fewer than there are descriptors, none for long without a request."""
-
-    def __init__(self) -> None:
-        self.make: Any = None
-        self._most = _descriptors() // 2
-        self._silent: dict[Any, asyncio.TimerHandle] = {}
-
-    def __call__(self) -> Any:
-        """A protocol of aiohttp's, or one that refuses."""
-        if len(self.make.connections) >= self._most:
-            return _Refusal()
-        made = self.make()
-        self._silent[made] = asyncio.get_running_loop().call_later(_HEAD_S, self._end, made)
-        return made
-
-    @web.middleware
-    async def heard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """A head of a request is there."""
-        timer = self._silent.pop(request.protocol, None)
-        if timer is not None:
-            timer.cancel()
-        return await handler(request)
-
-    def _end(self, connection: Any) -> None:
-        del self._silent[connection]
-        connection.force_close()
+def _bounded(runner: web.AppRunner) -> Callable[[], Any]:
+    """Makes protocols of connections, which refuse where there are half as many as the process may have descriptors."""
+    soft, hard = (_FILES if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_NOFILE))
+    files = max(soft, min(hard, _FILES))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    server: Any = runner.server
+    return lambda: server() if len(server.connections) < min(files, _FILES) // 2 else _Refusal()
 
 
 class _Refusal(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
-        transport.write(_FULL)
+        transport.write(b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n")
         transport.close()
-
-
-def _descriptors() -> int:
-    """Files that this process may have open, as many as it can get up to a bound."""
-    try:
-        import resource
-    except ImportError:  # not a POSIX system
-        return 512
-    soft, hard = (_FILES if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_NOFILE))
-    if soft < min(hard, _FILES):
-        soft = min(hard, _FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return min(soft, _FILES)
 
 
 def _http_log() -> logging.Logger:

@@ -29,7 +29,7 @@ _FREE = (
         f"policy.{key}"
         for key in (
             *("kind", "model", "urls", "api_key_env", "tokenizer", "device", "dtype", "timeout_s", "deadline_s"),
-            *("max_retries", "concurrency", "logprobs", "best_of", "batch", "batch_least", "poll_s"),
+            *("max_retries", "concurrency", "logprobs", "best_of"),
             *("price_prompt", "price_completion"),
         )
     ),
@@ -65,7 +65,9 @@ def refuse_changes(run: Run, recipe: Mapping[str, Any], digests: Mapping[str, st
         for key in keys
         if old.get(key) != new.get(key)
     ]
-    known = manifest.get("digests", {})
+    known = dict(manifest.get("digests", {}))
+    if old.get("data.limit") != new.get("data.limit"):
+        known.pop("questions", None)  # of other questions
     changed += [
         f"{key}: its content is not the same as when the run began"
         for name, key in _FILES.items()
@@ -73,9 +75,6 @@ def refuse_changes(run: Run, recipe: Mapping[str, Any], digests: Mapping[str, st
         and known.get(name, digests[name]) != digests[name]
         and (name != "questions" or old.get("data.limit") == new.get("data.limit"))
     ]
-    small = new.get("data.limit")
-    if small is not None and (old.get("data.limit") is None or small < old["data.limit"]):
-        changed.append(f"data.limit: {old.get('data.limit')} in the run, {small} in the recipe; it may only grow")
     if changed:
         listed = "\n".join(f"  {line}" for line in changed)
         raise RunError(

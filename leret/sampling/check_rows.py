@@ -19,7 +19,7 @@ __all__ = ["Known", "sample_faults", "state_faults", "visit_faults"]
 Faulty = Iterator[tuple[str, str]]
 """What is wrong, and with which row."""
 
-_KINDS = ("parse", *OUTAGES)
+_KINDS = ("parse", "prompt", *OUTAGES)
 _OUTCOMES = ("next", "finished", "solved", "stuck")
 _TOLERANCE = 1e-9
 _SAMPLES = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import sqlite3
 from pathlib import Path
+from shutil import disk_usage
 from typing import IO
 
 from leret.errors import RunError
@@ -15,9 +16,12 @@ __all__ = ["STORE_SCHEMA", "connect", "lock", "run_error"]
 STORE_SCHEMA = 1
 """Version of the tables, kept in ``PRAGMA user_version``."""
 
+_LEAST_FREE = 2**20
+"""Bytes. Even a reader makes a file of 32 KiB beside a store, and on a full disk SQLite says "disk I/O error"."""
 
-def lock(path: Path) -> IO[str]:
-    """An advisory lock on the store, which ends with the process, however it ends.
+
+def lock(path: Path, what: str = "sampled into") -> IO[str]:
+    """An advisory lock beside ``path``, as of the store, which ends with the process, however it ends.
 
     Raises:
         RunError: another process holds it, or the directory cannot be written.
@@ -32,7 +36,7 @@ def lock(path: Path) -> IO[str]:
     except OSError as error:
         file.close()
         raise RunError(
-            f"{path.parent} is being sampled into by another process; wait for it, or name another run"
+            f"{path.parent} is being {what} by another process; wait for it, or give another name"
         ) from error
     return file
 
@@ -77,7 +81,7 @@ def run_error(path: Path, error: sqlite3.Error) -> RunError:
     """What SQLite says, in words that tell what to do."""
     text = str(error)
     again = "run the same command again, it goes on from here"
-    if "full" in text:
+    if "full" in text or ("disk I/O" in text and disk_usage(path.parent).free < _LEAST_FREE):
         return RunError(f"{path} cannot be written: the disk is full; free some space and {again}")
     if "readonly" in text or "unable to open" in text:
         return RunError(f"{path} cannot be opened for this ({text}); name a run directory that you may read and write")

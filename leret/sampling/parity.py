@@ -26,7 +26,7 @@ from leret.sampling.quiet import muted
 from leret.sampling.remembered import messages_of
 from leret.types import Question, Ranking
 
-__all__ = ["Comparison", "Step", "check_messages", "made_up", "message_difference", "program_messages"]
+__all__ = ["Step", "check_messages", "made_up", "message_difference", "program_messages"]
 
 _MAX_STEPS = 8
 _SHOWN = 60
@@ -40,13 +40,6 @@ class Step(typing.NamedTuple):
     completion: str
 
 
-class Comparison(typing.NamedTuple):
-    """How many LM calls were compared, and why not more, where the program had not ended."""
-
-    n_calls: int
-    stops: tuple[str, ...]
-
-
 def check_messages(
     program: dspy.Module,
     replay: Replay,
@@ -54,7 +47,7 @@ def check_messages(
     retriever: Retriever,
     prompts: Sequence[Prompt],
     questions: Sequence[Question],
-) -> Comparison:
+) -> tuple[int, tuple[str, ...]]:
     """Compare what leret sends with what the program sends, message by message.
 
     Args:
@@ -64,6 +57,9 @@ def check_messages(
         retriever: behind both.
         prompts: of the bank.
         questions: a few.
+
+    Returns:
+        LM calls that were compared, and why not more, where the program had not ended.
 
     Raises:
         ProgramError: they differ, with the first place; or nothing could be compared.
@@ -87,7 +83,7 @@ def check_messages(
             f"{type(program).__name__} calls no LM for question {questions[0].id}, so there is nothing to sample, and "
             "what it sends cannot be checked; mend the program, or remove that question"
         )
-    return Comparison(n, tuple(stops))
+    return n, tuple(stops)
 
 
 def replayed_steps(

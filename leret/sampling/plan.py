@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,17 @@ from leret.config import SamplingRecipe
 from leret.errors import LeretError
 from leret.runs import Run
 from leret.sampling.workbench import Workbench, located
+from leret.types import Passage, Question, Ranking
 
 if TYPE_CHECKING:
-    from leret.pipelines.replay import Replay
+    from leret.pipelines.replay import NeedsCompletion, Replay
 
 __all__ = ["Plan", "n_bank_questions", "plan", "steps_of"]
+
+_TRIED = 20
+"""Questions whose prompts are measured."""
+
+_DOCUMENTS = 1000
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,9 @@ class Plan:
         stored_samples: in the store already, of any policy.
         bank_ready: the prompts are there.
         notes: what to look at.
+        prompt_tokens: of the longest of some prompts with as many demos as the bank may give them; None where the
+            policy is not in a directory here.
+        positions: of the policy: a prompt that has as many tokens is no sample.
     """
 
     questions: int
@@ -43,6 +53,8 @@ class Plan:
     stored_samples: int
     bank_ready: bool
     notes: Sequence[str] = ()
+    prompt_tokens: int | None = None
+    positions: int | None = None
 
 
 def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> Plan:
@@ -55,10 +67,12 @@ def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> P
 
     Raises:
         LeretError: the recipe's files cannot be read.
+        PromptTooLongError: a prompt without demos does not fit the policy.
     """
     bench = Workbench(located(recipe, base_dir or Path.cwd()), run.cache)
     settings = recipe.sampling
-    n_questions = len(bench.questions(recipe.data.split, recipe.data.limit))
+    questions = bench.questions(recipe.data.split, recipe.data.limit)
+    n_questions = len(questions)
     steps = steps_of(bench.replay, bench.formatter.signature)
     exists = run.manifest_path.is_file()
     bank_ready = settings.prompts == 1 or (exists and "bank" in run.manifest())
@@ -70,7 +84,8 @@ def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> P
     bank_calls = 0 if bank_ready else steps * (n_train + candidates * n_dev)
     states = n_questions * steps
     samples = states * settings.prompts * settings.samples
-    return Plan(n_questions, steps, states, samples, bank_calls, samples + bank_calls, *rest)
+    lengths = _lengths(bench, questions[:_TRIED], 0 if settings.prompts == 1 else settings.bank.max_demos)
+    return Plan(n_questions, steps, states, samples, bank_calls, samples + bank_calls, *rest, *lengths)
 
 
 def n_bank_questions(n_questions: int, n_train: int, n_dev: int) -> tuple[int, int]:
@@ -83,21 +98,62 @@ def n_bank_questions(n_questions: int, n_train: int, n_dev: int) -> tuple[int, i
 
 def steps_of(replay: Replay, signature: Callable[[str], Any]) -> int | None:
     """LM calls of one run, found by running the program on made-up outputs and empty rankings."""
-    from leret.pipelines.replay import NeedsCompletion
     from leret.sampling.steps import MAX_STEPS
 
-    outputs: list[dict[str, Any]] = []
     try:
-        need = replay.run("?", outputs, lambda query, k: ())
-        while isinstance(need, NeedsCompletion):
-            if len(outputs) == MAX_STEPS:
-                return None
-            fields = signature(need.predictor).output_fields
-            outputs.append({name: ["?"] if info.annotation == list[str] else "?" for name, info in fields.items()})
-            need = replay.run("?", outputs, lambda query, k: ())
+        n_steps = sum(1 for _ in islice(_walk(replay, signature, "?", iter(())), MAX_STEPS + 1))
     except LeretError:
         return None  # it needs outputs that make sense
-    return len(outputs)
+    return n_steps if n_steps <= MAX_STEPS else None
+
+
+def _walk(
+    replay: Replay, signature: Callable[[str], Any], question: str, found: Iterator[Passage]
+) -> Iterator[NeedsCompletion]:
+    """The calls of one run of the program on made-up outputs; a search takes the next passages."""
+    from leret.pipelines.replay import NeedsCompletion
+
+    outputs: list[dict[str, Any]] = []
+    known: dict[tuple[str, int], Ranking] = {}
+
+    def search(query: str, k: int) -> Ranking:
+        if (query, k) not in known:
+            known[query, k] = tuple(islice(found, k))
+        return known[query, k]
+
+    while isinstance(need := replay.run(question, outputs, search), NeedsCompletion):
+        yield need
+        text, fields = f"? {len(outputs)}", signature(need.predictor).output_fields
+        outputs.append({name: [text] if info.annotation == list[str] else text for name, info in fields.items()})
+
+
+def _lengths(bench: Workbench, questions: Sequence[Question], n_demos: int) -> tuple[int, int] | tuple[None, None]:
+    """Tokens of the longest prompt with documents of the corpus as what is found, and the policy's positions."""
+    from leret.pipelines.prompts import Prompt
+    from leret.policies.load import demo_directory
+    from leret.policies.model_dir import load_tokenizer, read_model_json
+    from leret.policies.prompts import PromptEncoder
+
+    policy, formatter = bench.recipe.policy, bench.formatter
+    path = demo_directory() if policy.model == "demo" else Path(policy.model)
+    positions = read_model_json(path / "config.json").get("max_position_embeddings") if path.is_dir() else None
+    if policy.kind != "local" or not isinstance(positions, int):
+        return None, None
+    tokenizer = load_tokenizer(path)
+    fits, counts = (PromptEncoder(tokenizer, n, policy.model) for n in (positions, None))
+    documents = cycle(Passage(d.doc_id, d.title, d.text, 0.0) for d in islice(bench.corpus.values(), _DOCUMENTS))
+    demos: dict[str, list[dict[str, Any]]] = {}
+    longest = 0
+    for question in questions:
+        for need in _walk(bench.replay, formatter.signature, question.text, documents):
+            own = demos.setdefault(need.predictor, [])
+            fits.encode(formatter.messages(need.predictor, need.inputs))
+            messages = formatter.messages(need.predictor, need.inputs, Prompt("1", {need.predictor: own[:n_demos]}))
+            longest = max(longest, len(counts.encode(messages).token_ids))
+            own.append(
+                {**need.inputs, **dict.fromkeys(formatter.signature(need.predictor).output_fields, question.text)}
+            )
+    return longest, positions
 
 
 def _n_stored(run: Run) -> int:

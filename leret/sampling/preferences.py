@@ -86,7 +86,7 @@ def build_preferences(
     max_pairs: int | None = None,
     policy_digest: str | None = None,
 ) -> PreferenceReport:
-    """Make R/preferences from the store, replacing what was there.
+    """Make R/preferences from the store's finished questions, replacing what was there.
 
     Args:
         run: that was sampled.
@@ -112,7 +112,10 @@ def build_preferences(
 
 def _rows(store: Store, policy_digest: str | None, report: PreferenceReport) -> Iterator[dict[str, Any]]:
     last: tuple[str, str] | None = None
+    done = {digest: store.done(digest) for digest in store.policy_digests()}
     for group in store.groups(policy_digest):
+        if group.state.question_id not in done[group.policy_digest]:
+            continue
         question = (group.policy_digest, group.state.question_id)
         report.questions += question != last  # those of one question stand together
         last = question
@@ -122,7 +125,10 @@ def _rows(store: Store, policy_digest: str | None, report: PreferenceReport) -> 
         for pair in pairs:
             yield _row(group, pair, report)
     if not report.samples:
-        raise RunError(f"{store.path} holds no samples; run `leret sample RECIPE --run {store.path.parent}` first")
+        raise RunError(
+            f"{store.path} holds no question that is sampled to its end; "
+            f"run `leret sample RECIPE --run {store.path.parent}` first"
+        )
 
 
 def _count(group: Group, report: PreferenceReport) -> list[Sample]:

@@ -13,6 +13,7 @@ from leret.errors import PolicyError, ProgramError, RetrievalError
 from leret.pipelines.prompts import ZERO_SHOT, Formatter, Prompt
 from leret.pipelines.replay import NeedsCompletion, Replay
 from leret.policies.base import Messages, Policy, Request
+from leret.policies.prompts import PromptTooLongError
 from leret.sampling.concurrently import each
 from leret.sampling.front import SearchFront
 from leret.sampling.steps import MAX_STEPS, Known, Stepper
@@ -49,8 +50,8 @@ class Rollout:
 
     Attributes:
         finished: the program returned; ``prediction`` is what it returned.
-        failure: why it did not: ``parse`` is the policy's own fault, ``policy``, ``retrieval`` and ``program`` are
-            outages and crashes, which say nothing about the policy.
+        failure: why it did not: ``parse`` is the policy's own fault, ``prompt`` one that does not fit it; ``policy``,
+            ``retrieval`` and ``program`` are outages and crashes, which say nothing about the policy.
     """
 
     question_id: str
@@ -171,8 +172,10 @@ class Roller:
 
 
 def failure_of(error: PolicyError | RetrievalError | ProgramError) -> Failure:
-    """The record of an outage or a crash."""
+    """The record of an outage, of a crash, or of a prompt that does not fit the model."""
     match error:
+        case PromptTooLongError():
+            return Failure("prompt", str(error))
         case PolicyError():
             return Failure("policy", str(error))
         case RetrievalError():

@@ -185,7 +185,7 @@ class Worker:
 
         recipe = SamplingRecipe.model_validate(self._job.recipe)
         self._bench = bench = Workbench(recipe, cache)
-        self._policy = policy_of(recipe.policy, cache)
+        self._policy = policy_of(recipe.policy)
         here = {
             "corpus": bench.corpus.digest,
             "retriever": bench.retriever.digest,

@@ -80,7 +80,7 @@ def sample(
     Args:
         recipe: what to sample.
         run: a new one, or one that the same recipe began. The policy may be another one (the next round), the limit
-            larger, the strategy of the pairs any.
+            and the strategy of the pairs any.
         base_dir: where relative paths of the recipe start; None is the current directory.
         progress: hears of every question.
         cluster: samples on the workers of a Ray cluster; None samples in this process.
@@ -134,7 +134,7 @@ def _sample(
     recipe = bench.recipe
     with Store(run.store) as store:  # opened first: it keeps a second process out
         rescue(run.workers, store)
-        policy = policy_of(recipe.policy, run.cache)
+        policy = policy_of(recipe.policy)
         _write_sections(run, bench, policy, digests)
         run.event("sample", "started", questions=len(questions), policy=policy.name, policy_digest=policy.digest)
         n_before = store.counts(policy.digest)["samples"]

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import dspy
-from dspy.utils.exceptions import AdapterParseError, LMError
+from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
 from leret.errors import LeretError, PolicyError, ProgramError, RunError
 from leret.pipelines.replay import question_argument
@@ -106,7 +106,7 @@ class Student(dspy.Module):
         self.watch.n_runs += 1
         try:
             self.program(**{self.argument: question})
-        except AdapterParseError:
+        except (AdapterParseError, ContextWindowExceededError):
             complete = False  # a fact about the policy: what was found before counts
         except Exception as error:
             self.watch.note(error)

@@ -10,13 +10,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from leret.errors import TrainingError
 from leret.runs import write_atomically
+from leret.sampling.database import lock
 
 __all__ = ["Workplace", "differing"]
 
@@ -36,6 +39,11 @@ class Workplace:
         self.path = policies / f".{name}"
         self.final = self.path / "final"
         self.policy = policies / name
+
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while a policy is trained; of the processes of one training, by the first. Raises RunError if taken."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        return nullcontext() if os.environ.get("RANK", "0") != "0" else lock(self.path / "training", "trained")
 
     def begin(self, key: Mapping[str, Any]) -> None:
         """Note what is trained, or check that it is what was begun here.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,13 +81,14 @@ def train(
     """
     began = time.monotonic()
     job = _resolve(recipe, run)
-    if job.workplace.policy.is_dir():
-        record = _finished(job)
-        job.workplace.clear()
-        return record.report(job.workplace.policy, time.monotonic() - began, already=True)
-    with run.writing():
-        job.workplace.begin(job.key)
-    return _train(job, progress, began)
+    with nullcontext() if job.workplace.policy.is_dir() else job.workplace.lock():
+        if job.workplace.policy.is_dir():
+            record = _finished(job)
+            job.workplace.clear()
+            return record.report(job.workplace.policy, time.monotonic() - began, already=True)
+        with run.writing():
+            job.workplace.begin(job.key)
+        return _train(job, progress, began)
 
 
 def plan(recipe: TrainingRecipe, run: Run) -> TrainPlan:

@@ -13,6 +13,7 @@ from typing import Any
 
 from leret.errors import TrainingError
 from leret.policies.base import Messages
+from leret.policies.prompts import n_common
 from leret.policies.templates import apply_template
 from leret.training.examples import Example
 
@@ -96,7 +97,7 @@ def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
         stops: the ids at which generation stops (``eos_token_id`` of the generation config).
 
     Raises:
-        TrainingError: the tokenizer has no chat template, or it writes no such token.
+        TrainingError: the tokenizer has no chat template, or one whose turns the sampler's text cannot give.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise TrainingError(
@@ -107,13 +108,16 @@ def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
         raise TrainingError(
             f"{tokenizer.name_or_path} names no end token; set eos_token_id in its generation_config.json"
         )
-    after = str(tokenizer.apply_chat_template(list(_TURNS), tokenize=False)).rpartition(_TURNS[-1]["content"])[2]
-    ids = tokenizer(after, add_special_tokens=False)["input_ids"]
-    written = [token for token in ids if token in known]
-    if not written:
+    prompt = tokenizer.apply_chat_template(list(_TURNS[:1]), tokenize=True, add_generation_prompt=True)["input_ids"]
+    whole = tokenizer.apply_chat_template(list(_TURNS), tokenize=True)["input_ids"]
+    turn = whole[n_common(prompt, whole) :]
+    length = next((place for place, token in enumerate(turn) if token in known), None)
+    written = tokenizer.decode(turn[:length])
+    # A hybrid model's empty thought is text; a mark that the sampler's text leaves out is not.
+    if length is None or written != tokenizer.decode(turn[:length], skip_special_tokens=True):
         raise TrainingError(
-            f"the chat template of {tokenizer.name_or_path} writes {after!r} after a turn, and generation stops at "
-            f"{', '.join(map(repr, tokenizer.convert_ids_to_tokens(known)))}; mend its chat_template.jinja, or "
-            "eos_token_id in its generation_config.json"
+            f"the chat template of {tokenizer.name_or_path} writes a turn as {written!r}; it must end in a token at "
+            f"which generation stops ({', '.join(tokenizer.convert_ids_to_tokens(known))}), with no other special "
+            "token before it; mend its chat_template.jinja, or eos_token_id in its generation_config.json"
         )
-    return int(written[0])
+    return int(turn[length])

@@ -123,8 +123,10 @@ def test_an_interruption_keeps_what_is_done(make):
             raise KeyboardInterrupt
         return follow(content)
 
+    evaluator = make(interrupted)
     with pytest.raises(KeyboardInterrupt):
-        make(interrupted).evaluate(BASE)
+        evaluator.evaluate(BASE)
+    evaluator.close()
     rest = make()
     kept, _ = rest.evaluate(BASE)
     assert recalls(kept) == [1.0] * 6

@@ -144,6 +144,28 @@ def test_a_run_without_training_has_a_report():
     assert "Most improved" not in text
 
 
+def heading(text):
+    return re.search("<h1>(.*)</h1>", text)[1]
+
+
+def test_the_title_says_that_the_raw_question_beats_every_system():
+    raw = system("raw-question", "baseline", lambda i: [f"d{i}", f"d{i + 1}"])
+    base, sft = (system(name, kind, lambda i: []) for name, kind in (("base", "base"), ("sft", "policy")))
+    better = system("sft", "policy", lambda i: [f"d{i + 1}", f"d{i}"])
+    assert "without an LM, finds more than any system: 100% of the gold" in heading(page([raw, base, sft], "sft"))
+    assert heading(page([raw, base, better], "sft")).startswith("sft finds more than base")
+    assert "without an LM" not in heading(page([raw, base, better], "sft"))
+
+
+def test_only_a_sure_difference_has_a_colour():
+    base = system("base", "base", lambda i: [f"d{i}"])
+    unsure = system("sft", "policy", lambda i: [f"d{i}", f"d{i + 1}"] if i == 0 else [f"d{i}"])
+    sure = system("sft", "policy", lambda i: [f"d{i}", f"d{i + 1}"])
+    for policy, coloured in ((unsure, False), (sure, True)):
+        found = re.findall('<b class="(up|down)">', page([base, policy], "sft"))
+        assert bool(found) is coloured
+
+
 def test_a_run_without_any_system_has_a_report():
     assert "How it was made" in page([], None)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
 
-__all__ = ["Served", "TgiServer", "TogetherServer", "serving"]
+__all__ = ["ChatServer", "Served", "TgiServer", "TogetherServer", "completion", "serving"]
 
 
 class Served:
@@ -42,6 +41,41 @@ class Served:
         if isinstance(fault, web.Response):
             return web.Response(status=fault.status, headers=fault.headers, body=fault.body)
         return None
+
+
+class ChatServer(Served):
+    """OpenAI's chat completions; lists ``models`` where there are any, and refuses the names in ``unknown``."""
+
+    def __init__(
+        self, faults: list[Any] | None = None, *, models: tuple[str, ...] = (), unknown: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(faults)
+        self.models = models
+        self.unknown = unknown
+        self.key: str | None = None
+
+    def routes(self, app: web.Application) -> None:
+        app.router.add_post("/v1/chat/completions", self.chat)
+        if self.models:
+            app.router.add_get("/v1/models", self.list_models)
+
+    async def list_models(self, request: web.Request) -> web.StreamResponse:
+        if fault := await self.met(request):
+            return fault
+        return self._refused(request) or web.json_response({"data": [{"id": name} for name in self.models]})
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        fault = await self.met(request)
+        body = await request.json()
+        self.bodies.append(body)
+        if body["model"] in self.unknown:
+            return web.json_response({"error": {"message": f"no model {body['model']}"}}, status=404)
+        return fault or self._refused(request) or web.json_response(completion(body))
+
+    def _refused(self, request: web.Request) -> web.StreamResponse | None:
+        if self.key is None or request.headers.get("Authorization") == f"Bearer {self.key}":
+            return None
+        return web.json_response({"error": {"message": "wrong key"}}, status=401)
 
 
 class TgiServer(Served):
@@ -104,122 +138,16 @@ class TgiServer(Served):
 
 
 class TogetherServer(Served):
-    """Together's chat completions, files and batches; a batch job ends after ``polls`` looks at it."""
-
-    def __init__(self, faults: list[Any] | None = None, *, polls: int = 1) -> None:
-        super().__init__(faults)
-        self.polls = polls
-        self.files: dict[str, str] = {}
-        self.jobs: dict[str, dict[str, Any]] = {}
-        self.status = "COMPLETED"
-        self.error: str | None = None
-        self.leaves_out: set[int] = set()
-        """Lines of the next job, by their number, that come back in no file."""
-        self.fails: dict[int, dict[str, Any]] = {}
-        """Lines of the next job that come back in the error file."""
-        self.garbles: set[int] = set()
+    """Together's chat completions."""
 
     def routes(self, app: web.Application) -> None:
         app.router.add_post("/v1/chat/completions", self.chat)
-        app.router.add_post("/v1/files", self.begin_upload)
-        app.router.add_put("/upload/{id}", self.upload)
-        app.router.add_post("/v1/files/{id}/preprocess", self.end_upload)
-        app.router.add_get("/v1/files/{id}", self.end_upload)
-        app.router.add_get("/v1/files/{id}/content", self.content)
-        app.router.add_post("/v1/batches", self.create)
-        app.router.add_get("/v1/batches", self.list)
-        app.router.add_get("/v1/batches/{id}", self.retrieve)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         fault = await self.met(request)
         body = await request.json()
         self.bodies.append(body)
         return fault if fault is not None else web.json_response(completion(body))
-
-    async def begin_upload(self, request: web.Request) -> web.StreamResponse:
-        if fault := await self.met(request):
-            return fault
-        asked = await request.post() or await request.json()
-        file_id = f"file-{asked['checksum'][:12]}"
-        if file_id in self.files:
-            return web.json_response({"file_id": file_id}, status=409)
-        root = self.url.removesuffix("/v1")
-        return web.Response(status=302, headers={"Location": f"{root}/upload/{file_id}", "X-Together-File-Id": file_id})
-
-    async def upload(self, request: web.Request) -> web.StreamResponse:
-        self.files[request.match_info["id"]] = await request.text()
-        return web.Response()
-
-    async def end_upload(self, request: web.Request) -> web.StreamResponse:
-        file_id = request.match_info["id"]
-        return web.json_response(
-            {
-                "id": file_id,
-                "bytes": len(self.files[file_id]),
-                "created_at": 0,
-                "filename": "leret.jsonl",
-                "FileType": "jsonl",
-                "object": "file",
-                "Processed": True,
-                "purpose": "batch-api",
-            }
-        )
-
-    async def content(self, request: web.Request) -> web.StreamResponse:
-        return await self.met(request) or web.Response(text=self.files[request.match_info["id"]])
-
-    async def create(self, request: web.Request) -> web.StreamResponse:
-        if fault := await self.met(request):
-            return fault
-        asked = await request.json()
-        job_id = f"batch-{len(self.jobs) + 1}"
-        self.jobs[job_id] = {
-            "id": job_id,
-            "status": "IN_PROGRESS",
-            "progress": 0.0,
-            "input_file_id": asked["input_file_id"],
-            "looked": 0,
-        }
-        self._run(self.jobs[job_id])
-        return web.json_response({"job": self._told(self.jobs[job_id])}, status=201)
-
-    async def list(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response([self._told(job) for job in self.jobs.values()])
-
-    async def retrieve(self, request: web.Request) -> web.StreamResponse:
-        if fault := await self.met(request):
-            return fault
-        job = self.jobs[request.match_info["id"]]
-        job["looked"] += 1
-        if job["looked"] >= self.polls:
-            job |= {"status": job["end"], "progress": 100.0, **job["result"]}
-        else:
-            job["progress"] = 100.0 * job["looked"] / self.polls
-        return web.json_response(self._told(job))
-
-    def _told(self, job: dict[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in job.items() if key not in {"looked", "end", "result"}}
-
-    def _run(self, job: dict[str, Any]) -> None:
-        lines = [json.loads(line) for line in self.files[job["input_file_id"]].splitlines()]
-        good, bad = [], []
-        for index, line in enumerate(lines):
-            self.bodies.append(line["body"])
-            if index in self.fails:
-                bad.append(json.dumps({"custom_id": line["custom_id"], "error": self.fails[index]}))
-            elif index in self.garbles:
-                good.append(json.dumps({"custom_id": line["custom_id"], "response": {"status_code": 200, "body": {}}}))
-            elif index not in self.leaves_out:
-                told = {"status_code": 200, "body": completion(line["body"])}
-                good.append(json.dumps({"custom_id": line["custom_id"], "response": told}))
-        result: dict[str, Any] = {"error": self.error}
-        if self.status != "FAILED":
-            for key, kept in (("output_file_id", good), ("error_file_id", bad)):
-                if kept:
-                    result[key] = f"{job['id']}-{key}"
-                    self.files[result[key]] = "\n".join(reversed(kept)) + "\n"
-        job |= {"end": self.status, "result": result}
-        self.status, self.error, self.leaves_out, self.fails, self.garbles = "COMPLETED", None, set(), {}, set()
 
 
 def completion(body: dict[str, Any]) -> dict[str, Any]:

@@ -114,6 +114,16 @@ def test_a_tokenizer_without_chat_template_is_told(copy: Path) -> None:
         load(copy)
 
 
+def test_a_policy_whose_pretraining_was_stopped_is_called_half_made(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    find_model(copy)
+    assert not caplog.records
+    (copy / "state.safetensors").write_bytes((copy / "model.safetensors").read_bytes())
+    find_model(copy)
+    assert caplog.messages[0].startswith(f"{copy} is half made")
+
+
 def test_a_device_that_is_not_here_is_told(llama_dir: Path) -> None:
     with pytest.raises(PolicyError, match="device nonsense"):
         load_model(llama_dir, device="nonsense", dtype="auto")
@@ -134,7 +144,10 @@ def test_the_digest_follows_the_bytes_and_not_the_place(llama_dir: Path, copy: P
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        ({"adapter_model.bin", "decoy.safetensors"}, "an adapter without adapter_model.safetensors"),
+        (
+            {"adapter_model.bin", "decoy.safetensors"},
+            r"an adapter is adapter_model\.safetensors.*\(adapter_model\.bin\)",
+        ),
         ({"adapter_model.bin", "adapter_model.safetensors"}, r"pickled weights .*\(adapter_model\.bin\)"),
         ({"training_args.bin", "adapter_model.safetensors"}, None),
     ],

@@ -26,7 +26,7 @@ from tests.tiny import tiny_policy
 from tests.training.training_runs import sampled_run
 
 ENDS = {"qwen3": "<|im_end|>", "qwen2_5": "<|im_end|>", "llama3": "<|eot_id|>", "gemma": "<end_of_turn>"}
-SPECIALS = ["<bos>", "<|im_start|>", "<think>", "</think>", "<start_of_turn>", *sorted(set(ENDS.values()))]
+SPECIALS = ["<bos>", "<|im_start|>", "<start_of_turn>", *sorted(set(ENDS.values()))]
 MESSAGES = ({"role": "system", "content": "write a query"}, {"role": "user", "content": "who wrote the book ?"})
 FEW_SHOT = (*MESSAGES, {"role": "assistant", "content": "book author"}, {"role": "user", "content": "the city"})
 WRITTEN = ("book author", "<think>\n the book\n</think>\n\nbook author", "<think>\n the book", " book author ")
@@ -41,6 +41,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         tokenizer = AutoTokenizer.from_pretrained(path)
         tokenizer.add_special_tokens({"bos_token": "<bos>", "eos_token": ENDS[template]})
         tokenizer.add_tokens(SPECIALS, special_tokens=True)
+        tokenizer.add_tokens(["<think>", "</think>"])  # text, as in Qwen3's tokenizer
         tokenizer.chat_template = (files("trl") / f"chat_templates/{template}.jinja").read_text()
         tokenizer.save_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(path)

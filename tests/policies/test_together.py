@@ -127,7 +127,3 @@ def test_a_missing_key_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TOGETHER_API_KEY")
     with pytest.raises(PolicyError, match="TOGETHER_API_KEY"):
         TogetherPolicy("small")
-
-
-def test_the_digest_names_the_model_however_it_is_asked() -> None:
-    assert TogetherPolicy("small").digest == TogetherPolicy("small", batch=True).digest

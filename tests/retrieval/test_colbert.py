@@ -214,26 +214,27 @@ def test_a_broken_checkpoint_is_said(checkpoint: Path, tmp_path: Path, harm: Any
 
 
 @pytest.mark.parametrize("key", ["auto_map", r"\u0061uto_map"])
-def test_no_code_of_a_checkpoint_is_run(checkpoint: Path, tmp_path: Path, key: str) -> None:
-    shutil.copytree(checkpoint, tmp_path / "evil")
-    config = (tmp_path / "evil" / "config.json").read_text().replace('"model_type"', '"model_typ"')
-    named = f'{{"model_type": "evil", "{key}": {{"AutoConfig": "configuration_evil.Evil"}}, '
-    (tmp_path / "evil" / "config.json").write_text(named + config.lstrip("{"))
-    (tmp_path / "evil" / "configuration_evil.py").write_text(
-        f"open({str(tmp_path / 'written')!r}, 'w')\n"
-        "from transformers import PretrainedConfig\nclass Evil(PretrainedConfig):\n    model_type = 'evil'\n"
+def test_no_code_of_a_checkpoint_is_run(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # which transformers asks for where nobody has decided
+    evil = tmp_path / "evil"
+    shutil.copytree(checkpoint, evil)
+    (evil / "config.json").write_text(f'{{"model_type": "evil", "{key}": {{"AutoConfig": "configuration_evil.Evil"}}}}')
+    (evil / "tokenizer_config.json").write_text(
+        f'{{"tokenizer_class": "Evil", "{key}": {{"AutoTokenizer": ["configuration_evil.Evil", null]}}}}'
     )
+    (evil / "configuration_evil.py").write_text(f"open({str(tmp_path / 'written')!r}, 'w')\nclass Evil: pass\n")
     with pytest.raises(RetrievalError, match="Python code of its own"):
-        load_retriever(settings(tmp_path / "evil", tmp_path / "index"), ANIMALS, tmp_path)
+        load_retriever(settings(evil, tmp_path / "index"), ANIMALS, tmp_path)
     _imported()
-    for module, loader in (
-        ("hf_colbert", "AutoConfig"),
-        ("hf_colbert", "AutoTokenizer"),
-        ("base_colbert", "AutoTokenizer"),
-    ):
-        load = getattr(importlib.import_module(f"colbert.modeling.{module}"), loader).from_pretrained
-        with pytest.raises(ValueError, match="custom code"):
-            load(str(tmp_path / "evil"), trust_remote_code=True)
+    for module in ("hf_colbert", "base_colbert"):
+        loaders = vars(importlib.import_module(f"colbert.modeling.{module}"))
+        for loader in sorted({"AutoConfig", "AutoTokenizer"} & loaders.keys()):
+            with pytest.raises(ValueError, match="custom code"):
+                loaders[loader].from_pretrained(str(evil))
+            with pytest.raises(ValueError, match="custom code"):
+                loaders[loader].from_pretrained(str(evil), trust_remote_code=True)
     assert not (tmp_path / "written").exists()
 
 

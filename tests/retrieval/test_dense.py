@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -227,6 +229,26 @@ def test_a_model_whose_weights_are_cut_off_is_said(tmp_path: Path) -> None:
     with open(model / "model.safetensors", "r+b") as file:
         file.truncate(100_000)
     with pytest.raises(RetrievalError, match=r"cannot be opened as .* model \(SafetensorError"):
+        Encoder(model, normalize=True, max_length=None, batch_size=2, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("modules", "says"),
+    [
+        (None, "UnpicklingError"),
+        ([{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Nowhere"}], "ImportError"),
+        ([{"idx": 0, "name": "0", "path": "", "type": 3}], "AttributeError"),
+        ([3], "TypeError"),
+    ],
+    ids=["pickled weights", "an unknown module", "a module without a name", "no module"],
+)
+def test_a_model_that_cannot_be_opened_is_said(tmp_path: Path, modules: object, says: str) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(minilm(), model, ignore=shutil.ignore_patterns("*.safetensors", "onnx", "openvino"))
+    (model / "pytorch_model.bin").write_bytes(pickle.dumps({"weight": print}))
+    if modules is not None:
+        (model / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(RetrievalError, match=rf"cannot be opened as a sentence-transformers model \({says}"):
         Encoder(model, normalize=True, max_length=None, batch_size=2, device="cpu")
 
 

@@ -20,7 +20,8 @@ class SeededServer:
     Args:
         delay_s: what a reply takes.
 
-    ``broken`` says of a request's body whether it is refused; ``asked`` counts requests by seed.
+    ``broken`` says of a request's body whether it is refused; ``lie`` what is changed in the answer to it; ``asked``
+    counts requests by seed.
     """
 
     def __init__(self, delay_s=0.0):
@@ -28,6 +29,7 @@ class SeededServer:
         self.asked = Counter()
         self.answered = 0
         self.broken = lambda body: False
+        self.lie = lambda body: {}
         self._loop = asyncio.new_event_loop()
         started = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(started,), daemon=True)
@@ -64,7 +66,8 @@ class SeededServer:
         self.answered += body["max_tokens"] > 1
         choices = [self._choice(body, seed)]
         usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
-        return web.json_response({"object": "chat.completion", "model": "seeded", "choices": choices, "usage": usage})
+        answer = {"object": "chat.completion", "model": "seeded", "choices": choices, "usage": usage}
+        return web.json_response(answer | self.lie(body))
 
     def _choice(self, body, seed):
         rng = random.Random(json.dumps([body["messages"], seed]))
@@ -72,6 +75,8 @@ class SeededServer:
         return {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
 
     def close(self):
+        if self._loop.is_closed():
+            return
         asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(20)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(20)

@@ -2,7 +2,7 @@
 
 import dspy
 import pytest
-from dspy.lm15 import Message, Response, TextPart, Usage
+from dspy.lm15 import ContextLengthError, Message, Response, TextPart, Usage
 
 from leret.errors import PolicyError, ProgramError, RetrievalError
 from leret.pipelines.compact import CompactAdapter
@@ -88,6 +88,18 @@ def test_no_run_that_is_good_enough_leaves_the_zero_shot_prompt(program):
 def test_an_outage_of_the_policy_is_not_a_bad_prompt(program):
     with pytest.raises(PolicyError, match="the prompt bank could not be made: the server is away"):
         bank(program, lambda t: scripted(t, PolicyError("the server is away")))
+
+
+def test_a_prompt_that_does_not_fit_costs_its_own_run_alone(program):
+    class Narrow(Scripted):
+        def complete(self, request):
+            if "number 3 " in request.messages[-1].text:
+                raise ContextLengthError("a prompt of 517 tokens does not fit")
+            return super().complete(request)
+
+    prompts = bank(program, lambda t: dspy.LM("scripted/lm", engine=Narrow(), cache=False, temperature=t))
+    assert len(prompts) > 1
+    assert not any("number 3 " in demo["question"] for p in prompts for demos in p.demos.values() for demo in demos)
 
 
 def test_an_outage_of_the_retriever_is_not_a_bad_prompt(program):

@@ -7,7 +7,7 @@ import pytest
 from leret.errors import RunError
 from leret.runs import Run
 from leret.sampling.preferences import COLUMNS, build_preferences
-from leret.sampling.records import Origin
+from leret.sampling.records import Origin, Visit
 from leret.sampling.store import Store
 from leret.sampling.targets import sft_targets
 from leret.types import Failure, Sample, State
@@ -30,6 +30,7 @@ def run(tmp_path):
             messages = ({"role": "user", "content": f"ask {state}"},)
             store.put_state(State(state, question, step, "write", {"question": question}, messages))
             store.put_samples([made(state, question, step, i, *row) for i, row in enumerate(rows)], ORIGIN)
+            store.put_visit(Visit(question, step, "P", state, None, None, "finished"))
     return run
 
 
@@ -117,6 +118,7 @@ def test_strategies_and_limits_reach_the_rows(run):
 def test_only_the_named_policys_samples_are_paired(run):
     other = Origin("next", "Q", "D", 1.0, 1.0, 8)
     with Store(run.store) as store:
+        store.put_visit(Visit("q2", 0, "Q", "q2-0", None, None, "finished"))
         store.put_samples([made("q2-0", "q2", 0, 10, "0", "g", 1.0), made("q2-0", "q2", 0, 11, "0", "h", 0.5)], other)
     assert build_preferences(run, policy_digest="Q").pairs == 1
     run.update(digests={"policy": "Q"})
@@ -129,6 +131,7 @@ def test_no_spread_anywhere_is_an_empty_data_set_that_says_so(tmp_path):
     run = Run.create(tmp_path / "flat")
     with Store(run.store) as store:
         store.put_state(State("s", "q", 0, "write", {}, ({"role": "user", "content": "?"},)))
+        store.put_visit(Visit("q", 0, "P", "s", None, None, "finished"))
         store.put_samples([made("s", "q", 0, i, "0", text, 0.5) for i, text in enumerate("ab")], ORIGIN)
     report = build_preferences(run)
     assert (report.pairs, report.no_spread) == (0, 1)
@@ -140,7 +143,7 @@ def test_a_run_without_samples_is_refused(tmp_path):
     with pytest.raises(RunError, match="run `leret sample"):
         build_preferences(run)
     Store(run.store).close()
-    with pytest.raises(RunError, match="holds no samples"):
+    with pytest.raises(RunError, match="no question that is sampled to its end"):
         build_preferences(run)
     assert not (run.preferences / "train.parquet").exists()
 

@@ -13,12 +13,15 @@ import pytest
 from leret.config import SamplingRecipe
 from leret.errors import ConfigError, DataError, PolicyError, RunError
 from leret.policies.base import Completion
+from leret.policies.prompts import PromptTooLongError
 from leret.runs import Run
+from leret.sampling.check import check_store
 from leret.sampling.plan import plan
 from leret.sampling.preferences import build_preferences
 from leret.sampling.stage import sample
 from leret.sampling.store import Store
 from tests.sampling.fakes import DOCS, FakePolicy, questions
+from tests.tiny import tiny_policy
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +55,7 @@ def open_fakes(patch):
     """Let `policy_of` make fakes; returns those that it made."""
     made = []
 
-    def policy_of(settings, cache=None):
+    def policy_of(settings):
         made.append(FakePolicy())
         made[-1].digest = f"digest of {settings.model}"
         return made[-1]
@@ -133,6 +136,60 @@ def test_a_larger_limit_adds_questions_to_the_same_bank(place):
     assert len(made) == 2
 
 
+def test_a_smaller_limit_closes_a_run_that_was_stopped(place, monkeypatch):
+    directory, _ = place
+    run = Run.create(directory / "run")
+    policy = FakePolicy(fail=lambda request: len(policy.requests) > 150)
+    policy.digest = "digest of fake"
+    with monkeypatch.context() as patched:
+        patched.setattr("leret.policies.load.policy_of", lambda settings, cache=None: policy)
+        with pytest.raises(PolicyError):
+            sample(recipe_of(concurrency=1, data={"limit": 30}), run, base_dir=directory)
+    with Store(run.store, read_only=True) as store:
+        done = store.done("digest of fake")
+    assert 0 < len(done) < 30
+    pairs = build_preferences(run)
+    assert pairs.questions == len(done)
+    limit = {"data": {"limit": len(done)}}
+    closed = sample(recipe_of(**limit), run, base_dir=directory)
+    assert (closed.questions, closed.new_samples, closed.pairs) == (len(done), 0, pairs.pairs)
+    sample(recipe_of(data={"limit": 30}), run, base_dir=directory)
+    with Store(run.store, read_only=True) as store:
+        assert len(store.done("digest of fake")) == 30
+
+
+def test_questions_that_changed_are_noticed_after_a_change_of_the_limit(place):
+    directory, _ = place
+    run = Run.create(directory / "run")
+    for limit in (20, 10):
+        sample(recipe_of(data={"limit": limit}), run, base_dir=directory)
+    file = directory / "questions.jsonl"
+    file.write_text(file.read_text().replace("number", "Number"))
+    with pytest.raises(RunError, match=r"data\.questions: its content"):
+        sample(recipe_of(data={"limit": 10}), run, base_dir=directory)
+
+
+def test_a_prompt_that_does_not_fit_costs_its_samples_alone(place, monkeypatch):
+    directory, _ = place
+    run = Run.create(directory / "run")
+
+    class Narrow(FakePolicy):
+        digest = "narrow"
+
+        async def complete(self, request):
+            if len(request.messages) > 1 and "number 3" in request.messages[-1]["content"]:
+                raise PromptTooLongError("a prompt of 517 tokens does not fit")
+            return await super().complete(request)
+
+    monkeypatch.setattr("leret.policies.load.policy_of", lambda settings, cache=None: Narrow())
+    report = sample(recipe_of(), run, base_dir=directory)
+    assert (report.questions, report.waiting) == (30, 0)
+    assert set(report.failures) == {"prompt"}
+    assert 0 < report.failures["prompt"] < report.samples / 2
+    assert sample(recipe_of(), run, base_dir=directory).already
+    assert check_store(run).faults == []
+
+
 def test_another_strategy_rebuilds_the_pairs_without_a_sample(place):
     directory, made = place
     run = Run.create(directory / "run")
@@ -172,7 +229,6 @@ def test_another_policy_is_another_round_and_the_base_stays(place):
         ({"reward": "recall"}, "sampling.reward: 'ap' in the run"),
         ({"policy": {"temperature": 0.5}}, "policy.temperature: 1.0 in the run, 0.5"),
         ({"data": {"split": "train"}}, "data.split: 'all' in the run"),
-        ({"data": {"limit": 10}}, "data.limit: None in the run, 10 in the recipe; it may only grow"),
         ({"bank": {"max_demos": 1}}, "sampling.bank.max_demos: 2 in the run, 1"),
     ],
 )
@@ -251,6 +307,18 @@ def test_own_prompts_are_taken_from_a_directory(place):
     report = sample(recipe_of(bank={"path": str(directory / "own")}), run, base_dir=directory)
     assert list(report.prompts) == ["0", "1"]
     assert {s.prompt for group in content(run) for s in group.samples} == {"0", "1"}
+
+
+def test_the_plan_sees_a_prompt_that_does_not_fit(place):
+    directory, _ = place
+    narrow = tiny_policy(directory / "narrow")
+    wide = plan(recipe_of(policy={"model": str(narrow)}), Run(directory / "run"), base_dir=directory)
+    config = json.loads((narrow / "config.json").read_text())
+    assert wide.positions == config["max_position_embeddings"]
+    assert 20 < wide.prompt_tokens < wide.positions
+    (narrow / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8}))
+    with pytest.raises(PromptTooLongError, match="8 positions"):
+        plan(recipe_of(policy={"model": str(narrow)}), Run(directory / "run"), base_dir=directory)
 
 
 def test_the_plan_bounds_what_the_stage_does_and_writes_nothing(place):

@@ -8,11 +8,12 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from leret.errors import RunError
-from leret.sampling.database import STORE_SCHEMA
+from leret.sampling.database import STORE_SCHEMA, run_error
 from leret.sampling.records import Origin, Visit
 from leret.sampling.store import Store
 from leret.types import Failure, Sample, State
@@ -195,3 +196,9 @@ def test_three_thousand_samples_a_second_and_more(tmp_path):
         for unit in samples:
             store.put_samples(unit, ORIGIN)
     assert 4000 / (time.process_time() - began) > 3000  # CPU seconds: other work on the machine is not the store's
+
+
+@pytest.mark.parametrize(("free", "says"), [(0, "the disk is full; free some space"), (10**9, "check the disk")])
+def test_an_io_error_on_a_full_disk_says_that_it_is_full(tmp_path, monkeypatch, free, says):
+    monkeypatch.setattr("leret.sampling.database.disk_usage", lambda path: SimpleNamespace(free=free))
+    assert says in str(run_error(tmp_path / "rollouts.db", sqlite3.OperationalError("disk I/O error")))

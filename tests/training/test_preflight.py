@@ -105,11 +105,21 @@ def test_the_end_token_is_the_one_that_the_template_writes(base):
     assert end_token(tokenizer, [0, 1, 5]) == 1
 
 
-def test_a_template_that_ends_no_turn_is_refused(base):
+@pytest.mark.parametrize(
+    ("old", "new", "shown"),
+    [
+        ("{{ '<|end|>' }}", "{{ ' .' }}", "'answer .'"),
+        ("m['content'] }}", "'<|system|>' + m['content'] }}", "'<|system|> answer'"),
+        ("{{ '<|end|>' }}", "{{ '<|user|><|end|>' }}", "'answer <|user|>'"),
+    ],
+    ids=["no end", "mark before", "mark after"],
+)
+def test_a_template_whose_turns_no_text_of_the_sampler_gives_is_refused(base, old, new, shown):
     tokenizer = AutoTokenizer.from_pretrained(base)
-    tokenizer.chat_template = TEMPLATE.replace("{{ '<|end|>' }}", "{{ ' .' }}")
-    with pytest.raises(TrainingError, match=r"writes ' \.' after a turn, and generation stops at '<\|end\|>'"):
+    tokenizer.chat_template = TEMPLATE.replace(old, new)
+    with pytest.raises(TrainingError, match=r"writes a turn as .* generation stops \(<\|end\|>\)") as caught:
         end_token(tokenizer, [5])
+    assert shown in str(caught.value)
 
 
 def test_a_tokenizer_without_a_template_says_so(base):

@@ -136,6 +136,14 @@ def test_an_interrupted_training_refuses_another_recipe(tmp_path, base):
         train(other, run)
 
 
+def test_two_processes_do_not_train_under_one_name(tmp_path, base):
+    run = sampled_run(tmp_path / "run", base)
+    with Workplace(run.policies, "sft").lock(), pytest.raises(RunError, match=r"\.sft is being trained by another"):
+        train(SFT, run, progress=Stopper(1, fail))
+    with pytest.raises(PowerCutError):
+        train(SFT, run, progress=Stopper(1, fail))
+
+
 def test_the_seed_decides_the_weights(tmp_path, base, straight):
     other = train(TrainingRecipe(**{**SFT.model_dump(), "seed": 1}), sampled_run(tmp_path / "run", base))
     weights = load_file(other.path / "model.safetensors")

@@ -8,7 +8,7 @@ from pathlib import Path
 from leret.datasets.splits import split_of
 from leret.runs import Run
 from leret.sampling.preferences import build_preferences
-from leret.sampling.records import Origin
+from leret.sampling.records import Origin, Visit
 from leret.sampling.store import Store
 from leret.types import Sample, State, digest
 from tests.tiny import WORDS
@@ -44,6 +44,7 @@ def sampled_run(
             store.put_samples(
                 [_sample(state, i, _text(rng, 2 + i), reward) for i, reward in enumerate(rewards)], origin
             )
+            store.put_visit(Visit(id, 0, POLICY, state.id, None, None, "finished"))
     build_preferences(run)
     return run
 

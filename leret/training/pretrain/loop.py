@@ -80,6 +80,7 @@ def train(
     *,
     probe: Probe | None = None,
     progress: Callable[[int, Mapping[str, float]], None] | None = None,
+    data: Mapping[str, str] | None = None,
 ) -> Path:
     """Train a model, or go on with training that was stopped.
 
@@ -91,6 +92,7 @@ def train(
             optimizers' states.
         probe: measures on held-out data for the log.
         progress: called at every line of the log with the step and its figures.
+        data: names what ``rows`` are made of; a checkpoint of other data is refused.
 
     Returns:
         ``out``.
@@ -109,7 +111,8 @@ def train(
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(settings.seed)
     parts = optimizers(model, settings)
-    first = checkpoint.load(out, model, parts, asdict(settings))
+    asked = {**asdict(settings), **(data or {})}
+    first = checkpoint.load(out, model, parts, asked)
     batches = islice(_batches(rows, settings), first, None)
     log = _Log(out / "pretrain.jsonl", settings.log_every, progress, first)
     model.train()
@@ -125,7 +128,7 @@ def train(
         if probe is not None and ((step + 1) % settings.probe_every == 0 or done):
             log.write({"step": step + 1, **_probed(model, probe)})
         if (step + 1) % settings.checkpoint_every == 0 or done:
-            checkpoint.save(out, model, parts, asdict(settings), step + 1)
+            checkpoint.save(out, model, parts, asked, step + 1)
     checkpoint.finish(out, settings.steps)
     return out
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from leret.training.pretrain.decoder import POSITIONS, around, build_model, buil
 from leret.training.pretrain.examples import Example, ExampleSettings, Prompting, examples, pseudo_questions
 from leret.training.pretrain.exercises import copying, interleaved
 from leret.training.pretrain.heuristics import corpus_idf
-from leret.types import Document, Question
+from leret.types import Document, Question, digest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -126,11 +126,21 @@ def pretrain_minilm(
         random.Random(f"interleaved {settings.seed}"),
     )
     probe = probe_on(held, retriever, tokenizer, prompting, settings.examples.k)
+    data = _data(settings, [*held, *used], retriever, prompting)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(out)
     # Without cache_enabled=False the copies made at the first step would serve at all later ones.
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False) if settings.bf16 else nullcontext():
-        return train(model, stream, _loop(settings), out, probe=probe, progress=progress)
+        return train(model, stream, _loop(settings), out, probe=probe, progress=progress, data=data)
+
+
+def _data(settings: MiniLMSettings, texts: Sequence[str], retriever: Retriever, prompting: Prompting) -> dict[str, str]:
+    """Names what the rows are made of, by the keys of a recipe."""
+    own = {name: getattr(settings, name) for name in ("pseudo_questions", "exercises", "settled", "bf16")}
+    examples = {f"examples.{field.name}": getattr(settings.examples, field.name) for field in fields(settings.examples)}
+    content = {"questions": digest(list(texts)), "retriever": retriever.digest, "adapter": prompting.adapter.settings()}
+    plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in (own | examples).items()}
+    return {name: repr(value) for name, value in (plain | content).items()}
 
 
 def _loop(settings: MiniLMSettings) -> LoopSettings:

@@ -164,6 +164,17 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
         train(tiny(), stream(), replace(SETTINGS, lr=0.5), tmp_path)
 
 
+def test_a_checkpoint_of_other_data_is_refused_by_name(tmp_path: Path) -> None:
+    def stop(step: int, _: object) -> None:
+        if step == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(), stream(), SETTINGS, tmp_path, progress=stop, data={"examples.hop2": "{'copy': 1}"})
+    with pytest.raises(TrainingError, match=r"other settings \(examples\.hop2\)"):
+        train(tiny(), stream(), SETTINGS, tmp_path, data={"examples.hop2": "{'copy': 2}"})
+
+
 def test_a_stream_that_runs_dry_says_where(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="dry at step"):
         train(tiny(), stream(n=3), SETTINGS, tmp_path)

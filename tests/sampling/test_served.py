@@ -1,0 +1,144 @@
+"""Sampling and evaluation against a server that lies, is away, or writes in another format."""
+
+import gc
+import json
+import logging
+
+import pytest
+
+from leret.config import EvalRecipe
+from leret.errors import PolicyError
+from leret.eval.stage import evaluate
+from leret.runs import Run
+from leret.sampling.stage import sample
+from leret.sampling.store import Store
+from tests.sampling.fakes import questions
+from tests.sampling.seeded_server import SeededServer
+from tests.sampling.test_stage import recipe_of, write_data
+
+AWAY = {"error": {"message": "upstream is away"}}
+UNKNOWN = [{"index": 0, "message": {"content": ""}, "finish_reason": "content_filter"}]
+
+
+@pytest.fixture
+def server():
+    made = SeededServer()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    write_data(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    held_out = [
+        {"id": f"h{i}", "question": f"and {q.text}", "answer": "", "relevant_doc_ids": list(q.gold)}
+        for i, q in enumerate(questions(12))
+    ]
+    (tmp_path / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held_out))
+    return tmp_path
+
+
+def served(server, **sampling):
+    policy = {"kind": "openai", "model": "seeded", "urls": [server.url], "max_retries": 0, **sampling.pop("policy", {})}
+    return recipe_of(policy=policy, **{"prompts": 1, "max_error_rate": 1.0, **sampling})
+
+
+def of_question(number, lie):
+    return lambda body: lie if f"number {number}" in body["messages"][-1]["content"] else {}
+
+
+def content(run):
+    with Store(run.store, read_only=True) as store:
+        return list(store.groups())
+
+
+@pytest.mark.parametrize("lie", [AWAY, {"choices": UNKNOWN}], ids=["error", "content filter"])
+def test_failures_of_status_200_are_outages_and_are_asked_again(place, server, lie):
+    whole, run = Run.create(place / "whole"), Run.create(place / "run")
+    sample(served(server), whole)
+    server.lie = of_question(7, lie)
+    report = sample(served(server), run)
+    assert (report.waiting, set(report.failures)) == (1, {"policy"})
+    assert all(s.reward is None for g in content(run) for s in g.samples if s.failure)
+    server.lie = lambda body: {}
+    assert sample(served(server), run).waiting == 0
+    assert content(run) == content(whole)
+
+
+def test_a_failure_of_status_200_ends_the_prompt_bank_with_its_cause(place, server):
+    server.lie = lambda body: AWAY
+    with pytest.raises(PolicyError, match=r"the prompt bank could not be made: http.*upstream is away"):
+        sample(served(server, prompts=3), Run.create(place / "run"))
+
+
+def test_an_evaluation_scores_no_failure_and_leaves_no_connection_open(place, server, caplog):
+    run = Run.create(place / "run")
+    sample(served(server, prompts=3), run)
+    recipe = EvalRecipe(questions=str(place / "held_out.jsonl"), split="all", systems=("base", "bank"), resamples=100)
+    server.lie = of_question(7, {"choices": UNKNOWN})
+    assert {row["failed"] for row in evaluate(recipe, run).summary["rows"]} == {1}
+    server.lie = lambda body: {}
+    report = evaluate(recipe, run)
+    assert {row["failed"] for row in report.summary["rows"]} == {0}
+    with caplog.at_level(logging.ERROR, "asyncio"):
+        gc.collect()
+    assert "Unclosed" not in caplog.text
+
+
+def test_an_evaluation_asks_for_its_server_only_where_it_needs_it(place, server):
+    run = Run.create(place / "run")
+    sample(served(server), run)
+    recipe = EvalRecipe(questions=str(place / "held_out.jsonl"), split="all", systems=("base",), resamples=100)
+    evaluate(recipe, run)
+    server.close()
+    more = recipe.model_copy(update={"systems": ("base", "raw-question")})
+    assert evaluate(more, run).asked == ("raw-question",)
+    with pytest.raises(PolicyError, match="/v1/models cannot be reached"):
+        evaluate(recipe.model_copy(update={"seed": 1, "temperature": 0.5}), run)
+
+
+def test_a_dead_server_is_told_before_the_data_is_read(tmp_path):
+    recipe = recipe_of(policy={"kind": "openai", "model": "m", "urls": ["http://127.0.0.1:9/v1"], "max_retries": 0})
+    with pytest.raises(PolicyError, match=r"http://127\.0\.0\.1:9/v1/models cannot be reached"):
+        sample(recipe, Run.create(tmp_path / "run"), base_dir=tmp_path)
+    assert Run.open(tmp_path / "run").manifest().get("sampling") is None
+
+
+def blank(share):
+    """Every so many completions are empty, which the compact adapter cannot read."""
+    choice = {"index": 0, "message": {"content": " "}, "finish_reason": "stop"}
+    return lambda body: {"choices": [choice]} if body["seed"] % 100 < 100 * share else {}
+
+
+def test_a_run_whose_completions_do_not_parse_stops_and_shows_one(place, server):
+    server.lie = blank(1.0)
+    run = Run.create(place / "run")
+    for _ in range(2):  # the second time nothing is left to be sampled
+        with pytest.raises(
+            PolicyError, match=r"30 of 30 completions .* first one: ' '; CompactAdapter reads '<query>'"
+        ):
+            sample(served(server, samples=1), run)
+    raised = sample(served(server, samples=1, max_unparsed_rate=1.0), run)
+    assert (raised.failures, raised.pairs) == ({"parse": 30}, 0)
+
+
+def test_a_long_run_whose_completions_do_not_parse_stops_early(place, server):
+    server.lie = blank(1.0)
+    with pytest.raises(PolicyError, match=r"completions are not in the adapter's format"):
+        sample(served(server, samples=8, concurrency=2), Run.create(place / "run"))
+    assert server.answered < 100
+
+
+def test_a_bank_of_which_nothing_parses_is_not_made(place, server):
+    server.lie = blank(1.0)
+    with pytest.raises(PolicyError, match=r"10 of 10 completions .* ' '; CompactAdapter reads '<query>'"):
+        sample(served(server, prompts=3), Run.create(place / "run"))
+    assert server.answered == 10
+
+
+def test_a_share_of_completions_that_do_not_parse_is_let_pass(place, server):
+    server.lie = blank(0.3)
+    report = sample(served(server), Run.create(place / "run"))
+    assert 0 < report.failures["parse"] < 0.5 * report.samples
+    assert report.waiting == 0
