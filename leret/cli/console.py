@@ -46,11 +46,8 @@ def done(text: str) -> None:
 def warn_of_demo(kind: str, model: str) -> None:
     """Warn where the shipped policy, in this process or served, meets data that it knows no word of."""
     if kind != "world" and re.fullmatch("demo(-[0-9a-f]{8})?", model):
-        complain(
-            "policy.model demo knows the words of leret's generated world alone, and finds next to nothing in other "
-            "data; `leret init` writes a recipe with another policy",
-            label="warning: ",
-        )
+        told = "finds next to nothing in other data; `leret init` writes a recipe with another policy"
+        complain(f"policy.model demo knows the words of leret's generated world alone, and {told}", "warning: ")
 
 
 def facts(values: Any, shown: Mapping[str, Any] | None = None) -> None:

@@ -12,12 +12,9 @@ __all__ = ["init"]
 
 def init(
     questions: Annotated[str, typer.Option(metavar="PATH", help="The question file, a BEIR folder, or hf:NAME.")],
-    corpus: Annotated[
-        str | None, typer.Option(metavar="PATH", help="The corpus file; not where the questions bring documents.")
-    ] = None,
+    corpus: Annotated[str | None, typer.Option(metavar="PATH", help="The corpus, where it is another file.")] = None,
     policy: Annotated[
-        str | None,
-        typer.Option(help="demo, a model directory, or a server's URL.", show_default="a small one, made from MiniLM"),
+        str | None, typer.Option(help="demo, a model directory or a server's URL.", show_default="made from MiniLM")
     ] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Of a URL: the served model.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Gets sample.yaml and eval.yaml.")] = Path(),

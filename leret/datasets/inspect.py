@@ -9,7 +9,7 @@ from statistics import mean, median
 from typing import Any
 
 from leret.datasets.corpus import Corpus
-from leret.datasets.load import load_corpus, load_questions, read_corpus, split_name
+from leret.datasets.load import load, load_questions, split_name
 from leret.datasets.problems import Problems
 from leret.types import Question, digest
 
@@ -92,8 +92,12 @@ def inspect(
     Raises:
         DataError: a file as a whole cannot be read, not one record of it can, or some cannot without ``skip_bad``.
     """
-    texts, problems = _corpus(kind, corpus, questions, seed, options, skip_bad)
-    loaded = load_questions(kind, questions, seed=seed, skip_bad=skip_bad, corpus=texts, options=options)
+    texts, problems = None, Problems()
+    if corpus is None and kind in {"jsonl", "hover"}:
+        loaded = load_questions(kind, questions, seed=seed, skip_bad=skip_bad, options=options)
+    else:
+        data = load(kind, questions, corpus, seed=seed, skip_bad=skip_bad, options=options)
+        loaded, texts, problems = data.questions, data.corpus, data.problems
     used = {doc_id for question in loaded for doc_id in question.gold}
     documents = () if texts is None else tuple(texts)
     lengths, repeated = _documents(texts)
@@ -115,22 +119,6 @@ def inspect(
         problems=(*loaded.problems, *problems.shown),
         examples=loaded.items[:n_examples],
     )
-
-
-def _corpus(
-    kind: str,
-    corpus: str | None,
-    questions: str | None,
-    seed: int,
-    options: Mapping[str, Any] | None,
-    skip_bad: bool,
-) -> tuple[Corpus | None, Problems]:
-    if corpus is None and kind in {"jsonl", "hover"}:
-        return None, Problems()
-    source = corpus or questions
-    if source is None:
-        return load_corpus(kind, seed=seed, options=options), Problems()
-    return read_corpus(kind, source, skip_bad)
 
 
 def _documents(corpus: Corpus | None) -> tuple[list[int], int]:

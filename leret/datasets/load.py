@@ -17,7 +17,7 @@ from leret.datasets.world import generate
 from leret.errors import DataError
 from leret.types import Document, Question
 
-__all__ = ["Data", "Loaded", "limited", "load", "load_corpus", "load_questions", "read_corpus", "split_name"]
+__all__ = ["Data", "Loaded", "limited", "load", "load_corpus", "load_questions", "split_name"]
 
 _SPLITS = ("train", "dev", "test", "all")
 
@@ -55,12 +55,12 @@ class Data:
     """Questions, and the corpus that their gold is in.
 
     Attributes:
-        skipped_documents: bad records of the corpus left out, by kind of fault.
+        problems: bad records of the corpus left out.
     """
 
     questions: Loaded[Question]
     corpus: Corpus
-    skipped_documents: Mapping[str, int]
+    problems: Problems
 
 
 def load(
@@ -92,15 +92,15 @@ def load(
     """
     if kind == "world":
         documents, made = _world(seed, options)
-        return Data(Loaded(_choose(made, "world", split, limit, seed), {}), Corpus(documents), {})
+        return Data(Loaded(_choose(made, "world", split, limit, seed), {}), Corpus(documents), Problems())
     _check_kind(kind, options)
     if questions is None:
         raise DataError(f"data.questions is missing: kind {kind} reads a file")
     if corpus is None and kind in {"jsonl", "hover"}:
         raise DataError(f"data.corpus is missing: a file of kind {kind} holds questions alone; name the corpus")
-    texts, problems = read_corpus(kind, corpus or questions, skip_bad)
+    texts, problems = _read_corpus(kind, corpus or questions, skip_bad)
     loaded = load_questions(kind, questions, split=split, limit=limit, seed=seed, skip_bad=skip_bad, corpus=texts)
-    return Data(loaded, texts, dict(problems.kinds))
+    return Data(loaded, texts, problems)
 
 
 def load_questions(
@@ -166,7 +166,7 @@ def load_corpus(
     _check_kind(kind, options)
     if path is None:
         raise DataError(f"data.corpus is missing: kind {kind} reads a file")
-    return read_corpus(kind, str(path), skip_bad)[0]
+    return _read_corpus(kind, str(path), skip_bad)[0]
 
 
 def split_name(question: Question, seed: int = 0) -> str:
@@ -181,12 +181,7 @@ def limited(questions: Iterable[Question], limit: int | None, seed: int = 0) -> 
     return tuple(heapq.nsmallest(limit, questions, key=lambda question: rank_of(question.id, seed, "limit")))
 
 
-def read_corpus(kind: str, source: str, skip_bad: bool) -> tuple[Corpus, Problems]:
-    """The documents of a source, and what was left out.
-
-    Raises:
-        DataError: the source cannot be read, or holds no document; a bad record of it, without ``skip_bad``.
-    """
+def _read_corpus(kind: str, source: str, skip_bad: bool) -> tuple[Corpus, Problems]:
     problems = Problems()
     corpus = Corpus(read_documents(kind, source, problems))
     problems.check(source, skip_bad and len(corpus) > 0)

@@ -61,7 +61,7 @@ def test_skipped_records_are_counted_by_kind_and_the_rest_is_read(tmp_path: Path
     assert [q.id for q in data.questions] == ["q1"]
     assert data.questions.skipped == {"broken JSON": 1, "missing field": 1, "duplicate id": 1, "unknown gold": 1}
     assert data.questions.n_skipped == 4
-    assert data.skipped_documents == {"missing field": 1}
+    assert data.problems.kinds == {"missing field": 1}
 
 
 def test_all_faults_come_in_one_error_up_to_twenty(tmp_path: Path) -> None:
