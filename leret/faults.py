@@ -70,7 +70,7 @@ def _unknown(key: Key, model: type[BaseModel]) -> str:
     section = _section(model, key[:-1])
     known = sorted(section.model_fields) if section else []
     name = str(key[-1])
-    numbered = [k for k in known if k[-1].isdigit() and name[-1].isdigit() and k[:-1] == name[:-1]]
+    numbered = [k for k in known if k[-1].isdigit() and name[-1:].isdigit() and k[:-1] == name[:-1]]
     nearest = numbered or difflib.get_close_matches(name, known, 1)
     if nearest:
         return f"unknown key; did you mean {dotted((*key[:-1], nearest[0]))}?"

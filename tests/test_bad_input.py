@@ -155,7 +155,7 @@ def test_a_bad_recipe(folder: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        pytest.param(["nix.yaml"], ("nix.yaml: no such recipe", "sampling/demo.yaml"), id="no such recipe"),
+        pytest.param(["nix.yaml"], ("nix.yaml: no such recipe", "leret recipes list"), id="no such recipe"),
         pytest.param(["model"], ("model is a directory", "name a recipe in it"), id="a directory"),
         pytest.param(["r.yaml", "--set", "k"], ("--set k: not of the form KEY=VALUE",), id="override without a value"),
         pytest.param(["r.yaml", "--set", "data.x.y=1"], ("--set data.x: unknown key",), id="override of no key"),
