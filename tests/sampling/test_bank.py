@@ -93,13 +93,13 @@ def test_an_outage_of_the_policy_is_not_a_bad_prompt(program):
 def test_a_prompt_that_does_not_fit_costs_its_own_run_alone(program):
     class Narrow(Scripted):
         def complete(self, request):
-            if "number 3 " in request.messages[-1].text:
+            if request.messages[-1].text.split("number")[1].split()[0] == "12":
                 raise ContextLengthError("a prompt of 517 tokens does not fit")
             return super().complete(request)
 
     prompts = bank(program, lambda t: dspy.LM("scripted/lm", engine=Narrow(), cache=False, temperature=t))
-    assert len(prompts) > 1
-    assert not any("number 3 " in demo["question"] for p in prompts for demos in p.demos.values() for demo in demos)
+    scores = {prompt.digest: prompt.score for prompt in bank(program)}
+    assert prompts[1].score < scores[prompts[1].digest]
 
 
 def test_an_outage_of_the_retriever_is_not_a_bad_prompt(program):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from leret.training.pretrain.batch import Row
     from leret.training.pretrain.loop import LoopSettings
 
-__all__ = ["MiniLMSettings", "pretrain_minilm", "rows"]
+__all__ = ["MiniLMSettings", "data_names", "pretrain_minilm", "rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def pretrain_minilm(
         random.Random(f"interleaved {settings.seed}"),
     )
     probe = probe_on(held, retriever, tokenizer, prompting, settings.examples.k)
-    data = _data(settings, [*held, *used], retriever, prompting)
+    data = data_names(settings, [*held, *used], retriever, prompting)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(out)
     # Without cache_enabled=False the copies made at the first step would serve at all later ones.
@@ -134,7 +134,9 @@ def pretrain_minilm(
         return train(model, stream, _loop(settings), out, probe=probe, progress=progress, data=data)
 
 
-def _data(settings: MiniLMSettings, texts: Sequence[str], retriever: Retriever, prompting: Prompting) -> dict[str, str]:
+def data_names(
+    settings: MiniLMSettings, texts: Sequence[str], retriever: Retriever, prompting: Prompting
+) -> dict[str, str]:
     """Names what the rows are made of, by the keys of a recipe."""
     own = {name: getattr(settings, name) for name in ("pseudo_questions", "exercises", "settled", "bf16")}
     examples = {f"examples.{field.name}": getattr(settings.examples, field.name) for field in fields(settings.examples)}

