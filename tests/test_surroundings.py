@@ -43,3 +43,12 @@ def test_dspys_cache_goes_away_with_the_process() -> None:
 def test_dspys_cache_is_where_the_user_wants_it(tmp_path: Path) -> None:
     assert environment(DSPY_CACHEDIR=str(tmp_path))["DSPY_CACHEDIR"] == str(tmp_path)
     assert tmp_path.exists()
+
+
+def test_no_character_of_a_warning_is_a_command_of_the_terminal() -> None:
+    code = (
+        "import logging\nfrom leret.cli.surroundings import prepare\nprepare(False)\n"
+        "logging.getLogger('leret').warning('refused: %s', 'a\\x1b[31mb\\u202ec')"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stderr == "refused: a [31mb c\n"

@@ -10,6 +10,7 @@ import tempfile
 import warnings
 
 from leret.allocator import keep_memory
+from leret.cli.console import plain
 
 __all__ = ["prepare"]
 
@@ -26,6 +27,11 @@ _SHAPES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
 _LOUD = ("LiteLLM", "accelerate", "bm25s", "datasets", "dspy", "httpx", "matplotlib", "numba", "transformers", "trl")
 
 
+class _Plain(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))  # a warning may quote a server
+
+
 def prepare(debug: bool) -> None:
     """Set up the process; what the environment already says is left alone.
 
@@ -33,6 +39,8 @@ def prepare(debug: bool) -> None:
         debug: let libraries log and warn.
     """
     keep_memory()
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Plain())
     for name, value in _DEFAULTS.items():
         if not debug or name.startswith("LITELLM"):
             os.environ.setdefault(name, value)

@@ -2,15 +2,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from leret.config import TrainingRecipe
 from leret.errors import PolicyError
+from leret.policies import templates
 from leret.policies.local import LocalPolicy
 from leret.policies.model_dir import find_model, load_model, model_digest
+from leret.training import model
+from leret.training.initial import Initial
 from tests.policies.conftest import ask
 
 
@@ -26,6 +31,18 @@ def change_config(path: Path, **values: object) -> None:
 
 def load(path: Path) -> object:
     return load_model(find_model(path), device="cpu", dtype="auto")
+
+
+def load_tokenizer(path: Path) -> object:
+    return model.load_tokenizer(Initial("evil", path, "", 0))
+
+
+def load_weights(path: Path) -> object:
+    return model.load_model(Initial("evil", path, "", 0), TrainingRecipe(algorithm="sft"), "cpu")
+
+
+def load_template(path: Path) -> object:
+    return templates.load_template(str(path))
 
 
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
@@ -87,6 +104,19 @@ def test_weights_in_a_folder_are_refused_for_no_digest_has_them(copy: Path, name
         (copy / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(PolicyError, match=r"lacks sub/model\.safetensors"):
         load(copy)
+
+
+@pytest.mark.parametrize("load_it", [load_tokenizer, load_weights, load_template], ids=lambda load_it: load_it.__name__)
+def test_no_code_of_a_model_is_run_whatever_is_typed(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, load_it: Callable[[Path], object]
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # which transformers asks for where nobody has decided
+    (copy / "evil.py").write_text(f"open({str(copy / 'written')!r}, 'w')\nclass Evil: pass\n")
+    change_config(copy, model_type="evil", auto_map={"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"})
+    (copy / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["evil.Evil", null]}}')
+    with pytest.raises(PolicyError, match="custom code"):
+        load_it(copy)
+    assert not (copy / "written").exists()
 
 
 def test_an_unknown_architecture_is_told_with_a_way_out(copy: Path) -> None:
