@@ -81,7 +81,7 @@ def test_a_policy_at_hand_is_checked_and_named(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "says"),
-    [(["--policy", "gone"], "--policy: policy.model: no model directory 'gone'"),
+    [(["--policy", "gone"], "--policy policy.model: no model directory 'gone'"),
      (["--policy", "."], "it is no model directory"),
      (["--policy", "http://x/v1"], "--model NAME"), (["--model", "x"], "--policy URL")],
 )  # fmt: skip
