@@ -1,6 +1,7 @@
 """Kills `leret sample` again and again, and compares what is left with a run that nobody touched.
 
     python benchmarks/kills.py [--kills 20] [--faults 0.3] [--questions 400] [--samples 1]
+    OMP_NUM_THREADS=1 python benchmarks/kills.py --recipe sampling/demo.yaml [--kills 20] [--questions 60]
 
 Every session is a process of its own that ends by SIGKILL, at a moment drawn between its first request and the run's
 last one; the next session goes on. At the end the samples, the visits and the bytes of the preferences must be those
@@ -10,6 +11,9 @@ of the undisturbed run.
 name. After each kill the store is read: a completion in it is finished. If the server hears the same request again
 after that, a finished sample was asked for twice. Repeats of requests that were in flight, or answered and not yet
 committed, are allowed and counted; repeats of requests that got a faulty answer are what retries are.
+
+With --recipe, the recipe's own policy is sampled, in the process that is killed; a kill falls where the store holds a
+share of the samples that is drawn, and up to a second later, the making of the bank included.
 
 Exit code 0 where everything holds, 1 where something does not.
 """
@@ -36,6 +40,7 @@ from typing import Any
 from urllib.request import urlopen
 
 from leret.config import SamplingRecipe
+from leret.recipes import load_recipe
 from leret.runs import Run
 from leret.sampling.stage import sample
 
@@ -166,15 +171,20 @@ def finish(recipe: SamplingRecipe, path: Path) -> int:
 
 def finished(path: Path) -> set[str]:
     """Names of the requests whose completions are committed."""
+    return {name_in(text) for text in completions(path)}
+
+
+def completions(path: Path) -> list[str]:
+    """All that are committed."""
     store = path / "rollouts.db"
     if not store.is_file():
-        return set()
+        return []
     with sqlite3.connect(f"{store.as_uri()}?mode=ro", uri=True) as database:
         tables = database.execute("SELECT count(*) FROM sqlite_master WHERE name = 'samples'").fetchone()[0]
         rows = database.execute("SELECT completion FROM samples WHERE completion IS NOT NULL") if tables else ()
-        names = {name_in(text) for (text,) in rows}
+        texts = [text for (text,) in rows]
     database.close()
-    return names
+    return texts
 
 
 def name_in(completion: str) -> str:
@@ -217,6 +227,30 @@ def disturb(recipe: SamplingRecipe, path: Path, url: str, n_requests: int, n_kil
     return outcome
 
 
+def compare_local(file: Path, n_questions: int, n_kills: int, seed: int) -> tuple[Outcome, bool]:
+    """As `compare`, of a recipe's policy in the process that is killed."""
+    recipe = load_recipe(file, SamplingRecipe, [f"data.limit={n_questions}"])
+    directory = Path(tempfile.mkdtemp(prefix="leret-kills-"))
+    rng = random.Random(seed)
+    outcome, began = Outcome(), time.monotonic()
+    try:
+        finish(recipe, directory / "whole")
+        n_samples = len(completions(directory / "whole"))
+        for moment in sorted(rng.uniform(0, n_samples) for _ in range(n_kills)):
+            pid = session(recipe, directory / "killed")
+            while len(completions(directory / "killed")) < moment and not os.waitpid(pid, os.WNOHANG)[0]:
+                time.sleep(0.005)
+            time.sleep(rng.uniform(0, 1))
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            outcome.at.append(round(len(completions(directory / "killed")) / n_samples, 3))
+        outcome.sessions = n_kills + finish(recipe, directory / "killed")
+        outcome.seconds = round(time.monotonic() - began, 1)
+        return outcome, content(directory / "whole") == content(directory / "killed")
+    finally:
+        shutil.rmtree(directory)
+
+
 def compare(
     n_questions: int, n_samples: int, n_kills: int, faults: float, seed: int, stall_s: float, timeout_s: float
 ) -> tuple[Outcome, bool]:
@@ -238,6 +272,7 @@ def compare(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", type=Path, help="sample its policy, in the process that is killed")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--questions", type=int, default=400)
     parser.add_argument("--samples", type=int, default=1, help="completions a prompt and state")
@@ -247,9 +282,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     preload()
-    outcome, same = compare(
-        asked.questions, asked.samples, asked.kills, asked.faults, asked.seed, asked.stall_s, asked.timeout_s
-    )
+    if asked.recipe is not None:
+        outcome, same = compare_local(asked.recipe, asked.questions, asked.kills, asked.seed)
+    else:
+        outcome, same = compare(
+            asked.questions, asked.samples, asked.kills, asked.faults, asked.seed, asked.stall_s, asked.timeout_s
+        )
     print(json.dumps({**vars(outcome), "equal": same}))
     sys.exit(0 if same and not outcome.asked_twice else 1)
 

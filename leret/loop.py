@@ -6,7 +6,7 @@ is named ``sft-2``, ``ipo-2`` and so on. `base` stays, in every evaluation, the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from leret.sampling.stage import SampleReport
     from leret.training.record import TrainReport
 
-__all__ = ["Recipe", "Step", "loop", "schedule", "take"]
+__all__ = ["Recipe", "Step", "schedule", "take"]
 
 Recipe = SamplingRecipe | TrainingRecipe | EvalRecipe
 
@@ -80,27 +80,6 @@ def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[Step]
         steps += [Step(number, "train", recipe, done) for recipe in trained]
         steps += [Step(number, "eval", recipe, done) for recipe in evaluation]
     return steps
-
-
-def loop(
-    recipes: Sequence[Recipe], run: Run, rounds: int = 1, *, progress: Progress | None = None
-) -> Iterator[tuple[Step, SampleReport | TrainReport | EvalReport | None]]:
-    """The whole loop, step by step; a step is taken as its report is asked for.
-
-    Args:
-        recipes: as for `schedule`.
-        run: new, or begun by the same loop: it goes on where it was stopped.
-        rounds: at least 1.
-        progress: hears of every stage.
-
-    Yields:
-        Each step with the report of its stage; None where it was left out.
-
-    Raises:
-        LeretError: as `schedule` and the stages do.
-    """
-    for step in schedule(recipes, run, rounds):
-        yield step, take(step, run, progress=progress)
 
 
 def take(step: Step, run: Run, *, progress: Progress | None = None) -> SampleReport | TrainReport | EvalReport | None:

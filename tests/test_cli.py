@@ -82,9 +82,25 @@ def test_commands_are_grouped_in_the_order_of_use() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["demo", "sample", "pairs", "train", "eval", "run", "recipes list", "data inspect", "eval-retriever", "index build",
+     "index info", "search", "store check"],
+)  # fmt: skip
+def test_what_shows_facts_or_a_table_takes_json(command: str) -> None:
+    assert "--json" in leret(*command.split(), "--help")[1]
+
+
+def test_json_is_one_object_alone(tmp_path: Path) -> None:
+    assert json.loads(leret("recipes", "list", "--json")[1])["training/demo-sft.yaml"].startswith("SFT of the demo")
+    code, out = leret("run", "demo", "demo-sft", "demo", "--run", tmp_path / "r", "--dry-run", "--json")
+    assert (code, list(json.loads(out).values())[1]) == (0, "round 1: train sft (sft) from base")
+
+
 def test_the_example_of_set_is_a_key_of_the_command() -> None:
-    for command, key in (("sample", "sampling.samples"), ("train", "learning_rate"), ("eval", "limit")):
-        assert f"Override a key: {key}=" in leret(command, "--help")[1]
+    for command, key in (("sample", "sampling.samples"), ("train", "learning_rate"), ("eval", "limit"),
+                         ("data inspect", "data.split")):  # fmt: skip
+        assert f"Override a key: {key}=" in leret(*command.split(), "--help")[1]
 
 
 def test_help_takes_less_than_half_a_second() -> None:

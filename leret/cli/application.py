@@ -111,7 +111,7 @@ for panel, name, function, example in (
     (_LOOP, "run", loop.run, "demo demo-sft demo-ipo demo --run runs/mine --rounds 2"),
     (_LOOP, "pretrain", pretrain.pretrain, "sampling/demo.yaml --out policies/mine"),
     (_DATA, "search", search.search, 'indexes/mine "director of Ed Wood" -k 5'),
-    (_DATA, "eval-retriever", eval_retriever.eval_retriever, "indexes/mine --questions q.jsonl --measures R@10,AP"),
+    (_DATA, "eval-retriever", eval_retriever.eval_retriever, "indexes/mine --questions q.jsonl"),
 ):
     app.command(name, cls=_Command, rich_help_panel=panel, epilog=f"Example: leret {name} {example}")(function)
 for panel, name, group in (

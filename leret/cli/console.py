@@ -17,7 +17,7 @@ _JSON: ContextVar[bool] = ContextVar("leret_json", default=False)
 _NAME, _HEAD = 16, 8
 """Characters that a table's first column always has; those that a head has before it is folded."""
 _WORDS = {"no_spread": "states without spread", "histogram": "rewards 0 to 1 in tenths",
-          "waiting": "questions waiting for the end of an outage"}  # fmt: skip
+          "waiting": "left by an outage"}  # fmt: skip
 
 
 def as_json(wanted: bool) -> bool:
@@ -51,11 +51,9 @@ def warn_of_demo(kind: str, model: str) -> None:
 
 
 def facts(values: Any, shown: Mapping[str, Any] | None = None) -> None:
-    """A report or a plan: one line a field; None, empty and untrue ones left out. Its ``notes`` go to standard error.
+    """A report or a plan, one line a field: of ``shown`` where that is given; its ``notes`` go to standard error.
 
-    Args:
-        values: a dataclass, or a mapping.
-        shown: what people read instead.
+    None, empty and untrue values are left out. ``values`` is a dataclass or a mapping.
     """
     for note in getattr(values, "notes", ()):
         complain(note, "note: ")
@@ -124,7 +122,10 @@ def _shown(value: Any) -> str:
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {'not scored' if item is None else _shown(item)}" for name, item in value.items())
+        return ", ".join(
+            f"{name} {'not scored (only candidates are)' if item is None else _shown(item)}"
+            for name, item in value.items()
+        )
     if isinstance(value, (list, tuple)):
         return ", ".join(_shown(item) for item in value)
     return str(value)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.cli.options import AsJson, FormatOption, Overrides, SkipBad
+from leret.cli.options import AsJson, DataOverrides, FormatOption, SkipBad
 
 if TYPE_CHECKING:
     from leret.config import DataSettings
@@ -34,7 +34,7 @@ def inspect(
     questions: Annotated[str | None, typer.Option(metavar="PATH", help="The question file, or hf:NAME.")] = None,
     corpus: Annotated[str | None, typer.Option(metavar="PATH", help="The corpus file, or hf:NAME.")] = None,
     skip_bad: SkipBad = False,
-    overrides: Overrides = None,
+    overrides: DataOverrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Count, check and show what is in a question file and its corpus; exits 2 where lines are bad."""

@@ -24,4 +24,4 @@ def demo(
 
     with shown() as progress:
         report = stage.demo(run, seed=seed, progress=progress)
-    show(report.evaluation)
+    show(report)

@@ -18,6 +18,7 @@ RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML fi
 RunOption = Annotated[Path, typer.Option("--run", metavar="DIR", help="The run directory.")]
 Overrides = Annotated[list[str] | None, _set("sampling.samples=2")]
 TrainingOverrides = Annotated[list[str] | None, _set("learning_rate=1e-6")]
+DataOverrides = Annotated[list[str] | None, _set("data.split=dev")]
 EvalOverrides = Annotated[list[str] | None, _set("limit=100")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what it costs; do nothing.")]
 AsJson = Annotated[bool, typer.Option("--json", callback=as_json, help="Print one JSON object alone.")]

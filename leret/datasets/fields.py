@@ -57,20 +57,14 @@ def text_list(record: _Value, name: str) -> tuple[str, ...]:
 
 
 def grades(record: _Value, name: str, gold: Sequence[str]) -> dict[str, int]:
-    """Whole numbers above 0 of gold documents; nothing where the field is absent or null, or all of them are 1."""
-    value = record.get(name)
-    if value is None:
-        return {}
+    """Whole numbers by document, above 0 for gold alone; nothing where the field is absent, or all of them are 1."""
+    value = record.get(name) or {}
     if not isinstance(value, Mapping):
         raise _wrong(name, value, "whole numbers by document id")
-    found = {doc_id: grade for doc_id, grade in value.items() if grade is not None}
-    for doc_id, grade in found.items():
+    for doc_id, grade in value.items():
         if not isinstance(grade, int) or isinstance(grade, bool) or (grade > 0) != (doc_id in gold):
-            fault = (
-                f"field {name!r} has {grade!r} for {doc_id!r}; it should be a whole number, above 0 for gold documents"
-            )
-            raise BadRecord("wrong grade", f"{fault} alone")
-    return {doc_id: grade for doc_id, grade in found.items() if grade > 0} if set(found.values()) - {1} else {}
+            raise _wrong(f"{name}.{doc_id}", grade, "a whole number, above 0 for relevant documents alone")
+    return dict(value) if set(value.values()) - {1} else {}
 
 
 def rows(record: _Value, name: str, first: str, second: str) -> list[tuple[Any, Any]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,28 +13,13 @@ from leret.sampling.progress import Progress, Silent
 if TYPE_CHECKING:
     from leret.eval.stage import EvalReport
 
-__all__ = ["TRAININGS", "DemoReport", "demo"]
+__all__ = ["TRAININGS", "demo"]
 
 TRAININGS = ("demo-sft", "demo-ipo", "demo-sft-more")
 """Training recipes, in order: the control takes as many steps as the two before it."""
 
 
-@dataclass(frozen=True, slots=True)
-class DemoReport:
-    """What the demo left.
-
-    Attributes:
-        run: the run directory, with ``eval/summary.json``, ``report.html`` and ``program``.
-        evaluation: what came out.
-        seconds: wall clock of this call.
-    """
-
-    run: Path
-    evaluation: EvalReport
-    seconds: float
-
-
-def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> DemoReport:
+def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> EvalReport:
     """Sample, train and evaluate; a demo that was stopped goes on.
 
     Args:
@@ -51,7 +34,6 @@ def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> DemoRepo
     from leret.sampling.stage import sample
     from leret.training.stage import train
 
-    began = time.monotonic()
     progress = progress or Silent()
     run = Run.create(out)
     seeds = [f"data.seed={seed}", f"sampling.seed={seed}"]
@@ -59,5 +41,4 @@ def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> DemoRepo
     for name in TRAININGS:
         recipe = load_recipe(f"training/{name}.yaml", TrainingRecipe, [f"seed={seed}"])
         train(recipe, run, progress=progress)
-    evaluation = evaluate(load_recipe("eval/demo.yaml", EvalRecipe, [f"seed={seed}"]), run, progress=progress)
-    return DemoReport(out, evaluation, time.monotonic() - began)
+    return evaluate(load_recipe("eval/demo.yaml", EvalRecipe, [f"seed={seed}"]), run, progress=progress)

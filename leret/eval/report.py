@@ -97,8 +97,9 @@ def _headline(summary: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) ->
 def _beaten(summary: Mapping[str, Any]) -> str | None:
     """That the raw question finds more than every system with an LM, where it surely finds more than the best."""
     found = {row["system"]: row["hops"][-1]["recall"] or 0.0 for row in summary["rows"]}
-    names = [row["system"] for row in summary["rows"] if row["kind"] != "baseline"]
-    best = max(names, key=lambda name: found[name], default=RAW)
+    best = max(
+        (r["system"] for r in summary["rows"] if r["kind"] != "baseline"), key=lambda name: found[name], default=RAW
+    )
     pairs = {(c["a"], c["b"]): c for c in summary["comparisons"] if c["measure"] == "recall"}
     compared = pairs.get((best, RAW)) or pairs.get((RAW, best)) or {"p": None}
     if found.get(RAW, 0.0) <= found.get(best, 0.0) or (compared["p"] is not None and compared["p"] >= _SURE):

@@ -86,10 +86,10 @@ def load_program(
 
 def differing_k(program: dspy.Module, arguments: Mapping[str, Any], k: int) -> list[str]:
     """What counts where the program says another ``k`` than ``retriever.k``; empty where they agree."""
-    parameter = inspect.signature(type(program).__init__).parameters.get("k")
+    default = getattr(inspect.signature(type(program).__init__).parameters.get("k"), "default", None)
     used = {search.k for _, search in program.named_sub_modules(type_=Search)}
-    own = used if parameter is None or "k" in arguments else {parameter.default}
-    if own <= {k, inspect.Parameter.empty}:
+    own = {default} if isinstance(default, int) and "k" not in arguments else used
+    if own == {k}:
         return []
-    said, counts = (" and ".join(map(str, values)) for values in (own, used))
+    said, counts = (" and ".join(map(str, sorted(values))) for values in (own, used))
     return [f"{type(program).__name__} has k {said}, retriever.k is {k}: a search brings {counts} passages"]

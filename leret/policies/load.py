@@ -20,7 +20,7 @@ __all__ = ["demo_directory", "load_policy", "policy_of", "policy_state", "probe"
 
 _DISPATCH = ("timeout_s", "deadline_s", "max_retries", "concurrency", "price_prompt", "price_completion")
 _OF_REQUESTS = ("temperature", "top_p", "max_tokens")
-_PROBE_S = 5.0
+_PROBE_S = 3.0
 
 _shared: dict[tuple[str, str], Policy] = {}
 _shared_lock = threading.Lock()

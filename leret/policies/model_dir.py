@@ -17,9 +17,6 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _INDEX = "model.safetensors.index.json"
 _NAMED_FILES = ("config.json", _INDEX, "generation_config.json", "adapter_config.json", "chat_template.jinja")
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
-_PRETRAINING = "state.safetensors"
-"""What `leret pretrain` keeps beside a model until its last step."""
-
 _LOG = logging.getLogger("leret")
 _digests: dict[tuple[str, int, int], bytes] = {}
 
@@ -61,7 +58,7 @@ def find_model(name: str | Path, revision: str | None = None) -> Path:
             f"{path}: an adapter is adapter_model.safetensors, without pickled weights beside it "
             f"({', '.join(pickled[:3]) or 'it is missing'}); save it again as safetensors"
         )
-    if (path / _PRETRAINING).is_file():
+    if (path / "state.safetensors").is_file():  # which `leret pretrain` keeps until its last step
         _LOG.warning("%s is half made: its pretraining did not come to an end; `leret pretrain` goes on with it", path)
     return path
 
@@ -247,11 +244,7 @@ def _merge_adapter(model: Any, path: Path) -> Any:
 
 
 def load_tokenizer(path: Path) -> Any:
-    """The tokenizer of a model directory.
-
-    Raises:
-        PolicyError: there is none, or it has no chat template.
-    """
+    """The tokenizer of a model directory; `PolicyError` where there is none, or none with a chat template."""
     from transformers import AutoTokenizer
 
     try:

@@ -11,7 +11,7 @@ from leret.errors import PolicyError
 from leret.http import MALFORMED, message_of, retry_after_s, short
 from leret.policies.base import Completion
 
-__all__ = ["LONGEST_TOKEN", "RefusedError", "TryAgainError", "check_status", "completions_of", "shared"]
+__all__ = ["LONGEST_TOKEN", "RefusedError", "TryAgainError", "check_status", "completions_of", "logprobs_of", "shared"]
 
 LONGEST_TOKEN = 128
 """Characters: runs of spaces, in the vocabularies of OpenAI. A text of more for each token is no completion."""
@@ -126,7 +126,7 @@ def completions_of(body: str | bytes, n: int | None, max_tokens: int, url: str) 
 def _check_end(choice: Mapping[str, Any], max_tokens: int, url: str) -> None:
     """Pass a choice that is a completion, whatever its text."""
     message, reason = choice["message"], choice.get("finish_reason")
-    text, error = message["content"], choice.get("error")
+    text, error = message.get("content"), choice.get("error")
     if error or reason not in _FINISHED:
         told = f"error {short(str(error))}" if error else f"finish_reason {short(str(reason))}"
         raise TryAgainError(f"{url} sent a completion with {told}", "incomplete")
@@ -136,7 +136,9 @@ def _check_end(choice: Mapping[str, Any], max_tokens: int, url: str) -> None:
             "model's reasoning or the server's parser of it off",
             "incomplete",
         )
-    if not isinstance(text, str) or len(text) > LONGEST_TOKEN * max_tokens:
+    if not isinstance(text, str):
+        raise TypeError("message.content is no text")
+    if len(text) > LONGEST_TOKEN * max_tokens:
         raise ValueError(f"{len(text)} characters for max_tokens={max_tokens}")
 
 
@@ -184,11 +186,16 @@ def _tokens(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[fl
         values = [token["logprob"] for token in told["content"]]
     if given is not None:
         ids = given
-    logprobs = None if values is None else tuple(float(value) for value in values)
-    if not all(value <= _ROUNDING for value in logprobs or ()):
-        raise ValueError("a log-probability is above 0, or no number")
+    logprobs = None if values is None else logprobs_of(values)
     token_ids = None if ids is None else tuple(int(token) for token in ids)
     return token_ids, logprobs
+
+
+def logprobs_of(values: Sequence[Any]) -> tuple[float, ...]:
+    """Log-probabilities; ValueError where one cannot be such."""
+    if not all(float(value) <= _ROUNDING for value in values):
+        raise ValueError("a log-probability is above 0, or no number")
+    return tuple(float(value) for value in values)
 
 
 def shared(lengths: Sequence[int], total: int) -> list[int]:

@@ -20,28 +20,12 @@ _BLOCK = 1024
 
 
 def step_keys(seeds: Sequence[int], n_steps: int) -> np.ndarray:
-    """What the noise of each completion's steps is made from.
-
-    Args:
-        seeds: 0 .. 2**64 - 1, one a completion.
-        n_steps: a longer table begins with a shorter one.
-
-    Returns:
-        (n_seeds, n_steps) uint64.
-    """
+    """What the noise of each completion's steps is made from: (n_seeds, n_steps) uint64."""
     return _mix(_mix(np.array(seeds, dtype=np.uint64))[:, None] + np.arange(n_steps, dtype=np.uint64))
 
 
 def exponentials(keys: np.ndarray, n: int) -> Tensor:
-    """Exponentially distributed noise of mean 1, by counter: each number is a function of its key and its place alone.
-
-    Args:
-        keys: (n_rows,) uint64.
-        n: numbers a row.
-
-    Returns:
-        (n_rows, n) float64, all above 0.
-    """
+    """Noise of mean 1 and above 0, (n_keys, n) float64; each number is a function of its key and its place alone."""
     bits = _mix(keys[:, None] + np.arange(n, dtype=np.uint64))
     uniform = ((bits >> 12) + 0.5) * 2.0**-52  # 52 bits and a half: exact, and never 0 or 1
     return -torch.log(torch.from_numpy(uniform))

@@ -19,7 +19,7 @@ from leret.policies.chat import server_seed
 from leret.policies.dispatch import Dispatcher
 from leret.policies.keys import Key
 from leret.policies.meter import Meter
-from leret.policies.replies import LONGEST_TOKEN, RefusedError, TryAgainError
+from leret.policies.replies import LONGEST_TOKEN, RefusedError, TryAgainError, logprobs_of
 from leret.policies.templates import ChatTemplate, load_template
 from leret.policies.transport import Transport
 from leret.types import digest
@@ -227,5 +227,5 @@ def _completion(text: str, details: Any, n_prompt: int, stop: Sequence[str]) -> 
         n_prompt_tokens=n_prompt,
         n_completion_tokens=details.generated_tokens,
         token_ids=tuple(token.id for token in details.tokens) or None,
-        logprobs=None if not logprobs or None in logprobs else tuple(logprobs),
+        logprobs=None if not logprobs or None in logprobs else logprobs_of(logprobs),
     )

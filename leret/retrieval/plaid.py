@@ -185,9 +185,9 @@ def open_checkpoint(colbert: Any, directory: Path, config: Any) -> Any:
 
 def _refuse_code(directory: Path) -> None:
     """Refuse a checkpoint that brings Python: colbert-ai would run it unasked."""
+    keys: set[str] = set()
     for path in directory.glob("*config*.json"):
-        keys: set[str] = set()
-        json.loads(path.read_bytes(), object_pairs_hook=lambda pairs, keys=keys: keys.update(key for key, _ in pairs))
+        json.loads(path.read_bytes(), object_pairs_hook=lambda pairs: keys.update(key for key, _ in pairs))
         if code := keys & _CODE:
             raise RetrievalError(
                 f"{directory} brings Python code of its own ({', '.join(code)} in {path.name}), which is not run; use "

@@ -25,7 +25,7 @@ _LONGEST_LINE = 1 << 18
 _IDLE_S = 10.0
 """Until a connection without a whole head of a request is closed."""
 _FILES = 8192
-"""Descriptors that the process takes where it may; half of those it has are for connections."""
+"""Descriptors that the process takes where it may; a quarter of those it has is for connections."""
 
 
 def run(server: RetrieverServer, host: str, port: int, *, ready: Callable[[str], None], drain_s: float = 10.0) -> None:
@@ -105,12 +105,13 @@ async def serve(
 
 
 def _bounded(runner: web.AppRunner) -> Callable[[], Any]:
-    """Makes protocols of connections, which refuse where there are half as many as the process may have descriptors."""
-    soft, hard = (_FILES if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_NOFILE))
-    files = max(soft, min(hard, _FILES))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    """Makes protocols of connections, which refuse where there are many; asyncio accepts 128 before it asks for one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = _FILES if resource.RLIM_INFINITY in (soft, hard) else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     server: Any = runner.server
-    return lambda: server() if len(server.connections) < min(files, _FILES) // 2 else _Refusal()
+    return lambda: server() if len(server.connections) < files // 4 else _Refusal()
 
 
 class _Refusal(asyncio.Protocol):

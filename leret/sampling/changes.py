@@ -83,15 +83,10 @@ def refuse_changes(run: Run, recipe: Mapping[str, Any], digests: Mapping[str, st
 
 
 def refuse_changed_files(run: Run, bench: Workbench) -> None:
-    """Refuse to evaluate with another program, corpus or retriever, or other sampled questions, than were sampled.
-
-    Args:
-        run: that was sampled.
-        bench: of the run.
+    """Refuse to evaluate a program, over a corpus, or after questions, that are not those of the sampling.
 
     Raises:
         RunError: the content of such a file has changed; each is named.
-        DataError: a file cannot be read.
     """
     recipe = bench.recipe.model_dump(mode="json")
     refuse_changes(run, recipe, {"program": bench.program_digest, "corpus": bench.corpus.digest})

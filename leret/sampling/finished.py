@@ -19,18 +19,17 @@ def finished(run: Run, recipe: SamplingRecipe) -> dict[str, Any] | None:
     Pairs that `leret pairs` has made since stay: they were asked for.
     """
     mark = run.manifest().get("sampled")
-    if not isinstance(mark, Mapping) or mark.get("key") != _key(recipe):
+    if not run.store.is_file() or not isinstance(mark, Mapping) or mark.get("key") != _key(recipe):
         return None
-    if mark.get("bytes") != _size(run.store) or not _is_whole(run.preferences / "train.parquet"):
-        return None  # the long way refuses a damaged store, and makes the pairs again
-    return dict(mark["report"])
+    whole = mark.get("bytes") == run.store.stat().st_size and _is_whole(run.preferences / "train.parquet")
+    return dict(mark["report"]) if whole else None  # the long way refuses a damaged store, and makes the pairs again
 
 
 def mark_finished(run: Run, recipe: SamplingRecipe, report: Mapping[str, Any]) -> None:
     """Remember that nothing is left, unless questions wait for a resume."""
     outages = any(report["failures"].get(kind) for kind in ("policy", "retrieval", "program"))
     key = None if report["waiting"] or outages else _key(recipe)
-    run.update(sampled={"key": key, "report": dict(report), "bytes": _size(run.store)})
+    run.update(sampled={"key": key, "report": dict(report), "bytes": run.store.stat().st_size})
 
 
 def file_stamps(recipe: SamplingRecipe) -> list[list[tuple[str, int, int]]]:
@@ -49,10 +48,6 @@ def file_stamps(recipe: SamplingRecipe) -> list[list[tuple[str, int, int]]]:
 
 def _key(recipe: SamplingRecipe) -> str:
     return digest(recipe.model_dump(mode="json"), file_stamps(recipe))
-
-
-def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() else None
 
 
 def _is_whole(path: Path) -> bool:

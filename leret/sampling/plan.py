@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -18,11 +19,6 @@ if TYPE_CHECKING:
     from leret.pipelines.replay import NeedsCompletion, Replay
 
 __all__ = ["Plan", "n_bank_questions", "plan", "steps_of"]
-
-_TRIED = 20
-"""Questions whose prompts are measured."""
-
-_DOCUMENTS = 1000
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> P
     bank_calls = 0 if bank_ready else steps * (n_train + candidates * n_dev)
     states = n_questions * steps
     samples = states * settings.prompts * settings.samples
-    lengths = _lengths(bench, questions[:_TRIED], 0 if settings.prompts == 1 else settings.bank.max_demos)
+    lengths = _lengths(bench, questions[:20])
     return Plan(n_questions, steps, states, samples, bank_calls, samples + bank_calls, *rest, *lengths)
 
 
@@ -101,25 +97,23 @@ def steps_of(replay: Replay, signature: Callable[[str], Any]) -> int | None:
     from leret.sampling.steps import MAX_STEPS
 
     try:
-        n_steps = sum(1 for _ in islice(_walk(replay, signature, "?", iter(())), MAX_STEPS + 1))
+        n_steps = len(list(islice(_calls(replay, signature, "?", iter(())), MAX_STEPS + 1)))
     except LeretError:
         return None  # it needs outputs that make sense
     return n_steps if n_steps <= MAX_STEPS else None
 
 
-def _walk(
-    replay: Replay, signature: Callable[[str], Any], question: str, found: Iterator[Passage]
+def _calls(
+    replay: Replay, signature: Callable[[str], Any], question: str, passages: Iterator[Passage]
 ) -> Iterator[NeedsCompletion]:
-    """The calls of one run of the program on made-up outputs; a search takes the next passages."""
+    """The calls of one run of the program on made-up outputs; a new search takes the next passages."""
     from leret.pipelines.replay import NeedsCompletion
 
     outputs: list[dict[str, Any]] = []
-    known: dict[tuple[str, int], Ranking] = {}
+    found: dict[tuple[str, int], Ranking] = {}
 
     def search(query: str, k: int) -> Ranking:
-        if (query, k) not in known:
-            known[query, k] = tuple(islice(found, k))
-        return known[query, k]
+        return found.setdefault((query, k), tuple(islice(passages, k)))
 
     while isinstance(need := replay.run(question, outputs, search), NeedsCompletion):
         yield need
@@ -127,32 +121,31 @@ def _walk(
         outputs.append({name: [text] if info.annotation == list[str] else text for name, info in fields.items()})
 
 
-def _lengths(bench: Workbench, questions: Sequence[Question], n_demos: int) -> tuple[int, int] | tuple[None, None]:
-    """Tokens of the longest prompt with documents of the corpus as what is found, and the policy's positions."""
+def _lengths(bench: Workbench, questions: Sequence[Question]) -> tuple[int | None, int | None]:
+    """Tokens of the longest of some prompts, with documents of the corpus as what is found; the policy's positions."""
     from leret.pipelines.prompts import Prompt
     from leret.policies.load import demo_directory
     from leret.policies.model_dir import load_tokenizer, read_model_json
     from leret.policies.prompts import PromptEncoder
 
-    policy, formatter = bench.recipe.policy, bench.formatter
+    policy, formatter, settings = bench.recipe.policy, bench.formatter, bench.recipe.sampling
     path = demo_directory() if policy.model == "demo" else Path(policy.model)
     positions = read_model_json(path / "config.json").get("max_position_embeddings") if path.is_dir() else None
-    if policy.kind != "local" or not isinstance(positions, int):
+    if policy.kind != "local" or positions is None:
         return None, None
     tokenizer = load_tokenizer(path)
-    fits, counts = (PromptEncoder(tokenizer, n, policy.model) for n in (positions, None))
-    documents = cycle(Passage(d.doc_id, d.title, d.text, 0.0) for d in islice(bench.corpus.values(), _DOCUMENTS))
-    demos: dict[str, list[dict[str, Any]]] = {}
+    zero_shot, few_shot = (PromptEncoder(tokenizer, n, policy.model) for n in (positions, None))
+    n_demos = settings.bank.max_demos if settings.prompts > 1 else 0
+    passages = cycle(Passage(d.doc_id, d.title, d.text, 0.0) for d in islice(bench.corpus.values(), 1000))
+    demos: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     longest = 0
     for question in questions:
-        for need in _walk(bench.replay, formatter.signature, question.text, documents):
-            own = demos.setdefault(need.predictor, [])
-            fits.encode(formatter.messages(need.predictor, need.inputs))
-            messages = formatter.messages(need.predictor, need.inputs, Prompt("1", {need.predictor: own[:n_demos]}))
-            longest = max(longest, len(counts.encode(messages).token_ids))
-            own.append(
-                {**need.inputs, **dict.fromkeys(formatter.signature(need.predictor).output_fields, question.text)}
-            )
+        for need in _calls(bench.replay, formatter.signature, question.text, passages):
+            name, own = need.predictor, demos[need.predictor]
+            zero_shot.encode(formatter.messages(name, need.inputs))
+            messages = formatter.messages(name, need.inputs, Prompt("1", {name: own[:n_demos]}))
+            longest = max(longest, len(few_shot.encode(messages).token_ids))
+            own.append({**need.inputs, **dict.fromkeys(formatter.signature(name).output_fields, question.text)})
     return longest, positions
 
 

@@ -112,10 +112,10 @@ def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
     whole = tokenizer.apply_chat_template(list(_TURNS), tokenize=True)["input_ids"]
     turn = whole[n_common(prompt, whole) :]
     length = next((place for place, token in enumerate(turn) if token in known), None)
-    told = [token for token in turn[:length] if token != tokenizer.unk_token_id]  # it may not know our answer's word
-    written = tokenizer.decode(told)
+    answer = [token for token in turn[:length] if token != tokenizer.unk_token_id]
+    written = tokenizer.decode(answer)
     # A hybrid model's empty thought is text; a mark that the sampler's text leaves out is not.
-    if length is None or written != tokenizer.decode(told, skip_special_tokens=True):
+    if length is None or written != tokenizer.decode(answer, skip_special_tokens=True):
         raise TrainingError(
             f"the chat template of {tokenizer.name_or_path} writes a turn as {written!r}; it must end in a token at "
             f"which generation stops ({', '.join(tokenizer.convert_ids_to_tokens(known))}), with no other special "

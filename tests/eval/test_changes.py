@@ -154,3 +154,23 @@ def test_an_evaluation_and_a_system_have_no_directory_in_common(run):
 def test_a_name_is_one_directory(name):
     with pytest.raises(ValueError, match="name"):
         EvalRecipe(name=name)
+
+
+def test_a_run_names_no_path_of_the_machine_and_moves_with_its_data(run, tmp_path):
+    first = evaluate(BASE, run)
+    place = str(tmp_path)
+    texts = [run.manifest_path, run.report, *run.program.iterdir(), *run.path.rglob("*.json"), *run.path.rglob("*.md")]
+    assert not [path for path in texts if place in path.read_text()]
+    assert "path: $RUN/../program.py:MultiHop" in run.manifest_path.read_text()
+    assert run.manifest()["sampling"]["data"]["corpus"] == f"{place}/corpus.jsonl"
+    moved = tmp_path.rename(f"{tmp_path}-moved")
+    again = evaluate(BASE, Run.open(moved / "run"))
+    assert (again.asked, again.summary["rows"]) == ((), first.summary["rows"])
+
+
+def test_a_shipped_program_is_named_among_what_leret_ships(tmp_path):
+    run = Run.create(tmp_path / "run")
+    program = f"{ROOT}/pipelines/multihop.py:MultiHop"
+    run.update(sampling={"program": {"path": program, "text": "/no_think"}})
+    assert "path: $LERET/pipelines/multihop.py:MultiHop\n    text: /no_think" in run.manifest_path.read_text()
+    assert run.manifest()["sampling"]["program"] == {"path": program, "text": "/no_think"}

@@ -21,6 +21,9 @@ text_generation = pytest.importorskip("text_generation", reason="pip install --n
 
 from leret.policies.tgi import TgiPolicy  # noqa: E402
 
+TOKEN = {"id": 11, "text": "text", "logprob": -0.5, "special": False}
+DETAILS = {"finish_reason": "length", "generated_tokens": 1, "seed": 1, "prefill": [], "tokens": [TOKEN]}
+
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,3 +212,26 @@ def test_the_digest_names_the_model_and_its_template_and_not_the_address(llama_d
     one, other = TgiPolicy(str(llama_dir), ["http://a"]), TgiPolicy(str(llama_dir), ["http://b/generate"])
     assert one.digest == other.digest
     assert one.digest != TgiPolicy("small", ["http://a"], tokenizer=str(llama_dir)).digest
+
+
+LIES = {
+    "deep JSON": web.Response(text="[" * 200_000),
+    "no details": web.json_response({"generated_text": "text"}),
+    "a reason that is none": web.json_response(
+        {"generated_text": "text", "details": DETAILS | {"finish_reason": "abort"}}
+    ),
+    "a text far above max_tokens": web.json_response({"generated_text": "a" * 10_000_000, "details": DETAILS}),
+    "a log-probability above 0": web.json_response(
+        {"generated_text": "text", "details": DETAILS | {"tokens": [TOKEN | {"logprob": 0.5}]}}
+    ),
+    "as many tokens as no number holds": web.json_response(
+        {"generated_text": "text", "details": DETAILS}, headers={"x-prompt-tokens": "9" * 5000}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_lie_is_a_failure_that_is_tried_again(run: Any, name: str) -> None:
+    server = TgiServer([LIES[name]])
+    assert len(run([server], lambda policy: policy.complete(ask("the city", 1)))) == 1
+    assert len(server.bodies) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+import leret.http
 from leret.errors import PolicyError
 from leret.policies import dispatch
 from leret.policies.chat import server_seed
 from tests.policies.conftest import ask
-from tests.policies.servers import TogetherServer, serving
+from tests.policies.servers import TogetherServer, completion, serving
 
 pytest.importorskip("together", reason="pip install 'leret[together]'")
 
@@ -127,3 +129,21 @@ def test_a_missing_key_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TOGETHER_API_KEY")
     with pytest.raises(PolicyError, match="TOGETHER_API_KEY"):
         TogetherPolicy("small")
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        web.json_response({**completion({"seed": 1}), "error": {"message": f"upstream of {SECRET} is away"}}),
+        web.Response(text=f"<p>{'x' * 280} {SECRET}</p>", content_type="application/json"),
+        web.Response(body=gzip.compress(bytes(2**21)), headers={"Content-Encoding": "gzip"}),
+    ],
+    ids=["an error", "HTML", "a bomb"],
+)
+def test_a_lie_is_a_failure_without_the_key_and_is_tried_again(lie: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leret.http, "_MAX_BYTES", 2**20)
+    server = TogetherServer([lie] * 3)
+    with pytest.raises(PolicyError, match="gave up after 2 attempts") as caught:
+        run([server], lambda policy: policy.complete(ask("the city", 1)), max_retries=1)
+    assert SECRET[:8] not in str(caught.value)
+    assert len(server.bodies) == 2

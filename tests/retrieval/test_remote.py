@@ -343,22 +343,24 @@ def test_user_and_password_of_a_foreign_server_come_from_the_environment(monkeyp
         assert "bGVy" not in str(caught.value)
 
 
-LIES: dict[str, Reply] = {
-    "deep JSON": Reply("[" * 200_000),
-    "deep JSON in a passage": Reply('{"rankings": [[' + '{"a":' * 900 + "1" + "}" * 900 + "]]}"),
-    "a score of 400 digits": Reply({"index": INDEX, "rankings": [[entry(score=10**400)]]}),
-    "an unknown character set": Reply(good().body, headers={"Content-Type": "application/json; charset=hex"}),
-    "a bomb": Reply(gzip.compress(bytes(30 * 2**20), 1), headers={"Content-Encoding": "gzip"}),
-    "a bomb as an error": Reply(gzip.compress(bytes(30 * 2**20), 1), 500, {"Content-Encoding": "gzip"}),
+BOMB = gzip.compress(bytes(30 * 2**20), 1)
+LIES: dict[str, tuple[Reply, str]] = {
+    "deep JSON": (Reply("[" * 200_000), "recursion"),
+    "deep JSON in a passage": (Reply('{"rankings": [[' + '{"a":' * 900 + "1" + "}" * 900 + "]]}"), "a passage that is"),
+    "a score of 400 digits": (Reply({"index": INDEX, "rankings": [[entry(score=10**400)]]}), "int too large"),
+    "an unknown character set": (Reply(good().body, headers={"Content-Type": "text/json; charset=hex"}), "hex"),
+    "a bomb": (Reply(BOMB, headers={"Content-Encoding": "gzip"}), "more than 1048576 bytes"),
+    "a bomb as an error": (Reply(BOMB, 500, {"Content-Encoding": "gzip"}), "more than 1048576 bytes"),
 }
 
 
 @pytest.mark.parametrize("name", LIES)
 def test_a_lie_is_a_failure_of_its_request_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leret.http, "_MAX_BYTES", 2**20)
-    with loopback(answers(LIES[name], good())) as server:
+    lie, cause = LIES[name]
+    with loopback(answers(lie, good())) as server:
         asker = remote(server.url)
-        with pytest.raises(RetrievalError, match="tried 1 times"):
+        with pytest.raises(RetrievalError, match=f"{cause}.*tried 1 times"):
             asker.search(["a"], 1)
         assert len(asker.search(["a"], 1)[0]) == 1
 
