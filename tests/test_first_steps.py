@@ -91,6 +91,11 @@ def test_what_is_no_policy_is_refused_and_nothing_written(folder: Path, flags: l
     assert not list(folder.glob("*.yaml"))
 
 
+def test_questions_without_documents_need_a_corpus(folder: Path) -> None:
+    code, out = leret("init", *FILES[:2])
+    assert (code, "--corpus data.corpus is missing" in out) == (2, True), out
+
+
 @pytest.mark.parametrize("name", ["sample.yaml", "eval.yaml"])
 def test_a_file_that_is_there_is_never_overwritten(folder: Path, name: str) -> None:
     (folder / name).write_text("mine")
