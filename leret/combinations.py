@@ -50,7 +50,7 @@ def _data(recipe: SamplingRecipe) -> Iterator[Clash]:
     if data.kind in {"jsonl", "hover"} and not data.corpus and recipe.retriever.needs_corpus:
         yield Clash(
             (("data", "corpus"), kind),
-            f"data.corpus is missing: questions of kind {data.kind} bring none; name it with --set data.corpus=FILE",
+            f"data.corpus is missing: questions of kind {data.kind} bring no documents; name the corpus file",
         )
 
 

@@ -81,7 +81,7 @@ def test_a_policy_at_hand_is_checked_and_named(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "says"),
-    [(["--policy", "gone"], "--policy: policy.model: no model directory 'gone'"),
+    [(["--policy", "gone"], "--policy policy.model: no model directory 'gone'"),
      (["--policy", "."], "it is no model directory"),
      (["--policy", "http://x/v1"], "--model NAME"), (["--model", "x"], "--policy URL")],
 )  # fmt: skip
@@ -89,6 +89,11 @@ def test_what_is_no_policy_is_refused_and_nothing_written(folder: Path, flags: l
     code, out = leret("init", *FILES, *flags)
     assert (code, says in out) == (2, True), out
     assert not list(folder.glob("*.yaml"))
+
+
+def test_questions_without_documents_need_a_corpus(folder: Path) -> None:
+    code, out = leret("init", *FILES[:2])
+    assert (code, "--corpus data.corpus is missing" in out) == (2, True), out
 
 
 @pytest.mark.parametrize("name", ["sample.yaml", "eval.yaml"])

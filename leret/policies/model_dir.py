@@ -66,7 +66,7 @@ def find_model(name: str | Path, revision: str | None = None) -> Path:
 def _from_hub(name: str, revision: str | None) -> Path:
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise PolicyError(
-            f"there is no model directory {name}; give a directory, `demo`, or owner/name of the Hugging Face hub"
+            f"there is no model directory {name}; give a directory, or owner/name of the Hugging Face hub"
         )
     from httpx import HTTPError
     from huggingface_hub import snapshot_download

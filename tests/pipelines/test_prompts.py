@@ -110,8 +110,10 @@ def test_a_digest_ignores_the_name():
     assert Prompt("1", {"p": [DEMO]}).digest == Prompt("2", {"p": [DEMO]}).digest != ZERO_SHOT.digest
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"name": "1"}', "{"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"name": "1"}', "{", '{"name": "1", "demos": [{}]}', '{"name": "1", "demos": {"p": {}}}']
+)
 def test_what_is_not_a_prompt_is_refused(tmp_path, text):
     (tmp_path / "1.json").write_text(text)
-    with pytest.raises(RunError, match="not a prompt"):
+    with pytest.raises(RunError, match=r"not a prompt.* a prompt file is .*\"demos\": \{PREDICTOR"):
         Prompt.load(tmp_path / "1.json")

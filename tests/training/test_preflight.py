@@ -4,6 +4,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertLM
 
 from leret.config import TrainingRecipe
 from leret.errors import TrainingError
+from leret.policies.load import demo_directory
 from leret.training.examples import Example
 from leret.training.preference import preference_trainer
 from leret.training.preflight import check_loss
@@ -103,6 +104,11 @@ def test_the_end_token_is_the_one_that_the_template_writes(base):
     assert end_token(tokenizer, [0, 5]) == 5
     tokenizer.chat_template = TEMPLATE.replace("<|end|>", "<|unk|>")
     assert end_token(tokenizer, [0, 1, 5]) == 1
+
+
+def test_a_policy_that_does_not_know_the_words_of_the_probe_has_an_end_token():
+    tokenizer = AutoTokenizer.from_pretrained(demo_directory())  # of a closed lexicon
+    assert tokenizer.decode(end_token(tokenizer, [tokenizer.eos_token_id])) == tokenizer.eos_token
 
 
 @pytest.mark.parametrize(
