@@ -77,8 +77,7 @@ class Evaluator:
         self._scorer = Scorer(measures, questions, corpus)
         self._key = key
         self._progress = progress
-        self._open: tuple[str, Policy] | None = None
-        self._loop = asyncio.Runner()  # one for all systems of a policy, whose connections belong to it
+        self._open: tuple[str, Policy, asyncio.Runner] | None = None  # a policy's connections are of one event loop
 
     def evaluate(self, system: System) -> tuple[Kept, bool]:
         """The system's rows, and whether anything had to be asked for them.
@@ -119,8 +118,11 @@ class Evaluator:
 
     def close(self) -> None:
         """Let go of the policy that was used last."""
-        self._let_go()
-        self._loop.close()
+        if self._open is not None:
+            _, policy, loop = self._open
+            self._open = None
+            loop.run(policy.aclose())
+            loop.close()
 
     def _key_of(self, system: System) -> str:
         if system.prompt is None:
@@ -144,8 +146,8 @@ class Evaluator:
             if system.prompt is None:
                 self._ask_baseline(system, todo[0], ended)
             else:
-                policy = self._policy(system)
-                self._loop.run(run_policy(self._setting, policy, system.prompt, todo, ended))
+                policy, loop = self._policy(system)
+                loop.run(run_policy(self._setting, policy, system.prompt, todo, ended))
         finally:
             self._progress.finish()
 
@@ -166,18 +168,13 @@ class Evaluator:
             for trace in traces:
                 on_trace(trace)
 
-    def _policy(self, system: System) -> Policy:
+    def _policy(self, system: System) -> tuple[Policy, asyncio.Runner]:
         """The system's policy; systems of one policy follow each other, so one is held at a time."""
         name = system.policy or ""
         if self._open is None or self._open[0] != name:
-            self._let_go()
-            self._open = (name, self._policies.open(system))
-        return self._open[1]
-
-    def _let_go(self) -> None:
-        if self._open is not None:
-            self._loop.run(self._open[1].aclose())
-            self._open = None
+            self.close()
+            self._open = (name, self._policies.open(system), asyncio.Runner())
+        return self._open[1:]
 
 
 def _in_order(rows: Sequence[Row], questions: Sequence[Question]) -> list[Row]:

@@ -114,7 +114,9 @@ async def _bootstrapped(
         prompts = await asyncio.shield(work)
     except asyncio.CancelledError:
         stop.set()  # the thread cannot be cancelled; its next run of the program ends it
-        await asyncio.wait([work])
+        while not work.done():
+            await policy.aclose()  # and what it waits for now
+            await asyncio.wait([work], timeout=0.5)
         if not work.cancelled():
             work.exception()  # looked at, so that asyncio does not report it
         raise

@@ -88,3 +88,8 @@ def test_retry_after_is_read_as_seconds_or_as_a_date() -> None:
     assert retry_after_s({"Retry-After": "nan"}) is None
     assert retry_after_s({"Retry-After": "soon"}) is None
     assert retry_after_s({}) is None
+
+
+def test_an_error_of_deep_json_is_told_as_it_came() -> None:
+    with pytest.raises(RefusedError, match=r"400: \[\[\["):
+        check_status(400, {}, "[" * 200_000, URL)

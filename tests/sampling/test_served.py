@@ -3,6 +3,10 @@
 import gc
 import json
 import logging
+import os
+import signal
+import threading
+import time
 
 import pytest
 
@@ -70,6 +74,20 @@ def test_a_failure_of_status_200_ends_the_prompt_bank_with_its_cause(place, serv
     server.lie = lambda body: AWAY
     with pytest.raises(PolicyError, match=r"the prompt bank could not be made: http.*upstream is away"):
         sample(served(server, prompts=3), Run.create(place / "run"))
+
+
+def test_a_bank_that_waits_for_its_server_is_stopped_at_once(place, server):
+    def stall(body):
+        if not body["temperature"] and not server.delay_s:  # of the candidates' scoring, in threads of DSPy's
+            server.delay_s = 60.0
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return False
+
+    server.broken = stall
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        sample(served(server, prompts=3), Run.create(place / "run"))
+    assert time.monotonic() - began < 30
 
 
 def test_an_evaluation_scores_no_failure_and_leaves_no_connection_open(place, server, caplog):
