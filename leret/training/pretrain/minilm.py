@@ -32,6 +32,13 @@ if TYPE_CHECKING:
 __all__ = ["MiniLMSettings", "data_names", "pretrain_minilm", "rows"]
 
 
+def _has_bfloat16() -> bool:
+    import torch
+
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
 @dataclass(frozen=True, slots=True)
 class MiniLMSettings:
     """How the base is trained.
@@ -44,7 +51,7 @@ class MiniLMSettings:
         warmup_steps: steps of linear warm-up.
         decay_from: share of the steps after which the rate falls linearly to 0.
         pseudo_questions: sentences of the corpus that stand beside the questions.
-        bf16: multiply matrices in bfloat16.
+        bf16: multiply matrices in bfloat16; as it is, where the processor has instructions for it.
         negatives: of the loss, as in the loop's settings.
         exercises: shares of rows that only teach copying, at the start and after ``settled`` rows.
         settled: rows.
@@ -61,7 +68,7 @@ class MiniLMSettings:
     warmup_steps: int = 30
     decay_from: float = 0.3
     pseudo_questions: int = 3000
-    bf16: bool = True
+    bf16: bool = field(default_factory=_has_bfloat16)
     negatives: int = 2000
     exercises: tuple[float, float] = (0.5, 0.1)
     settled: int = 12_000
