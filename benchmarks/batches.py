@@ -1,7 +1,7 @@
 """Whether a completion of the in-process engine changes with the batch that it is sampled in.
 
     OMP_NUM_THREADS=1 python benchmarks/batches.py sampling/demo.yaml
-    OMP_NUM_THREADS=1 python benchmarks/batches.py sampling/hotpotqa.yaml --max-tokens 8
+    OMP_NUM_THREADS=1 python benchmarks/batches.py sampling/hotpotqa.yaml --set data.questions=FILE --set data.corpus=FILE
 
 Prompts as the recipe's program sends them: a question alone, or with up to three passages, under no demos or one to
 three. Each completion has its own seed. The same ones are sampled one by one, in batches of 8 and in batches of 64 of
@@ -79,8 +79,9 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the recipe")
     arguments = parser.parse_args()
-    recipe = load_recipe(arguments.recipe, SamplingRecipe, (), optional=("policy.model",))
+    recipe = load_recipe(arguments.recipe, SamplingRecipe, arguments.set, optional=("policy.model",))
     policy = load_policy("local", arguments.model or recipe.policy.model)
     assert isinstance(policy, LocalPolicy)
     jobs = jobs_of(recipe, policy, arguments)
