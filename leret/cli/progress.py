@@ -20,8 +20,8 @@ __all__ = ["Bars", "Lines", "shown"]
 
 _EVERY_S = 5.0
 """Seconds between two plain lines."""
-_BAR = 12
-"""Columns of a bar."""
+_NAME, _BAR = 24, 12
+"""Columns of a part's name, at most, and of its bar."""
 
 
 @contextmanager
@@ -130,7 +130,7 @@ class Bars:
         from rich.progress import Progress as RichBars
         from rich.table import Column
 
-        what = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
+        what = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=_NAME))
         told = TextColumn("{task.fields[told]}", markup=False, style="dim", table_column=Column(no_wrap=True))
         # The stream of now: a console with stderr=True would look sys.stderr up at every write, find what redirects it
         # while a library is muted, and write to itself for ever.
@@ -161,8 +161,7 @@ class Bars:
         self.part = self.task = None
 
     def _words(self, part: _Part, *, ended: bool) -> str:
-        names = max(len(task.description) for task in self.bars.tasks)
-        return part.words(ended=ended, width=self.bars.console.width - names - _BAR - 2)
+        return part.words(ended=ended, width=self.bars.console.width - _NAME - _BAR - 2)
 
 
 def _figure(value: float | int | str) -> str:
