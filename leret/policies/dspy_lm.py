@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,6 +16,7 @@ import dspy
 from dspy import lm15
 
 from leret.config import PolicySettings
+from leret.errors import PolicyError
 from leret.policies.base import Completion, Policy, Request
 from leret.policies.keys import Key
 from leret.policies.lm15_words import as_lm15, messages_of, refuse_unsupported
@@ -156,7 +157,8 @@ class PolicyEngine:
         yield from lm15.response_to_events(self.complete(request))
 
     def close(self) -> None:
-        """Nothing: the policy is borrowed."""
+        """End the requests that wait, which fail, and their connections; the policy itself is borrowed."""
+        self._loop.close(self.policy.aclose)
 
     def dump_state(self) -> dict[str, Any]:
         """The policy by its name and settings; no weights and no keys."""
@@ -248,11 +250,35 @@ class _BackgroundLoop:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Start a coroutine on the loop."""
+        """Start a coroutine on the loop.
+
+        Raises:
+            PolicyError: the loop is closed.
+        """
         with self._lock:
+            if self._closed:
+                work.close()
+                raise PolicyError("the policy's engine is closed; make another one with policy_lm")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, name="leret policy loop", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Cancel what runs on the loop, run a last coroutine, and end the thread. May be called twice."""
+        with self._lock:
+            self._closed, loop, self._loop = True, self._loop, None
+        if loop is not None:
+            asyncio.run_coroutine_threadsafe(_end(last), loop).result()
+            loop.call_soon_threadsafe(loop.stop)
+
+
+async def _end(last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    running = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    await last()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from leret.errors import MissingDependency
-from leret.http import MALFORMED, body_of
+from leret.http import MALFORMED, body_of, short
 from leret.policies.dispatch import Dispatcher
 from leret.policies.keys import Key
 from leret.policies.replies import RefusedError, TryAgainError, check_status
@@ -70,13 +70,10 @@ class Transport:
         return await self._call("GET", path, None, read)
 
     async def aclose(self) -> None:
-        """Close the connections, also of other event loops that still run. May be called twice."""
-        while self._sessions:
-            loop, session = self._sessions.popitem()
-            if loop is asyncio.get_running_loop():
-                await session.close()
-            elif loop.is_running():
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(session.close(), loop))
+        """Close the running event loop's connections. May be called twice."""
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        if session is not None:
+            await session.close()
 
     async def _call(
         self,
@@ -131,7 +128,7 @@ class Transport:
             told_by = f"{type(error).__name__}: {error}"
             raise TryAgainError(f"{url} cannot be reached ({self._key.hide(told_by)})", "connection") from error
         except MALFORMED as error:
-            told_by = self._key.hide(f"{error!r:.200}")
+            told_by = self._key.hide(short(repr(error)))
             raise TryAgainError(f"{url} sent what cannot be read ({told_by})", "garbled") from error
 
     def _session(self) -> aiohttp.ClientSession:

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from leret.errors import RetrievalError
-from leret.http import hidden, message_of, retry_after_s, short
+from leret.http import hide, message_of, retry_after_s, short
 
 __all__ = [
     "Answer",
@@ -20,7 +20,7 @@ __all__ = [
     "TryAgainError",
     "check",
     "encoded",
-    "hidden",
+    "hide",
     "parsed",
     "short",
 ]
