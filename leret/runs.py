@@ -36,7 +36,7 @@ from leret.errors import RunError
 
 __all__ = ["SCHEMA", "Run", "write_atomically"]
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the run directory's layout."""
 
 _RUN, _LERET = "$RUN/", "$LERET/"

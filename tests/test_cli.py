@@ -299,10 +299,10 @@ def test_no_character_is_a_command_of_the_terminal(capsys: pytest.CaptureFixture
     lines.finish()
     shown = "".join(capsys.readouterr())
     question = {"id": odd, "question": odd, "answer": odd, "relevant_doc_ids": [odd]}
-    (tmp_path / "q.jsonl").write_text(json.dumps(question) + "\n" + json.dumps({odd: odd}) + "\n")
-    (tmp_path / "c.jsonl").write_text('{"doc_id": "d", "title": "T", "text": "words"}\n')
+    (tmp_path / "q.jsonl").write_text(json.dumps(question) + "\n")
+    (tmp_path / "c.jsonl").write_text(json.dumps({"doc_id": odd, "title": odd, "text": odd}) + "\n")
     code, told = leret("data", "inspect", "--questions", tmp_path / "q.jsonl", "--corpus", tmp_path / "c.jsonl")
-    assert code == 2
+    assert code == 0
     shown += told
     assert shown.count("g h") >= 10
     assert not [char for char in shown if not char.isprintable() and char != "\n"]

@@ -28,7 +28,7 @@ from leret.runs import write_atomically
 
 __all__ = ["ProgramSource", "TrainedProgram", "load", "save_program"]
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)

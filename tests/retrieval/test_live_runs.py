@@ -58,7 +58,7 @@ def test_a_run_needs_no_corpus_and_replays_without_a_network(tmp_path: Path, mon
     ]
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setenv("LERET_CACHE_DIR", str(tmp_path / "answers"))
-    monkeypatch.setattr("leret.policies.load.policy_of", lambda settings, cache=None: FakePolicy())
+    monkeypatch.setattr("leret.policies.load.policy_of", lambda settings: FakePolicy())
     monkeypatch.setattr(pubmed, "shared_limit", lambda *_: None)
     online, offline = Run.create(tmp_path / "online"), Run.create(tmp_path / "offline")
     with loopback(answer) as server:
@@ -76,7 +76,7 @@ def test_only_engines_with_documents_of_their_own_go_without_a_corpus(tmp_path: 
     program = f"{ROOT}/pipelines/multihop.py:MultiHop"
     (tmp_path / "q.jsonl").write_text("{}\n")
     path.write_text(text.format("bm25", program))
-    with pytest.raises(ConfigError, match=r"data\.corpus: missing"):
+    with pytest.raises(ConfigError, match=r"data\.corpus is missing"):
         load_recipe(str(path), SamplingRecipe, (), optional=("policy.model",))
     path.write_text(text.format("pubmed", program))
     assert load_recipe(str(path), SamplingRecipe, (), optional=("policy.model",)).retriever.kind == "pubmed"

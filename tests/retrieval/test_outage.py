@@ -56,7 +56,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     corpus = load_corpus("jsonl", str(tmp_path / "corpus.jsonl"))
     BM25.build(corpus, tmp_path / "index", stopwords=None)
     monkeypatch.setenv("LERET_CACHE_DIR", str(tmp_path / "answers"))
-    monkeypatch.setattr("leret.policies.load.policy_of", lambda settings, cache=None: Slow())
+    monkeypatch.setattr("leret.policies.load.policy_of", lambda settings: Slow())
     return tmp_path
 
 
@@ -82,7 +82,7 @@ def test_a_url_of_no_retriever_is_told_before_an_lm_is_asked(
     protocol: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = FakePolicy()
-    monkeypatch.setattr("leret.policies.load.policy_of", lambda settings, cache=None: policy)
+    monkeypatch.setattr("leret.policies.load.policy_of", lambda settings: policy)
     with loopback(lambda _: Reply("<html>It works!</html>")) as server:
         settings = {"urls": [server.url], "protocol": protocol, "patience_s": 60}
         with pytest.raises(RetrievalError, match="sent no JSON"):

@@ -25,16 +25,16 @@ def original(tmp_path_factory):
     write_data(directory)
     run = Run.create(directory / "run")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("leret.policies.load.policy_of", lambda settings, cache=None: FakePolicy(junk=0.1))
+        patch.setattr("leret.policies.load.policy_of", lambda settings: FakePolicy(junk=0.1))
         sample(recipe_of(), run, base_dir=directory)
     return run
 
 
 @pytest.fixture
 def run(original, tmp_path):
-    """A copy of it, to be damaged."""
-    shutil.copytree(original.path, tmp_path / "run")
-    return Run(tmp_path / "run")
+    """A copy of it and of its data, to be damaged."""
+    shutil.copytree(original.path.parent, tmp_path / "copy")
+    return Run(tmp_path / "copy" / "run")
 
 
 def change(run, sql, *values):

@@ -142,7 +142,7 @@ def test_a_smaller_limit_closes_a_run_that_was_stopped(place, monkeypatch):
     policy = FakePolicy(fail=lambda request: len(policy.requests) > 150)
     policy.digest = "digest of fake"
     with monkeypatch.context() as patched:
-        patched.setattr("leret.policies.load.policy_of", lambda settings, cache=None: policy)
+        patched.setattr("leret.policies.load.policy_of", lambda settings: policy)
         with pytest.raises(PolicyError):
             sample(recipe_of(concurrency=1, data={"limit": 30}), run, base_dir=directory)
     with Store(run.store, read_only=True) as store:
@@ -181,7 +181,7 @@ def test_a_prompt_that_does_not_fit_costs_its_samples_alone(place, monkeypatch):
                 raise PromptTooLongError("a prompt of 517 tokens does not fit")
             return await super().complete(request)
 
-    monkeypatch.setattr("leret.policies.load.policy_of", lambda settings, cache=None: Narrow())
+    monkeypatch.setattr("leret.policies.load.policy_of", lambda settings: Narrow())
     report = sample(recipe_of(), run, base_dir=directory)
     assert (report.questions, report.waiting) == (30, 0)
     assert set(report.failures) == {"prompt"}
@@ -279,7 +279,7 @@ def test_an_outage_leaves_a_run_that_the_same_command_finishes(place, monkeypatc
     policy = FakePolicy(fail=flaky)
     policy.digest = "digest of fake"
     with monkeypatch.context() as patched:
-        patched.setattr("leret.policies.load.policy_of", lambda settings, cache=None: policy)
+        patched.setattr("leret.policies.load.policy_of", lambda settings: policy)
         with pytest.raises(PolicyError, match="What is done is kept"):
             sample(recipe_of(), run, base_dir=directory)
     sample(recipe_of(), run, base_dir=directory)
@@ -349,7 +349,7 @@ from leret.sampling.stage import sample
 
 policy = FakePolicy(delay_s=0.01)
 policy.digest = "digest of fake"
-leret.policies.load.policy_of = lambda settings, cache=None: policy
+leret.policies.load.policy_of = lambda settings: policy
 print("ready", flush=True)
 sample(recipe_of(concurrency=2), Run.create(directory / "killed"), base_dir=directory)
 """
@@ -396,7 +396,7 @@ def test_a_run_stopped_while_it_makes_its_bank_is_finished_by_the_same_command(p
     policy = Stopping()
     policy.digest = "digest of fake"
     with monkeypatch.context() as patched:
-        patched.setattr("leret.policies.load.policy_of", lambda settings, cache=None: policy)
+        patched.setattr("leret.policies.load.policy_of", lambda settings: policy)
         with pytest.raises(KeyboardInterrupt):
             sample(recipe_of(), run, base_dir=directory)
     assert "bank" not in run.manifest()

@@ -35,7 +35,7 @@ __all__ = ["MiniLMSettings", "data_names", "pretrain_minilm", "rows"]
 def _has_bfloat16() -> bool:
     import torch
 
-    capabilities = torch.cpu.get_capabilities()
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # older versions lack it
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
