@@ -253,11 +253,7 @@ class _BackgroundLoop:
         self._closed = False
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Start a coroutine on the loop.
-
-        Raises:
-            PolicyError: the loop is closed.
-        """
+        """Start a coroutine on the loop; PolicyError where that is closed."""
         with self._lock:
             if self._closed:
                 work.close()

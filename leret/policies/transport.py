@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from leret.errors import MissingDependency
 from leret.http import MALFORMED, body_of, short
-from leret.policies.dispatch import Dispatcher
+from leret.policies.dispatch import CONNECT_SHARE, Dispatcher
 from leret.policies.keys import Key
 from leret.policies.replies import RefusedError, TryAgainError, check_status
 
@@ -108,11 +108,9 @@ class Transport:
     ) -> Value:
         import aiohttp
 
-        # The session's own time-out is the usual one, and needs no object a request.
-        brief = timeout_s < self.dispatcher.timeout_s
-        options: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=max(0.001, timeout_s))} if brief else {}
+        timeout = aiohttp.ClientTimeout(total=max(0.001, timeout_s), sock_connect=CONNECT_SHARE * timeout_s)
         try:
-            async with session.request(method, url, data=body, allow_redirects=False, **options) as answer:
+            async with session.request(method, url, data=body, allow_redirects=False, timeout=timeout) as answer:
                 told = await body_of(answer.content.iter_any())
                 if answer.status != 200:
                     check_status(answer.status, answer.headers, self._key.hide(told), url, self._retried)
@@ -122,11 +120,11 @@ class Transport:
         except (TryAgainError, RefusedError) as failure:
             failure.args = (self._key.hide(str(failure)),)
             raise
-        except TimeoutError as error:
-            raise TryAgainError(f"{url} did not answer within {timeout_s:.3g} s", "timeout") from error
         except (aiohttp.ClientError, ConnectionError) as error:
             told_by = f"{type(error).__name__}: {error}"
             raise TryAgainError(f"{url} cannot be reached ({self._key.hide(told_by)})", "connection") from error
+        except TimeoutError as error:
+            raise TryAgainError(f"{url} did not answer within {timeout_s:.3g} s", "timeout") from error
         except MALFORMED as error:
             told_by = self._key.hide(short(repr(error)))
             raise TryAgainError(f"{url} sent what cannot be read ({told_by})", "garbled") from error
@@ -141,7 +139,6 @@ class Transport:
                 raise MissingDependency("aiohttp", "serve") from error
             session = self._sessions[loop] = aiohttp.ClientSession(
                 headers={"Content-Type": "application/json", **self._key.headers()},
-                timeout=aiohttp.ClientTimeout(total=self.dispatcher.timeout_s),
                 connector=aiohttp.TCPConnector(limit=0),  # the dispatcher counts
                 cookie_jar=aiohttp.DummyCookieJar(),
             )

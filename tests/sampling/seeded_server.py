@@ -20,7 +20,8 @@ class SeededServer:
     Args:
         delay_s: what a reply takes.
 
-    ``broken`` says of a request's body whether it is refused, or what it is answered; ``lie`` what is changed in the answer to it; ``asked``
+    ``broken`` says of a request's body whether it is refused, or how it is answered; ``lie`` what is changed in the
+    answer to it; ``asked``
     counts requests by seed.
     """
 
