@@ -17,10 +17,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
+from leret.background import submit
 from leret.errors import ConfigError, RetrievalError
 from leret.http import MALFORMED, TooLargeError, body_of, hide, short
 from leret.retrieval.answers import Answer, BadAnswerError, Call, RefusedError, TryAgainError, check
-from leret.retrieval.background import submit
 from leret.retrieval.ratelimit import RateLimit
 from leret.retrieval.rotation import LONGEST_PAUSE_S, Rotation, Server
 

@@ -120,9 +120,7 @@ async def _bootstrapped(
         stop.set()  # the thread cannot be cancelled; its next run of the program ends it
         for lm in (cold, warm):
             lm.engine.close()  # and what it waits for now
-        await asyncio.wait([work])
-        if not work.cancelled():
-            work.exception()  # looked at, so that asyncio does not report it
+        await asyncio.gather(work, return_exceptions=True)
         progress.finish()
     if len(prompts) < recipe.sampling.prompts:
         run.event("sample", "fewer prompts", prompts=len(prompts), wanted=settings.prompts, threshold=threshold)

@@ -21,8 +21,7 @@ class SeededServer:
         delay_s: what a reply takes.
 
     ``broken`` says of a request's body whether it is refused, or how it is answered; ``lie`` what is changed in the
-    answer to it; ``asked``
-    counts requests by seed.
+    answer to it; ``asked`` counts requests by seed.
     """
 
     def __init__(self, delay_s=0.0):
