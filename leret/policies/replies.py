@@ -30,9 +30,7 @@ _RETRIED = frozenset({408, 409, 425, 429})
 _FINISHED = frozenset({"stop", "length", "eos", "eos_token", "stop_sequence", None})
 """Ends of a completion, as OpenAI, Together and TGI name them; some servers name none."""
 
-_TOO_LONG = re.compile(
-    r"context.(length|size|window)|maximum model length|`inputs` (must have less than|tokens \+ )", re.IGNORECASE
-)
+_TOO_LONG = re.compile(r"(?i)context.(length|size|window)|maximum model length|`inputs` (must have less|tokens \+)")
 """What vLLM, SGLang, llama.cpp, OpenAI, TGI and Together say of a prompt that does not fit."""
 
 _ROUNDING = 1e-3

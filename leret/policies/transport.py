@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from leret.errors import MissingDependency
 from leret.http import MALFORMED, body_of, short
 from leret.policies.dispatch import CONNECT_SHARE, Dispatcher
 from leret.policies.keys import Key
@@ -133,10 +132,8 @@ class Transport:
         loop = asyncio.get_running_loop()
         session = self._sessions.get(loop)
         if session is None:
-            try:
-                import aiohttp
-            except ImportError as error:
-                raise MissingDependency("aiohttp", "serve") from error
+            import aiohttp
+
             session = self._sessions[loop] = aiohttp.ClientSession(
                 headers={"Content-Type": "application/json", **self._key.headers()},
                 connector=aiohttp.TCPConnector(limit=0),  # the dispatcher counts
