@@ -73,7 +73,5 @@ def as_lm15() -> Iterator[None]:
         yield
     except PromptTooLongError as error:
         raise lm15.ContextLengthError(str(error)) from error
-    except CancelledError as error:
-        raise lm15.ProviderError("the policy's engine was closed while it was asked") from error
-    except LeretError as error:
-        raise lm15.ProviderError(str(error)) from error
+    except (LeretError, CancelledError) as error:
+        raise lm15.ProviderError(str(error) or "the policy's engine was closed while it was asked") from error

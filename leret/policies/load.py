@@ -21,8 +21,7 @@ __all__ = ["demo_directory", "load_policy", "policy_of", "policy_state", "probe"
 
 _DISPATCH = ("timeout_s", "deadline_s", "max_retries", "concurrency", "price_prompt", "price_completion")
 _OF_REQUESTS = ("temperature", "top_p", "max_tokens")
-_LIST_S = 3.0
-_TOKEN_S = 8.0
+_LIST_S, _TOKEN_S = 3.0, 8.0
 """Of a probe: for the list of models, and for a completion; connecting may take `CONNECT_SHARE` of it."""
 
 _shared: dict[tuple[str, str], Policy] = {}

@@ -62,7 +62,7 @@ class Transport:
         Raises:
             PolicyError: refused for good, or still failing after the last attempt.
         """
-        return await self._call("POST", path, _encode(body), read, moved)
+        return await self._call("POST", path, _encode(body).encode(), read, moved)
 
     async def get(self, path: str, read: Read[Value]) -> Value:
         """As `post`, without a body."""
@@ -78,12 +78,11 @@ class Transport:
         self,
         method: str,
         path: str | Callable[[str], str],
-        text: str | None,
+        body: bytes | None,
         read: Read[Value],
         moved: Callable[[str, int], bool] | None = None,
     ) -> Value:
         session = self._session()
-        body = None if text is None else text.encode()
 
         async def send(base: str, timeout_s: float) -> Value:
             try:
