@@ -1,7 +1,7 @@
 """Whether a completion of the in-process engine changes with the batch that it is sampled in.
 
     OMP_NUM_THREADS=1 python benchmarks/batches.py sampling/demo.yaml
-    OMP_NUM_THREADS=1 python benchmarks/batches.py sampling/hotpotqa.yaml --set data.questions=FILE --set data.corpus=FILE
+    OMP_NUM_THREADS=1 python benchmarks/batches.py sampling/hotpotqa.yaml --set data.questions=Q --set data.corpus=C
 
 Prompts as the recipe's program sends them: a question alone, or with up to three passages, under no demos or one to
 three. Each completion has its own seed. The same ones are sampled one by one, in batches of 8 and in batches of 64 of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,6 +74,7 @@ def write_starter(
 
 def _rendered(template: Path, values: Mapping[str, Any]) -> str:
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    environment.filters["shell"] = lambda path: shlex.quote(str(path))
     environment.filters["quoted"] = lambda text: json.dumps(text, ensure_ascii=False)
     return environment.from_string(template.read_text(encoding="utf-8")).render(values)
 

@@ -86,6 +86,7 @@ def test_an_evaluation_stops_and_goes_on(leret: Spawn, sampled: Path) -> None:
     interrupted(leret(*command), r"evaluating base .*\d+/60")
     code, screen = ended(leret(*command))
     assert code == 0, screen
+    assert max(int(n) for n in re.findall(r"evaluating base .*?/(\d+)", screen)) < 60  # the rest alone
 
 
 def test_a_loop_stops_and_goes_on(leret: Spawn, tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_a_loop_stops_and_goes_on(leret: Spawn, tmp_path: Path) -> None:
     assert (tmp_path / "r" / "policies" / "sft").is_dir()
 
 
-def test_an_index_build_stops_and_goes_on(leret: Spawn, tmp_path: Path) -> None:
+def test_an_index_build_stops_and_is_made_by_the_same_command(leret: Spawn, tmp_path: Path) -> None:
     command = ["index", "build", "sampling/demo.yaml", "--out", tmp_path / "index"]
     interrupted(leret(*command), "index words")
     code, screen = ended(leret(*command))

@@ -93,6 +93,7 @@ def _settings(
     recipe: str | None, form: str | None, questions: str | None, corpus: str | None, overrides: list[str]
 ) -> DataSettings:
     from leret.config import SamplingRecipe
+    from leret.datasets.detect import detect_kind
     from leret.errors import ConfigError
     from leret.recipefiles import DataRecipe
     from leret.recipes import flag_recipe, load_recipe
@@ -106,6 +107,8 @@ def _settings(
         return load_recipe(recipe, SamplingRecipe, overrides, optional=("policy.model",)).data
     if not given:
         raise ConfigError("name a sampling recipe, or give --questions and --corpus")
+    if questions is not None and form is None:
+        given["kind"] = detect_kind(questions)
     flags: dict[tuple[str | int, ...], str] = {("data", name): f"--{name}" for name in given}
     flags["data", "kind"] = "--format"
     return flag_recipe({"data": given}, DataRecipe, flags, overrides).data

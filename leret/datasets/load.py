@@ -184,7 +184,7 @@ def limited(questions: Iterable[Question], limit: int | None, seed: int = 0) -> 
 def _read_corpus(kind: str, source: str, skip_bad: bool) -> tuple[Corpus, Problems]:
     problems = Problems()
     corpus = Corpus(read_documents(kind, source, problems))
-    problems.check(source, skip_bad and len(corpus) > 0)
+    problems.check(source, skip_bad, len(corpus) > 0)
     if not len(corpus):
         raise DataError(f"{source} holds no document; name the corpus with data.corpus")
     return corpus, problems
@@ -216,7 +216,7 @@ def _choose(
 
     chosen = limited(wanted(), limit, seed)
     if problems is not None:
-        problems.check(source, skip_bad and sizes.total() > 0)
+        problems.check(source, skip_bad, sizes.total() > 0)
     if not chosen:
         there = ", ".join(f"{n} in {name}" for name, n in sorted(sizes.items())) or "none at all"
         raise DataError(f"{source}: no question in split {split}; there are {there}")

