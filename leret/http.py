@@ -8,7 +8,7 @@ from collections.abc import AsyncIterable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-__all__ = ["MALFORMED", "body_of", "hidden", "message_of", "retry_after_s", "short"]
+__all__ = ["MALFORMED", "TooLargeError", "body_of", "hide", "message_of", "retry_after_s", "short"]
 
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
 """What reading an answer of an unexpected shape raises."""
@@ -19,17 +19,21 @@ _MAX_BYTES = 64 * 2**20
 _LONGEST_WAIT_S = 120.0
 
 
+class TooLargeError(ValueError):
+    """An answer beyond the bound."""
+
+
 async def body_of(chunks: AsyncIterable[bytes]) -> bytes:
     """The body of an answer, decompressed piece by piece as it is read.
 
     Raises:
-        ValueError: it is longer than 64 MiB.
+        TooLargeError: it is longer than 64 MiB.
     """
     body = bytearray()
     async for chunk in chunks:
         body += chunk
         if len(body) > _MAX_BYTES:
-            raise ValueError(f"more than {_MAX_BYTES} bytes")
+            raise TooLargeError(f"more than {_MAX_BYTES} bytes")
     return bytes(body)
 
 
@@ -73,10 +77,10 @@ def short(text: str | bytes) -> str:
     return line if len(line) <= 300 else f"{line[:300]}..."
 
 
-def hidden(text: str, secret: str) -> str:
+def hide(text: str, secret: str) -> str:
     """A message without a secret that a server sent back, nor the part of it after which `short` cut.
 
-    >>> hidden("key s3cret: no; key s3cr...", "s3cret")
+    >>> hide("key s3cret: no; key s3cr...", "s3cret")
     'key [key]: no; key [key]...'
     """
     text = text.replace(secret, "[key]")

@@ -13,7 +13,16 @@ import leret
 PACKAGE = Path(leret.__file__).resolve().parent
 
 LAYERS = [
-    {"errors", "http", "types", "allocator", "shipped", "yamlplaces", ""},  # "" is leret/__init__.py itself
+    {
+        "errors",
+        "background",
+        "http",
+        "types",
+        "allocator",
+        "shipped",
+        "yamlplaces",
+        "",
+    },  # "" is leret/__init__.py itself
     {"rewards", "section", "liveconfig", "config", "runs", "faults", "combinations", "recipefiles", "recipes"},
     {"datasets", "retrieval", "policies"},
     {"pipelines"},

@@ -69,4 +69,4 @@ class Policy(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Free what the policy holds. May be called twice."""
+        """Free what the policy holds; of connections, those of the running event loop. May be called twice."""

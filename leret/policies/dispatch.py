@@ -13,9 +13,12 @@ from leret.policies.endpoints import Endpoint, Endpoints
 from leret.policies.meter import Meter
 from leret.policies.replies import RefusedError, TryAgainError
 
-__all__ = ["Dispatcher"]
+__all__ = ["CONNECT_SHARE", "Dispatcher"]
 
 Value = TypeVar("Value")
+
+CONNECT_SHARE = 0.4
+"""Of an attempt's time, for connecting: a server that does not accept is away, one that is late to answer is slow."""
 
 _BACKOFF_S = 0.25
 _LONGEST_BACKOFF_S = 20.0

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Coroutine, Iterator
+import weakref
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import dspy
 from dspy import lm15
 
+from leret.background import submit
 from leret.config import PolicySettings
+from leret.errors import PolicyError
 from leret.policies.base import Completion, Policy, Request
 from leret.policies.keys import Key
 from leret.policies.lm15_words import as_lm15, messages_of, refuse_unsupported
@@ -24,8 +27,6 @@ from leret.policies.local import LocalPolicy
 from leret.types import digest
 
 __all__ = ["AsyncPolicyEngine", "PolicyEngine", "PolicyLM", "policy_lm"]
-
-Result = TypeVar("Result")
 
 
 def policy_lm(policy: Policy | PolicySettings, **kwargs: Any) -> dspy.LM:
@@ -127,7 +128,9 @@ class PolicyEngine:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._counter = itertools.count()
-        self._loop = _BackgroundLoop()
+        self._waiting: weakref.WeakSet[Future[list[Completion]]] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._closed = False
 
     def __deepcopy__(self, memo: dict[int, object]) -> PolicyEngine:
         # Optimizers copy programs with their LM; the model is one.
@@ -156,7 +159,13 @@ class PolicyEngine:
         yield from lm15.response_to_events(self.complete(request))
 
     def close(self) -> None:
-        """Nothing: the policy is borrowed."""
+        """End the requests that wait, which fail, and their connections; the policy itself is borrowed."""
+        with self._lock:
+            self._closed = True
+            for future in list(self._waiting):
+                future.cancel()
+        if not isinstance(self.policy, LocalPolicy):
+            submit(self.policy.aclose()).result()
 
     def dump_state(self) -> dict[str, Any]:
         """The policy by its name and settings; no weights and no keys."""
@@ -175,7 +184,12 @@ class PolicyEngine:
         """Hand a request to the policy, from any thread."""
         if isinstance(self.policy, LocalPolicy):
             return self.policy.submit(request)
-        return self._loop.run(self.policy.complete(request))
+        with self._lock:
+            if self._closed:
+                raise PolicyError("the policy's engine is closed; make another one with policy_lm")
+            future = submit(self.policy.complete(request))
+            self._waiting.add(future)
+        return future
 
     def request(self, request: lm15.Request, call: _Call | None) -> Request:
         """DSPy's request in leret's words.
@@ -240,19 +254,3 @@ class AsyncPolicyEngine:
     def load_state(cls, state: dict[str, Any]) -> AsyncPolicyEngine:
         """As the engine's."""
         return cls(PolicyEngine.load_state(state))
-
-
-class _BackgroundLoop:
-    """An event loop in a thread, started when a policy that is only async is first called."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def run(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Start a coroutine on the loop."""
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="leret policy loop", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(work, self._loop)

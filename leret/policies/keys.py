@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from leret.errors import PolicyError
-from leret.http import hidden
+from leret.http import hide
 
 __all__ = ["Key"]
 
@@ -60,4 +60,4 @@ class Key:
     def hide(self, told: str | bytes) -> str:
         """What a server or a library said, without the key: some repeat it in their errors."""
         text = told.decode(errors="replace") if isinstance(told, bytes) else told
-        return text if self._value is None else hidden(text, self._value)
+        return text if self._value is None else hide(text, self._value)

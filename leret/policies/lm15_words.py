@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ from dspy import lm15
 
 from leret.errors import LeretError
 from leret.policies.base import Messages
-from leret.policies.prompts import PromptTooLongError
+from leret.policies.replies import PromptTooLongError
 
 __all__ = ["as_lm15", "messages_of", "refuse_unsupported"]
 
@@ -72,5 +73,5 @@ def as_lm15() -> Iterator[None]:
         yield
     except PromptTooLongError as error:
         raise lm15.ContextLengthError(str(error)) from error
-    except LeretError as error:
-        raise lm15.ProviderError(str(error)) from error
+    except (LeretError, CancelledError) as error:
+        raise lm15.ProviderError(str(error) or "the policy's engine was closed while it was asked") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from contextlib import aclosing
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,8 @@ __all__ = ["demo_directory", "load_policy", "policy_of", "policy_state", "probe"
 
 _DISPATCH = ("timeout_s", "deadline_s", "max_retries", "concurrency", "price_prompt", "price_completion")
 _OF_REQUESTS = ("temperature", "top_p", "max_tokens")
-_PROBE_S = 3.0
+_LIST_S, _TOKEN_S = 3.0, 8.0
+"""Of a probe: for the list of models, and for a completion; connecting may take `CONNECT_SHARE` of it."""
 
 _shared: dict[tuple[str, str], Policy] = {}
 _shared_lock = threading.Lock()
@@ -101,49 +103,50 @@ def policy_of(settings: PolicySettings) -> Policy:
 async def probe(settings: PolicySettings) -> None:
     """See that every server of a policy answers, takes the key and knows the model.
 
-    A list of models that names it is enough; else a completion of one token decides. A server that is still loading is
-    waited for a few seconds.
+    A list of models that names it is enough; else a completion of one token decides, where a server that is slow to
+    answer is let pass. One that is still loading is waited for a few seconds.
 
     Raises:
         PolicyError: a server is away, or refuses; its URL is in the message.
     """
-    brief = {"timeout_s": min(settings.timeout_s, _PROBE_S), "deadline_s": _PROBE_S}
-    each = [settings.model_copy(update={"urls": urls, **brief}) for urls in zip(settings.urls)] or [
-        settings.model_copy(update=brief)
-    ]
+    each = [settings.model_copy(update={"urls": urls}) for urls in zip(settings.urls)] or [settings]
     if settings.kind != "local":
         await asyncio.gather(*map(_probe_server, each))
 
 
 async def _probe_server(settings: PolicySettings) -> None:
     from leret.policies.base import Request
-    from leret.policies.openai import OpenAIPolicy
     from leret.policies.replies import RefusedError, TryAgainError
+
+    def within(seconds: float) -> aclosing[Any]:
+        brief = {"timeout_s": min(settings.timeout_s, seconds), "deadline_s": seconds}
+        return aclosing(policy_of(settings.model_copy(update=brief)))
 
     def kind(error: PolicyError) -> str:
         return error.__cause__.kind if isinstance(error.__cause__, TryAgainError) else "refused"
 
-    policy, served = policy_of(settings), list[str]()
-    try:
-        if isinstance(policy, OpenAIPolicy):
+    served: list[str] = []
+    if settings.kind == "openai":
+        async with within(_LIST_S) as policy:
             try:
                 served = await policy.served_models()
             except PolicyError as error:
                 if kind(error) not in {"refused", "garbled"}:
                     raise
-        if settings.model not in served:
-            messages = ({"role": "user", "content": "Hello"},)
-            await policy.complete(Request(messages, (0,), settings.temperature, 1, settings.top_p))
+    if settings.model in served:
+        return
+    request = Request(({"role": "user", "content": "Hello"},), (0,), settings.temperature, 1, settings.top_p)
+    try:
+        async with within(_TOKEN_S) as policy:
+            await policy.complete(request)
     except RefusedError as error:
         hint = f"; it serves {', '.join(served)}" if served else ""
         if error.status in {404, 405} and settings.kind == "openai" and "/v1" not in settings.urls[0]:
             hint += "; is /v1 missing at the end of policy.urls?"
         raise PolicyError(f"{error}{hint}") from error
     except PolicyError as error:
-        if kind(error) != "incomplete":  # one token may be too few for it, and the server is well
+        if kind(error) not in {"incomplete", "timeout"}:  # one token may be too few for it, or the server slow
             raise
-    finally:
-        await policy.aclose()
 
 
 def shared_policy(settings: PolicySettings) -> Policy:

@@ -228,12 +228,8 @@ def _check_architecture(path: Path, config: Any) -> None:
 
 
 def _merge_adapter(model: Any, path: Path) -> Any:
-    from leret.errors import MissingDependency
+    from peft import PeftModel
 
-    try:
-        from peft import PeftModel
-    except ImportError as error:
-        raise MissingDependency("peft", "train") from error
     try:
         return PeftModel.from_pretrained(model, str(path)).merge_and_unload()
     except (ValueError, KeyError, OSError, RuntimeError) as error:

@@ -10,18 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from leret.errors import PolicyError
 from leret.policies.base import Completion, Messages
+from leret.policies.replies import PromptTooLongError
 from leret.policies.templates import apply_template
 
 if TYPE_CHECKING:
     from leret.policies.generate import Generated
 
-__all__ = ["EncodedPrompt", "PromptEncoder", "PromptTooLongError", "n_common"]
+__all__ = ["EncodedPrompt", "PromptEncoder", "n_common"]
 
 _BEGINNINGS = 256
-
-
-class PromptTooLongError(PolicyError):
-    """A prompt that leaves the model no position to answer in."""
 
 
 @dataclass(frozen=True, slots=True)

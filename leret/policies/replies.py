@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -11,7 +12,16 @@ from leret.errors import PolicyError
 from leret.http import MALFORMED, message_of, retry_after_s, short
 from leret.policies.base import Completion
 
-__all__ = ["LONGEST_TOKEN", "RefusedError", "TryAgainError", "check_status", "completions_of", "logprobs_of", "shared"]
+__all__ = [
+    "LONGEST_TOKEN",
+    "PromptTooLongError",
+    "RefusedError",
+    "TryAgainError",
+    "check_status",
+    "completions_of",
+    "logprobs_of",
+    "shared",
+]
 
 LONGEST_TOKEN = 128
 """Characters: runs of spaces, in the vocabularies of OpenAI. A text of more for each token is no completion."""
@@ -19,6 +29,9 @@ LONGEST_TOKEN = 128
 _RETRIED = frozenset({408, 409, 425, 429})
 _FINISHED = frozenset({"stop", "length", "eos", "eos_token", "stop_sequence", None})
 """Ends of a completion, as OpenAI, Together and TGI name them; some servers name none."""
+
+_TOO_LONG = re.compile(r"(?i)context.(length|size|window)|maximum model length|`inputs` (must have less|tokens \+)")
+"""What vLLM, SGLang, llama.cpp, OpenAI, TGI and Together say of a prompt that does not fit."""
 
 _ROUNDING = 1e-3
 """How far above 0 a log-probability of half precision may be."""
@@ -58,6 +71,10 @@ class RefusedError(PolicyError):
         self.status = status
 
 
+class PromptTooLongError(RefusedError):
+    """A prompt that leaves the model no position to answer in."""
+
+
 def check_status(
     status: int, headers: Mapping[str, str], body: str, url: str, retried: frozenset[int] = frozenset()
 ) -> None:
@@ -72,6 +89,7 @@ def check_status(
 
     Raises:
         TryAgainError: 429, a time-out or a server error.
+        PromptTooLongError: the prompt does not fit the model.
         RefusedError: any other refusal, with the server's message.
     """
     if 200 <= status < 300:
@@ -80,6 +98,8 @@ def check_status(
     if status in _RETRIED or status >= 500 or status in retried:
         kind = {429: "rate_limit", 503: "overloaded", 408: "timeout", 504: "timeout"}.get(status, "server")
         raise TryAgainError(told, kind, retry_after_s(headers))
+    if status in {400, 413, 422} and _TOO_LONG.search(told):
+        raise PromptTooLongError(f"{told}; send fewer or shorter passages and demos", status)
     mend = "policy.api_key_env" if status in {401, 403} else "policy.model, policy.urls or the request"
     raise RefusedError(f"{told}; mend {mend}", status)
 
@@ -120,7 +140,9 @@ def completions_of(body: str | bytes, n: int | None, max_tokens: int, url: str) 
             _check_end(choice, max_tokens, url)
         return _completions(choices, n_prompt, n_written)
     except MALFORMED as error:
-        raise TryAgainError(f"{url} sent no chat completion ({error!r:.200}): {short(body)}", "garbled") from error
+        raise TryAgainError(
+            f"{url} sent no chat completion ({short(repr(error))}): {short(body)}", "garbled"
+        ) from error
 
 
 def _check_end(choice: Mapping[str, Any], max_tokens: int, url: str) -> None:

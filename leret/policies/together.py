@@ -98,9 +98,9 @@ class TogetherPolicy:
         await self._api.aclose()
 
     async def _send(self, body: dict[str, Any], n: int | None) -> list[Completion]:
-        async def call(client: Any, url: str, timeout_s: float) -> list[Completion]:
+        async def call(client: Any, url: str, timeout: Any) -> list[Completion]:
             chat = client.chat.completions.with_streaming_response
-            async with chat.create(**body, timeout=timeout_s) as answer:
+            async with chat.create(**body, timeout=timeout) as answer:
                 told = await body_of(answer.iter_bytes())
             return completions_of(told, n, body["max_tokens"], url)
 

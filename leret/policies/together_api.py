@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from leret.errors import MissingDependency
-from leret.policies.dispatch import Dispatcher
+from leret.policies.dispatch import CONNECT_SHARE, Dispatcher
 from leret.policies.keys import Key
 from leret.policies.replies import RefusedError, TryAgainError, check_status
 
@@ -43,11 +43,11 @@ class TogetherApi:
             weakref.WeakKeyDictionary()
         )
 
-    async def run(self, call: Callable[[Any, str, float], Awaitable[Value]]) -> Value:
+    async def run(self, call: Callable[[Any, str, Any], Awaitable[Value]]) -> Value:
         """Make a call until it succeeds.
 
         Args:
-            call: takes the SDK's client, its base URL and the attempt's deadline in seconds.
+            call: takes the SDK's client, its base URL and the attempt's time-outs.
 
         Raises:
             PolicyError: refused for good, or still failing after the last attempt.
@@ -70,14 +70,15 @@ class TogetherApi:
             await client.close()
 
     async def _once(
-        self, call: Callable[[Any, str, float], Awaitable[Value]], client: Any, url: str, timeout_s: float
+        self, call: Callable[[Any, str, Any], Awaitable[Value]], client: Any, url: str, timeout_s: float
     ) -> Value:
         import httpx
 
         sdk = self._sdk
         try:
             # The SDK's time-out is of each read; a server that trickles would never meet it.
-            return await asyncio.wait_for(call(client, url, timeout_s), timeout_s)
+            limits = httpx.Timeout(timeout_s, connect=CONNECT_SHARE * timeout_s)
+            return await asyncio.wait_for(call(client, url, limits), timeout_s)
         except (TryAgainError, RefusedError) as error:
             error.args = (self._key.hide(str(error)),)
             failure: Exception = error
@@ -89,7 +90,7 @@ class TogetherApi:
         raise failure
 
     def _in_our_words(self, error: Exception, url: str, timeout_s: float) -> Exception:
-        sdk = self._sdk
+        sdk, cause = self._sdk, error.__cause__ or error
         if isinstance(error, sdk.APIStatusError):
             told = self._key.hide(_said(error))
             try:
@@ -97,13 +98,12 @@ class TogetherApi:
             except (TryAgainError, RefusedError) as failure:
                 return failure.with_traceback(None)
             return TryAgainError(f"{url} answered {error.status_code} out of turn", "garbled")
-        if isinstance(error, sdk.APITimeoutError | TimeoutError):
+        if isinstance(error, sdk.APITimeoutError | TimeoutError) and type(cause).__name__ != "ConnectTimeout":
             return TryAgainError(f"{url} did not answer within {timeout_s:.3g} s", "timeout")
         if isinstance(error, sdk.APIResponseValidationError | ValueError):
             return TryAgainError(f"{url} sent what the SDK cannot read", "garbled")
         if isinstance(error, sdk.TogetherError) and not isinstance(error, sdk.APIConnectionError):
             return RefusedError(f"{url}: {type(error).__name__}: {self._key.hide(str(error))}")
-        cause = error.__cause__ or error
         told = self._key.hide(f"{type(cause).__name__}: {cause}")
         return TryAgainError(f"{url} cannot be reached ({told})", "connection")
 

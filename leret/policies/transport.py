@@ -8,9 +8,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from leret.errors import MissingDependency
-from leret.http import MALFORMED, body_of
-from leret.policies.dispatch import Dispatcher
+from leret.http import MALFORMED, body_of, short
+from leret.policies.dispatch import CONNECT_SHARE, Dispatcher
 from leret.policies.keys import Key
 from leret.policies.replies import RefusedError, TryAgainError, check_status
 
@@ -63,31 +62,27 @@ class Transport:
         Raises:
             PolicyError: refused for good, or still failing after the last attempt.
         """
-        return await self._call("POST", path, _encode(body), read, moved)
+        return await self._call("POST", path, _encode(body).encode(), read, moved)
 
     async def get(self, path: str, read: Read[Value]) -> Value:
         """As `post`, without a body."""
         return await self._call("GET", path, None, read)
 
     async def aclose(self) -> None:
-        """Close the connections, also of other event loops that still run. May be called twice."""
-        while self._sessions:
-            loop, session = self._sessions.popitem()
-            if loop is asyncio.get_running_loop():
-                await session.close()
-            elif loop.is_running():
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(session.close(), loop))
+        """Close the running event loop's connections. May be called twice."""
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        if session is not None:
+            await session.close()
 
     async def _call(
         self,
         method: str,
         path: str | Callable[[str], str],
-        text: str | None,
+        body: bytes | None,
         read: Read[Value],
         moved: Callable[[str, int], bool] | None = None,
     ) -> Value:
         session = self._session()
-        body = None if text is None else text.encode()
 
         async def send(base: str, timeout_s: float) -> Value:
             try:
@@ -111,11 +106,9 @@ class Transport:
     ) -> Value:
         import aiohttp
 
-        # The session's own time-out is the usual one, and needs no object a request.
-        brief = timeout_s < self.dispatcher.timeout_s
-        options: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=max(0.001, timeout_s))} if brief else {}
+        timeout = aiohttp.ClientTimeout(total=max(0.001, timeout_s), sock_connect=CONNECT_SHARE * timeout_s)
         try:
-            async with session.request(method, url, data=body, allow_redirects=False, **options) as answer:
+            async with session.request(method, url, data=body, allow_redirects=False, timeout=timeout) as answer:
                 told = await body_of(answer.content.iter_any())
                 if answer.status != 200:
                     check_status(answer.status, answer.headers, self._key.hide(told), url, self._retried)
@@ -125,26 +118,23 @@ class Transport:
         except (TryAgainError, RefusedError) as failure:
             failure.args = (self._key.hide(str(failure)),)
             raise
-        except TimeoutError as error:
-            raise TryAgainError(f"{url} did not answer within {timeout_s:.3g} s", "timeout") from error
         except (aiohttp.ClientError, ConnectionError) as error:
             told_by = f"{type(error).__name__}: {error}"
             raise TryAgainError(f"{url} cannot be reached ({self._key.hide(told_by)})", "connection") from error
+        except TimeoutError as error:
+            raise TryAgainError(f"{url} did not answer within {timeout_s:.3g} s", "timeout") from error
         except MALFORMED as error:
-            told_by = self._key.hide(f"{error!r:.200}")
+            told_by = self._key.hide(short(repr(error)))
             raise TryAgainError(f"{url} sent what cannot be read ({told_by})", "garbled") from error
 
     def _session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
         session = self._sessions.get(loop)
         if session is None:
-            try:
-                import aiohttp
-            except ImportError as error:
-                raise MissingDependency("aiohttp", "serve") from error
+            import aiohttp
+
             session = self._sessions[loop] = aiohttp.ClientSession(
                 headers={"Content-Type": "application/json", **self._key.headers()},
-                timeout=aiohttp.ClientTimeout(total=self.dispatcher.timeout_s),
                 connector=aiohttp.TCPConnector(limit=0),  # the dispatcher counts
                 cookie_jar=aiohttp.DummyCookieJar(),
             )

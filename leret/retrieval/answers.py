@@ -10,20 +10,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from leret.errors import RetrievalError
-from leret.http import hidden, message_of, retry_after_s, short
+from leret.http import message_of, retry_after_s, short
 
-__all__ = [
-    "Answer",
-    "BadAnswerError",
-    "Call",
-    "RefusedError",
-    "TryAgainError",
-    "check",
-    "encoded",
-    "hidden",
-    "parsed",
-    "short",
-]
+__all__ = ["Answer", "BadAnswerError", "Call", "RefusedError", "TryAgainError", "check", "encoded", "parsed"]
 
 _RETRIED = frozenset({408, 425, 429})
 

@@ -11,7 +11,7 @@ __all__ = ["cut", "halves", "may_be_one_querys"]
 _MOST_BYTES = 1_000_000
 """Of the queries of a request: servers and proxies take a MiB at least; a longer query goes alone."""
 
-_ABOUT_A_QUERY = frozenset({400, 413, 422})
+_ABOUT_A_QUERY = frozenset({200, 400, 413, 422})  # 200: an answer that is too large
 
 
 def cut(queries: Sequence[str], most: int, most_bytes: int = _MOST_BYTES) -> list[list[int]]:

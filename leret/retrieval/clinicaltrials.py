@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leret.errors import RetrievalError
+from leret.http import short
 from leret.liveconfig import ClinicalTrialsSettings
-from leret.retrieval.answers import Answer, BadAnswerError, Call, RefusedError, parsed, short
+from leret.retrieval.answers import Answer, BadAnswerError, Call, RefusedError, parsed
 from leret.retrieval.http import Client
 from leret.retrieval.offline import refuse_offline
 from leret.retrieval.partly import settled

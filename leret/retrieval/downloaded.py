@@ -157,11 +157,12 @@ class Collection:
 
 
 def _inside(directory: Path, name: Any) -> Path | None:
-    """What a downloaded file names; None where that is outside of the directory."""
-    if not isinstance(name, str) or not name or "\0" in name:
+    """What a downloaded file names; None where that is nothing inside of the directory."""
+    try:
+        path = (directory / str(name or "..")).resolve()
+        return path if path.is_relative_to(directory.resolve()) and path.exists() else None
+    except (OSError, ValueError):  # no name of a file
         return None
-    path = (directory / name).resolve()
-    return path if path.is_relative_to(directory.resolve()) else None
 
 
 def _metadata(directory: Path) -> dict[str, Any]:

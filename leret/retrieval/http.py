@@ -17,10 +17,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
+from leret.background import submit
 from leret.errors import ConfigError, RetrievalError
-from leret.http import MALFORMED, body_of
-from leret.retrieval.answers import Answer, BadAnswerError, Call, RefusedError, TryAgainError, check, hidden
-from leret.retrieval.background import submit
+from leret.http import MALFORMED, TooLargeError, body_of, hide, short
+from leret.retrieval.answers import Answer, BadAnswerError, Call, RefusedError, TryAgainError, check
 from leret.retrieval.ratelimit import RateLimit
 from leret.retrieval.rotation import LONGEST_PAUSE_S, Rotation, Server
 
@@ -213,8 +213,11 @@ class Client:
         try:
             try:
                 value = read(await self._answer(server, call))
+            except TooLargeError as error:
+                raise RefusedError(f"{server.url}{call.path} sent {error}; lower k", 200).failed() from error
             except MALFORMED as error:
-                raise BadAnswerError(f"{server.url}{call.path} sent what cannot be read ({error!r:.200})") from error
+                told = short(repr(error))
+                raise BadAnswerError(f"{server.url}{call.path} sent what cannot be read ({told})") from error
             ok = True
             self._answered = time.monotonic()
             return value
@@ -229,7 +232,7 @@ class Client:
     def _told(self, message: str) -> str:
         """A message that quotes a server, which may have sent back what it was sent."""
         for secret in self._secrets:
-            message = hidden(message, secret)
+            message = hide(message, secret)
         return message
 
     async def _answer(self, server: Server, call: Call) -> Answer:

@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from leret.retrieval.answers import Answer, BadAnswerError, Call, short
+from leret.http import short
+from leret.retrieval.answers import Answer, BadAnswerError, Call
 from leret.types import Passage, Ranking
 
 __all__ = ["Protocol", "protocol_of", "split_passage"]

@@ -11,8 +11,9 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 from leret.errors import RetrievalError
+from leret.http import short
 from leret.liveconfig import PubMedSettings
-from leret.retrieval.answers import Answer, BadAnswerError, Call, RefusedError, TryAgainError, parsed, short
+from leret.retrieval.answers import Answer, BadAnswerError, Call, RefusedError, TryAgainError, parsed
 from leret.retrieval.http import Client
 from leret.retrieval.offline import refuse_offline
 from leret.retrieval.partly import settled

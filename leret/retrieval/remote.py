@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leret.errors import RetrievalError
+from leret.http import short
 from leret.liveconfig import RemoteSettings
-from leret.retrieval.answers import Answer, BadAnswerError, Call, RefusedError, parsed, short
+from leret.retrieval.answers import Answer, BadAnswerError, Call, RefusedError, parsed
 from leret.retrieval.batches import cut, halves, may_be_one_querys
 from leret.retrieval.documents import Documents
 from leret.retrieval.http import Client, token_of

@@ -82,7 +82,7 @@ async def serve(
     listening, listener = [], None
     try:
         try:
-            listener = await loop.create_server(_bounded(runner), host, port, backlog=128)
+            listener = await loop.create_server(_protocol_factory(runner), host, port, backlog=128)
         except OSError as error:
             raise RetrievalError(
                 f"{host}:{port}: cannot listen there ({error.strerror or error}); name another --port or --host"
@@ -104,7 +104,7 @@ async def serve(
         await runner.cleanup()
 
 
-def _bounded(runner: web.AppRunner) -> Callable[[], Any]:
+def _protocol_factory(runner: web.AppRunner) -> Callable[[], Any]:
     """Makes protocols of connections, which refuse where there are many; asyncio accepts 128 before it asks for one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = _FILES if resource.RLIM_INFINITY in (soft, hard) else min(_FILES, hard)

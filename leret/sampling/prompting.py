@@ -90,6 +90,9 @@ def _given(directory: Path, n: int) -> list[Prompt]:
 async def _bootstrapped(
     run: Run, bench: Workbench, policy: Policy, front: SearchFront, questions: Sequence[Question], progress: Progress
 ) -> list[Prompt]:
+    from leret.policies.dspy_lm import policy_lm
+    from leret.sampling.remembered import memory_of, remembering
+
     recipe, settings = bench.recipe, bench.recipe.sampling
     shuffled = sorted(questions, key=lambda question: (rank_of(question.id, settings.seed, "bank"), question.id))
     n_train, n_dev = n_bank_questions(len(shuffled), settings.bank.train_questions, settings.bank.dev_questions)
@@ -106,21 +109,18 @@ async def _bootstrapped(
             bench.formatter, unparsed[0].predictor, unparsed[0].completion, len(unparsed), len(unparsed)
         )
     threshold = _threshold(bench, train, rollouts)
+    asked = {"max_tokens": recipe.policy.max_tokens, "top_p": recipe.policy.top_p}
+    cold, warm = (policy_lm(policy, temperature=t, **asked) for t in (0.0, settings.bank.temperature))
+    teacher = remembering(memory_of(rollouts), lambda: warm, temperature=settings.bank.temperature, **asked)
     stop = threading.Event()
-    work = asyncio.create_task(
-        asyncio.to_thread(_build, bench, policy, train, dev, threshold, rollouts, stop, progress)
-    )
+    work = asyncio.create_task(asyncio.to_thread(_build, bench, cold, teacher, train, dev, threshold, stop, progress))
     try:
         prompts = await asyncio.shield(work)
-    except asyncio.CancelledError:
-        stop.set()  # the thread cannot be cancelled; its next run of the program ends it
-        while not work.done():
-            await policy.aclose()  # and what it waits for now
-            await asyncio.wait([work], timeout=0.5)
-        if not work.cancelled():
-            work.exception()  # looked at, so that asyncio does not report it
-        raise
     finally:
+        stop.set()  # the thread cannot be cancelled; its next run of the program ends it
+        for lm in (cold, warm):
+            lm.engine.close()  # and what it waits for now
+        await asyncio.gather(work, return_exceptions=True)
         progress.finish()
     if len(prompts) < recipe.sampling.prompts:
         run.event("sample", "fewer prompts", prompts=len(prompts), wanted=settings.prompts, threshold=threshold)
@@ -156,36 +156,28 @@ def _threshold(bench: Workbench, train: Sequence[Question], rollouts: Sequence[R
 
 def _build(
     bench: Workbench,
-    policy: Policy,
+    cold: dspy.LM,
+    teacher: dspy.LM,
     train: Sequence[Question],
     dev: Sequence[Question],
     threshold: float,
-    rollouts: Sequence[Rollout],
     stop: threading.Event,
     progress: Progress,
 ) -> list[Prompt]:
     """In a thread: DSPy's optimizers are not async."""
-    from leret.policies.dspy_lm import policy_lm
     from leret.sampling.bank import BankPlan, build_bank
-    from leret.sampling.remembered import memory_of, remembering
 
-    recipe, settings = bench.recipe, bench.recipe.sampling
-    asked = {"max_tokens": recipe.policy.max_tokens, "top_p": recipe.policy.top_p}
-    warm = settings.bank.temperature
-
-    def lm(temperature: float) -> dspy.LM:
-        return policy_lm(policy, temperature=temperature, **asked)
-
+    settings = bench.recipe.sampling
     return build_bank(
         bench.program(),
         bench.adapter,
-        lm(0.0),
+        cold,
         bench.retriever,
         measure(settings.reward),
         train,
         dev,
         BankPlan(settings.prompts, settings.bank.max_demos, settings.bank.candidates, threshold),
-        teacher=remembering(memory_of(rollouts), lambda: lm(warm), temperature=warm, **asked),
+        teacher=teacher,
         on_scored=lambda: progress.advance(1),
         stop=stop,
     )

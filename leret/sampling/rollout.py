@@ -13,7 +13,7 @@ from leret.errors import PolicyError, ProgramError, RetrievalError
 from leret.pipelines.prompts import ZERO_SHOT, Formatter, Prompt
 from leret.pipelines.replay import NeedsCompletion, Replay
 from leret.policies.base import Messages, Policy, Request
-from leret.policies.prompts import PromptTooLongError
+from leret.policies.replies import PromptTooLongError
 from leret.sampling.concurrently import each
 from leret.sampling.front import SearchFront
 from leret.sampling.steps import MAX_STEPS, Known, Stepper

@@ -6,7 +6,7 @@ import json
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from leret.config import TrainingRecipe
 from leret.errors import TrainingError
@@ -16,9 +16,6 @@ from leret.training.checkpoints import Workplace, differing
 from leret.training.examples import Example, examples_digest, read_preferences, read_targets
 from leret.training.initial import Initial, find_initial, trained_record
 from leret.training.record import Record, TrainReport
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["TrainPlan", "plan", "train"]
 

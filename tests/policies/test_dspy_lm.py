@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +151,26 @@ def test_a_failing_policy_is_dspys_provider_error_and_is_not_tried_again() -> No
     with pytest.raises(LMProviderError, match="the server is gone"):
         policy_lm(served)("the city")
     assert len(served.requests) == 1
+
+
+def test_closing_an_engine_ends_what_waits_and_refuses_what_comes() -> None:
+    begun = threading.Event()
+
+    class Slow(Served):
+        async def complete(self, request: Request) -> list[Completion]:
+            begun.set()
+            await asyncio.sleep(60)
+            return []
+
+    lm = policy_lm(Slow())
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lm, "the city")
+        assert begun.wait(20)
+        lm.engine.close()
+        with pytest.raises(LMProviderError, match="closed while it was asked"):
+            waiting.result(20)
+    with pytest.raises(LMProviderError, match="engine is closed"):
+        lm("the city")
 
 
 def test_what_a_policy_cannot_do_is_refused(lm: dspy.LM) -> None:

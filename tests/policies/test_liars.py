@@ -59,6 +59,7 @@ LIES: dict[str, tuple[Any, str]] = {
     "negative usage": (usage(completion_tokens=-5), "below 0"),
     "an infinite token id": (choice(token_ids=[float("inf")]), "infinity"),
     "a log-probability of 400 digits": (logprob("9" * 400), "too large"),
+    "a log-probability that repeats the key": (logprob('"' + "x" * 140 + SECRET + '"'), "could not convert"),
     "a log-probability that is none": (logprob("NaN"), "log-probability"),
     "a log-probability above 0": (logprob("0.5"), "log-probability"),
     "a text far above max_tokens": (choice({"content": "a" * 10_000_000}), "10000000 characters for max_tokens=8"),

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -99,14 +101,48 @@ def test_every_endpoint_is_probed() -> None:
     ids=["listed", "any name is taken", "no list", "still loading", "reasons"],
 )  # fmt: skip
 def test_a_server_that_will_do_is_let_pass(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "_PROBE_S", 1.5)
+    monkeypatch.setattr(load, "_LIST_S", 1.5)
     probed(server)
     assert all(body["max_tokens"] == 1 for body in server.bodies)
 
 
+def kinds(llama_dir: Path, monkeypatch: pytest.MonkeyPatch, token_s: float) -> list[tuple[Served, dict[str, Any]]]:
+    """Servers of every kind whose first token is late, and the settings of their policies."""
+    pytest.importorskip("text_generation", reason="pip install --no-deps text-generation")
+    pytest.importorskip("together", reason="pip install 'leret[together]'")
+    monkeypatch.setenv("TOGETHER_API_KEY", "sk-right")
+    monkeypatch.setattr(load, "_TOKEN_S", token_s)
+    return [
+        (ChatServer(["stall"]), {}),
+        (TgiServer(["stall"]), {"kind": "tgi", "model": str(llama_dir), "path": ""}),
+        (TogetherServer(["stall"]), {"kind": "together", "model": "small"}),
+    ]
+
+
+def test_a_server_that_is_late_with_its_first_token_is_let_pass(
+    llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for server, settings in kinds(llama_dir, monkeypatch, 0.5):
+        probed(server, **settings)
+        assert len(server.paths) == 1
+
+
+def test_a_server_that_accepts_no_connection_is_told(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as waiting:
+        for _ in range(2):
+            client = waiting.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(full.getsockname())
+        monkeypatch.setattr(load, "_LIST_S", 0.5)
+        for _, settings in kinds(llama_dir, monkeypatch, 0.5):
+            url = f"http://127.0.0.1:{full.getsockname()[1]}/v1"
+            with pytest.raises(PolicyError, match=f"{url}.*cannot be reached"):
+                probed(**{**settings, "urls": (url,)})
+
+
 def test_tgi_and_together_are_probed_by_a_token(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOGETHER_API_KEY", "sk-right")
-    monkeypatch.setattr(load, "_PROBE_S", 1.0)
+    monkeypatch.setattr(load, "_TOKEN_S", 1.0)
     pytest.importorskip("text_generation", reason="pip install --no-deps text-generation")
     pytest.importorskip("together", reason="pip install 'leret[together]'")
     for server, kind, model in ((TgiServer(), "tgi", str(llama_dir)), (TogetherServer(), "together", "small")):

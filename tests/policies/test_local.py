@@ -12,7 +12,7 @@ from leret.errors import PolicyError
 from leret.policies.base import Completion, Request
 from leret.policies.generate import Decoder, Job
 from leret.policies.local import LocalPolicy
-from leret.policies.prompts import PromptTooLongError
+from leret.policies.replies import PromptTooLongError
 from tests.policies.conftest import ask
 
 

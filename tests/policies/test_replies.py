@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from leret.http import retry_after_s
-from leret.policies.replies import RefusedError, TryAgainError, check_status, completions_of, shared
+from leret.policies.replies import PromptTooLongError, RefusedError, TryAgainError, check_status, completions_of, shared
 
 URL = "http://a/v1/chat/completions"
 
@@ -79,6 +79,27 @@ def test_an_overload_or_an_outage_is_tried_again(status: int) -> None:
 def test_any_other_refusal_is_final_and_says_what_the_server_said(status: int) -> None:
     with pytest.raises(RefusedError, match=f"{status}: no such model"):
         check_status(status, {}, json.dumps({"error": {"message": "no such model"}}), URL)
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (400, "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens"),
+        (400, "The decoder prompt (length 5000) is longer than the maximum model length of 4096."),
+        (400, "The input (5000 tokens) is longer than the model's context length (4096 tokens)."),
+        (400, "the request exceeds the available context size"),
+        (422, "Input validation error: `inputs` must have less than 4095 tokens. Given: 5000"),
+        (422, "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000"),
+    ],
+    ids=["vLLM", "vLLM's decoder", "SGLang", "llama.cpp", "TGI", "TGI and Together"],
+)
+def test_a_prompt_beyond_the_served_models_positions_is_too_long(status: int, said: str) -> None:
+    with pytest.raises(PromptTooLongError, match=f"answered {status}") as caught:
+        check_status(status, {}, json.dumps({"error": said}), URL)
+    assert caught.value.status == status
+    with pytest.raises(RefusedError) as other:
+        check_status(status, {}, '{"error": "max_tokens is too large: this model writes at most 4096 tokens"}', URL)
+    assert not isinstance(other.value, PromptTooLongError)
 
 
 def test_retry_after_is_read_as_seconds_or_as_a_date() -> None:

@@ -43,7 +43,9 @@ def test_a_checkpoint_with_code_is_refused_before_it_is_opened(tmp_path: Path, n
         open_checkpoint(library, tmp_path, None)
 
 
-@pytest.mark.parametrize("named", ["attacker/evil-colbert", "/", "..", "../outside", "link", "", None, "a\0b", 3])
+@pytest.mark.parametrize(
+    "named", ["attacker/evil-colbert", "/", "..", "../outside", "link", "", None, "a\0b", 3, "a" * 5000, "\ud800"]
+)
 def test_no_hub_and_no_path_outside_is_taken_from_a_downloaded_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: object
 ) -> None:

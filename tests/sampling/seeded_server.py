@@ -20,8 +20,8 @@ class SeededServer:
     Args:
         delay_s: what a reply takes.
 
-    ``broken`` says of a request's body whether it is refused; ``lie`` what is changed in the answer to it; ``asked``
-    counts requests by seed.
+    ``broken`` says of a request's body whether it is refused, or how it is answered; ``lie`` what is changed in the
+    answer to it; ``asked`` counts requests by seed.
     """
 
     def __init__(self, delay_s=0.0):
@@ -61,8 +61,12 @@ class SeededServer:
         seed = body.get("seed")
         self.asked[seed] += body["max_tokens"] > 1  # no sample asks for a single token, but a probe does
         await asyncio.sleep(self.delay_s)
-        if self.broken(body):
-            return web.json_response({"error": {"message": "this question is refused"}}, status=400)
+        if broken := self.broken(body):
+            return (
+                broken
+                if isinstance(broken, web.Response)
+                else web.json_response({"error": {"message": "this question is refused"}}, status=400)
+            )
         self.answered += body["max_tokens"] > 1
         choices = [self._choice(body, seed)]
         usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}

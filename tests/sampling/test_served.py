@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from aiohttp import web
 
 from leret.config import EvalRecipe
 from leret.errors import PolicyError
@@ -76,17 +77,22 @@ def test_a_failure_of_status_200_ends_the_prompt_bank_with_its_cause(place, serv
         sample(served(server, prompts=3), Run.create(place / "run"))
 
 
-def test_a_bank_that_waits_for_its_server_is_stopped_at_once(place, server):
+@pytest.mark.parametrize("wait", ["for an answer", "for the end of a Retry-After"])
+def test_a_bank_that_waits_for_its_server_is_stopped_at_once(place, server, wait):
+    stalled = []
+
     def stall(body):
-        if not body["temperature"] and not server.delay_s:  # of the candidates' scoring, in threads of DSPy's
-            server.delay_s = 60.0
+        if not body["temperature"] and not stalled:  # of the candidates' scoring, in threads of DSPy's
+            stalled.append(body)
             threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-        return False
+        if stalled and wait == "for an answer":
+            server.delay_s = 60.0
+        return bool(stalled) and wait != "for an answer" and web.Response(status=429, headers={"Retry-After": "40"})
 
     server.broken = stall
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        sample(served(server, prompts=3), Run.create(place / "run"))
+        sample(served(server, prompts=3, policy={"max_retries": 6}), Run.create(place / "run"))
     assert time.monotonic() - began < 30
 
 
@@ -113,7 +119,7 @@ def test_an_evaluation_asks_for_its_server_only_where_it_needs_it(place, server)
     more = recipe.model_copy(update={"systems": ("base", "raw-question")})
     assert evaluate(more, run).asked == ("raw-question",)
     with pytest.raises(PolicyError, match="/v1/models cannot be reached"):
-        evaluate(recipe.model_copy(update={"seed": 1, "temperature": 0.5}), run)
+        evaluate(recipe.model_copy(update={"name": "warm", "temperature": 0.5}), run)
 
 
 def test_a_dead_server_is_told_before_the_data_is_read(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from leret.config import SamplingRecipe
 from leret.errors import ConfigError, DataError, PolicyError, RunError
 from leret.policies.base import Completion
-from leret.policies.prompts import PromptTooLongError
+from leret.policies.replies import PromptTooLongError
 from leret.runs import Run
 from leret.sampling.check import check_store
 from leret.sampling.plan import plan

@@ -1,4 +1,4 @@
-"""One event loop in a thread of its own, for callers that wait: a retriever's `search` is an ordinary call."""
+"""One event loop in a thread of its own, for callers that wait: `search` and an LM of DSPy are ordinary calls."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def _loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if _running is None or _running[0] != os.getpid():
             loop = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, name="leret-http", daemon=True).start()
+            threading.Thread(target=loop.run_forever, name="leret-background", daemon=True).start()
             _running = os.getpid(), loop
         return _running[1]
