@@ -14,7 +14,7 @@ from leret.config import SamplingRecipe
 from leret.errors import ConfigError, DataError
 from leret.policies.load import probe
 from leret.runs import Run
-from leret.sampling.changes import refuse_changes
+from leret.sampling.changes import refuse_changed_files, refuse_changes
 from leret.sampling.finished import finished, mark_finished
 from leret.sampling.merge import rescue
 from leret.sampling.preferences import PreferenceReport, build_preferences
@@ -108,10 +108,11 @@ def sample(
     asyncio.run(probe(recipe.policy))
     with Workbench(recipe, run.cache, progress) as bench, cluster or nullcontext():
         progress.start("data and index", None)
+        refuse_changed_files(run, bench)
         questions = _questions(bench)
         digests = _digests(bench, questions)
         progress.finish()
-        refuse_changes(run, recipe.model_dump(mode="json"), digests)
+        refuse_changes(run, recipe.model_dump(mode="json"), {"retriever": digests["retriever"]})
         if bench.skipped:
             run.event("sample", "skipped", **bench.skipped)
         report = _sample(bench, run, questions, digests, progress, began, cluster)

@@ -169,6 +169,17 @@ def test_questions_that_changed_are_noticed_after_a_change_of_the_limit(place):
         sample(recipe_of(data={"limit": 10}), run, base_dir=directory)
 
 
+@pytest.mark.parametrize("limit", [6, 12, None])
+def test_gold_that_changed_is_noticed_under_any_limit(place, limit):
+    directory, _ = place
+    run = Run.create(directory / "run")
+    sample(recipe_of(prompts=1, data={"limit": 8}), run, base_dir=directory)
+    file = directory / "questions.jsonl"
+    file.write_text(file.read_text().replace('["alpha", "beta"]', '["alpha"]'))
+    with pytest.raises(RunError, match=r"data\.questions: its content"):
+        sample(recipe_of(prompts=1, data={"limit": limit}), run, base_dir=directory)
+
+
 def test_a_prompt_that_does_not_fit_costs_its_samples_alone(place, monkeypatch):
     directory, _ = place
     run = Run.create(directory / "run")
