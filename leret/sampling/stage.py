@@ -142,8 +142,10 @@ def _sample(
         prompts, tally, stops = asyncio.run(_work(bench, run, policy, store, questions, progress, cluster is None))
         if cluster is not None:
             tally = cluster.sample(bench, run, policy, prompts, store, questions, digests, progress)
-        refuse_unparsed(store, policy.digest, bench.formatter, recipe.sampling.max_unparsed_rate)
         counts = store.counts(policy.digest)
+        failures = (sample.failure for group in store.groups(policy.digest) for sample in group.samples)
+        unparsed = (failure for failure in failures if failure is not None and failure.kind == "parse")
+        refuse_unparsed(unparsed, counts.get("failed_parse", 0), counts["samples"], recipe.sampling.max_unparsed_rate)
         pairs = build_preferences(
             run, recipe.sampling.strategy, recipe.sampling.margin, recipe.sampling.max_pairs, policy.digest
         )
@@ -175,9 +177,7 @@ async def _work(
     try:
         prompts = await prompts_of(run, bench, policy, front, questions, progress)
         parts = (bench.program(), bench.replay, bench.formatter, bench.retriever)
-        n_compared, stops = check_messages(*parts, prompts, questions[:1])
-        if stops:
-            run.event("sample", "messages not checked", compared=n_compared, why=list(stops))
+        _, stops = check_messages(*parts, prompts, questions[:20])
         if not here:
             return prompts, Tally(), stops
         settings = bench.recipe.sampling
@@ -286,6 +286,8 @@ def _notes(prompts: Sequence[Prompt], wanted: int, pairs: PreferenceReport) -> I
     if 2 * pairs.no_spread > pairs.states:
         which = f"at {pairs.no_spread:,} of {pairs.states:,} states they have one reward"
         yield f"the samples hardly differ: {which}; raise policy.temperature or sampling.samples"
+    if pairs.failures["prompt"]:
+        yield f"{pairs.failures['prompt']:,} of {pairs.samples:,} samples failed: their prompts do not fit the policy"
 
 
 def _report(
