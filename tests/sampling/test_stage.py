@@ -349,11 +349,11 @@ def test_the_plan_sees_a_prompt_that_does_not_fit(place):
 def test_the_plan_lets_pass_what_made_up_outputs_do_to_a_program(place, body):
     directory, _ = place
     (directory / "reading.py").write_text(
-        "import dspy\n\n\nclass Reading(dspy.Module):\n"
+        "import dspy\nfrom leret.pipelines import Search\n\n\nclass Reading(dspy.Module):\n"
         "    def __init__(self, k=3):\n        super().__init__()\n"
-        "        self.write = dspy.Predict('question -> query')\n\n"
+        "        self.write = dspy.Predict('question -> query')\n        self.search = Search(k=k)\n\n"
         "    def forward(self, question):\n"
-        "        query = self.write(question=question).query\n"
+        "        query = self.write(question=question).query\n        self.search(query)\n"
         f"        if question != '?' and query[0] == '?':\n            {body}\n"
     )
     policy = {"model": str(tiny_policy(directory / "tiny")), "enable_thinking": False}
