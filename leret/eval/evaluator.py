@@ -94,7 +94,7 @@ class Evaluator:
         began = time.monotonic()
         new: list[Row] = []
         try:
-            self._ask(system, todo, lambda trace: new.extend(self._scorer.rows(trace)))
+            self._ask(system, todo, lambda trace: new.extend(self._scorer.rows(trace)), len(kept.runs()))
         finally:  # an interruption or an outage keeps what is done
             kept.rows += new
             kept.seconds += time.monotonic() - began
@@ -132,7 +132,9 @@ class Evaluator:
         sampling += [setting.seed] if setting.temperature > 0 else []
         return digest(self._key, self._policies.digest(system), system.prompt.digest, sampling)
 
-    def _ask(self, system: System, todo: Mapping[int, Sequence[Question]], on_trace: Callable[[Trace], None]) -> None:
+    def _ask(
+        self, system: System, todo: Mapping[int, Sequence[Question]], on_trace: Callable[[Trace], None], n_done: int
+    ) -> None:
         self._progress.start(f"evaluating {system.name}", sum(map(len, todo.values())))
         failures = 0
 
@@ -147,7 +149,7 @@ class Evaluator:
                 self._ask_baseline(system, todo[0], ended)
             else:
                 policy, loop = self._policy(system)
-                loop.run(run_policy(self._setting, policy, system.prompt, todo, ended))
+                loop.run(run_policy(self._setting, policy, system.prompt, todo, ended, n_done))
         finally:
             self._progress.finish()
 

@@ -26,11 +26,7 @@ _MIN_RUNS: Final = 50
 _MAX_FAILED: Final = 0.5
 """Where more than half of at least fifty runs failed, the cause is not in the questions."""
 
-_BOUNDARY: Final[Mapping[str, type[LeretError]]] = {
-    "policy": PolicyError,
-    "retrieval": RetrievalError,
-    "program": ProgramError,
-}
+_BOUNDARY: Final[Mapping[str, type[LeretError]]] = {"retrieval": RetrievalError, "program": ProgramError}
 
 
 @dataclass(frozen=True)
@@ -57,6 +53,7 @@ async def run_policy(
     prompt: Prompt,
     todo: Mapping[int, Sequence[Question]],
     on_trace: Callable[[Trace], None],
+    n_done: int = 0,
 ) -> None:
     """Run every question, and hand over each trace as it ends.
 
@@ -66,11 +63,12 @@ async def run_policy(
         prompt: of the bank, or zero-shot.
         todo: questions by sample.
         on_trace: called in this thread. What was handed over before an error or an interruption stays good.
+        n_done: runs that an earlier call did.
 
     Raises:
         PolicyError, RetrievalError, ProgramError: more than half of the runs failed of this.
     """
-    watch = _Watch(sum(len(questions) for questions in todo.values()))
+    watch = _Watch(sum(len(questions) for questions in todo.values()), n_done)
     front = SearchFront(setting.retriever)
     roller = Roller(
         setting.replay,
@@ -116,10 +114,11 @@ def _query(outputs: Mapping[str, Any] | None) -> str | None:
 
 
 class _Watch:
-    """Stops an evaluation that an outage has made pointless."""
+    """Stops an evaluation that failures have made pointless."""
 
-    def __init__(self, n_runs: int) -> None:
+    def __init__(self, n_runs: int, n_before: int) -> None:
         self._n_runs = n_runs
+        self._n_before = n_before
         self._n_done = 0
         self._failures: Counter[str] = Counter()
 
@@ -131,12 +130,13 @@ class _Watch:
         """
         self._n_done += 1
         failure = rollout.failure
-        if failure is None or failure.kind not in _BOUNDARY:
+        if failure is None or failure.kind == "parse":
             return
         self._failures[failure.kind] += 1
         n_failed = self._failures.total()
-        if n_failed > _MAX_FAILED * self._n_done and self._n_done >= min(_MIN_RUNS, self._n_runs):
-            raise _BOUNDARY[failure.kind](
-                f"{n_failed} of {self._n_done} runs failed, so the evaluation stopped; the last one: "
+        n_all = self._n_done + (self._n_before if failure.kind == "prompt" else 0)  # which fails at every call again
+        if n_failed > _MAX_FAILED * n_all and self._n_done >= min(_MIN_RUNS, self._n_runs):
+            raise _BOUNDARY.get(failure.kind, PolicyError)(
+                f"{n_failed} of {n_all} runs failed, so the evaluation stopped; the last one: "
                 f"{failure.message}. What is done is kept: mend the cause and run the same command again"
             )

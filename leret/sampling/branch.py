@@ -17,7 +17,7 @@ from leret.policies.base import Policy, Request
 from leret.rewards import Measure, measure
 from leret.sampling.ledger import Ledger
 from leret.sampling.records import Origin, is_final, storable
-from leret.sampling.rollout import failure_of, seed_of
+from leret.sampling.rollout import failure_of, seed_of, unparsed
 from leret.sampling.steps import Known, Stepper
 from leret.sampling.store import Store
 from leret.types import Failure, Question, Ranking, Sample, State, digest
@@ -193,7 +193,8 @@ class Brancher:
         if sample.completion is None:
             return sample
         if result is None:
-            return replace(sample, failure=Failure("parse", "the completion is not in the adapter's format"))
+            formatter = self._stepper.formatter
+            return replace(sample, failure=unparsed(formatter, here.state.predictor, sample.completion))
         plain, ranking = result
         if isinstance(ranking, Failure):
             return replace(sample, outputs=plain, failure=ranking)

@@ -49,7 +49,7 @@ def refuse_changes(run: Run, recipe: Mapping[str, Any], digests: Mapping[str, st
     Args:
         run: new, or sampled before.
         recipe: resolved, as it would be written into the run.
-        digests: of what it names now; that of the questions counts only where the limit is that of the run.
+        digests: of what it names now; of the questions, those under the run's own limit.
 
     Raises:
         RunError: something that decides a sample has changed; every such key is listed.
@@ -65,15 +65,11 @@ def refuse_changes(run: Run, recipe: Mapping[str, Any], digests: Mapping[str, st
         for key in keys
         if old.get(key) != new.get(key)
     ]
-    known = dict(manifest.get("digests", {}))
-    if old.get("data.limit") != new.get("data.limit"):
-        known.pop("questions", None)  # of other questions
+    known = manifest.get("digests", {})
     changed += [
         f"{key}: its content is not the same as when the run began"
         for name, key in _FILES.items()
-        if name in digests
-        and known.get(name, digests[name]) != digests[name]
-        and (name != "questions" or old.get("data.limit") == new.get("data.limit"))
+        if name in digests and known.get(name, digests[name]) != digests[name]
     ]
     if changed:
         listed = "\n".join(f"  {line}" for line in changed)
@@ -83,14 +79,17 @@ def refuse_changes(run: Run, recipe: Mapping[str, Any], digests: Mapping[str, st
 
 
 def refuse_changed_files(run: Run, bench: Workbench) -> None:
-    """Refuse to evaluate a program, over a corpus, or after questions, that are not those of the sampling.
+    """Refuse a program, a corpus, or questions, that are not those of the sampling; of a new run, nothing.
 
     Raises:
         RunError: the content of such a file has changed; each is named.
     """
+    before = run.manifest().get("sampling")
+    if before is None:
+        return
     recipe = bench.recipe.model_dump(mode="json")
     refuse_changes(run, recipe, {"program": bench.program_digest, "corpus": bench.corpus.digest})
-    sampled = bench.questions(limit=bench.recipe.data.limit)
+    sampled = bench.questions(limit=before["data"]["limit"])
     refuse_changes(run, recipe, {"questions": questions_digest([q for q in sampled if q.gold])})
 
 

@@ -48,7 +48,7 @@ def check_messages(
     prompts: Sequence[Prompt],
     questions: Sequence[Question],
 ) -> tuple[int, tuple[str, ...]]:
-    """Compare what leret sends with what the program sends, message by message.
+    """Compare what leret sends with what the program sends, for the first question that calls an LM.
 
     Args:
         program: not the one that is replayed.
@@ -56,7 +56,7 @@ def check_messages(
         formatter: that sampling formats with.
         retriever: behind both.
         prompts: of the bank.
-        questions: a few.
+        questions: a few; the program may fail on some, or answer them without an LM.
 
     Returns:
         LM calls that were compared, and why not more, where the program had not ended.
@@ -68,6 +68,8 @@ def check_messages(
     n = 0
     stops: dict[str, None] = {}
     for question in questions:
+        if n:
+            break
         for prompt in prompts:
             steps, why = replayed_steps(replay, formatter, retriever, question, prompt)
             sent = program_messages(program, formatter, retriever, question, prompt, steps)
@@ -79,9 +81,10 @@ def check_messages(
             if why:
                 stops[f"question {question.id}, after LM call {len(steps)}: {why}"] = None
     if not n:
+        why = next(iter(stops), f"question {questions[0].id} ends without one")
         raise ProgramError(
-            f"{type(program).__name__} calls no LM for question {questions[0].id}, so there is nothing to sample, and "
-            "what it sends cannot be checked; mend the program, or remove that question"
+            f"{type(program).__name__} calls no LM for {len(questions)} questions ({why}), so there is nothing to "
+            "sample, and what it sends cannot be checked; mend the program, or remove those questions"
         )
     return n, tuple(stops)
 
@@ -93,9 +96,6 @@ def replayed_steps(
 
     Returns:
         The steps, and why they do not lead to the program's end, where they do not.
-
-    Raises:
-        ProgramError: the program fails before its first LM call.
     """
     known: dict[tuple[str, int], Ranking] = {}
     outputs: list[Mapping[str, Any]] = []
@@ -104,8 +104,6 @@ def replayed_steps(
         try:
             need = replay.run(question.text, outputs, lambda query, k: known.get((query, k)))
         except ProgramError as error:
-            if not steps:
-                raise
             return steps, str(error)  # what is made up need not make sense to it; sampling records such a failure
         if isinstance(need, NeedsSearch):
             known[need.query, need.k] = retriever.search([need.query], need.k)[0]

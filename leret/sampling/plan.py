@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leret.config import SamplingRecipe
-from leret.errors import LeretError
+from leret.errors import LeretError, ProgramError
 from leret.runs import Run
 from leret.sampling.workbench import Workbench, located
 from leret.types import Passage, Question, Ranking
@@ -97,7 +98,7 @@ def steps_of(replay: Replay, signature: Callable[[str], Any]) -> int | None:
     from leret.sampling.steps import MAX_STEPS
 
     try:
-        n_steps = len(list(islice(_calls(replay, signature, "?", iter(())), MAX_STEPS + 1)))
+        n_steps = len(list(_calls(replay, signature, "?", iter(()))))
     except LeretError:
         return None  # it needs outputs that make sense
     return n_steps if n_steps <= MAX_STEPS else None
@@ -106,8 +107,9 @@ def steps_of(replay: Replay, signature: Callable[[str], Any]) -> int | None:
 def _calls(
     replay: Replay, signature: Callable[[str], Any], question: str, passages: Iterator[Passage]
 ) -> Iterator[NeedsCompletion]:
-    """The calls of one run of the program on made-up outputs; a new search takes the next passages."""
+    """The calls of one run on made-up outputs, with one too many at most; a new search takes the next passages."""
     from leret.pipelines.replay import NeedsCompletion
+    from leret.sampling.steps import MAX_STEPS
 
     outputs: list[dict[str, Any]] = []
     found: dict[tuple[str, int], Ranking] = {}
@@ -115,7 +117,7 @@ def _calls(
     def search(query: str, k: int) -> Ranking:
         return found.setdefault((query, k), tuple(islice(passages, k)))
 
-    while isinstance(need := replay.run(question, outputs, search), NeedsCompletion):
+    while len(outputs) <= MAX_STEPS and isinstance(need := replay.run(question, outputs, search), NeedsCompletion):
         yield need
         text, fields = f"? {len(outputs)}", signature(need.predictor).output_fields
         outputs.append({name: [text] if info.annotation == list[str] else text for name, info in fields.items()})
@@ -134,19 +136,20 @@ def _lengths(bench: Workbench, questions: Sequence[Question]) -> tuple[int | Non
     if policy.kind != "local" or positions is None:
         return None, None
     tokenizer = load_tokenizer(path)
-    zero_shot, few_shot = (PromptEncoder(tokenizer, n, policy.model) for n in (positions, None))
+    zero_shot, few_shot = (PromptEncoder(tokenizer, n, policy.model, policy.enable_thinking) for n in (positions, None))
     n_demos = settings.bank.max_demos if settings.prompts > 1 else 0
     passages = cycle(Passage(d.doc_id, d.title, d.text, 0.0) for d in islice(bench.corpus.values(), 1000))
     demos: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     longest = 0
     for question in questions:
-        for need in _calls(bench.replay, formatter.signature, question.text, passages):
-            name, own = need.predictor, demos[need.predictor]
-            zero_shot.encode(formatter.messages(name, need.inputs))
-            messages = formatter.messages(name, need.inputs, Prompt("1", {name: own[:n_demos]}))
-            longest = max(longest, len(few_shot.encode(messages).token_ids))
-            own.append({**need.inputs, **dict.fromkeys(formatter.signature(name).output_fields, question.text)})
-    return longest, positions
+        with suppress(ProgramError):  # it needs outputs that make sense
+            for need in _calls(bench.replay, formatter.signature, question.text, passages):
+                name, own = need.predictor, demos[need.predictor]
+                zero_shot.encode(formatter.messages(name, need.inputs))
+                messages = formatter.messages(name, need.inputs, Prompt("1", {name: own[:n_demos]}))
+                longest = max(longest, len(few_shot.encode(messages).token_ids))
+                own.append({**need.inputs, **dict.fromkeys(formatter.signature(name).output_fields, question.text)})
+    return longest or None, positions
 
 
 def _n_stored(run: Run) -> int:

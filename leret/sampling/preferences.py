@@ -112,10 +112,7 @@ def build_preferences(
 
 def _rows(store: Store, policy_digest: str | None, report: PreferenceReport) -> Iterator[dict[str, Any]]:
     last: tuple[str, str] | None = None
-    done = {digest: store.done(digest) for digest in store.policy_digests()}
-    for group in store.groups(policy_digest):
-        if group.state.question_id not in done[group.policy_digest]:
-            continue
+    for group in store.finished(policy_digest):
         question = (group.policy_digest, group.state.question_id)
         report.questions += question != last  # those of one question stand together
         last = question

@@ -18,7 +18,7 @@ from leret.sampling.front import SearchFront
 from leret.sampling.plan import n_bank_questions
 from leret.sampling.progress import Progress
 from leret.sampling.rollout import Roller, Rollout
-from leret.sampling.scheduler import unparsed_error
+from leret.sampling.scheduler import refuse_unparsed
 from leret.sampling.workbench import Workbench
 from leret.types import Question
 
@@ -103,11 +103,9 @@ async def _bootstrapped(
         )
     progress.start("prompt bank", n_train + settings.bank.candidates * n_dev)
     rollouts = await _zero_shot(bench, policy, front, train, progress)
-    unparsed = [rollout.hops[-1] for rollout in rollouts if rollout.failure and rollout.failure.kind == "parse"]
-    if len(unparsed) == len(rollouts) and settings.max_unparsed_rate < 1:
-        raise unparsed_error(
-            bench.formatter, unparsed[0].predictor, unparsed[0].completion, len(unparsed), len(unparsed)
-        )
+    unparsed = [rollout.failure for rollout in rollouts if rollout.failure and rollout.failure.kind == "parse"]
+    if len(unparsed) == len(rollouts):
+        refuse_unparsed(unparsed, len(unparsed), len(rollouts), settings.max_unparsed_rate)
     threshold = _threshold(bench, train, rollouts)
     asked = {"max_tokens": recipe.policy.max_tokens, "top_p": recipe.policy.top_p}
     cold, warm = (policy_lm(policy, temperature=t, **asked) for t in (0.0, settings.bank.temperature))

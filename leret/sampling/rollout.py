@@ -19,7 +19,7 @@ from leret.sampling.front import SearchFront
 from leret.sampling.steps import MAX_STEPS, Known, Stepper
 from leret.types import Failure, Question, Ranking, digest
 
-__all__ = ["Hop", "Roller", "Rollout", "failure_of", "seed_of"]
+__all__ = ["Hop", "Roller", "Rollout", "failure_of", "seed_of", "unparsed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Roller:
                 hop = await self._complete(question, need, len(outputs), prompt, sample)
                 hops.append(hop)
                 if hop.outputs is None:
-                    return ended(Failure("parse", "the completion is not in the adapter's format"))
+                    return ended(unparsed(self._stepper.formatter, hop.predictor, hop.completion))
                 outputs.append(hop.outputs)
                 need = await self._stepper.go(question, outputs, known)
                 hops[-1] = replace(hop, ranking=need.ranking)
@@ -182,6 +182,15 @@ def failure_of(error: PolicyError | RetrievalError | ProgramError) -> Failure:
             return Failure("retrieval", str(error))
         case _:
             return Failure("program", str(error))
+
+
+def unparsed(formatter: Formatter, predictor: str, completion: str) -> Failure:
+    """The record of a completion that is not in the adapter's format, with an example of it."""
+    example = formatter.completion(
+        predictor, {name: f"<{name}>" for name in formatter.signature(predictor).output_fields}
+    )
+    reads = f"{type(formatter.adapter).__name__} reads {example!r}"
+    return Failure("parse", f"{completion[:200]!r} is not in the adapter's format; {reads}")
 
 
 def seed_of(*parts: Any) -> int:

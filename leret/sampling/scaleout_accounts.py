@@ -25,15 +25,16 @@ class Accounts:
     Args:
         ledger: adds up calls and tokens.
         max_error_rate: share of failed samples that stops the run.
+        max_unparsed_rate: share of samples outside the adapter's format that stops it as well.
 
     Attributes:
         total: of the shards that have ended.
     """
 
-    def __init__(self, ledger: Ledger, max_error_rate: float) -> None:
+    def __init__(self, ledger: Ledger, max_error_rate: float, max_unparsed_rate: float) -> None:
         self.total = Tally()
         self._ledger = ledger
-        self._max_error_rate = max_error_rate
+        self._rates = max_error_rate, max_unparsed_rate
         self._live = Tally()
         self._ended: set[str] = set()
         self._searches: Counter[str] = Counter()
@@ -58,7 +59,7 @@ class Accounts:
     def refuse_failures(self, last: bool = False) -> None:
         """Stop where too much fails; see `leret.sampling.scheduler.refuse_failures`."""
         for tally in (self._live, self.total):
-            refuse_failures(tally, self._max_error_rate, last)
+            refuse_failures(tally, *self._rates, last)
 
     def progress(self) -> dict[str, float]:
         """Facts to tell with the progress."""

@@ -84,7 +84,7 @@ class Driver:
         self._at_once = 1
         self._began = time.monotonic()
         prices = job.recipe["policy"]["price_prompt"], job.recipe["policy"]["price_completion"]
-        self._accounts = Accounts(Ledger(*prices), settings.max_error_rate)
+        self._accounts = Accounts(Ledger(*prices), settings.max_error_rate, settings.max_unparsed_rate)
 
     def plan(self, questions: Sequence[Question]) -> int:
         """Cut what is not done into shards.

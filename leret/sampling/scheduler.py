@@ -16,22 +16,21 @@ from typing import Any
 
 from leret.allocator import unwalked
 from leret.errors import LeretError, PolicyError, ProgramError, RetrievalError, RunError
-from leret.pipelines.prompts import Formatter
 from leret.pipelines.replay import Finished, NeedsCompletion
 from leret.sampling.branch import Brancher, Here
 from leret.sampling.choice import choose_next, is_solved
 from leret.sampling.concurrently import each
 from leret.sampling.progress import Progress, Silent
-from leret.sampling.records import OUTAGES, Visit
+from leret.sampling.records import Visit
 from leret.sampling.rollout import failure_of
 from leret.sampling.steps import MAX_STEPS, Known, Stepper
 from leret.sampling.store import Store
 from leret.types import Failure, Question, Sample
 
-__all__ = ["Scheduler", "Tally", "refuse_failures", "refuse_unparsed", "unparsed_error"]
+__all__ = ["Scheduler", "Tally", "refuse_failures", "refuse_unparsed"]
 
-_MIN_SAMPLES = 50
-"""Samples before the share of failures means anything."""
+_MIN_SAMPLES, _MIN_UNPARSED = 50, 5
+"""Samples before the share of failures means anything; before it does where none parses."""
 
 _SAVE_S = 0.2
 """Seconds that a sample waits for its commit, at most."""
@@ -39,7 +38,7 @@ _SAVE_S = 0.2
 _WAIT = ("policy", "retrieval")
 """Outages that end by themselves, so that waiting for the next resume pays."""
 
-_BOUNDARY: dict[str, type[LeretError]] = {"policy": PolicyError, "retrieval": RetrievalError, "program": ProgramError}
+_BOUNDARY: dict[str, type[LeretError]] = {"retrieval": RetrievalError, "program": ProgramError}
 
 
 @dataclass
@@ -56,7 +55,8 @@ class Tally:
     n_rewarded: int = 0
     waiting: int = 0
     failures: Counter[str] = field(default_factory=Counter)
-    last_outage: Failure | None = None
+    last_failure: Failure | None = None
+    last_unparsed: Failure | None = None
 
     @property
     def mean_reward(self) -> float:
@@ -64,9 +64,9 @@ class Tally:
         return self.reward_sum / self.n_rewarded if self.n_rewarded else 0.0
 
     @property
-    def n_outages(self) -> int:
+    def n_failed(self) -> int:
         """Failures that say nothing about a completion."""
-        return sum(self.failures[kind] for kind in OUTAGES)
+        return self.failures.total() - self.failures["parse"]
 
     def count(self, samples: Sequence[Sample]) -> None:
         """Take note of the samples of one state."""
@@ -81,8 +81,10 @@ class Tally:
     def fail(self, failure: Failure) -> None:
         """Take note of a failure."""
         self.failures[failure.kind] += 1
-        if failure.kind in OUTAGES:
-            self.last_outage = failure
+        if failure.kind == "parse":
+            self.last_unparsed = failure
+        else:
+            self.last_failure = failure
 
 
 class Scheduler:
@@ -94,7 +96,7 @@ class Scheduler:
         store: where they go.
         policy_digest: of the brancher's policy.
         seed: of the choice of the next state.
-        max_error_rate: share of failed samples (outages and crashes) that stops the run; None never stops it.
+        max_error_rate: share of samples that failed otherwise than by parsing that stops the run; None never.
         max_unparsed_rate: share of samples outside the adapter's format that stops it as well.
         facts: more to tell with the progress.
     """
@@ -214,60 +216,50 @@ class Scheduler:
 
     def _check(self, tally: Tally, last: bool = False) -> None:
         if self._max_error_rate is not None:
-            refuse_failures(tally, self._max_error_rate, last)
-            if tally.samples >= _MIN_SAMPLES and tally.failures["parse"] > self._max_unparsed_rate * tally.samples:
-                refuse_unparsed(self._store, self._policy_digest, self._stepper.formatter, self._max_unparsed_rate)
+            refuse_failures(tally, self._max_error_rate, self._max_unparsed_rate, last)
 
 
-def refuse_failures(tally: Tally, max_error_rate: float, last: bool = False) -> None:
+def refuse_failures(tally: Tally, max_error_rate: float, max_unparsed_rate: float, last: bool = False) -> None:
     """Stop where too much fails, or where everything did.
 
     Args:
         tally: so far.
         max_error_rate: share of failed samples that is let pass.
+        max_unparsed_rate: share of samples outside the adapter's format that is let pass.
         last: nothing comes after.
 
     Raises:
-        PolicyError, RetrievalError, ProgramError: of the kind of the last outage.
+        PolicyError, RetrievalError, ProgramError: of the kind of the last failure.
     """
-    n_failed, n_all = tally.n_outages, tally.samples
+    n_failed, n_all = tally.n_failed, tally.samples
+    if tally.last_unparsed is not None and n_all >= _MIN_SAMPLES:
+        refuse_unparsed([tally.last_unparsed], tally.failures["parse"], n_all, max_unparsed_rate)
     too_many = n_all >= _MIN_SAMPLES and n_failed > max_error_rate * n_all
     nothing = last and n_failed > 0 and tally.n_rewarded == 0
-    if tally.last_outage is None or not (too_many or nothing):
+    if tally.last_failure is None or not (too_many or nothing):
         return
     allowed = f"more than sampling.max_error_rate = {max_error_rate:g} allows" if too_many else "and no reward"
-    error = _BOUNDARY[tally.last_outage.kind](
-        f"{n_failed} failures in {n_all} samples, {allowed}; the last one: {tally.last_outage.message}. "
-        "What is done is kept: mend the cause and run the same command again"
+    again = "name a new run directory" if tally.last_failure.kind == "prompt" else "run the same command again"
+    error = _BOUNDARY.get(tally.last_failure.kind, PolicyError)(
+        f"{n_failed} failures in {n_all} samples, {allowed}; the last one: {tally.last_failure.message}. "
+        f"What is done is kept: mend the cause and {again}"
     )
     raise error if isinstance(error, ProgramError) else error.failed()
 
 
-def refuse_unparsed(store: Store, policy_digest: str, formatter: Formatter, max_unparsed_rate: float) -> None:
-    """Stop where most of what a store holds is not in the adapter's format.
+def refuse_unparsed(failures: Iterable[Failure], n_unparsed: int, n_samples: int, max_unparsed_rate: float) -> None:
+    """Stop where too many completions do not parse; of fewer than fifty, where none of five or more does.
 
     Raises:
-        PolicyError: more than ``max_unparsed_rate`` of a policy's samples are not.
+        PolicyError: with the first of ``failures``.
     """
-    counts = store.counts(policy_digest)
-    n_unparsed = counts.get("failed_parse", 0)
-    if n_unparsed > max_unparsed_rate * counts["samples"]:
-        samples = ((group.state.predictor, one) for group in store.groups(policy_digest) for one in group.samples)
-        predictor, first = next(
-            (p, one.completion or "") for p, one in samples if one.failure and one.failure.kind == "parse"
+    enough = n_samples >= _MIN_SAMPLES or n_samples == n_unparsed >= _MIN_UNPARSED
+    if enough and n_unparsed > max_unparsed_rate * n_samples:
+        raise PolicyError(
+            f"{n_unparsed} of {n_samples} completions do not parse; one of them: {next(iter(failures)).message}; "
+            "correct program.adapter, policy.model or policy.max_tokens and name a new run directory, or raise "
+            "sampling.max_unparsed_rate"
         )
-        raise unparsed_error(formatter, predictor, first, n_unparsed, counts["samples"])
-
-
-def unparsed_error(formatter: Formatter, predictor: str, first: str, n_unparsed: int, n_samples: int) -> PolicyError:
-    """What says that completions are not in the adapter's format, with the first of them and an example."""
-    names = formatter.signature(predictor).output_fields
-    example = formatter.completion(predictor, {name: f"<{name}>" for name in names})
-    return PolicyError(
-        f"{n_unparsed} of {n_samples} completions are not in the adapter's format; the first one: {first[:200]!r}; "
-        f"{type(formatter.adapter).__name__} reads {example!r}; correct program.adapter, policy.model or "
-        "policy.max_tokens, or raise sampling.max_unparsed_rate"
-    )
 
 
 @dataclass(frozen=True)

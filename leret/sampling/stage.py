@@ -14,7 +14,7 @@ from leret.config import SamplingRecipe
 from leret.errors import ConfigError, DataError
 from leret.policies.load import probe
 from leret.runs import Run
-from leret.sampling.changes import refuse_changes
+from leret.sampling.changes import refuse_changed_files, refuse_changes
 from leret.sampling.finished import finished, mark_finished
 from leret.sampling.merge import rescue
 from leret.sampling.preferences import PreferenceReport, build_preferences
@@ -108,10 +108,11 @@ def sample(
     asyncio.run(probe(recipe.policy))
     with Workbench(recipe, run.cache, progress) as bench, cluster or nullcontext():
         progress.start("data and index", None)
+        refuse_changed_files(run, bench)
         questions = _questions(bench)
         digests = _digests(bench, questions)
         progress.finish()
-        refuse_changes(run, recipe.model_dump(mode="json"), digests)
+        refuse_changes(run, recipe.model_dump(mode="json"), {"retriever": digests["retriever"]})
         if bench.skipped:
             run.event("sample", "skipped", **bench.skipped)
         report = _sample(bench, run, questions, digests, progress, began, cluster)
@@ -141,8 +142,10 @@ def _sample(
         prompts, tally, stops = asyncio.run(_work(bench, run, policy, store, questions, progress, cluster is None))
         if cluster is not None:
             tally = cluster.sample(bench, run, policy, prompts, store, questions, digests, progress)
-        refuse_unparsed(store, policy.digest, bench.formatter, recipe.sampling.max_unparsed_rate)
         counts = store.counts(policy.digest)
+        failures = (sample.failure for group in store.groups(policy.digest) for sample in group.samples)
+        unparsed = (failure for failure in failures if failure is not None and failure.kind == "parse")
+        refuse_unparsed(unparsed, counts.get("failed_parse", 0), counts["samples"], recipe.sampling.max_unparsed_rate)
         pairs = build_preferences(
             run, recipe.sampling.strategy, recipe.sampling.margin, recipe.sampling.max_pairs, policy.digest
         )
@@ -174,9 +177,7 @@ async def _work(
     try:
         prompts = await prompts_of(run, bench, policy, front, questions, progress)
         parts = (bench.program(), bench.replay, bench.formatter, bench.retriever)
-        n_compared, stops = check_messages(*parts, prompts, questions[:1])
-        if stops:
-            run.event("sample", "messages not checked", compared=n_compared, why=list(stops))
+        _, stops = check_messages(*parts, prompts, questions[:20])
         if not here:
             return prompts, Tally(), stops
         settings = bench.recipe.sampling
@@ -285,6 +286,8 @@ def _notes(prompts: Sequence[Prompt], wanted: int, pairs: PreferenceReport) -> I
     if 2 * pairs.no_spread > pairs.states:
         which = f"at {pairs.no_spread:,} of {pairs.states:,} states they have one reward"
         yield f"the samples hardly differ: {which}; raise policy.temperature or sampling.samples"
+    if pairs.failures["prompt"]:
+        yield f"{pairs.failures['prompt']:,} of {pairs.samples:,} samples failed: their prompts do not fit the policy"
 
 
 def _report(

@@ -187,6 +187,11 @@ class Store:
                 state = state_of(first, step, first["parent"])
                 yield Group(state, digest, tuple(sample_of(row) for row in members))
 
+    def finished(self, policy_digest: str | None = None) -> Iterator[Group]:
+        """The `groups` of questions that are done."""
+        done = {digest: self.done(digest) for digest in self.policy_digests()}
+        return (group for group in self.groups(policy_digest) if group.state.question_id in done[group.policy_digest])
+
     def question_ids(self) -> set[str]:
         """Every question that was sampled."""
         return {row["question_id"] for row in self._read("SELECT DISTINCT question_id FROM states")}

@@ -26,7 +26,7 @@ def sft_targets(
     seed: int = 0,
     policy_digest: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Targets of every state, in the order of the store.
+    """Targets of the states of finished questions, in the order of the store.
 
     Args:
         store: of a run.
@@ -42,7 +42,7 @@ def sft_targets(
         ``sample_id`` and ``reward``.
     """
     rows = []
-    for group in store.groups(policy_digest):
+    for group in store.finished(policy_digest):
         by_level = levels(group.samples)
         if not by_level or (only_spread and len(by_level) == 1):
             continue

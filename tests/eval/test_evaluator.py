@@ -10,6 +10,7 @@ from leret.eval.measures import all_measures
 from leret.eval.runner import Setting
 from leret.eval.systems import System
 from leret.pipelines.prompts import ZERO_SHOT, Prompt
+from leret.policies.prompts import PromptTooLongError
 from leret.runs import Run
 from leret.sampling.progress import Silent
 from tests.eval.eval_fakes import CORPUS, QUESTIONS, Rule, Titles, copy_question, follow, program
@@ -115,6 +116,27 @@ def test_an_outage_is_counted_and_tried_again(make):
 def test_a_server_that_is_down_stops_the_evaluation(make):
     with pytest.raises(PolicyError, match=r"6 of 6 runs failed.*the server is down.*run the same command again"):
         make(lambda content: None).evaluate(BASE)
+
+
+def long_prompt(name):
+    def rule(content):
+        if name in content.splitlines()[0]:
+            raise PromptTooLongError("a prompt of 517 tokens does not fit")
+        return follow(content)
+
+    return rule
+
+
+def test_prompts_of_which_most_do_not_fit_stop_the_evaluation(make):
+    with pytest.raises(PolicyError, match=r"6 of 6 runs failed.*517 tokens"):
+        make(long_prompt("")).evaluate(BASE)
+
+
+def test_a_prompt_that_does_not_fit_stops_no_evaluation_of_others(make):
+    for _ in range(2):  # it is tried again, alone
+        kept, _ = make(long_prompt("Cid")).evaluate(BASE)
+        assert [row.failure for row in kept.rows if row.failure] == ["prompt: a prompt of 517 tokens does not fit"]
+        assert kept.lm_calls == 10
 
 
 def test_an_interruption_keeps_what_is_done(make):

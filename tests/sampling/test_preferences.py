@@ -160,6 +160,14 @@ def test_best_targets_are_of_the_highest_level_of_states_with_spread(run):
         assert sft_targets(store, policy_digest="Q") == []
 
 
+def test_targets_are_of_finished_questions_alone(run):
+    with Store(run.store) as store:
+        for step in (0, 1):
+            store.put_visit(Visit("q1", step, "P", f"q1-{step}", None, None, "next"))
+    with Store(run.store, read_only=True) as store:
+        assert {target["question_id"] for target in sft_targets(store, only_spread=False)} == {"q2"}
+
+
 def test_random_targets_come_from_any_level_as_often_as_sampled(run):
     with Store(run.store, read_only=True) as store:
         drawn = [sft_targets(store, "random", seed=seed)[0]["completion"] for seed in range(200)]

@@ -148,6 +148,15 @@ def test_too_many_failures_stop_the_run_and_are_tried_again(connected, server, t
     assert sum(server.asked.values()) - asked == report.samples - len(kept)
 
 
+def test_completions_that_do_not_parse_stop_the_run_early(connected, server, tmp_path):
+    write_data(tmp_path, 200)
+    blank = {"index": 0, "message": {"content": " "}, "finish_reason": "stop"}
+    server.lie, server.delay_s = lambda body: {"choices": [blank]}, 0.05
+    with pytest.raises(PolicyError, match=r"completions do not parse; one of them: ' ' is"):
+        sample(served(server, samples=4), Run.create(tmp_path / "run"), base_dir=tmp_path, cluster=Cluster(1))
+    assert server.answered < 600
+
+
 def test_what_a_killed_driver_left_is_taken_over_by_the_next_command(server, tmp_path):
     write_data(tmp_path, 8)
     done = Run.create(tmp_path / "done")

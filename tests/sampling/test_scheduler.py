@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from contextlib import nullcontext
 
 import pytest
 
@@ -9,9 +10,10 @@ from leret.errors import PolicyError, RunError
 from leret.pipelines.prompts import ZERO_SHOT, Prompt
 from leret.sampling.branch import Branch, Brancher
 from leret.sampling.front import SearchFront
-from leret.sampling.scheduler import Scheduler
+from leret.sampling.scheduler import Scheduler, refuse_unparsed
 from leret.sampling.steps import Stepper
 from leret.sampling.store import Store
+from leret.types import Failure
 from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
 
 FEW = Prompt("1", {"write_query": [{"question": "who", "context": [], "query": "find who"}]})
@@ -161,6 +163,22 @@ def test_too_many_failures_stop_with_the_cause(tmp_path, replay, formatter):
 def test_a_run_where_everything_failed_says_so(tmp_path, replay, formatter):
     with pytest.raises(PolicyError, match="the server is away"):
         sample(tmp_path / "db", replay, formatter, FakePolicy(fail=lambda request: True), n=3)
+
+
+@pytest.mark.parametrize(
+    ("n_unparsed", "n_samples", "rate", "refused"),
+    [
+        (4, 4, 0.5, False),
+        (5, 5, 0.5, True),
+        (5, 5, 1, False),
+        (48, 49, 0.5, False),
+        (25, 50, 0.5, False),
+        (26, 50, 0.5, True),
+    ],
+)
+def test_few_unparsed_samples_refuse_only_where_all_are(n_unparsed, n_samples, rate, refused):
+    with pytest.raises(PolicyError, match="name a new run directory") if refused else nullcontext():
+        refuse_unparsed([Failure("parse", "x")], n_unparsed, n_samples, rate)
 
 
 def test_more_questions_only_add(tmp_path, replay, formatter):

@@ -140,7 +140,7 @@ def test_a_run_whose_completions_do_not_parse_stops_and_shows_one(place, server)
     run = Run.create(place / "run")
     for _ in range(2):  # the second time nothing is left to be sampled
         with pytest.raises(
-            PolicyError, match=r"30 of 30 completions .* first one: ' '; CompactAdapter reads '<query>'"
+            PolicyError, match=r"30 of 30 completions .*: ' ' is .*CompactAdapter reads '<query>'.* a new run directory"
         ):
             sample(served(server, samples=1), run)
     raised = sample(served(server, samples=1, max_unparsed_rate=1.0), run)
@@ -149,16 +149,25 @@ def test_a_run_whose_completions_do_not_parse_stops_and_shows_one(place, server)
 
 def test_a_long_run_whose_completions_do_not_parse_stops_early(place, server):
     server.lie = blank(1.0)
-    with pytest.raises(PolicyError, match=r"completions are not in the adapter's format"):
+    with pytest.raises(PolicyError, match=r"completions do not parse"):
         sample(served(server, samples=8, concurrency=2), Run.create(place / "run"))
     assert server.answered < 100
 
 
 def test_a_bank_of_which_nothing_parses_is_not_made(place, server):
     server.lie = blank(1.0)
-    with pytest.raises(PolicyError, match=r"10 of 10 completions .* ' '; CompactAdapter reads '<query>'"):
+    with pytest.raises(PolicyError, match=r"10 of 10 completions .*: ' ' is .*CompactAdapter reads '<query>'"):
         sample(served(server, prompts=3), Run.create(place / "run"))
     assert server.answered == 10
+
+
+def test_four_completions_that_do_not_parse_refuse_no_run(place, server):
+    server.lie = blank(1.0)
+    report = sample(served(server, samples=1, data={"limit": 4}), Run.create(place / "run"))
+    assert report.failures == {"parse": 4}
+    bank = {"train_questions": 1, "dev_questions": 3, "candidates": 1}
+    server.lie = lambda body: {} if server.answered > 1 else blank(1.0)(body)
+    assert sample(served(server, prompts=3, data={"limit": 4}, bank=bank), Run.create(place / "other")).pairs >= 0
 
 
 def test_a_share_of_completions_that_do_not_parse_is_let_pass(place, server):

@@ -169,6 +169,17 @@ def test_questions_that_changed_are_noticed_after_a_change_of_the_limit(place):
         sample(recipe_of(data={"limit": 10}), run, base_dir=directory)
 
 
+@pytest.mark.parametrize("limit", [6, 12, None])
+def test_gold_that_changed_is_noticed_under_any_limit(place, limit):
+    directory, _ = place
+    run = Run.create(directory / "run")
+    sample(recipe_of(prompts=1, data={"limit": 8}), run, base_dir=directory)
+    file = directory / "questions.jsonl"
+    file.write_text(file.read_text().replace('["alpha", "beta"]', '["alpha"]'))
+    with pytest.raises(RunError, match=r"data\.questions: its content"):
+        sample(recipe_of(prompts=1, data={"limit": limit}), run, base_dir=directory)
+
+
 def test_a_prompt_that_does_not_fit_costs_its_samples_alone(place, monkeypatch):
     directory, _ = place
     run = Run.create(directory / "run")
@@ -186,8 +197,21 @@ def test_a_prompt_that_does_not_fit_costs_its_samples_alone(place, monkeypatch):
     assert (report.questions, report.waiting) == (30, 0)
     assert set(report.failures) == {"prompt"}
     assert 0 < report.failures["prompt"] < report.samples / 2
+    assert any(note.endswith("do not fit the policy") for note in report.notes)
     assert sample(recipe_of(), run, base_dir=directory).already
     assert check_store(run).faults == []
+
+
+def test_prompts_of_which_most_do_not_fit_stop_the_run(place, monkeypatch):
+    directory, _ = place
+
+    class Narrow(FakePolicy):
+        async def complete(self, request):
+            raise PromptTooLongError("a prompt of 517 tokens does not fit")
+
+    monkeypatch.setattr("leret.policies.load.policy_of", lambda settings, cache=None: Narrow())
+    with pytest.raises(PolicyError, match=r"max_error_rate = 0\.1.*517 tokens.*a new run directory"):
+        sample(recipe_of(prompts=1), Run.create(directory / "run"), base_dir=directory)
 
 
 def test_another_strategy_rebuilds_the_pairs_without_a_sample(place):
@@ -319,6 +343,25 @@ def test_the_plan_sees_a_prompt_that_does_not_fit(place):
     (narrow / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8}))
     with pytest.raises(PromptTooLongError, match="8 positions"):
         plan(recipe_of(policy={"model": str(narrow)}), Run(directory / "run"), base_dir=directory)
+
+
+@pytest.mark.parametrize("body", ["raise KeyError('x')", "while True: self.write(question=question)"])
+def test_the_plan_lets_pass_what_made_up_outputs_do_to_a_program(place, body):
+    directory, _ = place
+    (directory / "reading.py").write_text(
+        "import dspy\nfrom leret.pipelines import Search\n\n\nclass Reading(dspy.Module):\n"
+        "    def __init__(self, k=3):\n        super().__init__()\n"
+        "        self.write = dspy.Predict('question -> query')\n        self.search = Search(k=k)\n\n"
+        "    def forward(self, question):\n"
+        "        query = self.write(question=question).query\n        self.search(query)\n"
+        f"        if question != '?' and query[0] == '?':\n            {body}\n"
+    )
+    policy = {"model": str(tiny_policy(directory / "tiny")), "enable_thinking": False}
+    recipe = recipe_of(policy=policy).model_dump()
+    recipe["program"] = {"path": f"{directory}/reading.py:Reading", "adapter": {"kind": "compact"}}
+    planned = plan(SamplingRecipe.model_validate(recipe), Run(directory / "run"), base_dir=directory)
+    assert planned.steps == 1
+    assert planned.prompt_tokens > 0
 
 
 def test_the_plan_bounds_what_the_stage_does_and_writes_nothing(place):
