@@ -417,7 +417,7 @@ class TrainingRecipe(Settings):
 class EvalRecipe(Settings):
     """`leret eval`: systems on held-out questions of the run's data."""
 
-    name: str | None = Field(
+    evaluation: str | None = Field(
         None, pattern=r"^\w[\w.-]*$", description="directory in R/eval; None: of the split (test has none) and the file"
     )
     split: Literal["dev", "test", "all"] = "test"
@@ -438,8 +438,8 @@ class EvalRecipe(Settings):
     seed: int = 0
 
     @property
-    def evaluation(self) -> str | None:
+    def evaluation_name(self) -> str | None:
         """The directory in R/eval; None for the run's own test questions, whose results lie in R/eval itself."""
         split = "" if self.split == "test" else self.split
-        stem = PurePath(self.questions or "").name.partition(".")[0]
-        return self.name or "-".join(part for part in (split, stem) if part) or None
+        stem = re.sub(r"(\.(jsonl|json|tsv|gz|bz2|zst))+$", "", PurePath(self.questions or "").name.lstrip("."))
+        return self.evaluation or "-".join(part for part in (split, stem) if part) or None

@@ -140,7 +140,17 @@ class Run:
         return self.path / "cache"
 
     def manifest(self) -> dict[str, Any]:
-        """Content of run.yaml.
+        """Content of run.yaml, its files located on this machine.
+
+        Raises:
+            RunError: it is unreadable, or of another version.
+        """
+        return {name: _with_texts(section, self._located) for name, section in self.record().items()}
+
+    def record(self) -> dict[str, Any]:
+        """Content of run.yaml as it is written: files are named from the run (``$RUN/../data``), or from ``$LERET/``.
+
+        So it tells nothing of the machine, and a run can be moved with the files it names.
 
         Raises:
             RunError: it is unreadable, or of another version.
@@ -155,21 +165,14 @@ class Run:
                 f"{self.path} is a run of layout version {schema!r}, this leret reads version {SCHEMA}; "
                 "use the leret that wrote it, or start a new run"
             )
-        return {name: _with_texts(section, self._located) for name, section in value.items()}
+        return dict(value)
 
     def update(self, **sections: Any) -> None:
         """Replace top-level sections of run.yaml (``sampling``, ``training``, ``eval``, ``digests`` ...)."""
-        value = self.manifest() if self.manifest_path.is_file() else {"schema": SCHEMA}
-        text = yaml.safe_dump(self.shared({**value, **sections}), sort_keys=False, allow_unicode=True)
+        value = self.record() if self.manifest_path.is_file() else {"schema": SCHEMA}
+        text = yaml.safe_dump({**value, **_with_texts(sections, self._shared)}, sort_keys=False, allow_unicode=True)
         with self.writing():
             write_atomically(self.manifest_path, text)
-
-    def shared(self, value: Any) -> Any:
-        """A value whose files are named from the run (``$RUN/../data``), or among what leret ships (``$LERET/``).
-
-        So run.yaml and the report tell nothing of the machine, and a run can be moved with the files it names.
-        """
-        return _with_texts(value, self._shared)
 
     def section(self, name: str, made_by: str) -> dict[str, Any]:
         """A section of run.yaml that an earlier stage wrote.

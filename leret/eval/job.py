@@ -15,12 +15,12 @@ from leret.eval.measures import all_measures
 from leret.eval.policies import policies_of
 from leret.eval.systems import System, available, chosen
 from leret.runs import Run
-from leret.sampling.finished import file_stamps
+from leret.sampling.finished import file_stamps, is_whole, stamps
 from leret.types import digest
 
 __all__ = ["Job", "finished", "on_data", "resolve"]
 
-_RENAME = "give this evaluation another name: --set name=NAME"
+_RENAME = "give this evaluation another name: --set evaluation=NAME"
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ class Job:
     key: str
     data: str = ""
 
+    @property
+    def delivers(self) -> bool:
+        """Whether R/program is this one's: of the run's own test questions, or any while there is none of these."""
+        return self.directory == self.run.eval or not (self.run.eval / "summary.json").is_file()
+
 
 def resolve(recipe: EvalRecipe, run: Run) -> Job:
     """Everything that can be known without opening data or models.
@@ -66,26 +71,28 @@ def resolve(recipe: EvalRecipe, run: Run) -> Job:
         sampling,
         run.manifest().get("digests"),
         [[s.name, s.prompt and s.prompt.digest, s.prompt and policies.digest(s)] for s in systems],
-        [_stamp(path) for path in (run.store, run.preferences / "train.parquet", Path(recipe.questions or ""))],
+        [list(stamps(path)) for path in (run.store, run.preferences / "train.parquet", recipe.questions) if path],
         file_stamps(SamplingRecipe.model_validate(sampling)),
     )
-    directory = run.eval / (recipe.evaluation or "")
+    directory = run.eval / (recipe.evaluation_name or "")
     names = [*known, *(system.name for system in systems)]
-    shared = [name for name in names if name == recipe.evaluation or (directory / name / "summary.json").is_file()]
+    shared = [name for name in names if name == recipe.evaluation_name or (directory / name / "summary.json").is_file()]
     if shared:
-        raise ConfigError(f"name: {shared[0]!r} is a system and an evaluation of this run; {_RENAME}")
-    page = directory / "report.html" if recipe.evaluation else run.report
+        raise ConfigError(f"evaluation: {shared[0]!r} is a system and an evaluation of this run; {_RENAME}")
+    page = directory / "report.html" if recipe.evaluation_name else run.report
     return Job(recipe, run, systems, policies, all_measures(recipe.measures), directory, page, key)
 
 
 def finished(job: Job) -> dict[str, Any] | None:
     """The summary of this very evaluation, where all of it is there and nothing failed."""
-    notes = [job.directory / system.name / "evaluated.json" for system in job.systems]
     summary = _read_summary(job.directory)
-    whole = summary.get("key") == job.key and job.page.is_file()
-    if not whole or not all(note.is_file() for note in notes) or any(row["failed"] for row in summary["rows"]):
+    if summary.get("key") != job.key or any(row["failed"] for row in summary["rows"]):
         return None
-    return summary
+    folders = [job.directory / system.name for system in job.systems]
+    files = [job.page, job.directory / "qrels.trec", *(folder / "evaluated.json" for folder in folders)]
+    files += [job.run.program / "policy.json"] if job.delivers else []
+    whole = all(f.is_file() for f in files) and all(is_whole(folder / "per_question.parquet") for folder in folders)
+    return summary if whole else None
 
 
 def on_data(job: Job, data: str) -> Job:
@@ -94,9 +101,10 @@ def on_data(job: Job, data: str) -> Job:
     Raises:
         RunError: the directory holds results on other questions, or decoded otherwise.
     """
-    before, temperature = _read_summary(job.directory), job.recipe.temperature
+    before, temperature, seed = _read_summary(job.directory), job.recipe.temperature, job.recipe.seed
     other = ["other questions or gold documents"] if before.get("data", data) != data else []
     other += [f"temperature {before['temperature']}"] if before.get("temperature", temperature) != temperature else []
+    other += [f"seed {before['seed']}"] if temperature > 0 and before.get("seed", seed) != seed else []
     if other:
         raise RunError(f"{job.directory} holds an evaluation of {' and '.join(other)}; {_RENAME}")
     return replace(job, data=data)
@@ -108,11 +116,3 @@ def _read_summary(directory: Path) -> dict[str, Any]:
         return dict(json.loads((directory / "summary.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return {}
-
-
-def _stamp(path: Path) -> list[int] | None:
-    """Size and time of change of a file; None where there is none."""
-    if not path.is_file():
-        return None
-    status = path.stat()
-    return [status.st_size, status.st_mtime_ns]

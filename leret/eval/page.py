@@ -26,7 +26,7 @@ def write_page(run: Run, path: Path, summary: Mapping[str, Any], examples: Mappi
     Raises:
         RunError: the run cannot be read or written.
     """
-    manifest = run.shared(run.manifest())
+    manifest = run.record()
     training = training_facts(run)
     page = render(
         summary,

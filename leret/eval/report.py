@@ -18,7 +18,7 @@ __all__ = ["render"]
 
 _EVERY_HOP = ("recall", "ap")
 _SURE = 0.05
-"""A difference of a smaller p is told as one."""
+"""A difference of a smaller adjusted p is told as one."""
 
 _CARDS = ("recall", "all_found", "bridge_found", "ap")
 
@@ -62,6 +62,7 @@ def render(
         cards=cards,
         columns=columns,
         compared=_compared(summary),
+        level=_SURE,
         types=[{"name": type_, "n": n} for type_, n in summary["n_by_type"].items()],
         type_columns=[{"measure": m, "hop": last} for m in ("recall", "all_found") if m in measures],
         labels={m: LABELS.get(m, m) for m in measures},
@@ -101,11 +102,11 @@ def _beaten(summary: Mapping[str, Any]) -> str | None:
         (r["system"] for r in summary["rows"] if r["kind"] != "baseline"), key=lambda name: found[name], default=RAW
     )
     pairs = {(c["a"], c["b"]): c for c in summary["comparisons"] if c["measure"] == "recall"}
-    compared = pairs.get((best, RAW)) or pairs.get((RAW, best)) or {"p": None}
-    if found.get(RAW, 0.0) <= found.get(best, 0.0) or (compared["p"] is not None and compared["p"] >= _SURE):
+    p = (pairs.get((best, RAW)) or pairs.get((RAW, best)) or {"p_holm": None})["p_holm"]
+    if found.get(RAW, 0.0) <= found.get(best, 0.0) or p is None or p >= _SURE:
         return None
     shares = f"{found[RAW]:.0%} of the gold documents, against {found[best]:.0%} by {best}"
-    return f"The question itself, searched for without an LM, finds more than any system: {shares}"
+    return f"The question itself, searched for without an LM, finds more than every system with an LM: {shares}"
 
 
 def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:

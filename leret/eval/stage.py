@@ -86,7 +86,8 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
         with run.writing():
             write_qrels(job.directory / "qrels.trec", questions)
             write_atomically(job.directory / "examples.json", json.dumps(shown, ensure_ascii=False, indent=1) + "\n")
-            deliver(run, bench, next((s for s in job.systems if s.name == summary["focus"]), None))
+            if job.delivers:
+                deliver(run, bench, next((s for s in job.systems if s.name == summary["focus"]), None))
     run.update(eval=recipe.model_dump(mode="json"))
     write_page(run, job.page, summary, shown)
     with run.writing():  # last, since it says that all is there
@@ -170,7 +171,7 @@ def _note(job: Job, system: System, kept: Kept) -> None:
     job.run.event(
         "eval",
         "evaluated",
-        name=job.recipe.evaluation,
+        name=job.recipe.evaluation_name,
         system=system.name,
         seconds=round(kept.seconds, 3),
         failed=failed,
@@ -195,12 +196,13 @@ def _summarise(job: Job, questions: Sequence[Question], kept: Mapping[str, Kept]
     statistics = Statistics(recipe.resamples, recipe.confidence, recipe.seed)
     return {
         **summarise(evaluated, questions, job.measures, recipe.baseline, statistics),
-        "name": recipe.evaluation,
+        "name": recipe.evaluation_name,
         "data": job.data,
         "focus": focus(job.systems),
         "split": recipe.split,
         "temperature": recipe.temperature,
         "samples": recipe.samples,
+        "seed": recipe.seed,
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "key": job.key,
     }

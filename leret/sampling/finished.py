@@ -10,7 +10,7 @@ from leret.config import SamplingRecipe
 from leret.runs import Run
 from leret.types import digest
 
-__all__ = ["file_stamps", "finished", "mark_finished"]
+__all__ = ["file_stamps", "finished", "is_whole", "mark_finished", "stamps"]
 
 
 def finished(run: Run, recipe: SamplingRecipe) -> dict[str, Any] | None:
@@ -21,7 +21,7 @@ def finished(run: Run, recipe: SamplingRecipe) -> dict[str, Any] | None:
     mark = run.manifest().get("sampled")
     if not run.store.is_file() or not isinstance(mark, Mapping) or mark.get("key") != _key(recipe):
         return None
-    whole = mark.get("bytes") == run.store.stat().st_size and _is_whole(run.preferences / "train.parquet")
+    whole = mark.get("bytes") == run.store.stat().st_size and is_whole(run.preferences / "train.parquet")
     return dict(mark["report"]) if whole else None  # the long way refuses a damaged store, and makes the pairs again
 
 
@@ -43,14 +43,14 @@ def file_stamps(recipe: SamplingRecipe) -> list[list[tuple[str, int, int]]]:
     ]
     if recipe.policy.kind == "local":
         named.append(recipe.policy.model)
-    return [list(_stats(name)) for name in named if name]
+    return [list(stamps(name)) for name in named if name]
 
 
 def _key(recipe: SamplingRecipe) -> str:
     return digest(recipe.model_dump(mode="json"), file_stamps(recipe))
 
 
-def _is_whole(path: Path) -> bool:
+def is_whole(path: Path) -> bool:
     """Whether a Parquet file is there to its end, where its table of contents is."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -62,8 +62,8 @@ def _is_whole(path: Path) -> bool:
     return True
 
 
-def _stats(name: str) -> Iterator[tuple[str, int, int]]:
-    """Of a file, or of the files of a directory and of those in it."""
+def stamps(name: str | Path) -> Iterator[tuple[str, int, int]]:
+    """Name, size and time of change of a file, or of the files of a directory and of those in it."""
     path = Path(name)
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file():

@@ -7,8 +7,10 @@ import pytest
 
 from leret.config import EvalRecipe, SamplingRecipe
 from leret.errors import ConfigError, RunError
+from leret.eval.job import resolve
 from leret.eval.plan import plan
 from leret.eval.stage import evaluate
+from leret.recipes import load_all
 from leret.runs import Run
 from leret.sampling.stage import sample
 from tests.eval.test_stage import ROOT, write_data
@@ -98,18 +100,22 @@ def test_a_held_out_question_that_changed_is_refused(run):
     other = SMALL.model_copy(update={"questions": str(path)})
     assert evaluate(other, run).summary["n_questions"] == asked["n_questions"]
     rewrite(run, "other.jsonl", relevant_doc_ids=lambda row: row["relevant_doc_ids"][:1])
-    with pytest.raises(RunError, match=r"eval/other holds an evaluation of other questions or gold.*--set name="):
+    with pytest.raises(RunError, match=r"eval/other holds an evaluation of other questions or gold.*--set evaluation="):
         evaluate(other, run)
-    assert evaluate(other.model_copy(update={"name": "one-gold"}), run).asked == SMALL.systems
+    assert evaluate(other.model_copy(update={"evaluation": "one-gold"}), run).asked == SMALL.systems
 
 
 def test_another_temperature_wants_a_name(run):
     evaluate(SMALL, run)
     warm = SMALL.model_copy(update={"temperature": 0.7})
-    with pytest.raises(RunError, match=r"holds an evaluation of temperature 0\.0; .*name="):
+    with pytest.raises(RunError, match=r"holds an evaluation of temperature 0\.0; .*evaluation="):
         evaluate(warm, run)
-    assert evaluate(warm.model_copy(update={"name": "warm"}), run).asked == SMALL.systems
+    warm = warm.model_copy(update={"evaluation": "warm"})
+    assert evaluate(warm, run).asked == SMALL.systems
+    with pytest.raises(RunError, match="eval/warm holds an evaluation of seed 0; "):
+        evaluate(warm.model_copy(update={"seed": 1}), run)
     assert evaluate(SMALL, run).already
+    assert not evaluate(SMALL.model_copy(update={"seed": 1}), run).asked
 
 
 def test_splits_lie_side_by_side_and_going_back_asks_nothing(run):
@@ -126,6 +132,57 @@ def test_splits_lie_side_by_side_and_going_back_asks_nothing(run):
     assert evaluate(BASE.model_copy(update={"split": "dev"}), run).already
 
 
+def policy_of_the_program(run):
+    return json.loads((run.program / "policy.json").read_text())["policy"]["model"]
+
+
+def train(run, name):
+    tiny_policy(run.policies / name, seed=1)
+    (run.policies / name / "training.json").write_text(
+        json.dumps(
+            {"parent": "base", "examples": 1, "steps": 1, "seconds": 1.0, "key": {"recipe": {"learning_rate": 1e-5}}}
+        )
+    )
+
+
+def test_the_program_is_that_of_the_runs_own_test_questions(run):
+    train(run, "mine")
+    dev = BASE.model_copy(update={"split": "dev"})
+    test = BASE.model_copy(update={"systems": ("base", "mine")})
+    evaluate(dev, run)
+    assert (run.program / "policy.json").is_file()  # of the only evaluation that there is
+    evaluate(test, run)
+    assert policy_of_the_program(run).endswith("policies/mine")
+    evaluate(dev.model_copy(update={"resamples": 30}), run)
+    assert policy_of_the_program(run).endswith("policies/mine")
+    assert evaluate(test, run).already
+
+
+@pytest.mark.parametrize("gone", ["program/policy.json", "eval/qrels.trec"])
+def test_an_evaluation_that_lacks_a_file_writes_it_again_and_asks_nothing(run, gone):
+    evaluate(BASE, run)
+    (run.path / gone).unlink()
+    report = evaluate(BASE, run)
+    assert (report.already, report.asked, (run.path / gone).is_file()) == (False, (), True)
+
+
+def test_results_that_are_damaged_are_not_done(run):
+    evaluate(BASE, run)
+    path = run.eval / "base/per_question.parquet"
+    path.write_bytes(b"junk")
+    with pytest.raises(RunError, match=f"{path} cannot be read"):
+        evaluate(BASE, run)
+
+
+def test_a_folder_of_questions_is_read_again_when_a_file_in_it_changes(run):
+    folder = run.path.parent / "beir"
+    (folder / "qrels").mkdir(parents=True)
+    other = BASE.model_copy(update={"questions": str(folder)})
+    key = resolve(other, run).key
+    (folder / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\n")
+    assert resolve(other, run).key != key
+
+
 @pytest.mark.parametrize(
     ("keys", "name"),
     [
@@ -133,27 +190,33 @@ def test_splits_lie_side_by_side_and_going_back_asks_nothing(run):
         ({"split": "dev"}, "dev"),
         ({"questions": "/data/hard.jsonl.gz"}, "hard"),
         ({"split": "all", "questions": "hard.jsonl"}, "all-hard"),
-        ({"split": "dev", "name": "mine"}, "mine"),
+        ({"split": "dev", "evaluation": "mine"}, "mine"),
+        ({"questions": "v1.2-questions.jsonl"}, "v1.2-questions"),
+        ({"questions": "data/.jsonl"}, "jsonl"),
     ],
 )
 def test_the_name_follows_from_split_and_questions(keys, name):
-    assert EvalRecipe(**keys).evaluation == name
+    assert EvalRecipe(**keys).evaluation_name == name
+
+
+def test_the_name_of_a_training_is_not_that_of_the_evaluation():
+    training, evaluation = load_all(["training/demo-sft.yaml", "eval/demo.yaml"], ["name=mine"])
+    assert (training.policy_name, evaluation.evaluation_name) == ("mine", None)
 
 
 def test_an_evaluation_and_a_system_have_no_directory_in_common(run):
-    with pytest.raises(ConfigError, match="name: 'base' is a system"):
-        evaluate(SMALL.model_copy(update={"name": "base"}), run)
-    evaluate(SMALL.model_copy(update={"name": "mine"}), run)
-    tiny_policy(run.policies / "mine", seed=1)
-    (run.policies / "mine/training.json").write_text(json.dumps({"parent": "base"}))
-    with pytest.raises(ConfigError, match="name: 'mine' is a system"):
+    with pytest.raises(ConfigError, match="evaluation: 'base' is a system"):
+        evaluate(SMALL.model_copy(update={"evaluation": "base"}), run)
+    evaluate(SMALL.model_copy(update={"evaluation": "mine"}), run)
+    train(run, "mine")
+    with pytest.raises(ConfigError, match="evaluation: 'mine' is a system"):
         evaluate(SMALL, run)
 
 
 @pytest.mark.parametrize("name", ["../x", "", "a/b", ".x"])
 def test_a_name_is_one_directory(name):
-    with pytest.raises(ValueError, match="name"):
-        EvalRecipe(name=name)
+    with pytest.raises(ValueError, match="evaluation"):
+        EvalRecipe(evaluation=name)
 
 
 def test_a_run_names_no_path_of_the_machine_and_moves_with_its_data(run, tmp_path):
@@ -166,6 +229,13 @@ def test_a_run_names_no_path_of_the_machine_and_moves_with_its_data(run, tmp_pat
     moved = tmp_path.rename(f"{tmp_path}-moved")
     again = evaluate(BASE, Run.open(moved / "run"))
     assert (again.asked, again.summary["rows"]) == ((), first.summary["rows"])
+
+
+def test_a_run_that_was_written_to_where_its_data_is_not_can_go_back(run, tmp_path_factory):
+    before = run.manifest()["sampling"]
+    away = run.path.rename(tmp_path_factory.mktemp("away") / "run")
+    Run.open(away).update(training={"init": "base"})
+    assert Run.open(away.rename(run.path)).manifest()["sampling"] == before
 
 
 def test_a_shipped_program_is_named_among_what_leret_ships(tmp_path):

@@ -15,10 +15,10 @@ from leret.eval.traces import Hop, Trace
 from leret.types import Document, Passage, Question
 
 EVIL = '<script>alert("x")</script><img src=x onerror=y>'
-CORPUS = {f"d{i}": Document(f"d{i}", f"{EVIL} {i}", "text") for i in range(8)}
+CORPUS = {f"d{i}": Document(f"d{i}", f"{EVIL} {i}", "text") for i in range(9)}
 QUESTIONS = [
     Question(f"q{i}", f"{EVIL}?", gold=(f"d{i}", f"d{i + 1}"), type=(EVIL, "comparison")[i % 2], answer=EVIL)
-    for i in range(6)
+    for i in range(8)
 ]
 LOG = [
     {"step": i, "loss": 1 / i, "rewards/accuracies": 0.5, "rewards/chosen": 0.1 * i, "rewards/rejected": 0}
@@ -120,15 +120,15 @@ def test_every_picture_says_what_it_shows(full, checked):
 
 
 def test_the_figures_are_the_summarys(full):
-    # base finds both once and one five times: (1 + 5 * .5) / 6; the policy nothing once and both five times
-    assert "0.583" in full
-    assert "0.833" in full
-    assert "+0.250" in full
+    # base finds both once and one seven times: (1 + 7 * .5) / 8; the policy nothing once and both seven times
+    assert "0.562" in full
+    assert "0.875" in full
+    assert "+0.312" in full
 
 
 def test_improved_and_worsened_questions_are_told_apart(full):
     improved, worsened = full.split("Most improved")[1].split("Most worsened")
-    assert improved.count('<details class="example"') == 5
+    assert improved.count('<details class="example"') == 7
     assert worsened.count('<details class="example"') == 1
     assert "✓" in improved
 
@@ -152,9 +152,24 @@ def test_the_title_says_that_the_raw_question_beats_every_system():
     raw = system("raw-question", "baseline", lambda i: [f"d{i}", f"d{i + 1}"])
     base, sft = (system(name, kind, lambda i: []) for name, kind in (("base", "base"), ("sft", "policy")))
     better = system("sft", "policy", lambda i: [f"d{i + 1}", f"d{i}"])
-    assert "without an LM, finds more than any system: 100% of the gold" in heading(page([raw, base, sft], "sft"))
+    assert "without an LM, finds more than every system with an LM: 100% of the gold" in heading(
+        page([raw, base, sft], "sft")
+    )
     assert heading(page([raw, base, better], "sft")).startswith("sft finds more than base")
     assert "without an LM" not in heading(page([raw, base, better], "sft"))
+
+
+def test_the_title_tells_no_difference_that_is_not_compared_or_not_sure_when_adjusted():
+    raw = system("raw-question", "baseline", lambda i: [f"d{i}", f"d{i + 1}"])
+    base = system("base", "base", lambda i: [])
+    prompt = system("bank:1", "prompt", lambda i: [f"d{i}"])
+    assert "without an LM" not in heading(page([raw, base, prompt], None))
+    policies = [
+        system(name, "policy", lambda i: [f"d{i}", f"d{i + 1}"][: 2 if i < 2 else 1], ("raw-question",))
+        for name in ("sft", "ipo")
+    ]
+    assert "without an LM" in heading(page([raw, base, policies[0]], "sft"))
+    assert "without an LM" not in heading(page([raw, base, *policies], "sft"))
 
 
 def test_only_a_sure_difference_has_a_colour():

@@ -175,7 +175,7 @@ def test_a_question_whose_text_was_sampled_is_refused(run):
     with Store(run.store) as store:
         store.put_state(State("s", "double", 0, "write_query", {}, ()))
     with pytest.raises(DataError, match=f"1 questions .*have the text of one in the training data: '{asked}'"):
-        evaluate(EvalRecipe(**SMALL | {"systems": ("raw-question",), "name": "again"}), run)
+        evaluate(EvalRecipe(**SMALL | {"systems": ("raw-question",), "evaluation": "again"}), run)
 
 
 def test_unknown_systems_baselines_and_measures_are_refused_before_anything_is_opened(run):
