@@ -119,7 +119,7 @@ def test_an_evaluation_asks_for_its_server_only_where_it_needs_it(place, server)
     more = recipe.model_copy(update={"systems": ("base", "raw-question")})
     assert evaluate(more, run).asked == ("raw-question",)
     with pytest.raises(PolicyError, match="/v1/models cannot be reached"):
-        evaluate(recipe.model_copy(update={"name": "warm", "temperature": 0.5}), run)
+        evaluate(recipe.model_copy(update={"evaluation": "warm", "temperature": 0.5}), run)
 
 
 def test_a_dead_server_is_told_before_the_data_is_read(tmp_path):
