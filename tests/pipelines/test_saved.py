@@ -92,5 +92,5 @@ def test_what_is_not_a_program_is_refused(tmp_path):
 
 def test_another_version_is_refused(saved):
     (saved / "policy.json").write_text('{"version": 99}')
-    with pytest.raises(ProgramError, match="not of version 1"):
+    with pytest.raises(ProgramError, match="not of version 2"):
         leret.load(saved)
