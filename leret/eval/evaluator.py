@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,8 +100,8 @@ class Evaluator:
             kept.rows += new
             kept.seconds += time.monotonic() - began
             everything = Kept(kept.key, _in_order(kept.rows, self._questions), kept.seconds)
-            with self._run.writing():
-                write_kept(self._directory / system.name, everything, self._measures)
+            with self._run.writing(), ThreadPoolExecutor(1) as writer:  # which Ctrl-C does not interrupt
+                writer.submit(write_kept, self._directory / system.name, everything, self._measures).result()
         return everything, True
 
     def missing(self, system: System) -> tuple[Kept, dict[int, list[Question]]]:
