@@ -133,6 +133,10 @@ def test_a_server_that_accepts_no_connection_is_told(llama_dir: Path, monkeypatc
             client = waiting.enter_context(socket.socket())
             client.setblocking(False)
             client.connect_ex(full.getsockname())
+        with socket.socket() as one_more:
+            one_more.settimeout(0.5)
+            if one_more.connect_ex(full.getsockname()) == 0:
+                pytest.skip("this kernel accepts connections beyond a full backlog")
         monkeypatch.setattr(load, "_LIST_S", 0.5)
         for _, settings in kinds(llama_dir, monkeypatch, 0.5):
             url = f"http://127.0.0.1:{full.getsockname()[1]}/v1"
