@@ -1,0 +1,68 @@
+"""A small run of the demo's recipe with the shipped policy equals the one in tests/golden, whatever was moved since.
+
+``python tests/test_golden.py DIR`` writes the files anew from a run directory.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from typer.testing import CliRunner
+
+GOLDEN = Path(__file__).with_name("golden")
+COLUMNS = (
+    "question_id", "step", "prompt", "n", "seed", "predictor", "completion", "query", "doc_ids", "scores", "reward",
+    "recall", "error", "prompt_tokens", "completion_tokens", "chosen",
+)  # fmt: skip
+TIMES = {"seconds", "lm_calls_per_second", "created", "versions", "run", "path"}
+
+
+def rounded(value):
+    """JSON values with floats of five digits: BM25's last bits are the machine's."""
+    if isinstance(value, float):
+        return round(value, 5)
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items() if key not in TIMES}
+    return [rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def invoke(*words: str) -> None:
+    from leret.cli import app
+
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+
+
+def contents(run: Path, out: Path) -> dict[str, list]:
+    """What a run holds, by the name of its golden file."""
+    invoke("store", "export", "--run", str(run), "--out", str(out), "--force", "--messages")
+    samples = [json.loads(line) for line in out.read_text().splitlines()]
+    pairs = pq.read_table(run / "preferences" / "train.parquet").to_pylist()
+    identities = {"state_id", "policy_digest", "chosen_id", "rejected_id"}
+    pairs = [{key: value for key, value in row.items() if key not in identities} for row in pairs]
+    summary = json.loads((run / "eval" / "summary.json").read_text())
+    return {
+        "samples.jsonl": [rounded({name: row[name] for name in COLUMNS}) for row in samples],
+        "messages.jsonl": [row["messages"] for row in samples if row["chosen"]],
+        "preferences.jsonl": [rounded(row) for row in pairs],
+        "summary.jsonl": [rounded(row) for row in [*summary["rows"], *summary["comparisons"]]],
+    }
+
+
+def test_a_small_run_equals_the_golden_files(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    invoke("sample", "demo", "--run", str(run), "--set", "data.limit=8")
+    systems = "systems=[raw-question, oracle-titles, base, bank]"
+    invoke("eval", "demo", "--run", str(run), "--set", "limit=12", "--set", systems, "--set", "resamples=200")
+    for name, rows in contents(run, tmp_path / "export.jsonl").items():
+        expected = [json.loads(line) for line in (GOLDEN / name).read_text().splitlines()]
+        assert rows == expected, name
+
+
+if __name__ == "__main__":
+    for file_name, found in contents(Path(sys.argv[1]), Path("/tmp/golden-export.jsonl")).items():
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found)
+        (GOLDEN / file_name).write_text(text, encoding="utf-8")
