@@ -16,9 +16,9 @@ from pathlib import Path
 
 from leret.datasets.load import load
 from leret.retrieval.base import Retriever
-from leret.retrieval.bm25 import BM25
+from leret.retrieval.caching import Kept
 from leret.retrieval.diskcache import DiskCache
-from leret.retrieval.kept import Kept
+from leret.retrieval.engines.bm25 import BM25
 
 BATCH = 256
 

@@ -23,14 +23,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from leret.config import SamplingRecipe
-from leret.pipelines.prompts import Prompt
+from leret.config.load import load_recipe
+from leret.config.settings import SamplingRecipe
 from leret.policies.base import Request
-from leret.policies.generate import Generated, Job
 from leret.policies.load import load_policy
-from leret.policies.local import LocalPolicy
-from leret.recipes import load_recipe
-from leret.sampling.workbench import Workbench
+from leret.policies.local.decoder import Generated, Job
+from leret.policies.local.policy import LocalPolicy
+from leret.programs.prompts import Prompt
+from leret.sampling.rollouts.environment import Workbench
 
 SIZES = (1, 8, 64)
 

@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from leret.core.types import Question, Ranking
 from leret.datasets.load import Data, load
-from leret.retrieval.bm25 import BM25
-from leret.types import Question, Ranking
+from leret.retrieval.engines.bm25 import BM25
 
 SETS = {
     # name: (folder of the corpus, questions, recall@3, recall@10, AP@100 of the data's own README)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pyarrow.parquet
 
-from leret.runs import Run
-from leret.sampling.store import Store
+from leret.core.runs import Run
+from leret.sampling.store.store import Store
 
 SYSTEMS = ("raw-question", "oracle-titles", "base", "bank:1", "bank:2", "bank:3", "sft", "sft-more", "ipo")
 

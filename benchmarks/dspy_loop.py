@@ -11,10 +11,10 @@ from typing import Any
 import dspy
 from dspy.utils.exceptions import AdapterParseError
 
-from leret.pipelines.prompts import Prompt
-from leret.pipelines.search import Found
+from leret.programs.prompts import Prompt
+from leret.programs.search import Found
 from leret.rewards import measure
-from leret.sampling.workbench import Workbench
+from leret.sampling.rollouts.environment import Workbench
 
 THREADS = 32
 

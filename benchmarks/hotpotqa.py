@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 
-from leret.config import SamplingRecipe
+from leret.config.load import load_recipe
+from leret.config.settings import SamplingRecipe
 from leret.datasets.load import load_questions
-from leret.eval.significance import bootstrap_intervals, sign_flip_p
-from leret.pipelines.prompts import Prompt
-from leret.recipes import load_recipe
-from leret.training.pretrain.examples import style_demos
+from leret.demo.pretrain.examples import style_demos
+from leret.evaluation.statistics import bootstrap_intervals, sign_flip_p
+from leret.programs.prompts import Prompt
 
 SYSTEMS = (
     "raw-question",

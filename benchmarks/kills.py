@@ -39,9 +39,9 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from leret.config import SamplingRecipe
-from leret.recipes import load_recipe
-from leret.runs import Run
+from leret.config.load import load_recipe
+from leret.config.settings import SamplingRecipe
+from leret.core.runs import Run
 from leret.sampling.stage import sample
 
 HERE = Path(__file__).resolve().parent
@@ -134,14 +134,6 @@ def recipe_of(directory: Path, url: str, n_samples: int, timeout_s: float) -> Sa
 def preload() -> None:
     """Import all that a session imports, so that its forks need not."""
     import pyarrow.parquet  # noqa: F401
-
-    import leret.datasets.load
-    import leret.pipelines.saved
-    import leret.policies.openai
-    import leret.retrieval.bm25
-    import leret.retrieval.kernel
-    import leret.sampling.prompting
-    import leret.sampling.scheduler  # noqa: F401
 
 
 def session(recipe: SamplingRecipe, path: Path) -> int:

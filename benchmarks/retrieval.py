@@ -26,13 +26,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from leret.config import RetrieverSettings
+from leret.config.settings import RetrieverSettings
+from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load
 from leret.retrieval.base import Retriever
-from leret.retrieval.index import read_manifest
+from leret.retrieval.index.manifest import read_manifest
 from leret.retrieval.load import load_retriever, open_index
-from leret.types import Document
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -56,7 +56,7 @@ def served(index: Path, *arguments: str, port: int = 0) -> Iterator[tuple[str, s
 def read_data(folder: Path, scratch: Path) -> tuple[Path, list[str]]:
     """An index of HotpotQA's 29,082 documents and its questions; leret's own world where they are not there."""
     from leret.datasets.load import load
-    from leret.retrieval.bm25 import BM25
+    from leret.retrieval.engines.bm25 import BM25
 
     hotpot = folder / "hotpotqa"
     if hotpot.is_dir():
@@ -72,8 +72,8 @@ def clients(url: str, expected: Path, kinds: list[str], seconds: float, seed: in
     import dspy
     import requests
 
-    from leret.liveconfig import RemoteSettings
-    from leret.retrieval.remote import Remote
+    from leret.config.clients import RemoteSettings
+    from leret.retrieval.clients.leret import Remote
 
     dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)
     want: dict[str, list[str]] = json.loads(expected.read_text())
@@ -190,8 +190,8 @@ def load_test(args: argparse.Namespace, scratch: Path) -> bool:
 
 def samples_of(run: Path) -> list[Any]:
     """All samples of a run, by id."""
-    from leret.runs import Run
-    from leret.sampling.store import Store
+    from leret.core.runs import Run
+    from leret.sampling.store.store import Store
 
     with Store(Run.open(run).store, read_only=True) as store:
         return sorted((sample for group in store.groups() for sample in group.samples), key=lambda sample: sample.id)
@@ -211,7 +211,7 @@ def n_samples(run: Path) -> int:
 def kill_test(scratch: Path, limit: int) -> bool:
     """`leret sample` over the index, and over a server that is killed in the middle."""
     from leret.datasets.load import load_corpus
-    from leret.retrieval.bm25 import BM25
+    from leret.retrieval.engines.bm25 import BM25
 
     BM25.build(load_corpus("world"), scratch / "world")
     shared = ["--set", f"data.limit={limit}", "--set", "sampling.prompts=1", "--set", "sampling.samples=4",

@@ -35,11 +35,11 @@ from typing import Any
 from kills import HERE, server, write_prompts
 from profiling import Shares
 
-from leret.config import SamplingRecipe
-from leret.pipelines.prompts import Prompt
-from leret.runs import Run
+from leret.config.settings import SamplingRecipe
+from leret.core.runs import Run
+from leret.programs.prompts import Prompt
+from leret.sampling.rollouts.environment import Workbench
 from leret.sampling.stage import sample
-from leret.sampling.workbench import Workbench
 
 DATA = HERE.parent.parent / "shared/data/hotpotqa"
 AIMS = {1: 1000.0, 8: 3000.0}

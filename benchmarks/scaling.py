@@ -17,11 +17,11 @@ import threading
 import time
 from pathlib import Path
 
-from leret.config import SamplingRecipe
-from leret.runs import Run
-from leret.sampling.check import check_store
-from leret.sampling.scaleout import Cluster
+from leret.config.settings import SamplingRecipe
+from leret.core.runs import Run
+from leret.sampling.ray.scaleout import Cluster
 from leret.sampling.stage import sample
+from leret.sampling.store.check import check_store
 from sampling import DATA, Watch, endpoint, place, recipe_of
 
 

@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection
 import aiohttp
 
 from leret.policies.base import Request
-from leret.policies.chat import server_seed
-from leret.policies.openai import OpenAIPolicy
+from leret.policies.remote.chat import server_seed
+from leret.policies.remote.openai import OpenAIPolicy
 
 MESSAGES = (
     {"role": "system", "content": "Your input fields are:\n1. `context`\n2. `question`\nWrite a search query. " * 6},

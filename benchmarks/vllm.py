@@ -33,16 +33,16 @@ import aiohttp
 from aiohttp import web
 from dspy_loop import Timed, dspy_loop
 
-from leret.cli.surroundings import prepare
-from leret.config import SamplingRecipe
-from leret.pipelines.prompts import Prompt
+from leret.cli.process import prepare
+from leret.config.load import load_recipe
+from leret.config.settings import SamplingRecipe
+from leret.core.runs import Run
 from leret.policies.serving.engines import Listening
-from leret.policies.serving.served import find_served
-from leret.policies.serving.start import free_port, plan, started
-from leret.recipes import load_recipe
-from leret.runs import Run
+from leret.policies.serving.launch import free_port, plan, started
+from leret.policies.serving.model import find_served
+from leret.programs.prompts import Prompt
+from leret.sampling.rollouts.environment import Workbench
 from leret.sampling.stage import SampleReport, sample
-from leret.sampling.workbench import Workbench
 
 CONNECTIONS = 32
 CASES = {"4 prompts x 1 sample": 1, "4 prompts x 8 samples (n=8)": 8}

@@ -11,11 +11,11 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "CompactAdapter": "leret.pipelines.compact",
-    "Found": "leret.pipelines.search",
-    "LeretError": "leret.errors",
-    "Search": "leret.pipelines.search",
-    "load": "leret.pipelines.saved",
+    "CompactAdapter": "leret.programs.adapters",
+    "Found": "leret.programs.search",
+    "LeretError": "leret.core.errors",
+    "Search": "leret.programs.search",
+    "load": "leret.programs.saved",
 }
 
 __all__ = ["CompactAdapter", "Found", "LeretError", "Search", "__version__", "load"]

@@ -6,7 +6,7 @@ passage found so far. Copy this file and edit it; a recipe names it as ``program
 
 import dspy
 
-from leret.pipelines import Found, Search
+from leret.programs import Found, Search
 
 
 class WriteQuery(dspy.Signature):

@@ -6,7 +6,7 @@ recipe names it as ``program: {path: "rewrite.py:Rewrite"}``.
 
 import dspy
 
-from leret.pipelines import Search
+from leret.programs import Search
 
 
 class RewriteQuery(dspy.Signature):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from leret.datasets.world import generate
+from leret.datasets.world.generate import generate
 
 __all__ = ["write_world"]
 

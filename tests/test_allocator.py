@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from leret.allocator import unwalked
+from leret.core.memory import unwalked
 
 GAPS = """
 from pathlib import Path

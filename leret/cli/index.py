@@ -11,9 +11,8 @@ import typer
 from leret.cli.options import AsJson, DryRun, FormatOption, SkipBad
 
 if TYPE_CHECKING:
-    from leret.retrieval.index import Manifest
+    from leret.retrieval.index.manifest import Manifest
 
-__all__ = ["app"]
 
 app = typer.Typer(help="Build search indexes, and look at them.", no_args_is_help=True)
 
@@ -45,7 +44,7 @@ def build(
     data, settings = settings_of(recipe, kind, corpus, form, model, overrides or [], skip_bad)
     from leret.cli.progress import shown
     from leret.datasets.load import load_corpus
-    from leret.retrieval.index import Manifest, write_index
+    from leret.retrieval.index.manifest import Manifest, write_index
     from leret.retrieval.load import engine_of
 
     out = Path(os.path.abspath(out))
@@ -72,9 +71,9 @@ def build(
 def info(index: IndexArgument, as_json: AsJson = False) -> None:
     """Show what an index directory says of itself."""
     from leret.cli.console import facts, say
-    from leret.retrieval.downloaded import Downloaded
-    from leret.retrieval.downloaded_check import told_of
-    from leret.retrieval.index import read_manifest
+    from leret.retrieval.engines.colbert_check import told_of
+    from leret.retrieval.engines.colbert_index import Downloaded
+    from leret.retrieval.index.manifest import read_manifest
 
     if Downloaded.is_one(index):
         say(str(index))
@@ -96,16 +95,16 @@ def check(
     """Read an index through, open it and search it; with --corpus, compare that with the one it was made from."""
     from leret.cli.console import done
     from leret.cli.index_flags import corpus_of
-    from leret.errors import ConfigError, RetrievalError
-    from leret.retrieval.downloaded import Downloaded
-    from leret.retrieval.index import check_files, read_manifest
+    from leret.core.errors import ConfigError, RetrievalError
+    from leret.retrieval.engines.colbert_index import Downloaded
+    from leret.retrieval.index.documents import StoredDocuments
+    from leret.retrieval.index.manifest import check_files, read_manifest
     from leret.retrieval.load import open_index
-    from leret.retrieval.stored import StoredDocuments
 
     if corpus is None and (form is not None or skip_bad):
         raise ConfigError("--format and --skip-bad say how --corpus is read; name it too, or leave them out")
     if Downloaded.is_one(index):
-        from leret.retrieval.downloaded_check import check_downloaded
+        from leret.retrieval.engines.colbert_check import check_downloaded
 
         n = check_downloaded(index, None if corpus is None else corpus_of(corpus, form, skip_bad))
         done(f"{index}: sound; colbert, {n:,} documents")
@@ -125,8 +124,8 @@ def check(
 
 def _is_there(out: Path, planned: Manifest, force: bool) -> bool:
     """Is the index there already? Whatever else is there is only replaced when that is an index, and was asked for."""
-    from leret.errors import RetrievalError
-    from leret.retrieval.index import MANIFEST, read_manifest
+    from leret.core.errors import RetrievalError
+    from leret.retrieval.index.manifest import MANIFEST, read_manifest
 
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False

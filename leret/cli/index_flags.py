@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from leret.config import DataSettings, RetrieverSettings
+    from leret.config.settings import DataSettings, RetrieverSettings
     from leret.datasets.corpus import Corpus
 
-__all__ = ["corpus_of", "settings_of"]
 
 _MODEL_KEYS = {"dense": "model", "colbert": "checkpoint"}
 """What --model sets, by kind."""
@@ -35,9 +34,9 @@ def settings_of(
     Raises:
         ConfigError: too little is named, both are, or a flag that the recipe or the kind has no use for.
     """
-    from leret.config import SamplingRecipe
-    from leret.errors import ConfigError
-    from leret.recipes import load_recipe
+    from leret.config.load import load_recipe
+    from leret.config.settings import SamplingRecipe
+    from leret.core.errors import ConfigError
 
     overrides = [f"retriever.{override.removeprefix('retriever.')}" for override in overrides]
     if recipe is not None:
@@ -81,8 +80,8 @@ def _flagged(
     corpus: str, form: str | None, retriever: dict[str, Any], overrides: list[str], skip_bad: bool
 ) -> tuple[DataSettings, RetrieverSettings]:
     """What flags say, checked like a recipe."""
-    from leret.recipefiles import IndexRecipe
-    from leret.recipes import flag_recipe
+    from leret.config.load import flag_recipe
+    from leret.config.paths import IndexRecipe
 
     data = {"kind": form or "jsonl", "corpus": corpus, "questions": corpus, "skip_bad": skip_bad}
     flags: dict[tuple[str | int, ...], str] = {

@@ -9,8 +9,6 @@ import typer
 
 from leret.cli.options import Overrides, RecipeArgument, SkipBad
 
-__all__ = ["pretrain"]
-
 
 def pretrain(
     recipe: RecipeArgument,
@@ -21,9 +19,9 @@ def pretrain(
     """Build a small policy from gold-blind demonstrations; goes on where it was stopped."""
     from leret.cli.console import done
     from leret.cli.progress import shown
-    from leret.config import SamplingRecipe
-    from leret.pretraining import pretrain as stage
-    from leret.recipes import load_recipe
+    from leret.config.load import load_recipe
+    from leret.config.settings import SamplingRecipe
+    from leret.demo.pretrain.stage import pretrain as stage
 
     given = (overrides or []) + ["data.skip_bad=true"] * skip_bad
     settings = load_recipe(recipe, SamplingRecipe, given, optional=("policy.model",))

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from leret.cli.console import plain
-from leret.sampling.progress import Progress
+from leret.core.progress import Progress
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichBars
     from rich.progress import TaskID
 
-__all__ = ["Bars", "Lines", "shown"]
 
 _EVERY_S = 5.0
 """Seconds between two plain lines."""

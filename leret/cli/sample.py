@@ -9,9 +9,7 @@ import typer
 from leret.cli.options import AsJson, DryRun, Overrides, RecipeArgument, RunOption, SkipBad
 
 if TYPE_CHECKING:
-    from leret.sampling.scaleout import Cluster
-
-__all__ = ["pairs", "sample"]
+    from leret.sampling.ray.scaleout import Cluster
 
 
 Strategy = Literal["adjacent", "best-worst", "all", "margin"]
@@ -37,9 +35,9 @@ def sample(
     """Try several queries at every state of a program, and score what they retrieve."""
     from leret.cli.console import done, facts, warn_of_demo
     from leret.cli.progress import shown
-    from leret.config import SamplingRecipe
-    from leret.recipes import load_recipe
-    from leret.runs import Run
+    from leret.config.load import load_recipe
+    from leret.config.settings import SamplingRecipe
+    from leret.core.runs import Run
 
     settings = load_recipe(recipe, SamplingRecipe, (overrides or []) + ["data.skip_bad=true"] * skip_bad)
     cluster = _cluster(engine, workers, address)
@@ -57,7 +55,7 @@ def sample(
 
 
 def _cluster(engine: Engine, workers: int | None, address: str | None) -> Cluster | None:
-    from leret.errors import ConfigError
+    from leret.core.errors import ConfigError
 
     if engine == "process":
         if workers is not None or address is not None:
@@ -65,7 +63,7 @@ def _cluster(engine: Engine, workers: int | None, address: str | None) -> Cluste
         return None
     if workers is None:
         raise ConfigError("--engine ray: say how many processes shall sample, as in --workers 4")
-    from leret.sampling.scaleout import Cluster
+    from leret.sampling.ray.scaleout import Cluster
 
     return Cluster(workers, address)
 
@@ -79,9 +77,9 @@ def pairs(
 ) -> None:
     """Make the preference pairs of a run again, without sampling."""
     from leret.cli.console import done, facts
-    from leret.errors import ConfigError
-    from leret.runs import Run
-    from leret.sampling.preferences import build_preferences
+    from leret.core.errors import ConfigError
+    from leret.core.runs import Run
+    from leret.sampling.preferences.dataset import build_preferences
 
     if margin and strategy != "margin":
         raise ConfigError(f"--margin {margin}: strategy {strategy} takes none; add --strategy margin")

@@ -11,9 +11,8 @@ from leret.cli.options import AsJson, IndexOrUrl, TokenEnv
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from leret.types import Ranking
+    from leret.core.types import Ranking
 
-__all__ = ["search"]
 
 _SHOWN = 240
 """Characters of a text in the table."""
@@ -28,7 +27,7 @@ def search(
 ) -> None:
     """Search an index, or a retrieval server; --json shows texts whole."""
     from leret.cli.console import facts, say
-    from leret.retrieval.opened import opened
+    from leret.retrieval.open import opened
 
     ranking = opened(index, token_env=token_env).retriever.search([query], k)[0]
     if as_json:

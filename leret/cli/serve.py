@@ -14,8 +14,6 @@ import typer
 
 from leret.cli import serve_retriever
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Serve a policy or a retriever until it is stopped.", no_args_is_help=True)
 
 app.command("retriever", epilog="Example: leret serve retriever indexes/mine --port 8893")(serve_retriever.retriever)
@@ -52,10 +50,10 @@ def policy(
 ) -> None:
     """Start a real LM server for a policy, wait until it answers, and stop it on Ctrl-C."""
     from leret.cli.console import complain, done, say
+    from leret.core.runs import Run
     from leret.policies.serving.engines import Listening
-    from leret.policies.serving.served import find_served
-    from leret.policies.serving.start import free_port, plan, started
-    from leret.runs import Run
+    from leret.policies.serving.launch import free_port, plan, started
+    from leret.policies.serving.model import find_served
 
     served = find_served(policy, None if run is None else Run.open(run), name)
     at = Listening(host, port or free_port(host))
@@ -93,7 +91,7 @@ def policy(
 
 
 def _died(code: int | None, log: Path, tail: str) -> None:
-    from leret.errors import PolicyError
+    from leret.core.errors import PolicyError
 
     raise PolicyError(f"the server ended by itself with code {code}; its log is {log}. It ends with:\n{tail}").failed()
 

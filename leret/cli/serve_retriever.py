@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["retriever"]
-
 
 def retriever(
     index: Annotated[str, typer.Argument(metavar="INDEX", help="An index directory; see `leret index build`.")],
@@ -28,10 +26,10 @@ def retriever(
 ) -> None:
     """Serve an index to dspy.ColBERTv2, to kind: remote, and to search-RL projects."""
     from leret.cli.console import complain, say
-    from leret.retrieval.http import token_of
-    from leret.retrieval.opened import opened as open_
-    from leret.retrieval.server import RetrieverServer, ServerSettings
-    from leret.retrieval.serving import run
+    from leret.retrieval.clients.http import token_of
+    from leret.retrieval.open import opened as open_
+    from leret.retrieval.server.app import RetrieverServer, ServerSettings
+    from leret.retrieval.server.serving import run
 
     token = token_of(token_env, "--token-env")
     if token is None and not _is_loopback(host):

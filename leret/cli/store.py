@@ -10,8 +10,6 @@ import typer
 
 from leret.cli.options import AsJson, RunOption
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Check and export the samples of a run.", no_args_is_help=True)
 
 
@@ -19,9 +17,9 @@ app = typer.Typer(help="Check and export the samples of a run.", no_args_is_help
 def check(run: RunOption, as_json: AsJson = False) -> None:
     """Prove that a store is sound: file, ids, rewards, paths; writes nothing, exits 1 where something is wrong."""
     from leret.cli.console import done, facts
-    from leret.errors import RunError
-    from leret.runs import Run
-    from leret.sampling.check import check_store
+    from leret.core.errors import RunError
+    from leret.core.runs import Run
+    from leret.sampling.store.check import check_store
 
     opened = Run.open(run)
     report = check_store(opened)
@@ -43,8 +41,8 @@ def export(
 ) -> None:
     """Write one row a sample: question, step, prompt, completion, query, ranking, reward, error."""
     from leret.cli.console import done
-    from leret.runs import Run
-    from leret.sampling.export import export_store
+    from leret.core.runs import Run
+    from leret.sampling.store.export import export_store
 
     opened = Run.open(run)
     if str(out) == "-":

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from leret.cli.options import AsJson, DryRun, RecipeArgument, RunOption, TrainingOverrides
 
-__all__ = ["train"]
-
 
 def train(
     recipe: RecipeArgument,
@@ -17,9 +15,9 @@ def train(
     """Train the policy on a run's samples: sft, dpo or ipo."""
     from leret.cli.console import done, facts
     from leret.cli.progress import shown
-    from leret.config import TrainingRecipe
-    from leret.recipes import load_recipe
-    from leret.runs import Run
+    from leret.config.load import load_recipe
+    from leret.config.settings import TrainingRecipe
+    from leret.core.runs import Run
 
     settings = load_recipe(recipe, TrainingRecipe, overrides or ())
     opened = Run.open(run)

@@ -6,10 +6,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 
-from leret.errors import DataError
-from leret.types import Document
-
-__all__ = ["Corpus"]
+from leret.core.errors import DataError
+from leret.core.types import Document
 
 _FRAME = 8
 """Bytes that hold a length."""

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
 
+from leret.core.types import Question, digest
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load, load_questions, split_name
-from leret.datasets.problems import Problems
-from leret.types import Question, digest
-
-__all__ = ["DataReport", "Spread", "inspect"]
+from leret.datasets.records import Problems
 
 
 @dataclass(frozen=True, slots=True)

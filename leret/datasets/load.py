@@ -9,15 +9,13 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from leret.core.errors import DataError
+from leret.core.types import Document, Question
 from leret.datasets.corpus import Corpus
-from leret.datasets.problems import Problems
-from leret.datasets.reading import FORMATS, read_documents, read_questions
+from leret.datasets.formats.load import FORMATS, read_documents, read_questions
+from leret.datasets.records import Problems
 from leret.datasets.splits import rank_of, split_of
-from leret.datasets.world import generate
-from leret.errors import DataError
-from leret.types import Document, Question
-
-__all__ = ["Data", "Loaded", "limited", "load", "load_corpus", "load_questions", "split_name"]
+from leret.datasets.world.generate import generate
 
 _SPLITS = ("train", "dev", "test", "all")
 

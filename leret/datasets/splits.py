@@ -10,10 +10,8 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Literal
 
-from leret.errors import DataError
-from leret.types import Question
-
-__all__ = ["SplitName", "rank_of", "refuse_doubles", "refuse_leak", "split_of"]
+from leret.core.errors import DataError
+from leret.core.types import Question
 
 SplitName = Literal["train", "dev", "test"]
 

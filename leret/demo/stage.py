@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leret.config import EvalRecipe, SamplingRecipe, TrainingRecipe
-from leret.recipes import load_recipe
-from leret.runs import Run
-from leret.sampling.progress import Progress, Silent
+from leret.config.load import load_recipe
+from leret.config.settings import EvalRecipe, SamplingRecipe, TrainingRecipe
+from leret.core.progress import Progress, Silent
+from leret.core.runs import Run
 
 if TYPE_CHECKING:
-    from leret.eval.stage import EvalReport
+    from leret.evaluation.stage import EvalReport
 
-__all__ = ["TRAININGS", "demo"]
 
 TRAININGS = ("demo-sft", "demo-ipo", "demo-sft-more")
 """Training recipes, in order: the control takes as many steps as the two before it."""
@@ -30,7 +29,7 @@ def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> EvalRepo
     Raises:
         LeretError: as the stages do.
     """
-    from leret.eval.stage import evaluate
+    from leret.evaluation.stage import evaluate
     from leret.sampling.stage import sample
     from leret.training.stage import train
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Completion", "Messages", "Policy", "Request"]
-
 Messages = tuple[dict[str, str], ...]
 """``{"role": ..., "content": ...}`` in order, as DSPy's adapters format them."""
 

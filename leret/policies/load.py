@@ -10,14 +10,13 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leret.errors import ConfigError, PolicyError
-from leret.types import digest
+from leret.core.errors import ConfigError, PolicyError
+from leret.core.types import digest
 
 if TYPE_CHECKING:
-    from leret.config import PolicySettings
+    from leret.config.settings import PolicySettings
     from leret.policies.base import Policy
 
-__all__ = ["demo_directory", "load_policy", "policy_of", "policy_state", "probe", "shared_policy"]
 
 _DISPATCH = ("timeout_s", "deadline_s", "max_retries", "concurrency", "price_prompt", "price_completion")
 _OF_REQUESTS = ("temperature", "top_p", "max_tokens")
@@ -54,7 +53,7 @@ def load_policy(
     """
     from pydantic import ValidationError
 
-    from leret.config import PolicySettings
+    from leret.config.settings import PolicySettings
 
     try:
         checked = PolicySettings.model_validate({"kind": kind, "model": str(model), "urls": tuple(urls), **settings})
@@ -81,16 +80,16 @@ def policy_of(settings: PolicySettings) -> Policy:
     served: dict[str, Any] = {"api_key_env": settings.api_key_env, **dispatch}
     thinking: dict[str, Any] = {"enable_thinking": settings.enable_thinking}
     if settings.kind == "openai":
-        from leret.policies.openai import OpenAIPolicy
+        from leret.policies.remote.openai import OpenAIPolicy
 
         return OpenAIPolicy(settings.model, settings.urls, logprobs=settings.logprobs, **thinking, **served)
     if settings.kind == "tgi":
-        from leret.policies.tgi import TgiPolicy
+        from leret.policies.remote.tgi import TgiPolicy
 
         return TgiPolicy(
             settings.model, settings.urls, tokenizer=settings.tokenizer, best_of=settings.best_of, **thinking, **served
         )
-    from leret.policies.together import TogetherPolicy
+    from leret.policies.remote.together import TogetherPolicy
 
     return TogetherPolicy(
         settings.model,
@@ -116,7 +115,7 @@ async def probe(settings: PolicySettings) -> None:
 
 async def _probe_server(settings: PolicySettings) -> None:
     from leret.policies.base import Request
-    from leret.policies.replies import RefusedError, TryAgainError
+    from leret.policies.remote.replies import RefusedError, TryAgainError
 
     def within(seconds: float) -> aclosing[Any]:
         brief = {"timeout_s": min(settings.timeout_s, seconds), "deadline_s": seconds}
@@ -157,7 +156,7 @@ def shared_policy(settings: PolicySettings) -> Policy:
     """
     weights = ""
     if settings.kind == "local":
-        from leret.policies.model_dir import find_model, model_digest
+        from leret.policies.checkpoints import find_model, model_digest
 
         weights = model_digest(find_model(demo_directory() if settings.model == "demo" else settings.model))
     key = (digest(settings.model_dump(mode="json", exclude=set(_OF_REQUESTS))), weights)
@@ -174,10 +173,10 @@ def policy_state(policy: Policy) -> dict[str, Any]:
     Raises:
         PolicyError: the policy is of a kind that no recipe names.
     """
-    from leret.policies.local import LocalPolicy
-    from leret.policies.openai import OpenAIPolicy
-    from leret.policies.tgi import TgiPolicy
-    from leret.policies.together import TogetherPolicy
+    from leret.policies.local.policy import LocalPolicy
+    from leret.policies.remote.openai import OpenAIPolicy
+    from leret.policies.remote.tgi import TgiPolicy
+    from leret.policies.remote.together import TogetherPolicy
 
     if isinstance(policy, LocalPolicy):
         model = "demo" if policy.name == "demo" else str(policy.path)
@@ -196,7 +195,7 @@ def policy_state(policy: Policy) -> dict[str, Any]:
 
 
 def _local(settings: PolicySettings, threads: int | None = None, max_batch_tokens: int | None = None) -> Policy:
-    from leret.policies.local import LocalPolicy
+    from leret.policies.local.policy import LocalPolicy
 
     demo = settings.model == "demo"
     return LocalPolicy(

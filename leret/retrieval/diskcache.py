@@ -17,9 +17,7 @@ from pathlib import Path
 
 import zstandard
 
-from leret.types import Passage, Ranking
-
-__all__ = ["DiskCache", "default_directory"]
+from leret.core.types import Passage, Ranking
 
 _LOG = logging.getLogger("leret")
 

@@ -1,15 +1,18 @@
-"""The engine that a recipe names, and the index that a directory holds."""
+"""The engines of a recipe that have no index of their own: they ask a server."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from leret.config import ColbertSettings, EngineSettings, RetrieverSettings
-from leret.errors import RetrievalError
-from leret.retrieval.base import Retriever
-from leret.retrieval.documents import Documents
-from leret.retrieval.downloaded import Collection, Downloaded
-from leret.retrieval.index import (
+from leret.config.clients import ClinicalTrialsSettings, PubMedSettings
+from leret.config.settings import ColbertSettings, EngineSettings, RetrieverSettings
+from leret.core.errors import RetrievalError
+from leret.core.progress import Progress
+from leret.retrieval.base import Documents, Retriever
+from leret.retrieval.engines.analysis import WordSettings
+from leret.retrieval.engines.colbert_index import Collection, Downloaded
+from leret.retrieval.index.documents import Held
+from leret.retrieval.index.manifest import (
     MANIFEST,
     Engine,
     Manifest,
@@ -18,11 +21,39 @@ from leret.retrieval.index import (
     read_manifest,
     write_index,
 )
-from leret.retrieval.progress import Progress
-from leret.retrieval.stored import Held
-from leret.retrieval.words import WordSettings
 
-__all__ = ["engine_of", "load_retriever", "open_index"]
+
+def is_live(kind: str) -> bool:
+    """Does an engine ask a server?"""
+    return kind in {"remote", "pubmed", "clinicaltrials"}
+
+
+def load_live(settings: RetrieverSettings, corpus: Documents | None) -> Retriever:
+    """The engine that a recipe names.
+
+    A remote one is asked at once whether it is there: before an LM is. Sites are asked for nothing yet.
+
+    Args:
+        settings: whose kind is live.
+        corpus: what a remote engine should search; None checks nothing.
+
+    Raises:
+        ConfigError: a URL is none, or an environment variable is not set.
+        RetrievalError: a remote engine does not answer, is none, or searches another corpus.
+    """
+    if settings.remote is not None:
+        from leret.retrieval.clients.leret import Remote
+
+        remote = Remote(settings.remote, corpus)
+        remote.check()
+        return remote
+    if settings.kind == "pubmed":
+        from leret.retrieval.clients.pubmed import PubMed
+
+        return PubMed(settings.pubmed or PubMedSettings())
+    from leret.retrieval.clients.clinicaltrials import ClinicalTrials
+
+    return ClinicalTrials(settings.clinicaltrials or ClinicalTrialsSettings())
 
 
 def load_retriever(
@@ -42,20 +73,20 @@ def load_retriever(
     Raises:
         RetrievalError: the index cannot be built or opened, or is of another corpus or made with other settings.
     """
-    from leret.retrieval.kept import keep_answers
+    from leret.retrieval.caching import keep_answers
 
     return keep_answers(_opened(settings, corpus, cache, told), settings.kind, settings.answers)
 
 
 def _opened(settings: RetrieverSettings, corpus: Documents | None, cache: Path, told: Progress | None) -> Retriever:
-    from leret.retrieval.live import is_live, load_live
+    pass
 
     if is_live(settings.kind):
         return load_live(settings, corpus)
     if corpus is None:
         raise RetrievalError(f"retriever.kind {settings.kind} searches a corpus; name it with data.corpus")
     if settings.kind == "rm3":
-        from leret.retrieval.rm3 import RM3
+        from leret.retrieval.engines.rm3 import RM3
 
         first = settings.model_copy(update={"kind": "bm25", "rm3": None})
         return RM3.over(_opened(first, corpus, cache, told), settings.rm3)
@@ -102,24 +133,23 @@ def engine_of(settings: EngineSettings) -> Engine:
     """
     words = WordSettings(settings.stopwords, settings.stemmer, settings.fold_accents)
     if settings.kind == "bm25":
-        from leret.retrieval.bm25 import BM25Engine
-        from leret.retrieval.bm25_index import IndexSettings
+        from leret.retrieval.engines.bm25 import BM25Engine, IndexSettings
 
         return BM25Engine(IndexSettings(settings.k1, settings.b, words))
     if settings.kind == "tantivy":
-        from leret.retrieval.tantivy import TantivyEngine
+        from leret.retrieval.engines.tantivy import TantivyEngine
 
         return TantivyEngine(words)
     if settings.kind == "dense" and settings.dense is not None:
-        from leret.retrieval.dense import DenseEngine
+        from leret.retrieval.engines.dense import DenseEngine
 
         return DenseEngine.of(settings.dense)
     if settings.kind == "colbert" and settings.colbert is not None:
-        from leret.retrieval.colbert import ColbertEngine
+        from leret.retrieval.engines.colbert import ColbertEngine
 
         return ColbertEngine.of(settings.colbert)
     if isinstance(settings, RetrieverSettings) and settings.hybrid is not None:
-        from leret.retrieval.hybrid import HybridEngine
+        from leret.retrieval.engines.hybrid import HybridEngine
 
         first, second = settings.hybrid.engines
         return HybridEngine.of(settings.hybrid, (engine_of(first), engine_of(second)))
@@ -143,23 +173,23 @@ def _again(manifest: Manifest, directory: Path) -> Engine:
 
 def _made(manifest: Manifest, directory: Path) -> Engine:
     if manifest.engine == "bm25":
-        from leret.retrieval.bm25 import BM25Engine
+        from leret.retrieval.engines.bm25 import BM25Engine
 
         return BM25Engine.again(manifest)
     if manifest.engine == "tantivy":
-        from leret.retrieval.tantivy import TantivyEngine
+        from leret.retrieval.engines.tantivy import TantivyEngine
 
         return TantivyEngine.again(manifest)
     if manifest.engine == "dense":
-        from leret.retrieval.dense import DenseEngine
+        from leret.retrieval.engines.dense import DenseEngine
 
         return DenseEngine.again(manifest, directory)
     if manifest.engine == "colbert":
-        from leret.retrieval.colbert import ColbertEngine
+        from leret.retrieval.engines.colbert import ColbertEngine
 
         return ColbertEngine.again(manifest, directory)
     if manifest.engine == "hybrid":
-        from leret.retrieval.hybrid import FOLDERS, Fusion, HybridEngine
+        from leret.retrieval.engines.hybrid import FOLDERS, Fusion, HybridEngine
 
         first, second = (_again(read_manifest(directory / name), directory / name) for name in FOLDERS)
         values = manifest.settings
@@ -171,8 +201,8 @@ def _made(manifest: Manifest, directory: Path) -> Engine:
 
 def _downloaded(directory: Path) -> Retriever:
     """An index of colbert-ai as it was downloaded, with the collection that lies with it."""
-    from leret.retrieval.colbert import ColbertEngine
-    from leret.retrieval.plaid import ColBERT
+    from leret.retrieval.engines.colbert import ColbertEngine
+    from leret.retrieval.engines.plaid import ColBERT
 
     found = Downloaded.find(directory)
     if found.collection is None:

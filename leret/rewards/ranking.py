@@ -13,9 +13,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from leret.errors import ConfigError
-
-__all__ = ["MEASURES", "Measure", "all_found", "ap", "measure", "ndcg", "recall", "rr", "success"]
+from leret.core.errors import ConfigError
 
 
 class Measure(Protocol):

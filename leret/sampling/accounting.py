@@ -9,14 +9,13 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from leret.runs import Run
-from leret.sampling.ledger import Ledger
+from leret.core.runs import Run
+from leret.core.usage import Ledger
 
 if TYPE_CHECKING:
     from leret.policies.base import Policy
-    from leret.sampling.front import SearchFront
+    from leret.sampling.rollouts.search_batcher import SearchFront
 
-__all__ = ["Accounting"]
 
 _EVENT_S = 30.0
 _FACTS_S = 1.0

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from leret.errors import RunError
-from leret.runs import Run
-from leret.sampling.workbench import Workbench, questions_digest
-
-__all__ = ["refuse_changed_files", "refuse_changes"]
+from leret.core.errors import RunError
+from leret.core.runs import Run
+from leret.sampling.rollouts.environment import Workbench, questions_digest
 
 _FREE = (
     "data.corpus",

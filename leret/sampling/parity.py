@@ -17,16 +17,14 @@ import dspy
 from dspy import lm15
 from pydantic import BaseModel, ValidationError
 
-from leret.errors import ProgramError, RetrievalError
-from leret.pipelines.prompts import Formatter, Prompt
-from leret.pipelines.replay import NeedsCompletion, NeedsSearch, Replay, question_argument
+from leret.core.aio import muted
+from leret.core.errors import ProgramError, RetrievalError
+from leret.core.types import Question, Ranking
 from leret.policies.base import Messages
+from leret.programs.prompts import Formatter, Prompt
+from leret.programs.replay import NeedsCompletion, NeedsSearch, Replay, question_argument
 from leret.retrieval.base import Retriever
-from leret.sampling.quiet import muted
-from leret.sampling.remembered import messages_of
-from leret.types import Question, Ranking
-
-__all__ = ["Step", "check_messages", "made_up", "message_difference", "program_messages"]
+from leret.sampling.bank.lm import messages_of
 
 _MAX_STEPS = 8
 _SHOWN = 60

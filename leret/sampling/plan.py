@@ -10,16 +10,14 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leret.config import SamplingRecipe
-from leret.errors import LeretError, ProgramError
-from leret.runs import Run
-from leret.sampling.workbench import Workbench, located
-from leret.types import Passage, Question, Ranking
+from leret.config.settings import SamplingRecipe
+from leret.core.errors import LeretError, ProgramError
+from leret.core.runs import Run
+from leret.core.types import Passage, Question, Ranking
+from leret.sampling.rollouts.environment import Workbench, located
 
 if TYPE_CHECKING:
-    from leret.pipelines.replay import NeedsCompletion, Replay
-
-__all__ = ["Plan", "n_bank_questions", "plan", "steps_of"]
+    from leret.programs.replay import NeedsCompletion, Replay
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ def n_bank_questions(n_questions: int, n_train: int, n_dev: int) -> tuple[int, i
 
 def steps_of(replay: Replay, signature: Callable[[str], Any]) -> int | None:
     """LM calls of one run, found by running the program on made-up outputs and empty rankings."""
-    from leret.sampling.steps import MAX_STEPS
+    from leret.programs.runner import MAX_STEPS
 
     try:
         n_steps = len(list(_calls(replay, signature, "?", iter(()))))
@@ -108,8 +106,8 @@ def _calls(
     replay: Replay, signature: Callable[[str], Any], question: str, passages: Iterator[Passage]
 ) -> Iterator[NeedsCompletion]:
     """The calls of one run on made-up outputs, with one too many at most; a new search takes the next passages."""
-    from leret.pipelines.replay import NeedsCompletion
-    from leret.sampling.steps import MAX_STEPS
+    from leret.programs.replay import NeedsCompletion
+    from leret.programs.runner import MAX_STEPS
 
     outputs: list[dict[str, Any]] = []
     found: dict[tuple[str, int], Ranking] = {}
@@ -125,10 +123,10 @@ def _calls(
 
 def _lengths(bench: Workbench, questions: Sequence[Question]) -> tuple[int | None, int | None]:
     """Tokens of the longest of some prompts, with documents of the corpus as what is found; the policy's positions."""
-    from leret.pipelines.prompts import Prompt
+    from leret.policies.checkpoints import load_tokenizer, read_model_json
     from leret.policies.load import demo_directory
-    from leret.policies.model_dir import load_tokenizer, read_model_json
-    from leret.policies.prompts import PromptEncoder
+    from leret.policies.local.chat_template import PromptEncoder
+    from leret.programs.prompts import Prompt
 
     policy, formatter, settings = bench.recipe.policy, bench.formatter, bench.recipe.sampling
     path = demo_directory() if policy.model == "demo" else Path(policy.model)
@@ -153,7 +151,7 @@ def _lengths(bench: Workbench, questions: Sequence[Question]) -> tuple[int | Non
 
 
 def _n_stored(run: Run) -> int:
-    from leret.sampling.store import Store
+    from leret.sampling.store.store import Store
 
     if not run.store.is_file():
         return 0

@@ -10,28 +10,26 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leret.config import SamplingRecipe
-from leret.errors import ConfigError, DataError
+from leret.config.settings import SamplingRecipe
+from leret.core.errors import ConfigError, DataError
+from leret.core.progress import Progress, Silent
+from leret.core.runs import Run
+from leret.core.stages import finished, mark_finished
+from leret.core.types import Question
 from leret.policies.load import probe
-from leret.runs import Run
 from leret.sampling.changes import refuse_changed_files, refuse_changes
-from leret.sampling.finished import finished, mark_finished
-from leret.sampling.merge import rescue
-from leret.sampling.preferences import PreferenceReport, build_preferences
-from leret.sampling.progress import Progress, Silent
-from leret.sampling.store import Store
-from leret.sampling.workbench import Workbench, located, questions_digest
-from leret.types import Question
+from leret.sampling.preferences.dataset import PreferenceReport, build_preferences
+from leret.sampling.rollouts.environment import Workbench, located, questions_digest
+from leret.sampling.store.merge import rescue
+from leret.sampling.store.store import Store
 
 if TYPE_CHECKING:
-    from leret.pipelines.prompts import Prompt
+    from leret.core.usage import Ledger
     from leret.policies.base import Policy
-    from leret.sampling.front import SearchFront
-    from leret.sampling.ledger import Ledger
-    from leret.sampling.scaleout import Cluster
-    from leret.sampling.scheduler import Scheduler, Tally
-
-__all__ = ["SampleReport", "sample", "scheduler_of"]
+    from leret.programs.prompts import Prompt
+    from leret.sampling.ray.scaleout import Cluster
+    from leret.sampling.rollouts.scheduler import Scheduler, Tally
+    from leret.sampling.rollouts.search_batcher import SearchFront
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ def _sample(
     cluster: Cluster | None,
 ) -> SampleReport:
     from leret.policies.load import policy_of
-    from leret.sampling.scheduler import refuse_unparsed
+    from leret.sampling.rollouts.scheduler import refuse_unparsed
 
     recipe = bench.recipe
     with Store(run.store) as store:  # opened first: it keeps a second process out
@@ -166,12 +164,12 @@ async def _work(
     here: bool,
 ) -> tuple[list[Prompt], Tally, tuple[str, ...]]:
     """The bank, the samples where sampling is done ``here``, and where `check_messages` had to stop."""
+    from leret.core.usage import Ledger
     from leret.sampling.accounting import Accounting
-    from leret.sampling.front import SearchFront
-    from leret.sampling.ledger import Ledger
+    from leret.sampling.bank.load import prompts_of
     from leret.sampling.parity import check_messages
-    from leret.sampling.prompting import prompts_of
-    from leret.sampling.scheduler import Tally
+    from leret.sampling.rollouts.scheduler import Tally
+    from leret.sampling.rollouts.search_batcher import SearchFront
 
     front = SearchFront(bench.retriever)
     try:
@@ -221,9 +219,9 @@ def scheduler_of(
         max_error_rate: see `Scheduler`.
         facts: see `Scheduler`.
     """
-    from leret.sampling.branch import Branch, Brancher
-    from leret.sampling.scheduler import Scheduler
-    from leret.sampling.steps import Stepper
+    from leret.programs.runner import Stepper
+    from leret.sampling.rollouts.branching import Branch, Brancher
+    from leret.sampling.rollouts.scheduler import Scheduler
 
     lm, settings = bench.recipe.policy, bench.recipe.sampling
     stepper = Stepper(bench.replay, bench.formatter, front)

@@ -17,11 +17,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from leret.errors import TrainingError
-from leret.runs import write_atomically
-from leret.sampling.database import lock
-
-__all__ = ["Workplace", "differing"]
+from leret.core.errors import TrainingError
+from leret.core.runs import write_atomically
+from leret.sampling.store.schema import lock
 
 _NO_RESULT = {"save_steps", "log_steps", "report_to", "device"}
 """Keys of a recipe that change nothing in the weights."""

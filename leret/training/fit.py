@@ -10,24 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leret.config import TrainingRecipe
-from leret.errors import TrainingError
-from leret.runs import Run, write_atomically
-from leret.sampling.progress import Progress
+from leret.config.settings import TrainingRecipe
+from leret.core.errors import TrainingError
+from leret.core.progress import Progress
+from leret.core.runs import Run, write_atomically
+from leret.training.algorithms.preference import preference_trainer
+from leret.training.algorithms.sft import sft_trainer
+from leret.training.callbacks import Watch
 from leret.training.checkpoints import Workplace
-from leret.training.examples import Example
+from leret.training.data import Example
 from leret.training.initial import Initial
 from leret.training.model import load_model, load_tokenizer, pick_device, positions, stop_ids
 from leret.training.parity import check_parity
-from leret.training.preference import preference_trainer
 from leret.training.preflight import check_loss
+from leret.training.process import storing, surroundings
 from leret.training.record import Record, model_card
-from leret.training.sft import sft_trainer
-from leret.training.surroundings import storing, surroundings
 from leret.training.tokens import Encoded, Encoder, end_token
-from leret.training.watch import Watch
-
-__all__ = ["Fitted", "fit"]
 
 
 @dataclass(frozen=True, slots=True)

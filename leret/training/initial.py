@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leret.errors import PolicyError, TrainingError
+from leret.core.errors import PolicyError, TrainingError
+from leret.core.runs import Run
+from leret.policies.checkpoints import find_model, model_digest
 from leret.policies.load import demo_directory
-from leret.policies.model_dir import find_model, model_digest
-from leret.runs import Run
-
-__all__ = ["Initial", "find_initial", "trained_record"]
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 

@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from leret.errors import LeretError, TrainingError
+from leret.core.errors import LeretError, TrainingError
+from leret.core.runs import Run
 from leret.policies.base import Messages
-from leret.policies.prompts import PromptEncoder
-from leret.runs import Run
-from leret.sampling.records import Group
-from leret.sampling.store import Store
-from leret.training.examples import Example
+from leret.policies.local.chat_template import PromptEncoder
+from leret.sampling.store.schema import Group
+from leret.sampling.store.store import Store
+from leret.training.data import Example
 from leret.training.initial import Initial
 from leret.training.tokens import Encoded, Encoder
 
 if TYPE_CHECKING:
-    from leret.pipelines.prompts import Formatter
+    from leret.programs.prompts import Formatter
 
-__all__ = ["check_parity"]
 
 _GROUPS = 8
 """States of the store that are formatted again."""
@@ -146,7 +145,7 @@ def _difference(ours: Messages, theirs: Messages, *names: str) -> str:
 
 def _formatter(run: Run) -> tuple[Formatter | None, str]:
     """The formatter of the run's program; None with the reason where it cannot be opened."""
-    from leret.sampling.workbench import Workbench
+    from leret.sampling.rollouts.environment import Workbench
 
     try:
         return Workbench.open(run).formatter, ""

@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 
-from leret.config import TrainingRecipe
-from leret.errors import TrainingError
-from leret.training.reduction import dpo_loss, ipo_loss
-
-__all__ = ["check_loss", "completion_logps"]
+from leret.config.settings import TrainingRecipe
+from leret.core.errors import TrainingError
+from leret.training.algorithms.losses import dpo_loss, ipo_loss
 
 _ROWS = 4
 _SMALL = 1 << 20

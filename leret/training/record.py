@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Record", "TrainReport", "model_card"]
-
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:

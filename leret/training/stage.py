@@ -8,16 +8,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from leret.config import TrainingRecipe
-from leret.errors import TrainingError
-from leret.runs import Run
-from leret.sampling.progress import Progress
+from leret.config.settings import TrainingRecipe
+from leret.core.errors import TrainingError
+from leret.core.progress import Progress
+from leret.core.runs import Run
 from leret.training.checkpoints import Workplace, differing
-from leret.training.examples import Example, examples_digest, read_preferences, read_targets
+from leret.training.data import Example, examples_digest, read_preferences, read_targets
 from leret.training.initial import Initial, find_initial, trained_record
 from leret.training.record import Record, TrainReport
-
-__all__ = ["TrainPlan", "plan", "train"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,7 @@ def plan(recipe: TrainingRecipe, run: Run) -> TrainPlan:
 
 
 def _resolve(recipe: TrainingRecipe, run: Run) -> _Job:
-    from leret.training.leaks import refuse_leaks
+    from leret.training.data import refuse_leaks
 
     initial = find_initial(run, recipe.init)
     examples = _examples(recipe, run)
@@ -129,8 +127,8 @@ def _resolve(recipe: TrainingRecipe, run: Run) -> _Job:
 def _examples(recipe: TrainingRecipe, run: Run) -> list[Example]:
     if recipe.algorithm != "sft":
         return read_preferences(run.preferences)
-    from leret.sampling.store import Store
-    from leret.sampling.targets import sft_targets
+    from leret.sampling.preferences.sft_targets import sft_targets
+    from leret.sampling.store.store import Store
 
     with Store(run.store, read_only=True) as store:
         targets = sft_targets(

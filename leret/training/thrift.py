@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-__all__ = ["SHARED", "compact_heads", "make_thrifty", "row_groups"]
-
 SHARED = "shared_prefix"
 """Name of the batch's column that says how many tokens the two sequences of a pair have in common."""
 

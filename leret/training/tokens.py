@@ -11,13 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leret.errors import TrainingError
+from leret.core.errors import TrainingError
 from leret.policies.base import Messages
-from leret.policies.prompts import n_common
-from leret.policies.templates import apply_template
-from leret.training.examples import Example
-
-__all__ = ["Encoded", "Encoder", "end_token"]
+from leret.policies.local.chat_template import apply_template, n_common
+from leret.training.data import Example
 
 _TURNS = ({"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"})
 

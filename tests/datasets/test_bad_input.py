@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from leret.datasets.lines import chunks
+from leret.core.errors import DataError
 from leret.datasets.load import load, load_questions
-from leret.errors import DataError
+from leret.datasets.records import chunks
 from tests.datasets.writing import DOCUMENTS, HOTPOT, HOVER, MUSIQUE, QUESTIONS, array, json_lines
 
 _GOOD = b'{"id": "q1", "question": "Who?", "relevant_doc_ids": ["A"]}\n'
@@ -230,7 +230,7 @@ def test_impossible_arguments_are_refused(arguments: dict[str, object], match: s
 def test_a_binary_file_without_line_ends_is_not_read_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leret.datasets.lines.MAX_RECORD", 1 << 20)
+    monkeypatch.setattr("leret.datasets.records.MAX_RECORD", 1 << 20)
     (tmp_path / "binary").write_bytes(b"\x01\x02\x03\x04" * (1 << 19))
     with pytest.raises(DataError, match="a line is longer than 1 MiB"):
         load_questions("jsonl", str(tmp_path / "binary"))
@@ -240,7 +240,7 @@ def test_a_binary_file_without_line_ends_is_not_read_into_memory(
 def test_a_small_file_that_grows_is_read_in_pieces(
     compress: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leret.datasets.lines.MAX_RECORD", 1 << 20)
+    monkeypatch.setattr("leret.datasets.records.MAX_RECORD", 1 << 20)
     size = 40 << 20
     (tmp_path / "bomb").write_bytes(compress(bytes(size)))
     lengths = [len(chunk) for chunk in chunks(tmp_path / "bomb")]

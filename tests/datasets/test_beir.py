@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from leret.core.errors import DataError
+from leret.core.types import Question
 from leret.datasets.load import load, load_corpus, load_questions
-from leret.errors import DataError
-from leret.types import Question
 from tests.datasets.writing import compressed, json_lines
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leret.core.errors import DataError
+from leret.core.types import Document
 from leret.datasets.corpus import Corpus
-from leret.errors import DataError
-from leret.types import Document
 
 _TEXT = st.text(st.characters(codec=None), max_size=30)
 _DOCUMENTS = st.lists(st.builds(Document, _TEXT, _TEXT, _TEXT), max_size=8, unique_by=lambda document: document.doc_id)

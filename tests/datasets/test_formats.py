@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from leret.core.errors import DataError
+from leret.core.types import Document, Question, digest
 from leret.datasets.load import load, load_corpus, load_questions
-from leret.errors import DataError
-from leret.types import Document, Question, digest
 from tests.datasets.writing import DOCUMENTS, HOTPOT, HOVER, MUSIQUE, QUESTIONS, array, json_lines
 
 

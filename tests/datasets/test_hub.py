@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from leret.core.errors import DataError
 from leret.datasets.load import load, load_questions
-from leret.errors import DataError
 from tests.datasets.writing import HOTPOT, json_lines
 
 datasets = pytest.importorskip("datasets")

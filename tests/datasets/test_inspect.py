@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from leret.core.errors import DataError
 from leret.datasets.inspect import Spread, inspect
-from leret.errors import DataError
 from tests.datasets.writing import DOCUMENTS, HOTPOT, QUESTIONS, array, json_lines
 
 

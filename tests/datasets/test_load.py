@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from leret.core.errors import DataError
 from leret.datasets.load import load, load_corpus, load_questions
 from leret.datasets.splits import split_of
-from leret.errors import DataError
 from tests.datasets.writing import DOCUMENTS, json_lines
 
 

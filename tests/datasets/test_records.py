@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leret.datasets import lines as lines_module
-from leret.datasets.problems import Problems
-from leret.datasets.records import records
-from leret.errors import DataError
+from leret.core.errors import DataError
+from leret.datasets import records as lines_module
+from leret.datasets.records import Problems, records
 from tests.datasets.writing import DOCUMENTS, array, compressed, json_lines
 
 

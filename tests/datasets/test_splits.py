@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leret.core.errors import DataError
 from leret.datasets.splits import rank_of, refuse_leak, split_of
-from leret.errors import DataError
 
 
 def test_shares_are_what_was_asked_for() -> None:

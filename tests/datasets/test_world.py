@@ -9,10 +9,10 @@ from functools import cache
 import bm25s
 import pytest
 
-from leret.datasets import lexicon
-from leret.datasets.world import generate
-from leret.errors import DataError
-from leret.types import Document, Question
+from leret.core.errors import DataError
+from leret.core.types import Document, Question
+from leret.datasets.world import cast as lexicon
+from leret.datasets.world.generate import generate
 
 TITLE_CASED = re.compile(r"[A-Z]\w+(?: [A-Z]\w+)+")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from leret.training.pretrain.words import build_model, build_tokenizer, vocabulary
+from leret.demo.pretrain.words import build_model, build_tokenizer, vocabulary
 
 POLICY = Path(str(files("leret.demo"))) / "policy"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from leret.policies.base import Request
-from leret.policies.local import LocalPolicy
+from leret.policies.local.policy import LocalPolicy
 from tests.tiny import tiny_policy
 
 

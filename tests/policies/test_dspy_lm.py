@@ -11,12 +11,12 @@ import dspy
 import pytest
 from dspy.utils.exceptions import ContextWindowExceededError, LMProviderError, LMUnsupportedFeatureError
 
-from leret.config import PolicySettings
-from leret.errors import PolicyError
-from leret.pipelines.compact import CompactAdapter
+from leret.config.settings import PolicySettings
+from leret.core.errors import PolicyError
 from leret.policies.base import Completion, Request
 from leret.policies.dspy_lm import PolicyEngine, PolicyLM, policy_lm
-from leret.policies.local import LocalPolicy
+from leret.policies.local.policy import LocalPolicy
+from leret.programs.adapters import CompactAdapter
 
 pytestmark = pytest.mark.filterwarnings("error::DeprecationWarning:dspy")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from leret.policies.endpoints import Endpoint, Endpoints
+from leret.policies.remote.endpoints import Endpoint, Endpoints
 
 
 class Clock:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from leret.policies.generate import Decoder, Job
-from leret.policies.kv import PrefixCache
+from leret.policies.local.decoder import Decoder, Job
+from leret.policies.local.kv_cache import PrefixCache
 
 END, SUPPRESSED = 5, (0, 1, 2, 3, 4)
 

@@ -16,13 +16,13 @@ import yaml
 from aiohttp import web
 from typer.testing import CliRunner
 
-from leret.cli.application import app
-from leret.config import PolicySettings, SamplingRecipe
-from leret.errors import ConfigError, PolicyError
-from leret.policies import dispatch
-from leret.policies.keys import Key
+from leret.cli.app import app
+from leret.config.load import load_recipe
+from leret.config.settings import PolicySettings, SamplingRecipe
+from leret.core.errors import ConfigError, PolicyError
+from leret.http.secrets import Key
 from leret.policies.load import load_policy, policy_of, policy_state
-from leret.recipes import load_recipe
+from leret.policies.remote import dispatch
 from tests.policies.conftest import ask
 from tests.policies.servers import Served, serving
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-import leret.http
-from leret.errors import PolicyError
-from leret.policies import dispatch
-from leret.policies.openai import OpenAIPolicy
+import leret.http.messages
+from leret.core.errors import PolicyError
+from leret.policies.remote import dispatch
+from leret.policies.remote.openai import OpenAIPolicy
 from tests.policies.conftest import ask
 from tests.policies.servers import ChatServer, completion, serving
 
@@ -137,7 +137,7 @@ def test_a_server_whose_first_token_is_reasoning_is_still_asked_for_several_choi
 
 @pytest.mark.parametrize("status", [200, 500])
 def test_a_bomb_is_not_inflated_beyond_the_bound(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leret.http, "_MAX_BYTES", 2**20)
+    monkeypatch.setattr(leret.http.messages, "_MAX_BYTES", 2**20)
     bomb = gzip.compress(bytes(200 * 2**20), 1)
     server = ChatServer([web.Response(status=status, body=bomb, headers={"Content-Encoding": "gzip"})])
     tracemalloc.start()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from leret.policies.limits import AdaptiveLimit
+from leret.policies.remote.endpoints import AdaptiveLimit
 
 
 def drive(limit: AdaptiveLimit, latency_s: Callable[[int], float], seconds: float, start: float = 0.0) -> float:

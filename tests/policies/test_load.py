@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from leret.config import PolicySettings
-from leret.errors import ConfigError, PolicyError
+from leret.config.settings import PolicySettings
+from leret.core.errors import ConfigError, PolicyError
 from leret.policies import load
 from leret.policies.load import load_policy, policy_state, probe, shared_policy
-from leret.policies.local import LocalPolicy
-from leret.policies.openai import OpenAIPolicy
+from leret.policies.local.policy import LocalPolicy
+from leret.policies.remote.openai import OpenAIPolicy
 from tests.policies.servers import ChatServer, Served, TgiServer, TogetherServer, completion, serving
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from leret.errors import PolicyError
+from leret.core.errors import PolicyError
 from leret.policies.base import Completion, Request
-from leret.policies.generate import Decoder, Job
-from leret.policies.local import LocalPolicy
-from leret.policies.replies import PromptTooLongError
+from leret.policies.local.decoder import Decoder, Job
+from leret.policies.local.policy import LocalPolicy
+from leret.policies.remote.replies import PromptTooLongError
 from tests.policies.conftest import ask
 
 

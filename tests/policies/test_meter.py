@@ -5,9 +5,9 @@ import threading
 import numpy as np
 import pytest
 
+from leret.core.usage import Meter
 from leret.policies.base import Request
-from leret.policies.local import LocalPolicy
-from leret.policies.meter import Meter
+from leret.policies.local.policy import LocalPolicy
 
 
 def test_a_meter_starts_at_nothing() -> None:

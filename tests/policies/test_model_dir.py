@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from leret.config import TrainingRecipe
-from leret.errors import PolicyError
-from leret.policies import templates
-from leret.policies.local import LocalPolicy
-from leret.policies.model_dir import find_model, load_model, model_digest
+from leret.config.settings import TrainingRecipe
+from leret.core.errors import PolicyError
+from leret.policies.checkpoints import find_model, load_model, model_digest
+from leret.policies.local import chat_template as templates
+from leret.policies.local.policy import LocalPolicy
 from leret.training import model
 from leret.training.initial import Initial
 from tests.policies.conftest import ask

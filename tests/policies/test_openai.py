@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from leret.errors import PolicyError
-from leret.policies import dispatch
-from leret.policies.openai import OpenAIPolicy
+from leret.core.errors import PolicyError
+from leret.policies.remote import dispatch
+from leret.policies.remote.openai import OpenAIPolicy
 from tests.policies.conftest import ask
 
 

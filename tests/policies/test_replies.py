@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from leret.http import retry_after_s
-from leret.policies.replies import PromptTooLongError, RefusedError, TryAgainError, check_status, completions_of, shared
+from leret.http.messages import retry_after_s
+from leret.policies.remote.replies import (
+    PromptTooLongError,
+    RefusedError,
+    TryAgainError,
+    check_status,
+    completions_of,
+    shared,
+)
 
 URL = "http://a/v1/chat/completions"
 

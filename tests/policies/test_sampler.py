@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from leret.policies.sampler import choose, exponentials, step_keys
+from leret.policies.local.sampling import choose, exponentials, step_keys
 
 
 def column(*values: float) -> torch.Tensor:

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from leret.config import PolicySettings, TrainingRecipe
-from leret.errors import PolicyError, TrainingError
+from leret.config.settings import PolicySettings, TrainingRecipe
+from leret.core.errors import PolicyError, TrainingError
 from leret.policies.base import Request
 from leret.policies.dspy_lm import policy_lm
 from leret.policies.load import policy_of, policy_state
-from leret.policies.local import LocalPolicy
-from leret.policies.prompts import PromptEncoder
-from leret.policies.templates import ChatTemplate, apply_template
+from leret.policies.local.chat_template import ChatTemplate, PromptEncoder, apply_template
+from leret.policies.local.policy import LocalPolicy
 from leret.training.stage import train
 from leret.training.tokens import Encoder, end_token
 from tests.tiny import tiny_policy

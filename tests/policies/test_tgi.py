@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from leret.errors import PolicyError
-from leret.policies import dispatch
+from leret.core.errors import PolicyError
 from leret.policies.base import Request
-from leret.policies.chat import server_seed
+from leret.policies.remote import dispatch
+from leret.policies.remote.chat import server_seed
 from tests.policies.conftest import ask
 from tests.policies.servers import TgiServer, serving
 
 text_generation = pytest.importorskip("text_generation", reason="pip install --no-deps text-generation")
 
-from leret.policies.tgi import TgiPolicy  # noqa: E402
+from leret.policies.remote.tgi import TgiPolicy  # noqa: E402
 
 TOKEN = {"id": 11, "text": "text", "logprob": -0.5, "special": False}
 DETAILS = {"finish_reason": "length", "generated_tokens": 1, "seed": 1, "prefill": [], "tokens": [TOKEN]}

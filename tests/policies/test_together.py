@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-import leret.http
-from leret.errors import PolicyError
-from leret.policies import dispatch
-from leret.policies.chat import server_seed
+import leret.http.messages
+from leret.core.errors import PolicyError
+from leret.policies.remote import dispatch
+from leret.policies.remote.chat import server_seed
 from tests.policies.conftest import ask
 from tests.policies.servers import TogetherServer, completion, serving
 
 pytest.importorskip("together", reason="pip install 'leret[together]'")
 
-from leret.policies.together import TogetherPolicy
+from leret.policies.remote.together import TogetherPolicy
 
 SECRET = "tgp_v1_this_is_the_secret"
 
@@ -141,7 +141,7 @@ def test_a_missing_key_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["an error", "HTML", "a bomb"],
 )
 def test_a_lie_is_a_failure_without_the_key_and_is_tried_again(lie: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leret.http, "_MAX_BYTES", 2**20)
+    monkeypatch.setattr(leret.http.messages, "_MAX_BYTES", 2**20)
     server = TogetherServer([lie] * 3)
     with pytest.raises(PolicyError, match="gave up after 2 attempts") as caught:
         run([server], lambda policy: policy.complete(ask("the city", 1)), max_retries=1)

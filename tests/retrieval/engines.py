@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from leret.config import RetrieverSettings
+from leret.config.settings import RetrieverSettings
+from leret.core.types import Document
 from leret.datasets.corpus import Corpus
-from leret.types import Document
 from tests.retrieval.models import colbert_checkpoint, minilm
 
 COLBERT = pytest.param("colbert", marks=pytest.mark.timeout(900))

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from leret.core.types import Passage, Ranking
 from leret.retrieval.base import Retriever
-from leret.retrieval.server import RetrieverServer, ServerSettings
-from leret.retrieval.serving import serve
-from leret.types import Passage, Ranking
+from leret.retrieval.server.app import RetrieverServer, ServerSettings
+from leret.retrieval.server.serving import serve
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from leret.core.errors import RetrievalError
+from leret.core.types import Document
 from leret.datasets.corpus import Corpus
-from leret.errors import RetrievalError
 from leret.retrieval.base import Retriever
-from leret.retrieval.bm25 import BM25
-from leret.retrieval.words import WordSettings, tokenizer
-from leret.types import Document
+from leret.retrieval.engines.analysis import WordSettings, tokenizer
+from leret.retrieval.engines.bm25 import BM25
 
 _ANIMALS = Corpus(
     [
@@ -120,7 +120,7 @@ def test_large_batches_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     corpus, queries = _world(50, 3)
     retriever = BM25.build(corpus)
     whole = retriever.search(queries, 5)
-    monkeypatch.setattr("leret.retrieval.bm25._CELLS", 12)
+    monkeypatch.setattr("leret.retrieval.engines.bm25._CELLS", 12)
     assert retriever.search(queries, 5) == whole
 
 

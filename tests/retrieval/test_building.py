@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from leret.errors import RetrievalError
-from leret.retrieval import building as module
-from leret.retrieval.building import building, half_built
+from leret.core import files as module
+from leret.core.errors import RetrievalError
+from leret.core.files import building, half_built
 
 ANOTHER = """
 import sys

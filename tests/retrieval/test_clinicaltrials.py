@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from leret.errors import RetrievalError
-from leret.liveconfig import ClinicalTrialsSettings
-from leret.retrieval import ratelimit
-from leret.retrieval.clinicaltrials import ClinicalTrials
+from leret.config.clients import ClinicalTrialsSettings
+from leret.core.errors import RetrievalError
+from leret.retrieval.clients import ratelimit
+from leret.retrieval.clients.clinicaltrials import ClinicalTrials
 from tests.retrieval.loopback import Asked, Reply, loopback
 from tests.retrieval.test_pubmed import started
 

@@ -25,13 +25,13 @@ import pytest
 from huggingface_hub import constants, hf_hub_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from leret.config import RetrieverSettings
+from leret.config.settings import RetrieverSettings
+from leret.core.errors import RetrievalError
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load
-from leret.errors import RetrievalError
 from leret.retrieval.base import Retriever
-from leret.retrieval.colbert_library import _imported, _kept
-from leret.retrieval.downloaded_check import check_downloaded
+from leret.retrieval.engines.colbert_check import check_downloaded
+from leret.retrieval.engines.colbert_compat import _imported, _kept
 from leret.retrieval.load import load_retriever, open_index
 from tests.retrieval.engines import ANIMALS
 from tests.retrieval.models import colbert_checkpoint

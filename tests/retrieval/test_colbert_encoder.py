@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from leret.retrieval.colbert import _Encoder
-from leret.retrieval.progress import Silent
+from leret.core.progress import Silent
+from leret.retrieval.engines.colbert import _Encoder
 
 torch = pytest.importorskip("torch")
 

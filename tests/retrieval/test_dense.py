@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leret.config import RetrieverSettings
+from leret.config.settings import RetrieverSettings
+from leret.core.errors import RetrievalError
+from leret.core.files import half_built
+from leret.core.types import Document
 from leret.datasets.corpus import Corpus
-from leret.errors import RetrievalError
-from leret.retrieval import dense
-from leret.retrieval.building import half_built
-from leret.retrieval.chroma import open_chroma, write_chroma
-from leret.retrieval.encoder import Encoder
-from leret.retrieval.index import write_index
+from leret.retrieval.engines import dense
+from leret.retrieval.engines.encoder import Encoder
+from leret.retrieval.engines.vector_store import open_chroma, write_chroma
+from leret.retrieval.index.manifest import write_index
 from leret.retrieval.load import load_retriever, open_index
-from leret.types import Document
 from tests.retrieval.models import minilm
 
 pytest.importorskip("faiss", reason="faiss is not installed")
@@ -139,7 +139,7 @@ def test_a_build_that_stops_after_its_vectors_encodes_nothing_again(
     few = Corpus(list(TOWNS.values())[:12])
     wanted = settings(tmp_path / "index", store=store)
     with monkeypatch.context() as patched:
-        patched.setattr("leret.retrieval.index.write_manifest", stopped)
+        patched.setattr("leret.retrieval.index.manifest.write_manifest", stopped)
         with pytest.raises(KeyboardInterrupt):
             load_retriever(wanted, few, tmp_path)
     with monkeypatch.context() as patched:

@@ -15,13 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from leret.errors import RetrievalError
-from leret.liveconfig import AnswersSettings
-from leret.retrieval.base import Retriever
+from leret.config.clients import AnswersSettings
+from leret.core.errors import RetrievalError
+from leret.core.types import Passage, Ranking
+from leret.retrieval.base import PartlyAnsweredError, Retriever
+from leret.retrieval.caching import Kept, keep_answers
 from leret.retrieval.diskcache import DiskCache, default_directory
-from leret.retrieval.kept import Kept, keep_answers
-from leret.retrieval.partly import PartlyAnsweredError
-from leret.types import Passage, Ranking
 
 ODD = ["", "a\x00b", "\ud800", "x" * 100_000, "é", "e\u0301", "SELECT '", "a\nb"]
 

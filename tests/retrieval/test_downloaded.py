@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from leret.errors import RetrievalError
-from leret.retrieval.downloaded import Downloaded
+from leret.core.errors import RetrievalError
+from leret.retrieval.engines.colbert_index import Downloaded
+from leret.retrieval.engines.plaid import open_checkpoint
 from leret.retrieval.load import open_index
-from leret.retrieval.plaid import open_checkpoint
 
 EVIL = r'{"model_type": "bert", "\u0061uto_map": {"AutoConfig": "configuration_evil.Evil"}}'
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from leret.core.errors import RetrievalError
+from leret.core.files import half_built
+from leret.core.types import Document
 from leret.datasets.corpus import Corpus
-from leret.errors import RetrievalError
 from leret.retrieval.base import Retriever
-from leret.retrieval.building import half_built
-from leret.retrieval.index import check_files, read_manifest
+from leret.retrieval.index.manifest import check_files, read_manifest
 from leret.retrieval.load import load_retriever, open_index
-from leret.types import Document
 from tests.retrieval.engines import ANIMALS, KINDS, settings
 
 LEXICAL = {"bm25", "tantivy"}

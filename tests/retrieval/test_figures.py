@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from leret.retrieval.bm25 import BM25
+from leret.retrieval.engines.bm25 import BM25
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 

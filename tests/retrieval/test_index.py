@@ -12,11 +12,10 @@ import bm25s
 import numpy as np
 import pytest
 
+from leret.core.errors import RetrievalError
+from leret.core.types import Document
 from leret.datasets.corpus import Corpus
-from leret.errors import RetrievalError
-from leret.retrieval.bm25 import BM25, open_or_build
-from leret.retrieval.bm25_index import _index
-from leret.types import Document
+from leret.retrieval.engines.bm25 import BM25, _index, open_or_build
 
 _CORPUS = Corpus(Document(f"d{i}", f"title {i}", f"word{i} common text") for i in range(9))
 _OTHER = Corpus(Document(f"d{i}", f"title {i}", f"word{i} another text") for i in range(9))
@@ -62,7 +61,7 @@ def test_an_index_of_another_corpus_is_refused(saved: Path) -> None:
 
 
 def test_the_same_index_is_opened_and_not_built_again(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leret.retrieval.bm25.make_index", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr("leret.retrieval.engines.bm25.make_index", lambda *_: pytest.fail("built again"))
     open_or_build(_CORPUS, saved, k1=1.2, stopwords=None)
 
 

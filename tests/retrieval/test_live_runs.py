@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from leret.config import SamplingRecipe
-from leret.errors import ConfigError
-from leret.recipes import load_recipe
-from leret.retrieval import pubmed
-from leret.runs import Run
+from leret.config.load import load_recipe
+from leret.config.settings import SamplingRecipe
+from leret.core.errors import ConfigError
+from leret.core.runs import Run
+from leret.retrieval.clients import pubmed
 from leret.sampling.stage import sample
-from leret.sampling.store import Store
+from leret.sampling.store.store import Store
 from tests.retrieval.loopback import Asked, Reply, loopback
 from tests.retrieval.ncbi import esearch
 from tests.sampling.fakes import WORDS, FakePolicy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leret.retrieval.metrics import Counter, Gauge, Histogram
+from leret.retrieval.server.metrics import Counter, Gauge, Histogram
 
 
 def test_counts_are_whole_numbers_and_floats_keep_their_digits() -> None:

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from leret.config import RetrieverSettings, SamplingRecipe
+from leret.config.clients import RemoteSettings
+from leret.config.settings import RetrieverSettings, SamplingRecipe
+from leret.core.errors import RetrievalError
+from leret.core.progress import Silent
+from leret.core.runs import Run
+from leret.core.types import Sample
 from leret.datasets.load import load_corpus
-from leret.errors import RetrievalError
-from leret.liveconfig import RemoteSettings
-from leret.retrieval.bm25 import BM25
-from leret.retrieval.live import load_live
-from leret.runs import Run
-from leret.sampling.progress import Silent
+from leret.retrieval.engines.bm25 import BM25
+from leret.retrieval.load import load_live
 from leret.sampling.stage import sample
-from leret.sampling.store import Store
-from leret.types import Sample
+from leret.sampling.store.store import Store
 from tests.retrieval.loopback import Reply, loopback
 from tests.retrieval.serving import served
 from tests.sampling.fakes import FakePolicy, questions

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from leret.config import RetrieverSettings
-from leret.errors import RetrievalError
-from leret.liveconfig import AnswersSettings, PubMedSettings
-from leret.retrieval import ratelimit
-from leret.retrieval.http import Client
-from leret.retrieval.kept import keep_answers
+from leret.config.clients import AnswersSettings, PubMedSettings
+from leret.config.settings import RetrieverSettings
+from leret.core.errors import RetrievalError
+from leret.core.types import digest
+from leret.retrieval.caching import keep_answers
+from leret.retrieval.clients import ratelimit
+from leret.retrieval.clients.http import Client
+from leret.retrieval.clients.pubmed import PubMed
 from leret.retrieval.load import load_retriever
-from leret.retrieval.pubmed import PubMed
-from leret.types import digest
 from tests.retrieval.loopback import Asked, Reply, loopback
 from tests.retrieval.ncbi import efetch, esearch, ncbi
 
@@ -38,7 +38,7 @@ def pubmed(url: str, **settings: Any) -> PubMed:
 
 
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leret.retrieval.pubmed.shared_limit", lambda *_: None)
+    monkeypatch.setattr("leret.retrieval.clients.pubmed.shared_limit", lambda *_: None)
 
 
 def started(monkeypatch: pytest.MonkeyPatch) -> list[float]:

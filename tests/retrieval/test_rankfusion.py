@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from leret.retrieval.rankfusion import reciprocal_ranks, weighted_sum
-from leret.types import Passage, Ranking
+from leret.core.types import Passage, Ranking
+from leret.retrieval.fusion import reciprocal_ranks, weighted_sum
 
 
 def ranking(**scores: float) -> Ranking:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from leret.retrieval.clients.ratelimit import RateLimit, StartFile, shared_limit
 from leret.retrieval.diskcache import default_directory
-from leret.retrieval.ratelimit import RateLimit, shared_limit
-from leret.retrieval.startfile import StartFile
 
 ROOT = Path(__file__).resolve().parents[2]
 

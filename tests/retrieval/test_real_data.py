@@ -7,12 +7,12 @@ from pathlib import Path
 import ir_measures
 import pytest
 
+from leret.core.types import Question
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load
-from leret.eval.trec import unescape, write_qrels, write_run
+from leret.evaluation.trec import unescape, write_qrels, write_run
 from leret.retrieval.load import load_retriever
 from leret.rewards.ranking import ap, ndcg, recall, rr
-from leret.types import Question
 from tests.retrieval.engines import settings
 
 KINDS = ("bm25", "tantivy", "dense", pytest.param("colbert", marks=pytest.mark.slow), "hybrid")

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 import yaml
 
-import leret.http
-from leret.config import SamplingRecipe
+import leret.http.messages
+from leret.config.clients import AnswersSettings, RemoteSettings
+from leret.config.load import load_recipe
+from leret.config.settings import SamplingRecipe
+from leret.core.errors import ConfigError, RetrievalError
+from leret.core.types import Document, Passage
 from leret.datasets.corpus import Corpus
-from leret.errors import ConfigError, RetrievalError
-from leret.liveconfig import AnswersSettings, RemoteSettings
-from leret.recipes import load_recipe
-from leret.retrieval.kept import Kept, keep_answers
-from leret.retrieval.opened import opened
-from leret.retrieval.partly import PartlyAnsweredError
-from leret.retrieval.remote import Remote
-from leret.types import Document, Passage
+from leret.retrieval.base import PartlyAnsweredError
+from leret.retrieval.caching import Kept, keep_answers
+from leret.retrieval.clients.leret import Remote
+from leret.retrieval.open import opened
 from tests.retrieval.loopback import Asked, Reply, loopback
 
 INDEX = "i" * 32
@@ -218,7 +218,7 @@ def test_of_a_batch_that_is_refused_only_the_query_that_is_refused_alone_fails()
 
 
 def test_a_batch_whose_answer_is_too_large_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leret.http, "_MAX_BYTES", 1000)
+    monkeypatch.setattr(leret.http.messages, "_MAX_BYTES", 1000)
 
     def answer(asked: Asked) -> Reply:
         return (
@@ -371,7 +371,7 @@ LIES: dict[str, tuple[Reply, str]] = {
 
 @pytest.mark.parametrize("name", LIES)
 def test_a_lie_is_a_failure_of_its_request_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leret.http, "_MAX_BYTES", 2**20)
+    monkeypatch.setattr(leret.http.messages, "_MAX_BYTES", 2**20)
     lie, cause = LIES[name]
     with loopback(answers(lie, good())) as server:
         asker = remote(server.url)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from leret.config.clients import RM3Settings
+from leret.core.errors import RetrievalError
+from leret.core.types import Document, Ranking
 from leret.datasets.corpus import Corpus
-from leret.errors import RetrievalError
-from leret.liveconfig import RM3Settings
 from leret.retrieval.base import Retriever
-from leret.retrieval.bm25 import BM25
-from leret.retrieval.rm3 import RM3, interpolated, relevance_model
-from leret.types import Document, Ranking
+from leret.retrieval.engines.bm25 import BM25
+from leret.retrieval.engines.rm3 import RM3, interpolated, relevance_model
 
 CORPUS = Corpus(
     [

@@ -16,15 +16,15 @@ import dspy
 import pytest
 import requests
 
+from leret.config.clients import RemoteSettings
+from leret.core.errors import RetrievalError
+from leret.core.types import Document, Passage
 from leret.datasets.corpus import Corpus
-from leret.errors import RetrievalError
-from leret.liveconfig import RemoteSettings
-from leret.retrieval import serving
-from leret.retrieval.bm25 import BM25
+from leret.retrieval.clients.leret import Remote
+from leret.retrieval.engines.bm25 import BM25
 from leret.retrieval.load import open_index
-from leret.retrieval.remote import Remote
-from leret.retrieval.server import _is_named
-from leret.types import Document, Passage
+from leret.retrieval.server import serving
+from leret.retrieval.server.app import _is_named
 from tests.retrieval.serving import Echo, running, served, started
 
 ODD = ["", " ", "capital \x00 city", "\ud800 river", 'NOT (city OR *) "river^2 ~field:x', "é", "x" * 1_000_000]

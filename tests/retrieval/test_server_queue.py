@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from leret.retrieval.server_queue import BatchQueue, FullError
+from leret.retrieval.server.batching import BatchQueue, FullError
 from tests.retrieval.serving import Echo
 
 

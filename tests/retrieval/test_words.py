@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leret.errors import MissingDependency, RetrievalError
-from leret.retrieval.words import WordSettings, fold_accents, tokenizer
+from leret.core.errors import MissingDependency, RetrievalError
+from leret.retrieval.engines.analysis import WordSettings, fold_accents, tokenizer
 
 
 @given(st.text(st.characters(codec=None)))

@@ -5,7 +5,7 @@ import random
 import ir_measures
 import pytest
 
-from leret.errors import ConfigError
+from leret.core.errors import ConfigError
 from leret.rewards import MEASURES, all_found, ap, measure, ndcg, recall, rr, success
 
 GOLD = {"a", "b"}

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from leret.pipelines.compact import CompactAdapter
-from leret.pipelines.loading import load_program
-from leret.pipelines.prompts import Formatter
-from leret.pipelines.replay import Replay
+from leret.programs.adapters import CompactAdapter
+from leret.programs.load import load_program
+from leret.programs.prompts import Formatter
+from leret.programs.replay import Replay
 
 ROOT = Path(__file__).parents[2]
 

@@ -3,9 +3,9 @@
 import asyncio
 import random
 
-from leret.errors import PolicyError, RetrievalError
+from leret.core.errors import PolicyError, RetrievalError
+from leret.core.types import Passage, Question
 from leret.policies.base import Completion
-from leret.types import Passage, Question
 
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta")
 """A document a word; its text names the next one, so that a second hop has something to read."""

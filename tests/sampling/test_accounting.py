@@ -5,11 +5,11 @@ import time
 
 import pytest
 
+from leret.core.runs import Run
+from leret.core.usage import Ledger
 from leret.policies.base import Completion
-from leret.runs import Run
 from leret.sampling.accounting import Accounting
-from leret.sampling.front import SearchFront
-from leret.sampling.ledger import Ledger
+from leret.sampling.rollouts.search_batcher import SearchFront
 from tests.sampling.fakes import FakePolicy, FakeRetriever
 
 

@@ -4,10 +4,10 @@ import dspy
 import pytest
 from dspy.lm15 import ContextLengthError, Message, Response, TextPart, Usage
 
-from leret.errors import PolicyError, ProgramError, RetrievalError
-from leret.pipelines.compact import CompactAdapter
+from leret.core.errors import PolicyError, ProgramError, RetrievalError
+from leret.programs.adapters import CompactAdapter
 from leret.rewards import ap
-from leret.sampling.bank import BankPlan, build_bank
+from leret.sampling.bank.bank import BankPlan, build_bank
 from tests.sampling.fakes import WORDS, FakeRetriever, questions
 
 PLAN = BankPlan(n_prompts=4, max_demos=2, candidates=5, threshold=0.4, threads=4)

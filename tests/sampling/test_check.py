@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from leret.cli import app
-from leret.errors import RunError
-from leret.runs import Run
-from leret.sampling.check import check_store
+from leret.core.errors import RunError
+from leret.core.runs import Run
 from leret.sampling.stage import sample
-from leret.sampling.store import Store
+from leret.sampling.store.check import check_store
+from leret.sampling.store.store import Store
 from tests.sampling.fakes import FakePolicy
 from tests.sampling.test_stage import recipe_of, write_data
 

@@ -4,8 +4,8 @@ from collections import Counter
 
 from scipy.stats import chisquare
 
-from leret.sampling.choice import choose_next, is_solved, levels
-from leret.types import Failure, Sample
+from leret.core.types import Failure, Sample
+from leret.sampling.rollouts.selection import choose_next, is_solved, levels
 
 
 def made(name, reward, recall=0.5):

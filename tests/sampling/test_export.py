@@ -10,13 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from leret.cli import app
-from leret.errors import ConfigError, RunError
-from leret.runs import Run
-from leret.sampling.export import COLUMNS, export_store, query_of
-from leret.sampling.records import Origin
+from leret.core.errors import ConfigError, RunError
+from leret.core.runs import Run
+from leret.core.types import Sample, State, digest
 from leret.sampling.stage import sample
-from leret.sampling.store import Store
-from leret.types import Sample, State, digest
+from leret.sampling.store.export import COLUMNS, export_store, query_of
+from leret.sampling.store.schema import Origin
+from leret.sampling.store.store import Store
 from tests.sampling.fakes import FakePolicy
 from tests.sampling.test_stage import content, recipe_of, write_data
 
@@ -86,7 +86,7 @@ def test_an_export_that_breaks_off_leaves_what_was_there(run, tmp_path, monkeypa
     def fails(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("leret.sampling.export.json.loads", fails)
+    monkeypatch.setattr("leret.sampling.store.export.json.loads", fails)
     with pytest.raises(RunError, match="No space left"):
         export_store(run, to, out, force=True)
     assert out.read_text() == "mine"

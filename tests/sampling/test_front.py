@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from leret.errors import RetrievalError
-from leret.sampling.front import SearchFront
+from leret.core.errors import RetrievalError
+from leret.sampling.rollouts.search_batcher import SearchFront
 from tests.sampling.fakes import FakeRetriever
 
 

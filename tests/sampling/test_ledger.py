@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from leret.core.usage import Latencies, Ledger
 from leret.policies.base import Completion
-from leret.sampling.ledger import Latencies, Ledger
 
 
 def wrote(n_prompt, n_completion):

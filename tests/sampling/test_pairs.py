@@ -2,8 +2,8 @@
 
 import pytest
 
-from leret.sampling.pairs import distinct, make_pairs
-from leret.types import Failure, Sample
+from leret.core.types import Failure, Sample
+from leret.sampling.preferences.pairs import distinct, make_pairs
 
 
 def made(text, reward, name=None):

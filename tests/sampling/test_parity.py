@@ -10,21 +10,21 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from leret.config import AdapterSettings, ProgramSettings
-from leret.errors import ProgramError
-from leret.pipelines import Search
-from leret.pipelines.adapters import make_adapter
-from leret.pipelines.loading import load_program
-from leret.pipelines.prompts import ZERO_SHOT, Formatter, Prompt
-from leret.pipelines.replay import Replay
-from leret.runs import Run
-from leret.sampling.branch import Branch, Brancher
-from leret.sampling.front import SearchFront
+from leret.config.settings import AdapterSettings, ProgramSettings
+from leret.core.errors import ProgramError
+from leret.core.runs import Run
+from leret.programs import Search
+from leret.programs.adapters import make_adapter
+from leret.programs.load import load_program
+from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
+from leret.programs.replay import Replay
+from leret.programs.runner import Stepper
 from leret.sampling.parity import check_messages, made_up, message_difference, program_messages
-from leret.sampling.scheduler import Scheduler
+from leret.sampling.rollouts.branching import Branch, Brancher
+from leret.sampling.rollouts.scheduler import Scheduler
+from leret.sampling.rollouts.search_batcher import SearchFront
 from leret.sampling.stage import sample
-from leret.sampling.steps import Stepper
-from leret.sampling.store import Store
+from leret.sampling.store.store import Store
 from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
 from tests.sampling.test_stage import open_fakes, recipe_of, write_data
 
@@ -187,7 +187,7 @@ def test_the_stage_refuses_before_it_asks_the_policy(tmp_path, monkeypatch):
     write_data(tmp_path)
     made = open_fakes(monkeypatch)
     (tmp_path / "straying.py").write_text(
-        "import random\nimport dspy\nfrom leret.pipelines import Search\n\n\nclass Straying(dspy.Module):\n"
+        "import random\nimport dspy\nfrom leret.programs import Search\n\n\nclass Straying(dspy.Module):\n"
         "    def __init__(self, k=3):\n        super().__init__()\n"
         "        self.write = dspy.Predict('question, n -> query')\n        self.search = Search(k=k)\n\n"
         "    def forward(self, question):\n"
@@ -356,7 +356,7 @@ def test_the_stage_tells_where_the_comparison_had_to_stop(tmp_path, monkeypatch)
     write_data(tmp_path)
     open_fakes(monkeypatch)
     (tmp_path / "long.py").write_text(
-        "import dspy\nfrom leret.pipelines import Search\n\n\nclass Long(dspy.Module):\n"
+        "import dspy\nfrom leret.programs import Search\n\n\nclass Long(dspy.Module):\n"
         "    def __init__(self, k=3):\n        super().__init__()\n"
         "        self.write = dspy.Predict('question -> query')\n        self.search = Search(k=k)\n\n"
         "    def forward(self, question):\n"

@@ -4,13 +4,13 @@ import datasets
 import pyarrow.parquet as pq
 import pytest
 
-from leret.errors import RunError
-from leret.runs import Run
-from leret.sampling.preferences import COLUMNS, build_preferences
-from leret.sampling.records import Origin, Visit
-from leret.sampling.store import Store
-from leret.sampling.targets import sft_targets
-from leret.types import Failure, Sample, State
+from leret.core.errors import RunError
+from leret.core.runs import Run
+from leret.core.types import Failure, Sample, State
+from leret.sampling.preferences.dataset import COLUMNS, build_preferences
+from leret.sampling.preferences.sft_targets import sft_targets
+from leret.sampling.store.schema import Origin, Visit
+from leret.sampling.store.store import Store
 
 ORIGIN = Origin("fake", "P", "D", 1.0, 1.0, 8)
 REWARDS = {

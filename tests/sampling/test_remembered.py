@@ -2,9 +2,9 @@
 
 import dspy
 
-from leret.pipelines.compact import CompactAdapter
-from leret.pipelines.search import Search
-from leret.sampling.remembered import memory_of, remembering
+from leret.programs.adapters import CompactAdapter
+from leret.programs.search import Search
+from leret.sampling.bank.lm import memory_of, remembering
 from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
 from tests.sampling.test_bank import Scripted
 from tests.sampling.test_rollout import roll

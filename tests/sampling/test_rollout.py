@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from leret.pipelines.prompts import Prompt
-from leret.sampling.front import SearchFront
-from leret.sampling.rollout import Roller
+from leret.programs.prompts import Prompt
+from leret.sampling.rollouts.rollout import Roller
+from leret.sampling.rollouts.search_batcher import SearchFront
 from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
 
 

@@ -10,13 +10,13 @@ from contextlib import closing, suppress
 
 import pytest
 
-from leret.errors import ConfigError, MissingDependency, PolicyError, RunError
-from leret.runs import Run
-from leret.sampling import scaleout_wire
-from leret.sampling.merge import leftovers
-from leret.sampling.scaleout import Cluster
+from leret.core.errors import ConfigError, MissingDependency, PolicyError, RunError
+from leret.core.runs import Run
+from leret.sampling.ray import wire as scaleout_wire
+from leret.sampling.ray.scaleout import Cluster
 from leret.sampling.stage import sample
-from leret.sampling.store import Store
+from leret.sampling.store.merge import leftovers
+from leret.sampling.store.store import Store
 from tests.sampling.seeded_server import SeededServer
 from tests.sampling.test_stage import content, recipe_of, write_data
 
@@ -174,7 +174,7 @@ def test_what_a_killed_driver_left_is_taken_over_by_the_next_command(server, tmp
 
 
 def test_a_store_that_a_worker_still_holds_is_waited_for(server, tmp_path, monkeypatch):
-    monkeypatch.setattr("leret.sampling.merge._RELEASED_S", 0.3)
+    monkeypatch.setattr("leret.sampling.store.merge._RELEASED_S", 0.3)
     write_data(tmp_path, 4)
     run = Run.create(tmp_path / "run")
     run.workers.mkdir()
@@ -192,6 +192,6 @@ def test_a_cluster_that_is_not_there_is_told(monkeypatch):
 def test_workers_must_be_some_and_ray_must_be_there(monkeypatch):
     with pytest.raises(ConfigError, match="--workers 0"):
         Cluster(0)
-    monkeypatch.setattr("leret.sampling.scaleout.find_spec", lambda name: None)
+    monkeypatch.setattr("leret.sampling.ray.scaleout.find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match=r"leret\[ray\]"):
         Cluster(1)

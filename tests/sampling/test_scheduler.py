@@ -6,14 +6,14 @@ from contextlib import nullcontext
 
 import pytest
 
-from leret.errors import PolicyError, RunError
-from leret.pipelines.prompts import ZERO_SHOT, Prompt
-from leret.sampling.branch import Branch, Brancher
-from leret.sampling.front import SearchFront
-from leret.sampling.scheduler import Scheduler, refuse_unparsed
-from leret.sampling.steps import Stepper
-from leret.sampling.store import Store
-from leret.types import Failure
+from leret.core.errors import PolicyError, RunError
+from leret.core.types import Failure
+from leret.programs.prompts import ZERO_SHOT, Prompt
+from leret.programs.runner import Stepper
+from leret.sampling.rollouts.branching import Branch, Brancher
+from leret.sampling.rollouts.scheduler import Scheduler, refuse_unparsed
+from leret.sampling.rollouts.search_batcher import SearchFront
+from leret.sampling.store.store import Store
 from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
 
 FEW = Prompt("1", {"write_query": [{"question": "who", "context": [], "query": "find who"}]})

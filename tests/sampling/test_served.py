@@ -11,12 +11,12 @@ import time
 import pytest
 from aiohttp import web
 
-from leret.config import EvalRecipe
-from leret.errors import PolicyError
-from leret.eval.stage import evaluate
-from leret.runs import Run
+from leret.config.settings import EvalRecipe
+from leret.core.errors import PolicyError
+from leret.core.runs import Run
+from leret.evaluation.stage import evaluate
 from leret.sampling.stage import sample
-from leret.sampling.store import Store
+from leret.sampling.store.store import Store
 from tests.sampling.fakes import questions
 from tests.sampling.seeded_server import SeededServer
 from tests.sampling.test_stage import recipe_of, write_data

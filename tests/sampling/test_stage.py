@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from leret.config import SamplingRecipe
-from leret.errors import ConfigError, DataError, PolicyError, RunError
+from leret.config.settings import SamplingRecipe
+from leret.core.errors import ConfigError, DataError, PolicyError, RunError
+from leret.core.runs import Run
 from leret.policies.base import Completion
-from leret.policies.replies import PromptTooLongError
-from leret.runs import Run
-from leret.sampling.check import check_store
+from leret.policies.remote.replies import PromptTooLongError
 from leret.sampling.plan import plan
-from leret.sampling.preferences import build_preferences
+from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.stage import sample
-from leret.sampling.store import Store
+from leret.sampling.store.check import check_store
+from leret.sampling.store.store import Store
 from tests.sampling.fakes import DOCS, FakePolicy, questions
 from tests.tiny import tiny_policy
 
@@ -349,7 +349,7 @@ def test_the_plan_sees_a_prompt_that_does_not_fit(place):
 def test_the_plan_lets_pass_what_made_up_outputs_do_to_a_program(place, body):
     directory, _ = place
     (directory / "reading.py").write_text(
-        "import dspy\nfrom leret.pipelines import Search\n\n\nclass Reading(dspy.Module):\n"
+        "import dspy\nfrom leret.programs import Search\n\n\nclass Reading(dspy.Module):\n"
         "    def __init__(self, k=3):\n        super().__init__()\n"
         "        self.write = dspy.Predict('question -> query')\n        self.search = Search(k=k)\n\n"
         "    def forward(self, question):\n"

@@ -12,11 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from leret.errors import RunError
-from leret.sampling.database import STORE_SCHEMA, run_error
-from leret.sampling.records import Origin, Visit
-from leret.sampling.store import Store
-from leret.types import Failure, Sample, State
+from leret.core.errors import RunError
+from leret.core.types import Failure, Sample, State
+from leret.sampling.store.schema import STORE_SCHEMA, Origin, Visit, run_error
+from leret.sampling.store.store import Store
 
 ORIGIN = Origin("fake", "P", "D", 1.0, 1.0, 8)
 STATE = State("s1", "q1", 0, "write", {"context": ["é", "\ud800"]}, ({"role": "user", "content": "who?"},))
@@ -200,5 +199,5 @@ def test_three_thousand_samples_a_second_and_more(tmp_path):
 
 @pytest.mark.parametrize(("free", "says"), [(0, "the disk is full; free some space"), (10**9, "check the disk")])
 def test_an_io_error_on_a_full_disk_says_that_it_is_full(tmp_path, monkeypatch, free, says):
-    monkeypatch.setattr("leret.sampling.database.disk_usage", lambda path: SimpleNamespace(free=free))
+    monkeypatch.setattr("leret.sampling.store.schema.disk_usage", lambda path: SimpleNamespace(free=free))
     assert says in str(run_error(tmp_path / "rollouts.db", sqlite3.OperationalError("disk I/O error")))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from leret.runs import Run
+from leret.core.runs import Run
 from tests.tiny import tiny_policy
 from tests.training.training_runs import sampled_run
 

@@ -7,12 +7,12 @@ import torch
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from leret.config import TrainingRecipe
-from leret.recipes import load_recipe
-from leret.training.preference import preference_trainer
-from leret.training.sft import sft_trainer
+from leret.config.load import load_recipe
+from leret.config.settings import TrainingRecipe
+from leret.training.algorithms.preference import preference_trainer
+from leret.training.algorithms.sft import sft_trainer
+from leret.training.process import surroundings
 from leret.training.stage import train
-from leret.training.surroundings import surroundings
 from leret.training.tokens import Encoded
 
 ROOT = Path(__file__).parents[2]

@@ -8,20 +8,20 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from leret.config import SamplingRecipe, TrainingRecipe
-from leret.errors import TrainingError
+from leret.config.settings import SamplingRecipe, TrainingRecipe
+from leret.core.errors import TrainingError
+from leret.core.runs import Run
 from leret.policies.base import Request
 from leret.policies.load import demo_directory
-from leret.policies.local import LocalPolicy
-from leret.runs import Run
+from leret.policies.local.policy import LocalPolicy
 from leret.sampling.stage import sample
-from leret.sampling.store import Store
-from leret.training.examples import Example, read_preferences
+from leret.sampling.store.store import Store
+from leret.training.algorithms.losses import PairCollator
+from leret.training.algorithms.preference import preference_rows
+from leret.training.data import Example, read_preferences
 from leret.training.initial import find_initial
 from leret.training.model import load_model, load_tokenizer, stop_ids
 from leret.training.parity import check_parity
-from leret.training.preference import preference_rows
-from leret.training.reduction import PairCollator
 from leret.training.tokens import Encoder, end_token
 
 ROOT = Path(__file__).parents[2]

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from leret.config import TrainingRecipe
-from leret.training.preference import preference_trainer
-from leret.training.reduction import dpo_loss, ipo_loss
-from leret.training.surroundings import surroundings
+from leret.config.settings import TrainingRecipe
+from leret.training.algorithms.losses import dpo_loss, ipo_loss
+from leret.training.algorithms.preference import preference_trainer
+from leret.training.process import surroundings
 from leret.training.tokens import Encoded
 
 PAIRS = [

@@ -2,14 +2,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertLMHeadModel
 
-from leret.config import TrainingRecipe
-from leret.errors import TrainingError
+from leret.config.settings import TrainingRecipe
+from leret.core.errors import TrainingError
 from leret.policies.load import demo_directory
-from leret.training.examples import Example
-from leret.training.preference import preference_trainer
+from leret.training.algorithms.preference import preference_trainer
+from leret.training.algorithms.sft import sft_trainer
+from leret.training.data import Example
 from leret.training.preflight import check_loss
-from leret.training.sft import sft_trainer
-from leret.training.surroundings import surroundings
+from leret.training.process import surroundings
 from leret.training.tokens import Encoded, Encoder, end_token
 from tests.tiny import TEMPLATE, tiny_policy
 

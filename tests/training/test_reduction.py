@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from leret.training.reduction import PairCollator, dpo_loss, ipo_loss
+from leret.training.algorithms.losses import PairCollator, dpo_loss, ipo_loss
 
 
 def hand_ipo(policy_chosen, policy_rejected, reference_chosen, reference_rejected, beta):

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from leret.config import TrainingRecipe
-from leret.errors import RunError, TrainingError
+from leret.config.settings import TrainingRecipe
+from leret.core.errors import RunError, TrainingError
 from leret.training.checkpoints import Workplace
 from leret.training.stage import plan, train
 from tests.training.training_runs import sampled_run
@@ -112,7 +112,7 @@ def test_a_killed_process_goes_on_from_its_last_checkpoint(tmp_path, base, strai
     code = (
         "import os, signal\n"
         "from pathlib import Path\n"
-        "from leret.runs import Run\n"
+        "from leret.core.runs import Run\n"
         "from leret.training.stage import train\n"
         "from tests.training.test_resume import SFT, Stopper\n"
         "stopper = Stopper(10, lambda: os.kill(os.getpid(), signal.SIGKILL))\n"

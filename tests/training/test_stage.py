@@ -4,10 +4,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from leret.config import LoraSettings, TrainingRecipe
-from leret.errors import MissingDependency, PolicyError, RunError, TrainingError
+from leret.config.settings import LoraSettings, TrainingRecipe
+from leret.core.errors import MissingDependency, PolicyError, RunError, TrainingError
+from leret.core.runs import Run
 from leret.policies.load import demo_directory
-from leret.runs import Run
 from leret.training.stage import plan, train
 from tests.training.training_runs import sampled_run, train_ids
 
@@ -78,7 +78,7 @@ def test_what_is_trained_is_the_best_completion_under_the_zero_shot_prompt(run, 
     train(changed(SFT, epochs=20, learning_rate=3e-3), run)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from leret.sampling.store import Store
+    from leret.sampling.store.store import Store
 
     with Store(run.store, read_only=True) as store:
         group = next(iter(store.groups()))
@@ -273,7 +273,7 @@ def test_a_run_that_was_not_sampled_says_so(tmp_path):
 
 
 def test_a_report_to_what_is_not_installed_names_the_extra(run, monkeypatch):
-    from leret.training import arguments
+    from leret.training.algorithms import arguments
 
     monkeypatch.setattr(arguments, "find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match=r"wandb is not installed; `pip install 'leret\[wandb\]'`"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from leret.training.reduction import PairCollator
+from leret.training.algorithms.losses import PairCollator
 from leret.training.thrift import SHARED, compact_heads, make_thrifty, row_groups
 from tests.tiny import tiny_policy
 

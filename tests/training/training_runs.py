@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from leret.core.runs import Run
+from leret.core.types import Sample, State, digest
 from leret.datasets.splits import split_of
-from leret.runs import Run
-from leret.sampling.preferences import build_preferences
-from leret.sampling.records import Origin, Visit
-from leret.sampling.store import Store
-from leret.types import Sample, State, digest
+from leret.sampling.preferences.dataset import build_preferences
+from leret.sampling.store.schema import Origin, Visit
+from leret.sampling.store.store import Store
 from tests.tiny import WORDS
 
 POLICY = "0" * 32

@@ -13,10 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from leret.errors import ConfigError, PolicyError
-from leret.policies.serving.served import ServedModel
-
-__all__ = ["ENGINES", "Engine", "Listening", "find_executable", "has_gpu", "without_repeats"]
+from leret.core.errors import ConfigError, PolicyError
+from leret.policies.serving.model import ServedModel
 
 _VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """What --max-lora-rank takes."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from leret.policies.serving.start import free_port
+from leret.policies.serving.launch import free_port
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 

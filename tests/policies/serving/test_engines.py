@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from leret.errors import ConfigError
+from leret.core.errors import ConfigError
 from leret.policies.serving.engines import Listening, has_gpu, without_repeats
-from leret.policies.serving.served import ServedModel
-from leret.policies.serving.start import Plan, plan
+from leret.policies.serving.launch import Plan, plan
+from leret.policies.serving.model import ServedModel
 
 FULL = ServedModel("ipo-1a2b3c4d", "/models/ipo")
 ADAPTER = ServedModel("ipo-1a2b3c4d", "/models/llama", Path("/runs/r/policies/ipo"), Path("/runs/r/policies/ipo"), 24)
@@ -18,7 +18,7 @@ DEVICES = {"gpu": {}, "cpu": {"CUDA_VISIBLE_DEVICES": ""}}
 
 
 def planned(served: ServedModel, engine: str, device: str, monkeypatch: pytest.MonkeyPatch, *extra: str) -> Plan:
-    monkeypatch.setattr("leret.policies.serving.start.has_gpu", lambda environment: device == "gpu")
+    monkeypatch.setattr("leret.policies.serving.launch.has_gpu", lambda environment: device == "gpu")
     return plan(served, engine, AT, extra=extra, dry=True, environment={"PATH": "/nowhere"})
 
 
@@ -102,7 +102,7 @@ def test_what_leret_has_to_know_is_refused_among_the_engines_arguments(argument:
 
 
 def test_the_users_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leret.policies.serving.start.has_gpu", lambda environment: False)
+    monkeypatch.setattr("leret.policies.serving.launch.has_gpu", lambda environment: False)
     made = plan(FULL, "vllm", AT, dry=True, environment={"PATH": "/nowhere", "VLLM_CPU_KVCACHE_SPACE": "4"})
     assert made.environment["VLLM_CPU_KVCACHE_SPACE"] == "4"
     assert made.line.startswith("HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=4 VLLM_NO_USAGE_STATS=1 vllm serve ")

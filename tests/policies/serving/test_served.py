@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from leret.errors import ConfigError, PolicyError
-from leret.policies.local import LocalPolicy
-from leret.policies.serving.merged import merged, merged_directory
-from leret.policies.serving.served import find_served
-from leret.runs import Run
+from leret.core.errors import ConfigError, PolicyError
+from leret.core.runs import Run
+from leret.policies.local.policy import LocalPolicy
+from leret.policies.serving.merge import merged, merged_directory
+from leret.policies.serving.model import find_served
 from tests.policies.conftest import ask
 from tests.tiny import tiny_policy
 

@@ -1,0 +1,115 @@
+"""One event loop in a thread of its own, for callers that wait: `search` and an LM of DSPy are ordinary calls."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import os
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any, TextIO, TypeVar
+
+T = TypeVar("T")
+
+_lock = threading.Lock()
+_running: tuple[int, asyncio.AbstractEventLoop] | None = None
+
+
+def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
+    """Start a coroutine on the background loop.
+
+    Returns:
+        Its future; cancelling it cancels the coroutine.
+    """
+    return asyncio.run_coroutine_threadsafe(work, _loop())
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """The loop of this process; a forked child does not inherit the thread, so it starts its own."""
+    global _running  # noqa: PLW0603  one loop a process is the point
+    with _lock:
+        if _running is None or _running[0] != os.getpid():
+            loop = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="leret-background", daemon=True).start()
+            _running = os.getpid(), loop
+        return _running[1]
+
+
+async def each(items: Iterable[T], do: Callable[[T], Awaitable[None]], concurrency: int) -> None:
+    """Await ``do(item)`` for every item, with no barrier between items.
+
+    Args:
+        items: taken one by one, as earlier ones end.
+        do: what it raises ends the whole: the others are cancelled and waited for.
+        concurrency: items in flight, at least 1.
+    """
+    waiting = iter(items)
+
+    async def work() -> None:
+        for item in waiting:
+            await do(item)
+
+    tasks = [asyncio.create_task(work()) for _ in range(concurrency)]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+class _Muted(io.TextIOBase):
+    """Swallows what the muted threads write; a live progress display, in its own thread, still gets through."""
+
+    def __init__(self, stream: TextIO, threads: set[int]) -> None:
+        super().__init__()
+        self._stream = stream
+        self._threads = threads
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() in self._threads or type(threading.current_thread()).__name__ == "TMonitor":
+            return len(text)  # tqdm's monitor redraws the bars of muted threads
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+
+@contextmanager
+def muted(logger: str) -> Iterator[None]:
+    """Drop what this thread prints, and the log lines of one library.
+
+    Args:
+        logger: the library's root logger.
+    """
+    threads = {threading.get_ident()}
+    log = logging.getLogger(logger)
+    disabled, log.disabled = log.disabled, True
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        with redirect_stdout(_Muted(sys.stdout, threads)), redirect_stderr(_Muted(sys.stderr, threads)):
+            yield
+    finally:
+        log.disabled = disabled
+        log.setLevel(level)
+
+
+@contextmanager
+def muted_threads(prefix: str) -> Iterator[None]:
+    """Drop what a library's own threads print on standard output.
+
+    Args:
+        prefix: their names begin with it; they run already.
+    """
+    threads = {thread.ident for thread in threading.enumerate() if thread.name.startswith(prefix)}
+    with redirect_stdout(_Muted(sys.stdout, {ident for ident in threads if ident is not None})):
+        yield

@@ -1,0 +1,86 @@
+"""The recipes and programs that come with leret, wherever it is installed.
+
+In a checkout they are the top folders; in a wheel they lie under ``leret/_recipes``.
+"""
+
+from __future__ import annotations
+
+import shutil
+from difflib import get_close_matches
+from pathlib import Path
+
+from leret.core.errors import ConfigError
+
+FOLDERS = ("sampling", "training", "eval", "pipelines")
+"""Folders of recipes and programs."""
+
+
+def root() -> Path:
+    """The directory that holds `FOLDERS`."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "_recipes"
+    return inside if inside.is_dir() else package.parent
+
+
+def names() -> list[str]:
+    """Every recipe and program, as ``sampling/demo.yaml``; recipes first."""
+    found: list[str] = []
+    for folder in FOLDERS:
+        suffix = ".py" if folder == "pipelines" else ".yaml"
+        found += sorted(str(path.relative_to(root()).as_posix()) for path in (root() / folder).glob(f"*{suffix}"))
+    return found
+
+
+def find(name: str, *folders: str) -> Path:
+    """The shipped file of a name: ``sampling/demo.yaml``, or ``demo`` in the first of ``folders`` that has one.
+
+    Raises:
+        ConfigError: there is none; with the nearest one.
+    """
+    known = names()
+    for folder in ("", *folders):
+        for suffix in ("", ".yaml", ".py"):
+            if Path(folder, f"{name}{suffix}").as_posix() in known:
+                return root() / folder / f"{name}{suffix}"
+    stems = {Path(other).stem: other for other in known if not folders or other.startswith(folders)}
+    near = [f"; did you mean {stems[stem]}?" for stem in get_close_matches(Path(name).stem, stems, 1)]
+    raise ConfigError("".join([f"{name}: no such recipe; name a file, or one of `leret recipes list`", *near]))
+
+
+def copy(name: str, directory: Path) -> list[Path]:
+    """Copy a recipe in its folder, and the programs beside it, to be edited.
+
+    Args:
+        name: as in `names`; the suffix may be left out.
+        directory: gets ``sampling/demo.yaml`` and ``pipelines/*.py``. Files that exist are kept.
+
+    Returns:
+        What was written; nothing where all of it existed.
+
+    Raises:
+        ConfigError: no such recipe, or the directory cannot be written.
+    """
+    source = find(name, *FOLDERS)
+    programs = sorted((root() / "pipelines").glob("*.py")) if source.parent.name == "sampling" else []
+    written: list[Path] = []
+    for path in (source, *programs):
+        target = directory / path.relative_to(root())
+        if target.exists():
+            continue
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+        except OSError as error:
+            raise ConfigError(f"{target} cannot be written ({error.strerror}); name another directory") from error
+        written.append(target)
+    return written
+
+
+def purpose(name: str) -> str:
+    """The first sentence of a shipped file's header."""
+    text = (root() / name).read_text(encoding="utf-8")
+    if name.endswith(".py"):
+        return text.split('"""')[1].split("\n")[0].strip() if '"""' in text else ""
+    lines = [line.lstrip("# ").rstrip() for line in text.split("\n") if line.startswith("#")]
+    words = " ".join(lines).partition("Purpose:")[2].partition("Prerequisites:")[0]
+    return words.strip().split(". ")[0].rstrip(".")

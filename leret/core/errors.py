@@ -1,0 +1,82 @@
+"""Everything leret raises on purpose, named by the boundary that was crossed.
+
+::
+
+    LeretError
+    |-- ConfigError      a recipe, an override, a flag
+    |-- DataError        a corpus, a question file, a line in it
+    |-- RetrievalError   an index, a retriever, a retrieval server
+    |-- PolicyError      a model directory, an LM server, a completion that never came
+    |-- ProgramError     a user's DSPy program: its file, its class, what it does
+    |-- TrainingError    a trainer, its inputs, a failed pre-flight
+    `-- RunError         a run directory: missing, foreign, of another version, locked, full
+
+A message says what was wrong, with the value and the place, and what to do next. The command line prints it
+alone and exits with ``exit_code``: 2 where the user can mend it, 1 where something failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+
+class LeretError(Exception):
+    """The root of everything leret raises on purpose."""
+
+    exit_code = 2
+
+    def failed(self) -> Self:
+        """The same error as a failure (exit code 1): nothing the user gave was wrong."""
+        self.exit_code = 1
+        return self
+
+
+class ConfigError(LeretError):
+    """One or more faults of a recipe, all of them listed together.
+
+    Args:
+        problems: one line a fault, each with its place (file, line, key) and its mend.
+    """
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class DataError(LeretError):
+    """A corpus or a question file that cannot be read as what it claims to be."""
+
+
+class RetrievalError(LeretError):
+    """An index or a retriever that cannot answer; never scored as a bad query."""
+
+
+class PolicyError(LeretError):
+    """A model directory or an LM server that cannot complete a prompt."""
+
+
+class ProgramError(LeretError):
+    """A DSPy program that cannot be loaded, replayed or saved."""
+
+
+class TrainingError(LeretError):
+    """A training stage that refuses to start, or that failed."""
+
+
+class RunError(LeretError):
+    """A run directory that is missing, foreign, locked, of another version, or on a full disk."""
+
+
+class MissingDependency(LeretError):
+    """An optional dependency that is not installed.
+
+    Args:
+        package: the distribution that is missing.
+        extra: the extra of leret that brings it.
+        command: what brings it, where an extra alone cannot.
+    """
+
+    def __init__(self, package: str, extra: str, command: str | None = None) -> None:
+        brings = command or f"pip install 'leret[{extra}]'"
+        super().__init__(f"{package} is not installed; `{brings}` brings it")

@@ -1,0 +1,78 @@
+"""Models that engines encode with: where they are, and a name for what they hold."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from pathlib import Path
+
+from leret.core.errors import RetrievalError
+
+_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".json", ".txt", ".model", ".metadata"}
+"""Endings of the files that decide what a model answers."""
+_ASIDE = ["onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot"]
+"""The same weights in other forms."""
+_CHUNK = 1 << 20
+
+
+def find_model(name: str, key: str) -> Path:
+    """The directory of a model.
+
+    Args:
+        name: a directory, or ``owner/name`` of the Hugging Face hub, which is downloaded where it is not yet.
+        key: of the recipe, for the message.
+
+    Raises:
+        RetrievalError: there is no such model.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.is_absolute() or name.count("/") != 1 or name.startswith("."):
+        raise RetrievalError(
+            f"{key}: no model directory {name}; correct the path, or give the name of a model of the hub"
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, ignore_patterns=_ASIDE))
+    except Exception as error:
+        first = str(error).strip().split("\n", 1)[0]
+        raise RetrievalError(
+            f"{key}: no directory {name} here, and the hub does not give it ({type(error).__name__}: {first}); "
+            "download the model and name its directory"
+        ) from error
+
+
+def model_digest(directory: Path) -> str:
+    """A name for the content of a model directory, whatever the directory is called.
+
+    Args:
+        directory: all its weights, settings and vocabulary files are read, a gigabyte a second or so.
+    """
+    content = blake2b(digest_size=16)
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        if path.suffix not in _WEIGHTS or not path.is_file() or name.startswith((".", "onnx/", "openvino/")):
+            continue
+        one = blake2b(digest_size=16)
+        with open(path, "rb") as file:
+            while chunk := file.read(_CHUNK):
+                one.update(chunk)
+        content.update(f"{name}\0{one.hexdigest()}\0".encode())
+    return content.hexdigest()
+
+
+def require_model(directory: Path, digest: str, index: Path) -> None:
+    """Refuse a model that is not the one an index was made with.
+
+    Raises:
+        RetrievalError: it is gone, or its content is another.
+    """
+    if not directory.is_dir():
+        raise RetrievalError(
+            f"{index}: its model {directory} is gone; put it back, or build the index again with another"
+        )
+    if model_digest(directory) != digest:
+        raise RetrievalError(
+            f"{index}: {directory} is not the model that the index was made with; put that back, or build it again"
+        )

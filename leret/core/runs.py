@@ -1,0 +1,267 @@
+"""The run directory: the contract between the stages, and with whoever reads a run.
+
+::
+
+    R/run.yaml        resolved recipe of every stage, versions, digests; `schema` guards against other versions
+    R/prompts/        the bank
+    R/rollouts.db     states and samples
+    R/preferences/    training data
+    R/policies/NAME/  trained policies
+    R/program/        what `leret.load` needs
+    R/eval/           summary.json, run files
+    R/report.html
+    R/events.jsonl    what happened
+    R/cache/          indexes and other things that can be built again
+    R/workers/        stores of workers, while several sample at once
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from leret.core import bundled as shipped
+from leret.core.errors import RunError
+
+SCHEMA = 2
+"""Version of the run directory's layout."""
+
+_RUN, _LERET = "$RUN/", "$LERET/"
+"""What a path in run.yaml begins with: the run directory, or the folder of what leret ships."""
+
+_PACKAGES = ("leret", "torch", "transformers", "trl", "dspy", "bm25s", "datasets")
+
+
+class Run:
+    """A run directory.
+
+    Args:
+        path: the directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def open(cls, path: Path) -> Run:
+        """An existing run.
+
+        Raises:
+            RunError: there is none, or it is of another version.
+        """
+        run = cls(path)
+        if not run.manifest_path.is_file():
+            raise RunError(
+                f"{path} is not a run directory (it has no run.yaml); `leret sample RECIPE --run {path}` makes one"
+            )
+        run.manifest()
+        return run
+
+    @classmethod
+    def create(cls, path: Path) -> Run:
+        """An existing run, or a new one in an empty or missing directory.
+
+        Raises:
+            RunError: the directory holds other things, or cannot be written.
+        """
+        run = cls(path)
+        if run.manifest_path.is_file():
+            return cls.open(path)
+        if path.exists() and not path.is_dir():
+            raise RunError(f"{path} is a file; a run is a directory")
+        if path.is_dir() and any(path.iterdir()):
+            raise RunError(f"{path} is not empty and is not a run; name an empty or a new directory")
+        with run.writing():
+            path.mkdir(parents=True, exist_ok=True)
+        run.update(versions={"python": platform.python_version()} | {p: _version(p) for p in _PACKAGES})
+        return run
+
+    @property
+    def manifest_path(self) -> Path:
+        """run.yaml."""
+        return self.path / "run.yaml"
+
+    @property
+    def prompts(self) -> Path:
+        """The bank: one JSON file a prompt."""
+        return self.path / "prompts"
+
+    @property
+    def store(self) -> Path:
+        """The SQLite file of states and samples."""
+        return self.path / "rollouts.db"
+
+    @property
+    def workers(self) -> Path:
+        """Stores of workers, while several sample at once; they are merged into `store`."""
+        return self.path / "workers"
+
+    @property
+    def preferences(self) -> Path:
+        """The preference data set."""
+        return self.path / "preferences"
+
+    @property
+    def policies(self) -> Path:
+        """Trained policies, one directory each."""
+        return self.path / "policies"
+
+    @property
+    def program(self) -> Path:
+        """The saved program."""
+        return self.path / "program"
+
+    @property
+    def eval(self) -> Path:
+        """Evaluation results."""
+        return self.path / "eval"
+
+    @property
+    def report(self) -> Path:
+        """The report."""
+        return self.path / "report.html"
+
+    @property
+    def cache(self) -> Path:
+        """Indexes and other things that can be built again."""
+        return self.path / "cache"
+
+    def manifest(self) -> dict[str, Any]:
+        """Content of run.yaml, its files located on this machine.
+
+        Raises:
+            RunError: it is unreadable, or of another version.
+        """
+        return {name: _with_texts(section, self._located) for name, section in self.record().items()}
+
+    def record(self) -> dict[str, Any]:
+        """Content of run.yaml as it is written: files are named from the run (``$RUN/../data``), or from ``$LERET/``.
+
+        So it tells nothing of the machine, and a run can be moved with the files it names.
+
+        Raises:
+            RunError: it is unreadable, or of another version.
+        """
+        try:
+            value = yaml.safe_load(self.manifest_path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            raise RunError(f"{self.manifest_path} cannot be read ({error}); restore it or start a new run") from error
+        schema = value.get("schema") if isinstance(value, dict) else None
+        if schema != SCHEMA:
+            raise RunError(
+                f"{self.path} is a run of layout version {schema!r}, this leret reads version {SCHEMA}; "
+                "use the leret that wrote it, or start a new run"
+            )
+        return dict(value)
+
+    def update(self, **sections: Any) -> None:
+        """Replace top-level sections of run.yaml (``sampling``, ``training``, ``eval``, ``digests`` ...)."""
+        value = self.record() if self.manifest_path.is_file() else {"schema": SCHEMA}
+        text = yaml.safe_dump({**value, **_with_texts(sections, self._shared)}, sort_keys=False, allow_unicode=True)
+        with self.writing():
+            write_atomically(self.manifest_path, text)
+
+    def section(self, name: str, made_by: str) -> dict[str, Any]:
+        """A section of run.yaml that an earlier stage wrote.
+
+        Raises:
+            RunError: that stage has not run.
+        """
+        value = self.manifest().get(name)
+        if value is None:
+            raise RunError(f"{self.path} has no {name} yet; run `{made_by} --run {self.path}` first")
+        return dict(value)
+
+    def event(self, stage: str, what: str, **facts: Any) -> None:
+        """Append a line to events.jsonl: ``{"time", "stage", "event", ...facts}``; times in seconds since 1970, UTC."""
+        line = json.dumps({"time": round(time.time(), 3), "stage": stage, "event": what, **facts}, ensure_ascii=False)
+        with self.writing(), (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def events(self) -> Iterator[Mapping[str, Any]]:
+        """What happened, oldest first; a line cut off by a crash is left out."""
+        path = self.path / "events.jsonl"
+        if not path.is_file():
+            return
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                try:
+                    yield json.loads(line)
+                except ValueError:
+                    continue
+
+    def _shared(self, text: str) -> str:
+        if not (text.startswith("/") and os.path.exists(text.partition(":")[0])):
+            return text
+        ours = os.path.relpath(text, shipped.root())
+        if ours.partition("/")[0] in shipped.FOLDERS:
+            return f"{_LERET}{ours}"
+        return f"{_RUN}{os.path.relpath(text, self.path.resolve())}"
+
+    def _located(self, text: str) -> str:
+        for mark, place in ((_RUN, self.path.resolve()), (_LERET, shipped.root())):
+            if text.startswith(mark):
+                return os.path.normpath(place / text.removeprefix(mark))
+        return text
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turns what the file system refuses into one clear message; what was written before stays.
+
+        Raises:
+            RunError: disk full, read-only, no permission.
+        """
+        try:
+            yield
+        except OSError as error:
+            mend = {
+                errno.ENOSPC: "the disk is full: free some space and run the same command again, it goes on from here",
+                errno.EDQUOT: "the quota is used up: free some space and run the same command again",
+                errno.EROFS: "the file system is read-only: name a directory on another one",
+                errno.EACCES: "no permission: name a directory that you may write",
+                errno.EPERM: "no permission: name a directory that you may write",
+            }.get(error.errno or 0)
+            raise RunError(f"{self.path} cannot be written: {mend or error}") from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file whole or not at all (a temporary file beside it, then a rename)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        os.fchmod(handle, 0o644)  # mkstemp's own mode hides the file from everybody else
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A value with every text in it changed."""
+    if isinstance(value, Mapping):
+        return {key: _with_texts(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_texts(item, change) for item in value]
+    return change(value) if isinstance(value, str) else value
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,317 @@
+"""The closed lexicon of the generated world: every name is a pair of parts from these lists.
+
+The lists of name parts share no word with one another, so a word says what kind of name it belongs to, and a name that
+was never met before is an unseen pair of seen parts. All of it is invented or everyday English.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+FIRST_NAMES = _words(
+    """
+    Ada Agnes Aldo Alma Anders Anika Arlo Astrid Bela Berta Boris Bruno Carla Cecil Clara Conrad Dagny Dario Delia
+    Dmitri Edda Edgar Elsa Emil Enzo Erik Esther Fabian Felix Flora Frida Gideon Greta Gustav Hanna Hector Hilda
+    Hugo Ida Ilse Imre Ingrid Irma Ivan Jasper Jonas Judith Karin Kaspar Klara Lars Laszlo Leonie Linus Livia
+    Lotte Magnus Malin Marek Matilda Milo Mira Nadia Nestor Nils Nora Olaf Olga Oskar Otto Paula Pavel Petra
+    Quentin Ragna Rufus Sabine Selma Sigrid Silas Simone Stellan Tamara Tilda Tobias Ulrich Ursula Valentin Vera
+    Viggo Wanda Wilhelm Xenia Yara Yorick Zelda Zora
+    """
+)
+
+LAST_NAMES = _words(
+    """
+    Abendroth Ackerley Alvarn Amsel Arvid Ashgrove Balder Barlund Beckford Bellamy Bergson Birch Blomqvist Bordeau
+    Brandt Brisco Calder Carrow Castell Corvin Cranmer Dahl Darnell Devray Dorset Drexler Dunmore Eastlake Eckhart
+    Elgar Ellery Engel Fabricius Fairfax Falk Farrow Fenwick Fiske Forsberg Frost Gallant Garrick Gerhard Gladwin
+    Gorski Granger Hadley Halvorsen Hargrove Hartwig Havel Hedlund Holloway Holm Ibsen Ingram Isaksen Jardine
+    Jarvis Jessen Kastner Keller Kestrel Kirsch Kovac Kruger Lachlan Lambert Larkin Lindqvist Lockhart Lorenz Lund
+    Madsen Marlow Mercer Molnar Montrose Morgan Nansen Navarro Nerval Norrby Novak Oakley Ohlsen Orsini Pelham
+    Perrin Petrov Pickford Prokop Quimby Radcliff Ravn Redgrave Reuter Rosval Rusk Sandoval Sayer Selwyn Severin
+    Sorel Stahl Steiner Strand Sundin Talbot Tennant Thorne Tolland Trask Ullman Vance Varga Vogel Voss Wakefield
+    Weiss Westby Winslow Wolfram Wyatt Yarrow Zeller Ziegler Zoltan
+    """
+)
+
+ADJECTIVES = _words(
+    """
+    Amber Ancient Bitter Borrowed Bright Broken Burning Buried Crimson Crooked Crystal Dancing Distant Drifting
+    Drowned Dusty Eastern Empty Endless Fallen Fading Feathered Final Floating Forgotten Frozen Gentle Gilded
+    Golden Hidden Hollow Honest Iron Ivory Jealous Laughing Lonely Longest Lost Marble Midnight Moonlit Narrow
+    Northern Painted Pale Patient Quiet Restless Salted Scarlet Second Secret Shattered Silent Silver Sleeping
+    Southern Stolen Sunken Twisted Velvet Wandering Western Wicked Winter Wooden
+    """
+)
+
+NOUNS = _words(
+    """
+    Anchor Apple Arrow Balcony Basket Beacon Bell Bridge Candle Canyon Carousel Castle Cathedral Clock Compass
+    Corridor Crown Desert Door Dragon Echo Ember Engine Falcon Feast Ferry Field Fountain Fox Garden Gate Glacier
+    Harbor Harvest Heron Hour Island Kettle Key Lagoon Lantern Letter Lighthouse Lion Mask Meadow Mirror Moth
+    Mountain Oath Ocean Orchard Owl Palace Pearl Pilgrim Portrait Prairie Raven Ribbon River Road Rose Sail Shadow
+    Shore Sparrow Staircase Storm Stranger Summer Temple Thunder Tiger Tower Train Valley Violet Voyage Wagon
+    Whisper Window Wolf Wren
+    """
+)
+
+FIRMS = _words(
+    """
+    Altera Avenor Basalt Brightwell Calyx Cobalt Corvus Delphine Dynamo Eastmark Elmstone Equinox Fairwind Fathom
+    Foxglove Galvan Granite Greystone Halcyon Helix Highgate Ironwood Juniper Kingsley Larkspur Lodestar Longacre
+    Lumina Marigold Meridian Monarch Nimbus Northgate Oakhurst Octavia Onyx Orion Paragon Pembroke Pinnacle Quarry
+    Quillon Redwood Regent Saffron Sextant Silverline Solstice Sterling Summit Tamarind Tempest Tessera Trident
+    Umbra Vanguard Vertex Westmark Willow Zenith
+    """
+)
+
+TRADES = _words(
+    """
+    Brothers Company Group House Partners Press Records Studios Union Works
+    """
+)
+
+CITIES = _words(
+    """
+    Aldermoor Arkhaven Ashbourne Belgrano Brackwater Calverton Carrick Coldharbour Corintha Dalmere Dunhollow
+    Eastvale Elberon Estmouth Fallowdale Ferncliff Galdera Glenmarch Graywick Harrowgate Havenport Hollin Islemere
+    Kaldura Kingsmere Lakemont Larnaca Lindhaven Lowmarsh Maribor Marsden Merrow Nordhavn Norwick Oldport Orsova
+    Penhallow Portmere Quellin Ravenna Ridgeway Rosmund Saltash Selwick Stormhaven Tarnow Thornbury Umberleigh
+    Valmere Vestby Wexcombe Whitmore Wyndham Yarmouth Zellin Zerava
+    """
+)
+
+AWARDS = _words(
+    """
+    Aurora Bronze Cedar Comet Copper Eagle Garnet Jade Laurel Lotus Opal Phoenix Ruby Sapphire Topaz Tulip
+    """
+)
+
+INSTRUMENTS = _words(
+    """
+    accordion bassoon cello clarinet drums flute guitar harp oboe piano trumpet violin
+    """
+)
+
+
+pass
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of work, with the words for those who made it.
+
+    Attributes:
+        verbs: what the two people and the company did, in the passive ("directed").
+        nouns: what the two people and the company are called ("director").
+    """
+
+    name: str
+    verbs: tuple[str, str, str]
+    nouns: tuple[str, str, str]
+    genres: tuple[str, ...]
+
+
+KINDS = (
+    Kind("film", ("directed", "scripted", "produced"), ("director", "screenwriter", "studio"), ("drama", "crime")),
+    Kind("novel", ("written", "illustrated", "published"), ("author", "illustrator", "publisher"), ("gothic", "spy")),
+    Kind("album", ("recorded", "arranged", "released"), ("singer", "arranger", "label"), ("folk", "jazz")),
+    Kind("play", ("penned", "staged", "sponsored"), ("playwright", "stage manager", "sponsor"), ("tragic", "comic")),
+    Kind(
+        "opera", ("composed", "choreographed", "financed"), ("composer", "choreographer", "patron"), ("grand", "heroic")
+    ),
+    Kind("game", ("designed", "scored", "developed"), ("designer", "musician", "developer"), ("puzzle", "racing")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Somebody, with what the document about them says."""
+
+    doc_id: str
+    name: str
+    trade: str
+    year: int
+    city: str
+    university: str
+    award: str
+    instrument: str
+
+    @property
+    def text(self) -> str:
+        """The body of the document."""
+        last = self.name.split()[-1]
+        return (
+            f"{self.name} is a {self.trade} born in {self.year} in {self.city}. {last} studied at {self.university}, "
+            f"won the {self.award} and played the {self.instrument}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """A company and its founder."""
+
+    doc_id: str
+    name: str
+    sector: str
+    year: int
+    city: str
+    founder: Person
+
+    @property
+    def text(self) -> str:
+        """The body of the document."""
+        return (
+            f"{self.name} is a {self.sector} company based in {self.city}. "
+            f"{self.name} was founded in {self.year} by {self.founder.name}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A work; several kinds of work may share one name."""
+
+    doc_id: str
+    name: str
+    kind: Kind
+    genre: str
+    year: int
+    people: tuple[Person, Person]
+    company: Company
+    wording: int
+
+    @property
+    def title(self) -> str:
+        """The document's title, which tells works of one name apart."""
+        return f"{self.name} ({self.kind.name})"
+
+    @property
+    def text(self) -> str:
+        """The body of the document, in one of two wordings."""
+        first, second = self.people
+        did, also, backed = self.kind.verbs
+        if self.wording == 0:
+            return (
+                f"{self.name} is a {self.year} {self.genre} {self.kind.name} {did} by {first.name} and {also} by "
+                f"{second.name}. The {self.kind.name} was {backed} by {self.company.name}."
+            )
+        return (
+            f"{self.name} is a {self.genre} {self.kind.name} {backed} by {self.company.name} in {self.year}. "
+            f"The {self.kind.name} was {also} by {second.name} and {did} by {first.name}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Everybody and everything that the questions of one split are about."""
+
+    people: tuple[Person, ...]
+    companies: tuple[Company, ...]
+    works: tuple[Work, ...]
+
+
+class Names:
+    """Hands out names, none twice, and document ids.
+
+    Args:
+        rng: decides all.
+        n_documents: how many ids there are; they come in a random order, so that an id tells nothing.
+    """
+
+    def __init__(self, rng: random.Random, n_documents: int) -> None:
+        self._people = _pairs(rng, FIRST_NAMES, LAST_NAMES, "{} {}")
+        self._works = _pairs(rng, ADJECTIVES, NOUNS, "The {} {}")
+        self._companies = _pairs(rng, FIRMS, TRADES, "{} {}")
+        ids = list(range(n_documents))
+        rng.shuffle(ids)
+        self._ids = iter(ids)
+
+    def person(self) -> str:
+        """A person's name."""
+        return next(self._people)
+
+    def work(self) -> str:
+        """A work's name, "The" included."""
+        return next(self._works)
+
+    def company(self) -> str:
+        """A company's name."""
+        return next(self._companies)
+
+    def doc_id(self) -> str:
+        """An id for a document."""
+        return f"d{next(self._ids):05d}"
+
+
+def _pairs(rng: random.Random, first: Sequence[str], second: Sequence[str], form: str) -> Iterator[str]:
+    order = list(range(len(first) * len(second)))
+    rng.shuffle(order)
+    return (form.format(first[i // len(second)], second[i % len(second)]) for i in order)
+
+
+def make_cast(rng: random.Random, names: Names, n_people: int, n_companies: int, n_works: int) -> Cast:
+    """Invent a cast.
+
+    Args:
+        rng: decides all but the names.
+        names: hands out the names and ids.
+        n_people: at least 2.
+        n_companies: at least 1.
+        n_works: works; two to four in a row share a name and differ in kind.
+    """
+    people = tuple(_person(rng, names) for _ in range(n_people))
+    companies = tuple(
+        Company(
+            names.doc_id(),
+            names.company(),
+            rng.choice(("media", "trading", "cultural", "family")),
+            rng.randint(1930, 1999),
+            rng.choice(CITIES),
+            rng.choice(people),
+        )
+        for _ in range(n_companies)
+    )
+    works: list[Work] = []
+    while len(works) < n_works:
+        name = names.work()
+        kinds = rng.sample(KINDS, rng.randint(2, 4))
+        works += [_work(rng, names, name, kind, people, companies) for kind in kinds]
+    return Cast(people, companies, tuple(works[:n_works]))
+
+
+def _person(rng: random.Random, names: Names) -> Person:
+    pick: Callable[[Sequence[str]], str] = rng.choice
+    city = pick(CITIES)
+    campus = pick(CITIES)
+    return Person(
+        doc_id=names.doc_id(),
+        name=names.person(),
+        trade=pick(("artist", "writer", "maker", "performer", "craftsman", "teacher")),
+        year=rng.randint(1930, 1999),
+        city=city,
+        university=f"{campus} University",
+        award=f"{pick(AWARDS)} {pick(('Medal', 'Prize'))}",
+        instrument=pick(INSTRUMENTS),
+    )
+
+
+def _work(
+    rng: random.Random, names: Names, name: str, kind: Kind, people: Sequence[Person], companies: Sequence[Company]
+) -> Work:
+    first, second = rng.sample(people, 2)
+    return Work(
+        doc_id=names.doc_id(),
+        name=name,
+        kind=kind,
+        genre=rng.choice(kind.genres),
+        year=rng.randint(1930, 1999),
+        people=(first, second),
+        company=rng.choice(companies),
+        wording=rng.randrange(2),
+    )

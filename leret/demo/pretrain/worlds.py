@@ -1,0 +1,203 @@
+"""The rows that the demo's policy is trained on: prompts in generated worlds, with what demonstrators write there.
+
+The styles are those of :mod:`leret.demo.pretrain.heuristics`, which see the question and the passages and never a
+gold document. Names are exchanged for others of their class each time a row is used again, so that a name can only be
+copied, not remembered; and a share of the rows are lists of names to be said again, because copying is learned fastest
+where nothing else is to be learned.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from leret.core.types import Question, Ranking, merge
+from leret.datasets.corpus import Corpus
+from leret.datasets.world.generate import generate
+from leret.demo.pretrain.batch import Row
+from leret.demo.pretrain.examples import Prompting
+from leret.demo.pretrain.heuristics import STYLES, Draft, Idf, corpus_idf
+from leret.demo.pretrain.words import NAME_CLASSES
+from leret.retrieval.engines.bm25 import BM25
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+HOP1_STYLES: Mapping[str, float] = MappingProxyType({"copy": 0.2, "entity": 0.4, "keywords": 0.25, "generic": 0.15})
+HOP2_STYLES: Mapping[str, float] = MappingProxyType(
+    {
+        "copy": 0.12,
+        "entity": 0.08,
+        "entity_left": 0.05,
+        "keywords": 0.1,
+        "generic": 0.06,
+        "title": 0.12,
+        "mention_random": 0.07,
+        "mention_matched": 0.18,
+        "mention_near": 0.22,
+    }
+)
+"""Weights of the styles; where one has nothing to say, `entity` speaks."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """What the stream of rows is made of.
+
+    Attributes:
+        seed: of everything; the worlds' seeds are far above those that a user would take for the demo.
+        questions: of a world.
+        uses: times the rows of a world are used, with new names each time after the first.
+        deep: share of the questions whose context is that of a third hop, in [0, 1].
+        demos: share of the questions that also give a prompt with demos at the first and at a later hop.
+        lists: shares of rows that are lists of names, at the start and after ``settled`` rows; linear in between.
+        settled: rows after which the share of lists stays.
+        hop1: weights of the styles before anything is found.
+        hop2: weights of the styles afterwards.
+    """
+
+    seed: int = 0
+    questions: int = 400
+    uses: int = 3
+    deep: float = 0.15
+    demos: tuple[float, float] = (0.4, 0.8)
+    lists: tuple[float, float] = (0.95, 0.1)
+    settled: int = 14_000
+    hop1: Mapping[str, float] = field(default_factory=lambda: HOP1_STYLES)
+    hop2: Mapping[str, float] = field(default_factory=lambda: HOP2_STYLES)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A question of a world, what a first query found, and the means to write on."""
+
+    question: Question
+    found: Ranking
+    idf: Idf
+    rng: random.Random
+
+    def first(self) -> Scene:
+        """The same question with nothing found yet."""
+        return Scene(self.question, (), self.idf, self.rng)
+
+
+def write(style: str, scene: Scene) -> str:
+    """A query in a style; where it has nothing to say an entity of the question, or the question."""
+    draft = Draft(scene.question.text, scene.found, scene.idf, scene.rng)
+    return STYLES[style](draft) or STYLES["entity"](draft) or scene.question.text
+
+
+def scenes(seed: int, settings: StreamSettings) -> list[Scene]:
+    """The questions of a new world, each with what queries in random styles find (k=3, nothing found twice)."""
+    documents, questions = generate(seed, settings.questions, 0, 0)
+    retriever = BM25.build(Corpus(documents))
+    idf = corpus_idf(f"{document.title} {document.text}" for document in documents)
+    rng = random.Random(f"scenes {seed}")
+    started = [Scene(question, (), idf, rng) for question in questions]
+    queries = [write(_draw(rng, settings.hop1), scene) for scene in started]
+    found = [
+        Scene(scene.question, ranking, idf, rng)
+        for scene, ranking in zip(started, retriever.search(queries, 3), strict=True)
+    ]
+    deep = [i for i in range(len(found)) if rng.random() < settings.deep]
+    queries = [write(_draw(rng, settings.hop2), found[i]) for i in deep]
+    for i, ranking in zip(deep, retriever.search(queries, 6), strict=True):
+        seen = {passage.doc_id for passage in found[i].found}
+        new = [passage for passage in ranking if passage.doc_id not in seen][:3]
+        found[i] = Scene(found[i].question, merge([found[i].found, new]), idf, rng)
+    return found
+
+
+def encoded(
+    tokenizer: PreTrainedTokenizerFast, scene: Scene, demos: Sequence[Mapping[str, str]] = ()
+) -> tuple[int, ...]:
+    """Token ids of the prompt that a program sends at a scene."""
+    messages = list(Prompting().messages(scene.question.text, scene.found, demos))
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def rows(tokenizer: PreTrainedTokenizerFast, settings: StreamSettings) -> Iterator[Row]:
+    """An endless stream of rows, the same for the same arguments."""
+    names = _Names(tokenizer)
+    rng = random.Random(f"rows {settings.seed}")
+    n = 0
+    for made in _of_worlds(tokenizer, settings, names, rng):
+        start, end = settings.lists
+        share = end + (start - end) * max(0.0, 1 - n / settings.settled)
+        while rng.random() < share:
+            yield names.listed(rng)
+            n += 1
+        yield made
+        n += 1
+
+
+def _of_worlds(
+    tokenizer: PreTrainedTokenizerFast, settings: StreamSettings, names: _Names, rng: random.Random
+) -> Iterator[Row]:
+    world = 10**6 * (settings.seed + 1)
+    while True:
+        made = _of_scenes(tokenizer, scenes(world, settings), settings)
+        for use in range(settings.uses):
+            for row in rng.sample(made, len(made)):
+                yield names.exchanged(row, rng) if use else row
+        world += 1
+
+
+def _of_scenes(tokenizer: PreTrainedTokenizerFast, found: Sequence[Scene], settings: StreamSettings) -> list[Row]:
+    """Rows at the first and at a later hop, zero-shot in mixed styles, and with demos in one style."""
+
+    def targets(queries: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        end = tokenizer.eos_token_id
+        return tuple((*tokenizer(query, add_special_tokens=False)["input_ids"], end) for query in queries)
+
+    made: list[Row] = []
+    for scene in found:
+        rng = scene.rng
+        hops = ((scene.first(), settings.hop1, settings.demos[0], 5), (scene, settings.hop2, settings.demos[1], 8))
+        for here, styles, with_demos, n in hops:
+            mixed = [write(_draw(rng, styles), here) for _ in range(n)]
+            made.append(Row(encoded(tokenizer, here), targets(mixed)))
+            if rng.random() < with_demos:
+                style = _draw(rng, settings.hop2)
+                others = rng.sample(found, rng.randint(1, 3))
+                demos = [{"question": o.question.text, "query": write(style, o)} for o in others]
+                made.append(Row(encoded(tokenizer, here, demos), targets([write(style, here) for _ in range(4)])))
+    return made
+
+
+def _draw(rng: random.Random, styles: Mapping[str, float]) -> str:
+    return rng.choices(list(styles), list(styles.values()))[0]
+
+
+class _Names:
+    """The name parts of a vocabulary."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        ids = tokenizer.get_vocab()
+        self._classes = [[ids[word.lower()] for word in words] for words in NAME_CLASSES]
+        self._signs = [ids[word] for word in (",", "and", "by", "|", ".", "is", "was", "\n", "of", "(")]
+        self._the, self._user, self._assistant = ids["the"], ids["<|user|>"], ids["<|assistant|>"]
+        self._end = ids["<|end|>"]
+
+    def exchanged(self, row: Row, rng: random.Random) -> Row:
+        """The row with every name part exchanged for one of its class, the same one everywhere in the row."""
+        other: dict[int, int] = {}
+        for words in self._classes:
+            other.update(zip(words, rng.sample(words, len(words)), strict=True))
+        prompt = tuple(other.get(token, token) for token in row.prompt)
+        return Row(prompt, tuple(tuple(other.get(token, token) for token in target) for target in row.targets))
+
+    def listed(self, rng: random.Random) -> Row:
+        """A list of names between signs, each of which is a target."""
+        first, last, adjectives, nouns, firms, trades = self._classes[:6]
+        kinds = ((first, last), ([self._the], adjectives, nouns), (firms, trades))
+        said = [tuple(map(rng.choice, rng.choice(kinds))) for _ in range(rng.randint(4, 14))]
+        prompt = [self._user]
+        for name in said:
+            prompt += [*name, *rng.choices(self._signs, k=rng.randint(1, 3))]
+        return Row((*prompt, self._end, self._assistant), tuple((*name, self._end) for name in set(said)))

@@ -1,0 +1,182 @@
+"""Evaluating one system after another, each only as far as it is not evaluated yet."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from leret.core.progress import Progress
+from leret.core.runs import Run
+from leret.core.types import Document, Question, digest
+from leret.evaluation.baselines import oracle_titles, raw_question, run_scripted
+from leret.evaluation.fused import expanding, fuse
+from leret.evaluation.measures import Scorer
+from leret.evaluation.results import Kept, Row, Trace, read_kept, write_kept
+from leret.evaluation.runner import Setting, run_policy
+from leret.evaluation.systems import ORACLE, RM3, System
+from leret.policies.base import Policy
+
+_BATCH = 512
+"""Questions of a baseline that advance together."""
+
+
+@dataclass(frozen=True)
+class Policies:
+    """The policies of a run: what they are, and how they are opened.
+
+    Attributes:
+        digest: names what a system's policy computes, without loading it.
+        open: loads it, or connects to it.
+    """
+
+    digest: Callable[[System], str]
+    open: Callable[[System], Policy]
+
+
+class Evaluator:
+    """Evaluates systems on one set of questions.
+
+    Args:
+        run: that is evaluated.
+        directory: results are kept there.
+        setting: program, retriever and sampling.
+        policies: of the run.
+        questions: in the order of the results.
+        corpus: for the oracle's titles, and the measure that looks at them.
+        measures: names.
+        key: what all systems share: data, program, retriever, settings.
+        progress: hears of every run that ends.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        directory: Path,
+        setting: Setting,
+        policies: Policies,
+        *,
+        questions: Sequence[Question],
+        corpus: Mapping[str, Document],
+        measures: Sequence[str],
+        key: str,
+        progress: Progress,
+    ) -> None:
+        self._run = run
+        self._directory = directory
+        self._setting = setting
+        self._policies = policies
+        self._questions = questions
+        self._corpus = corpus
+        self._measures = measures
+        self._scorer = Scorer(measures, questions, corpus)
+        self._key = key
+        self._progress = progress
+        self._open: tuple[str, Policy, asyncio.Runner] | None = None  # a policy's connections are of one event loop
+
+    def evaluate(self, system: System) -> tuple[Kept, bool]:
+        """The system's rows, and whether anything had to be asked for them.
+
+        Raises:
+            PolicyError, RetrievalError, ProgramError: more than half of the runs failed; what is done is kept.
+            RunError: the run cannot be written.
+        """
+        kept, todo = self.missing(system)
+        if not todo:
+            return kept, False
+        if system.prompt is not None:
+            self._policy(system)  # loading it is not the system's time
+        began = time.monotonic()
+        new: list[Row] = []
+        try:
+            self._ask(system, todo, lambda trace: new.extend(self._scorer.rows(trace)), len(kept.runs()))
+        finally:  # an interruption or an outage keeps what is done
+            kept.rows += new
+            kept.seconds += time.monotonic() - began
+            everything = Kept(kept.key, _in_order(kept.rows, self._questions), kept.seconds)
+            with self._run.writing(), ThreadPoolExecutor(1) as writer:  # which Ctrl-C does not interrupt
+                writer.submit(write_kept, self._directory / system.name, everything, self._measures).result()
+        return everything, True
+
+    def missing(self, system: System) -> tuple[Kept, dict[int, list[Question]]]:
+        """What is there of a system, and the questions that are not, by sample.
+
+        Raises:
+            RunError: what is there is damaged.
+        """
+        samples = self._setting.samples if system.prompt is not None else 1
+        ids = [question.id for question in self._questions]
+        kept = read_kept(self._directory / system.name, self._key_of(system)).only(ids, samples)
+        done = kept.runs()
+        todo = {sample: [q for q in self._questions if (q.id, sample) not in done] for sample in range(samples)}
+        return kept, {sample: questions for sample, questions in todo.items() if questions}
+
+    def close(self) -> None:
+        """Let go of the policy that was used last."""
+        if self._open is not None:
+            _, policy, loop = self._open
+            self._open = None
+            loop.run(policy.aclose())
+            loop.close()
+
+    def _key_of(self, system: System) -> str:
+        if system.prompt is None:
+            return digest(self._key, system.name, *map(self._key_of, system.parts))
+        setting = self._setting
+        sampling = [setting.max_tokens, setting.temperature, setting.top_p]
+        sampling += [setting.seed] if setting.temperature > 0 else []
+        return digest(self._key, self._policies.digest(system), system.prompt.digest, sampling)
+
+    def _ask(
+        self, system: System, todo: Mapping[int, Sequence[Question]], on_trace: Callable[[Trace], None], n_done: int
+    ) -> None:
+        self._progress.start(f"evaluating {system.name}", sum(map(len, todo.values())))
+        failures = 0
+
+        def ended(trace: Trace) -> None:
+            nonlocal failures
+            on_trace(trace)
+            failures += trace.failure is not None
+            self._progress.advance(1, failures=failures)
+
+        try:
+            if system.prompt is None:
+                self._ask_baseline(system, todo[0], ended)
+            else:
+                policy, loop = self._policy(system)
+                loop.run(run_policy(self._setting, policy, system.prompt, todo, ended, n_done))
+        finally:
+            self._progress.finish()
+
+    def _ask_baseline(self, system: System, questions: Sequence[Question], on_trace: Callable[[Trace], None]) -> None:
+        setting = self._setting
+        if system.parts:
+            for trace in fuse([self.missing(part)[0].rows for part in system.parts], questions):
+                on_trace(trace)
+            return
+        retriever = expanding(setting.retriever) if system.name == RM3 else setting.retriever
+        for start in range(0, len(questions), _BATCH):
+            batch = questions[start : start + _BATCH]
+            traces = run_scripted(setting.replay, retriever, batch, raw_question)
+            if system.name == ORACLE:
+                n_steps = {trace.question_id: len(trace.hops) for trace in traces}
+                script = oracle_titles(self._corpus, n_steps)
+                traces = run_scripted(setting.replay, setting.retriever, batch, script)
+            for trace in traces:
+                on_trace(trace)
+
+    def _policy(self, system: System) -> tuple[Policy, asyncio.Runner]:
+        """The system's policy; systems of one policy follow each other, so one is held at a time."""
+        name = system.policy or ""
+        if self._open is None or self._open[0] != name:
+            self.close()
+            self._open = (name, self._policies.open(system), asyncio.Runner())
+        return self._open[1:]
+
+
+def _in_order(rows: Sequence[Row], questions: Sequence[Question]) -> list[Row]:
+    place = {question.id: i for i, question in enumerate(questions)}
+    return sorted(rows, key=lambda row: (row.sample, place[row.question_id], row.hop))

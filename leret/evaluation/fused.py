@@ -1,0 +1,61 @@
+"""Baselines that need no LM of their own: RM3, and the fusion of what other systems found."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from leret.core.errors import ConfigError, RetrievalError
+from leret.core.types import Passage, Question
+from leret.evaluation.results import Hop, Row, Trace
+from leret.retrieval.base import Retriever
+from leret.retrieval.fusion import reciprocal_ranks
+
+
+def expanding(retriever: Retriever) -> Retriever:
+    """RM3 over the run's retriever.
+
+    Raises:
+        ConfigError: it is not BM25.
+    """
+    from leret.retrieval.engines.rm3 import RM3
+
+    try:
+        return RM3.over(retriever)
+    except RetrievalError as error:
+        raise ConfigError(f"systems: rm3 cannot be evaluated: {error}; leave it out of `systems`") from error
+
+
+def fuse(parts: Sequence[Sequence[Row]], questions: Sequence[Question]) -> Iterator[Trace]:
+    """Traces whose ranking at each hop fuses those of other systems, by reciprocal rank.
+
+    A system that ended earlier keeps its last ranking at later hops. Of several samples, the first is taken.
+
+    Args:
+        parts: rows of each system.
+        questions: one trace each, in their order; where a system failed, so does the trace.
+    """
+    tables = [_by_question(rows) for rows in parts]
+    for question in questions:
+        runs = [table.get(question.id, []) for table in tables]
+        failed = next((row.failure for run in runs for row in run if row.failure is not None), None)
+        if failed is not None or not all(runs):
+            yield Trace(question.id, (), failure=failed or "a system that is fused has no result for it")
+            continue
+        n_hops = max(len(run) for run in runs)
+        at_hop = [[run[min(hop, len(run) - 1)] for run in runs] for hop in range(n_hops)]
+        yield Trace(question.id, tuple(_hop(rows) for rows in at_hop))
+
+
+def _by_question(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: row.hop):
+        if row.sample == 0:
+            found[row.question_id].append(row)
+    return found
+
+
+def _hop(rows: Sequence[Row]) -> Hop:
+    found = [[Passage(doc_id, "", "", 0.0) for doc_id in row.doc_ids] for row in rows]
+    query = " + ".join(row.query for row in rows if row.query)
+    return Hop(query or None, None, reciprocal_ranks([tuple(ranking) for ranking in found], [1.0] * len(found)))

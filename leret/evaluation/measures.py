@@ -1,0 +1,107 @@
+"""Scoring the traces: the rewards' own functions, on every hop's accumulated ranking."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+
+from leret.core.types import Document, Question
+from leret.evaluation.results import Row, Trace
+from leret.rewards.ranking import Measure, measure, recall
+
+BRIDGE_FOUND = "bridge_found"
+"""Recall of the gold documents whose title the question does not name: those that have to be read about first."""
+
+_ALWAYS = ("recall", "ap", "all_found", BRIDGE_FOUND)
+
+
+def all_measures(names: Sequence[str]) -> tuple[str, ...]:
+    """The measures of an evaluation: a recipe's, and those that every report shows.
+
+    Raises:
+        ConfigError: there is no measure of a name.
+    """
+    every = tuple(dict.fromkeys((*names, *_ALWAYS)))
+    for name in every:
+        if name != BRIDGE_FOUND:
+            measure(name)
+    return every
+
+
+class Scorer:
+    """Turns traces into scored rows.
+
+    Args:
+        names: of ``all_measures``.
+        questions: every one with gold documents.
+        corpus: for the titles of the gold documents.
+    """
+
+    def __init__(self, names: Sequence[str], questions: Sequence[Question], corpus: Mapping[str, Document]) -> None:
+        self._measures: dict[str, Measure] = {name: measure(name) for name in names if name != BRIDGE_FOUND}
+        self._questions = {question.id: question for question in questions}
+        self._hidden = {q.id: hidden_gold(q, corpus) for q in questions} if BRIDGE_FOUND in names else {}
+
+    def rows(self, trace: Trace) -> list[Row]:
+        """One row a hop, and one more for what ended a run before its time."""
+        question = self._questions[trace.question_id]
+        rows = []
+        for i, hop in enumerate(trace.hops):
+            doc_ids = tuple(passage.doc_id for passage in hop.ranking)
+            rows.append(
+                Row(
+                    question_id=question.id,
+                    type=question.type,
+                    sample=trace.sample,
+                    hop=i + 1,
+                    query=hop.query,
+                    completion=hop.completion,
+                    doc_ids=doc_ids,
+                    scores=tuple(passage.score for passage in hop.ranking),
+                    measures={} if trace.failure else self._values(question, doc_ids),
+                    unparsed=trace.unparsed and i == len(trace.hops) - 1,
+                )
+            )
+        if trace.failure is not None or not rows:
+            rows.append(self._end(question, trace))
+        return rows
+
+    def _values(self, question: Question, doc_ids: Sequence[str]) -> dict[str, float]:
+        values = {name: value(doc_ids, question.grades) for name, value in self._measures.items()}
+        hidden = self._hidden.get(question.id)
+        return {**values, BRIDGE_FOUND: recall(doc_ids, hidden)} if hidden else values
+
+    def _end(self, question: Question, trace: Trace) -> Row:
+        """A failure; or a program that ended without a step, which found nothing."""
+        values = {} if trace.failure else self._values(question, ())
+        hop = len(trace.hops) + 1
+        return Row(question.id, question.type, trace.sample, hop, None, None, (), (), values, failure=trace.failure)
+
+
+def hidden_gold(question: Question, corpus: Mapping[str, Document]) -> tuple[str, ...]:
+    """The gold documents whose title does not stand in the question; a title's last parentheses may be missing there.
+
+    >>> corpus = {"a": Document("a", "Ed Wood (film)", ""), "b": Document("b", "Los Angeles", "")}
+    >>> hidden_gold(Question("q", "Where was Ed Wood shot?", gold=("a", "b")), corpus)
+    ('b',)
+    """
+    text = f" {_words(question.text)} "
+    return tuple(
+        doc_id
+        for doc_id in question.gold
+        if doc_id in corpus and (title := _title(corpus[doc_id])) and f" {title} " not in text
+    )
+
+
+_PARENTHESES = re.compile(r"\s*\([^()]*\)\s*$")
+_NO_WORD = re.compile(r"\W+")
+
+
+def _title(document: Document) -> str:
+    return _words(_PARENTHESES.sub("", document.title)) or _words(document.title)
+
+
+def _words(text: str) -> str:
+    folded = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    return _NO_WORD.sub(" ", folded.casefold()).strip()

@@ -1,0 +1,203 @@
+"""The report's plots: SVG that takes its colours and its font from the page.
+
+Matplotlib draws with marker colours that are no one's taste; they are then replaced by the page's CSS variables, so
+that one drawing serves the light and the dark page. The same data give the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import Any, Final
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+_VARIABLES: Final = {
+    "#010101": "--ink",
+    "#020202": "--muted",
+    "#030303": "--grid",
+    "#040404": "--card",
+    "#050505": "--s-baseline",
+    "#060606": "--s-base",
+    "#070707": "--s-prompt",
+    "#080808": "--s-policy",
+    "#090909": "--s-second",
+}
+_INK, _MUTED, _GRID, _CARD, _BASELINE, _BASE, _PROMPT, _POLICY, _SECOND = _VARIABLES
+KIND_COLOURS: Final = {"baseline": _BASELINE, "base": _BASE, "prompt": _PROMPT, "policy": _POLICY}
+
+_SETTINGS: Final[Any] = {
+    "svg.hashsalt": "leret",
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.size": 10,
+    "font.family": "DejaVu Sans",
+    "axes.edgecolor": _GRID,
+    "axes.labelcolor": _MUTED,
+    "axes.titlecolor": _INK,
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.axisbelow": True,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.8,
+    "text.color": _INK,
+    "xtick.color": _GRID,
+    "ytick.color": _GRID,
+    "xtick.labelcolor": _MUTED,
+    "ytick.labelcolor": _INK,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "legend.labelcolor": _MUTED,
+    "legend.fontsize": 9,
+}
+
+
+def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> str:
+    """One line a system: a dot a hop, the last one filled, with its interval; dashed lines at the baselines' last hop.
+
+    Args:
+        rows: of summary.json.
+        measure: one of its measures.
+        label: of the axis, and of the picture for a reader who does not see it.
+    """
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for place, row in enumerate(rows):
+            _dumbbell(axes, place, row, measure)
+        for row in rows:
+            if row["kind"] == "baseline" and row["hops"][-1][measure] is not None:
+                axes.axvline(row["hops"][-1][measure], color=_BASELINE, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
+        axes.set_yticks(range(len(rows)), [row["system"] for row in rows])
+        axes.set_ylim(len(rows) - 0.45, -0.55)
+        axes.set_xlim(-0.02, 1.02)
+        axes.set_xlabel(label)
+        axes.grid(axis="x")
+
+    figures = "; ".join(f"{row['system']} {_say(row['hops'][-1][measure])}" for row in rows)
+    return _svg(f"dumbbells-{measure}", f"{label}, after the last hop: {figures}", (6.2, 0.62 + 0.38 * len(rows)), draw)
+
+
+def bars_by_hop(name: str, label: str, by_hop: Mapping[int, Sequence[float]], bins: int = 10) -> str:
+    """A histogram over [0, 1], hops beside each other.
+
+    Args:
+        name: unique in the page.
+        label: of the values.
+        by_hop: values by hop, from 1.
+        bins: bars a hop.
+    """
+    edges = np.linspace(0, 1, bins + 1)
+    hops = sorted(by_hop)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        width = 0.86 / bins / max(1, len(hops))
+        for i, hop in enumerate(hops):
+            counts, _ = np.histogram(by_hop[hop], edges)
+            share = counts / max(1, counts.sum())
+            left = edges[:-1] + 0.07 / bins + i * width
+            colour = (_BASE, _POLICY, _SECOND, _PROMPT)[i % 4]
+            axes.bar(left, share, width, align="edge", color=colour, label=f"hop {hop} (n = {len(by_hop[hop]):,})")
+        axes.set_xlim(0, 1)
+        axes.set_xlabel(label)
+        axes.set_ylabel("share")
+        axes.grid(axis="y")
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderpad=0)
+
+    means = "; ".join(f"hop {hop}: mean {_say(float(np.mean(by_hop[hop])))}" for hop in hops if len(by_hop[hop]))
+    return _svg(name, f"Histogram of {label}. {means}", (4.6, 2.7), draw)
+
+
+def training_curves(name: str, curves: Sequence[tuple[str, Mapping[str, Sequence[tuple[float, float]]]]]) -> str:
+    """Small panels, one a curve.
+
+    Args:
+        name: unique in the page.
+        curves: the panel's title, and (step, value) points by the line's name (one line, or two).
+    """
+    n_columns = 2 if len(curves) > 1 else 1
+    n_rows = -(-len(curves) // n_columns)
+
+    def draw(figure: Figure) -> None:
+        for i, (title, lines) in enumerate(curves):
+            axes = figure.add_subplot(n_rows, n_columns, i + 1)
+            for (line, points), colour in zip(lines.items(), (_POLICY, _BASE, _SECOND), strict=False):
+                axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.6, label=line)
+            axes.set_title(title)
+            axes.grid(axis="y")
+            axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+            axes.tick_params(labelsize=8.5, labelcolor=_MUTED)
+            if len(lines) > 1:
+                axes.legend()
+
+    ends = "; ".join(f"{title}: {line} ends at {_say(p[-1][1])}" for title, ls in curves for line, p in ls.items())
+    return _svg(name, f"Training curves by step. {ends}", (3.9 * n_columns, 2.1 * n_rows), draw)
+
+
+def _dumbbell(axes: Axes, place: int, row: Mapping[str, Any], measure: str) -> None:
+    colour = KIND_COLOURS[row["kind"]]
+    values = [(hop[measure], hop[f"{measure}_ci"]) for hop in row["hops"] if hop[measure] is not None]
+    if not values:
+        return
+    style: dict[str, Any] = {"color": colour, "clip_on": False}
+    axes.plot([v for v, _ in values], [place] * len(values), linewidth=2, alpha=0.45, zorder=2, **style)
+    for i, (value, bounds) in enumerate(values, start=1):
+        if None not in bounds:
+            axes.plot(bounds, [place] * 2, linewidth=5.5, alpha=0.28, solid_capstyle="round", zorder=3, **style)
+        face = colour if i == len(values) else _CARD
+        axes.plot([value], [place], "o", markersize=8, markerfacecolor=face, zorder=4, **style)
+    _value(axes, place, [v for v, _ in values], values[-1][1])
+
+
+def _value(axes: Axes, place: int, values: Sequence[float], bounds: Sequence[float | None]) -> None:
+    """The last hop's value, beside the marks where there is room, else before its interval."""
+    top = max(*values, bounds[1] or 0.0)
+    right = top < 0.9
+    left_end = values[-1] if bounds[0] is None else bounds[0]
+    axes.text(
+        top + 0.025 if right else left_end - 0.025,
+        place,
+        f"{values[-1]:.2f}",
+        va="center",
+        ha="left" if right else "right",
+        fontsize=9.5,
+        color=_INK,
+        bbox={"facecolor": _CARD, "edgecolor": "none", "pad": 1.2},
+        zorder=5,
+    )
+
+
+def _say(value: float | None) -> str:
+    return "not scored" if value is None else f"{value:.3f}"
+
+
+def _svg(name: str, description: str, size: tuple[float, float], draw: Callable[[Figure], None]) -> str:
+    """Draw, and turn the file into an element of the page."""
+    with rc_context(_SETTINGS):
+        figure = Figure(figsize=size, layout="constrained")
+        figure.patch.set_alpha(0)
+        draw(figure)
+        for axes in figure.axes:
+            axes.patch.set_alpha(0)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<(metadata|style)[ >].*?</\1>", "", text, flags=re.DOTALL)  # its style would rule the whole page
+    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
+    for colour, variable in _VARIABLES.items():
+        text = text.replace(colour, f"var({variable})")
+    text = re.sub(r"""(font:(?: \d+)? [\d.]+px) [^;"]+""", r"\1 var(--font)", text)
+    text = re.sub(r'\b(id="|href="#|url\(#)', rf"\1{name}-", text)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(description)}" ', 1).strip()

@@ -1,0 +1,196 @@
+"""What a system did on a question, hop by hop, scored; and its file.
+
+One table for every system: a row a question, sample and hop. The file is the only thing that later steps read, so
+that a system that is already evaluated is as good as one that has just been.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from leret.core.errors import RunError
+from leret.core.runs import write_atomically
+from leret.core.types import Ranking
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One step of a program.
+
+    Attributes:
+        query: the text that was searched for, as far as the outputs show it; None where none could be parsed.
+        completion: what the LM wrote; None for a system without an LM.
+        ranking: everything found by the end of this hop, best first.
+    """
+
+    query: str | None
+    completion: str | None
+    ranking: Ranking
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One run of one system on one question.
+
+    Attributes:
+        sample: which of several runs.
+        failure: what kept the run from ending (an outage, a crash of the program): not the system's result.
+        unparsed: the last completion was not in the adapter's format, and ended the run there.
+    """
+
+    question_id: str
+    hops: tuple[Hop, ...]
+    sample: int = 0
+    failure: str | None = None
+    unparsed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One hop of one run on one question; ``hop`` counts from 1.
+
+    ``failure`` is set on the last row of a run that failed (which then has no measures); ``unparsed`` on the last row
+    of one that stopped at a completion that does not parse.
+    """
+
+    question_id: str
+    type: str | None
+    sample: int
+    hop: int
+    query: str | None
+    completion: str | None
+    doc_ids: tuple[str, ...]
+    scores: tuple[float, ...]
+    measures: Mapping[str, float]
+    unparsed: bool = False
+    failure: str | None = None
+
+
+_FIXED = {
+    "question_id": pa.string(),
+    "type": pa.string(),
+    "sample": pa.int32(),
+    "hop": pa.int32(),
+    "query": pa.string(),
+    "completion": pa.string(),
+    "doc_ids": pa.list_(pa.string()),
+    "scores": pa.list_(pa.float64()),
+    "unparsed": pa.bool_(),
+    "failure": pa.string(),
+}
+
+
+def write_rows(path: Path, rows: Iterable[Row], measures: Sequence[str]) -> None:
+    """Write per_question.parquet: whole or not at all."""
+    kept = list(rows)
+    columns: dict[str, list[Any]] = {name: [_plain(getattr(row, name)) for row in kept] for name in _FIXED}
+    for name in measures:
+        columns[name] = [_number(row.measures.get(name)) for row in kept]
+    schema = pa.schema([*_FIXED.items(), *((name, pa.float64()) for name in measures)])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.part")
+    try:
+        pq.write_table(pa.table(columns, schema=schema), unfinished)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read what ``write_rows`` wrote, in its order.
+
+    Raises:
+        RunError: the file is missing or damaged.
+    """
+    try:
+        records = pq.read_table(path).to_pylist()
+        return [_row(record) for record in records]
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise RunError(f"{path} cannot be read ({error}); delete {path.parent} and run `leret eval` again") from error
+
+
+def _row(record: dict[str, Any]) -> Row:
+    fixed = {name: record.pop(name) for name in _FIXED}
+    fixed["doc_ids"], fixed["scores"] = tuple(fixed["doc_ids"]), tuple(fixed["scores"])
+    return Row(**fixed, measures={name: value for name, value in record.items() if value is not None})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else float(value)
+
+
+pass
+
+
+@dataclass
+class Kept:
+    """The rows of one system.
+
+    Attributes:
+        key: names policy, prompt, program, retriever, data and settings; rows under another key are not looked at.
+        seconds: wall clock of all sessions.
+    """
+
+    key: str
+    rows: list[Row] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def lm_calls(self) -> int:
+        """Completions that the rows stand for."""
+        return sum(row.completion is not None for row in self.rows)
+
+    def only(self, question_ids: Sequence[str], samples: int) -> Kept:
+        """The rows of runs that are asked for and did not fail, in the order of the questions."""
+        failed = {(row.question_id, row.sample) for row in self.rows if row.failure is not None}
+        place = {question_id: i for i, question_id in enumerate(question_ids)}
+        rows = [
+            row
+            for row in self.rows
+            if row.question_id in place and row.sample < samples and (row.question_id, row.sample) not in failed
+        ]
+        rows.sort(key=lambda row: (row.sample, place[row.question_id], row.hop))
+        return Kept(self.key, rows, self.seconds)
+
+    def runs(self) -> set[tuple[str, int]]:
+        """(question id, sample) of every run."""
+        return {(row.question_id, row.sample) for row in self.rows}
+
+
+def read_kept(directory: Path, key: str) -> Kept:
+    """What is there under this key; nothing, where it was evaluated otherwise or not at all.
+
+    Raises:
+        RunError: the rows are damaged.
+    """
+    try:
+        note = json.loads((directory / "evaluated.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return Kept(key)
+    if not isinstance(note, dict) or note.get("key") != key:
+        return Kept(key)
+    return Kept(key, read_rows(directory / "per_question.parquet"), float(note.get("seconds", 0.0)))
+
+
+def write_kept(directory: Path, kept: Kept, measures: Sequence[str]) -> None:
+    """Write the rows, then the note that makes them count."""
+    note = directory / "evaluated.json"
+    note.unlink(missing_ok=True)
+    write_rows(directory / "per_question.parquet", kept.rows, measures)
+    write_atomically(note, json.dumps({"key": kept.key, "seconds": round(kept.seconds, 3)}) + "\n")

@@ -1,0 +1,333 @@
+"""Measures of rankings by ir_measures, under the names that the field knows them by."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leret.core.errors import ConfigError, DataError, RunError
+from leret.core.progress import Progress, Silent
+from leret.core.runs import write_atomically
+from leret.core.types import Question, Ranking
+from leret.evaluation.statistics import bootstrap_intervals
+from leret.evaluation.trec import falling, write_qrels, write_run
+from leret.retrieval.base import Retriever
+from leret.retrieval.fusion import reciprocal_ranks
+
+_OURS = {"R": "recall", "AP": "ap", "RR": "rr", "nDCG": "ndcg", "Success": "success"}
+"""ir_measures' name of a measure, and that of our reward function."""
+
+_OTHERS = ("P", "Rprec")
+_DEEPEST = 2**31 - 1
+_THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
+_NEAR = {"map": "AP", "mrr": "RR", "precision": "P", **_THEIRS}
+"""What else they are called, in lower case."""
+
+
+def parsed(names: Sequence[str]) -> dict[str, Any]:
+    """Measures by their canonical names, in the order given.
+
+    Args:
+        names: as in ``R@10``, ``AP``, ``nDCG@10``; the names of leret's rewards are understood too (``recall@10``).
+
+    Raises:
+        ConfigError: some are no measures; all of them are listed.
+    """
+    import ir_measures
+
+    found: dict[str, Any] = {}
+    problems = []
+    for name in names:
+        base, at, text = name.strip().partition("@")
+        base, cut = _THEIRS.get(base, base), _cut(text)
+        known = base in _OURS or base in _OTHERS
+        if not known or (at and cut is None) or (base == "Rprec" and at):
+            near = _NEAR.get(base.lower())
+            meant = f"did you mean {near}{at}{text}? There" if near and not known else "there"
+            problems.append(
+                f"measures: {name!r} is none; {meant} are {', '.join([*_OURS, *_OTHERS])}, as in R@10 and AP, "
+                f"with cut-offs from 1 to {_DEEPEST}"
+            )
+        elif base in {"R", "P", "Success"} and not at:
+            problems.append(f"measures: {name} needs a cut-off; write {base}@10, say")
+        else:
+            measure = ir_measures.parse_measure(f"{base}@{cut}" if at else base)
+            found[str(measure)] = measure
+    if problems or not found:
+        raise ConfigError(problems or "measures: none is named; write R@10,AP, say")
+    return found
+
+
+def cutoff(measure: str) -> int | None:
+    """Documents that a measure looks at; None where it looks at all."""
+    cut = measure.partition("@")[2]
+    return int(cut) if cut else None
+
+
+def reward_name(measure: str) -> str | None:
+    """Our reward function of a measure, as `leret.rewards.ranking.measure` takes it; None where there is none."""
+    base, at, cut = measure.partition("@")
+    return f"{_OURS[base]}{at}{cut}" if base in _OURS else None
+
+
+def values(
+    measures: Mapping[str, Any], questions: Sequence[Question], rankings: Sequence[Ranking]
+) -> NDArray[np.float64]:
+    """Every measure of every question.
+
+    A question whose ranking is empty counts with 0. Readers of TREC runs sort by score in single precision; a score
+    that does not fall is made to, so that the order that was retrieved is the order that is measured. The library under
+    ir_measures is written in C, and fails on a NUL or half a surrogate pair in an id: it gets numbers.
+
+    Args:
+        measures: of `parsed`.
+        questions: each with gold documents.
+        rankings: of the questions.
+
+    Returns:
+        (n_questions, n_measures).
+    """
+    import ir_measures
+
+    column = {name: i for i, name in enumerate(measures)}
+    doc_ids = [doc_id for q in questions for doc_id in q.gold] + [p.doc_id for ranking in rankings for p in ranking]
+    number = {doc_id: str(i) for i, doc_id in enumerate(dict.fromkeys(doc_ids))}
+    qrels = [
+        ir_measures.Qrel(str(place), number[doc_id], grade)
+        for place, question in enumerate(questions)
+        for doc_id, grade in question.grades.items()
+    ]
+    run = [
+        ir_measures.ScoredDoc(str(place), number[passage.doc_id], score)
+        for place, ranking in enumerate(rankings)
+        for passage, score in zip(ranking, falling([p.score for p in ranking]), strict=True)
+    ]
+    found = np.zeros((len(questions), len(measures)))
+    if run:
+        for metric in ir_measures.iter_calc(list(measures.values()), qrels, run):
+            found[int(metric.query_id), column[str(metric.measure)]] = metric.value
+    return found
+
+
+def _cut(text: str) -> int | None:
+    """A cut-off; None where the text is none."""
+    cut = int(text) if text.isdecimal() and len(text) <= len(str(_DEEPEST)) else 0
+    return cut if 0 < cut <= _DEEPEST else None
+
+
+pass
+
+
+_BATCH = 256
+_DEPTH = 100
+"""Documents of a ranking where a measure looks at all of them."""
+
+
+@dataclass(frozen=True)
+class RetrieverReport:
+    """What a retriever reached.
+
+    Attributes:
+        system: what was searched for: raw-question, rewritten, or fused.
+        depth: documents of a ranking at most.
+        values: (n_questions, n_measures), in the order of ``measures``.
+        intervals: bootstrap intervals of the means, questions drawn anew.
+        seconds: of searching.
+    """
+
+    system: str
+    retriever: str
+    questions: tuple[Question, ...]
+    rankings: tuple[Ranking, ...]
+    measures: Mapping[str, float]
+    values: NDArray[np.float64]
+    intervals: Mapping[str, tuple[float, float]]
+    depth: int
+    seconds: float
+
+    @property
+    def n_empty(self) -> int:
+        """Questions for which nothing was found."""
+        return sum(not ranking for ranking in self.rankings)
+
+    @property
+    def finds_gold(self) -> bool:
+        """Was a gold document found, of any question?"""
+        pairs = zip(self.questions, self.rankings, strict=True)
+        return any(passage.doc_id in question.gold for question, ranking in pairs for passage in ranking)
+
+    def brief(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        return {"n_questions": len(self.questions), "measures": dict(self.measures)}
+
+    def save(self, directory: Path) -> None:
+        """Write summary.json, run.trec, qrels.trec and per_question.jsonl.
+
+        Raises:
+            RunError: the directory cannot be written.
+        """
+        rankings = (
+            (question.id, [p.doc_id for p in ranking], [p.score for p in ranking])
+            for question, ranking in zip(self.questions, self.rankings, strict=True)
+        )
+        rows = (
+            json.dumps({"id": q.id, **dict(zip(self.measures, map(float, values), strict=True))}) + "\n"
+            for q, values in zip(self.questions, self.values, strict=True)
+        )
+        summary = {
+            **self.brief(),
+            "intervals": {name: list(bounds) for name, bounds in self.intervals.items()},
+            "system": self.system,
+            "retriever": self.retriever,
+            "depth": self.depth,
+            "n_empty": self.n_empty,
+            "seconds": round(self.seconds, 3),
+        }
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            write_run(directory / "run.trec", self.system, rankings)
+            write_qrels(directory / "qrels.trec", self.questions)
+            write_atomically(directory / "per_question.jsonl", "".join(rows))
+            write_atomically(directory / "summary.json", json.dumps(summary, indent=1) + "\n")
+        except OSError as error:
+            raise RunError(f"{directory} cannot be written ({error.strerror or error}); name another --out") from error
+
+
+def evaluate_retriever(
+    retriever: Retriever,
+    questions: Sequence[Question],
+    measures: Sequence[str],
+    *,
+    rewrites: Mapping[str, str] | None = None,
+    fuse: bool = False,
+    depth: int | None = None,
+    resamples: int = 10_000,
+    confidence: float = 0.95,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> RetrieverReport:
+    """Search for every question, and measure what is found.
+
+    Args:
+        retriever: asked in batches.
+        questions: each with gold documents.
+        measures: as in ``R@10``.
+        rewrites: queries by question id, searched for in the place of the questions.
+        fuse: fuse the rankings of question and rewrite, by reciprocal rank. Both are asked for 100 documents at
+            least, so that up to there a measure is the same whatever other measures are named.
+        depth: documents of a ranking; see `depth_for`.
+        resamples: of the bootstrap.
+        confidence: of the intervals.
+        seed: of the bootstrap.
+        progress: hears of every batch.
+
+    Raises:
+        DataError: a question has no gold documents, or no rewrite.
+        ConfigError: there is no measure of a name, or one looks deeper than ``depth``.
+        RetrievalError: the retriever cannot answer.
+    """
+    wanted = parsed(measures)
+    _check(questions, rewrites)
+    depth = depth_for(list(wanted), depth)
+    asked = max(depth, _DEPTH) if fuse else depth
+    texts = [question.text for question in questions]
+    rewritten = None if rewrites is None else [rewrites[question.id] for question in questions]
+    began = time.monotonic()
+    progress = progress or Silent()
+    progress.start("searching", len(questions))
+    rankings: list[Ranking] = []
+    for start in range(0, len(questions), _BATCH):
+        batch = slice(start, start + _BATCH)
+        found = retriever.search((rewritten or texts)[batch], asked)
+        if fuse and rewritten is not None:
+            raw = retriever.search(texts[batch], asked)
+            found = [reciprocal_ranks(pair, (1, 1))[:depth] for pair in zip(raw, found, strict=True)]
+        rankings += found
+        progress.advance(len(found))
+    progress.finish()
+    seconds = time.monotonic() - began
+    scores = values(wanted, questions, rankings)
+    means = {name: float(scores[:, i].sum() / len(questions)) for i, name in enumerate(wanted)}
+    bounds = bootstrap_intervals(scores, resamples, confidence, seed)
+    return RetrieverReport(
+        system="raw-question" if rewritten is None else "fused" if fuse else "rewritten",
+        retriever=retriever.digest,
+        questions=tuple(questions),
+        rankings=tuple(rankings),
+        measures=means,
+        values=scores,
+        intervals={name: (float(low), float(high)) for name, (low, high) in zip(wanted, bounds, strict=True)},
+        depth=depth,
+        seconds=seconds,
+    )
+
+
+def depth_for(measures: Sequence[str], depth: int | None = None) -> int:
+    """Documents of a ranking that measures need.
+
+    Args:
+        measures: of `parsed`.
+        depth: that was asked for; None takes what the deepest cut-off needs, 100 where a measure has none.
+
+    Raises:
+        ConfigError: a measure looks at more documents than were asked for.
+    """
+    cuts = {name: cutoff(name) for name in measures}
+    if depth is None:
+        return max(cut or _DEPTH for cut in cuts.values())
+    deeper = [name for name, cut in cuts.items() if cut is not None and cut > depth]
+    if deeper:
+        raise ConfigError(
+            f"depth: {depth} documents are too few for {', '.join(deeper)}; ask for more, or measure less"
+        )
+    return depth
+
+
+def read_rewrites(path: Path) -> dict[str, str]:
+    """Queries by question id, from JSON lines ``{"id": ..., "query": ...}``.
+
+    Raises:
+        DataError: a line is none, or an id comes twice.
+    """
+    found: dict[str, str] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # a text may hold other ends of lines
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read ({error}); give JSON lines with id and query") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+            question_id, query = value["id"], value["query"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f'{path}:{number}: write {{"id": ..., "query": ...}} ({error}): {line[:60]!r}') from error
+        if not isinstance(question_id, str) or not isinstance(query, str):
+            raise DataError(f"{path}:{number}: id and query should be texts: {line[:60]!r}")
+        if question_id in found:
+            raise DataError(f"{path}:{number}: id {question_id!r} was there before")
+        found[question_id] = query
+    return found
+
+
+def _check(questions: Sequence[Question], rewrites: Mapping[str, str] | None) -> None:
+    if not questions:
+        raise DataError("there is no question to evaluate on")
+    bare = [question.id for question in questions if not question.gold]
+    if bare:
+        raise DataError(
+            f"{len(bare)} of {len(questions)} questions name no relevant document, {bare[0]!r} first; they cannot be "
+            "scored: leave them out of the file, or add their relevant_doc_ids"
+        )
+    lacking = [question.id for question in questions if rewrites is not None and question.id not in rewrites]
+    if lacking:
+        raise DataError(
+            f"{len(lacking)} questions have no rewritten query, {lacking[0]!r} first; add them to --rewrites"
+        )

@@ -1,0 +1,228 @@
+"""How sure a mean is, and a difference of means, when the questions are a sample.
+
+Both tests work on one matrix, a row a question and a column a figure, with NaN where a question has no value. All
+columns share their resamples, so one matrix product serves every system, hop and measure at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leret.evaluation.scores import Array
+
+Matrix = NDArray[np.float64]
+Vector = NDArray[np.float64]
+
+_CHUNK_CELLS: Final = 4_000_000
+"""Resamples are drawn in chunks of about so many cells: 32 MB of weights."""
+
+_TIE: Final = 1e-12
+"""Statistics closer than this are equal: the same sum in another order differs in its last bits."""
+
+
+def bootstrap_intervals(values: Matrix, resamples: int = 10_000, confidence: float = 0.95, seed: int = 0) -> Matrix:
+    """Percentile bootstrap intervals of the columns' means, questions drawn with replacement.
+
+    Args:
+        values: (n_questions, n_columns), NaN where a question has no value in a column. For a paired difference,
+            give the column of differences.
+        resamples: bootstrap samples.
+        confidence: of the interval, in (0, 1).
+        seed: of the draws; equal seeds and shapes give equal intervals.
+
+    Returns:
+        (n_columns, 2), lower and upper bound; NaN for a column without values.
+
+    Source:
+        Efron (1979), Bootstrap methods; Sakai (SIGIR 2006) for its use on measures of retrieval.
+    """
+    n_questions, n_columns = values.shape
+    if n_questions == 0 or n_columns == 0:
+        return np.full((n_columns, 2), np.nan)
+    rng = np.random.default_rng(seed)
+    present = (~np.isnan(values)).astype(np.float64)
+    filled = np.nan_to_num(values)
+    means = np.empty((resamples, n_columns))
+    for start, stop in _chunks(resamples, n_questions):
+        weights = _draws(rng, stop - start, n_questions)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means[start:stop] = (weights @ filled) / (weights @ present)
+    return _percentiles(means, confidence)
+
+
+def sign_flip_p(differences: Matrix, resamples: int = 10_000, seed: int = 0) -> Vector:
+    """Two-sided paired permutation test: were the labels of the two systems exchangeable, how often so large a mean?
+
+    The labels of a question are exchanged by flipping the sign of its difference. Where all flips are no more than
+    ``resamples`` they are enumerated, and p is exact; else flips are drawn, and the observed one counts as drawn, so
+    that p is never 0.
+
+    Args:
+        differences: (n_questions, n_columns), a's value less b's; NaN where either has none.
+        resamples: flips drawn at most.
+        seed: of the draws.
+
+    Returns:
+        (n_columns,) p-values in (0, 1]; NaN for a column without values.
+
+    Source:
+        Fisher's randomization test; Smucker, Allan, Carterette (CIKM 2007) for its use on measures of retrieval.
+    """
+    n_questions, n_columns = differences.shape
+    filled = np.nan_to_num(differences)
+    observed = np.abs(filled.sum(axis=0)) - _TIE
+    exact = n_questions < 63 and 2**n_questions <= resamples
+    n_flips = 2**n_questions if exact else resamples
+    rng = np.random.default_rng(seed)
+    n_as_large = np.zeros(n_columns)
+    for start, stop in _chunks(n_flips, max(1, n_questions)):
+        if exact:
+            bits = (np.arange(start, stop)[:, None] >> np.arange(n_questions)) & 1
+        else:
+            bits = rng.integers(0, 2, size=(stop - start, n_questions), dtype=np.int8)
+        sums = (bits * 2.0 - 1.0) @ filled
+        n_as_large += (np.abs(sums) >= observed).sum(axis=0)
+    p = n_as_large / n_flips if exact else (n_as_large + 1) / (n_flips + 1)
+    return np.where(np.isnan(differences).all(axis=0), np.nan, p)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down adjustment: the chance of even one false claim in the family stays below the level.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+
+    Args:
+        p_values: of one family; NaN (no test) stays NaN and does not count.
+
+    Source:
+        Holm (1979), A simple sequentially rejective multiple test procedure.
+    """
+    tested = sorted((p, i) for i, p in enumerate(p_values) if not np.isnan(p))
+    adjusted = [float("nan")] * len(p_values)
+    largest = 0.0
+    for rank, (p, i) in enumerate(tested):
+        largest = max(largest, min(1.0, p * (len(tested) - rank)))
+        adjusted[i] = largest
+    return adjusted
+
+
+def _chunks(total: int, width: int) -> list[tuple[int, int]]:
+    step = max(1, _CHUNK_CELLS // width)
+    return [(start, min(start + step, total)) for start in range(0, total, step)]
+
+
+def _draws(rng: np.random.Generator, n_draws: int, n_questions: int) -> Matrix:
+    """(n_draws, n_questions): how often each question is drawn, ``n_questions`` draws a row."""
+    drawn = rng.integers(0, n_questions, size=(n_draws, n_questions))
+    drawn += np.arange(n_draws)[:, None] * n_questions
+    counts = np.bincount(drawn.ravel(), minlength=n_draws * n_questions)
+    return counts.reshape(n_draws, n_questions).astype(np.float64)
+
+
+def _percentiles(means: Matrix, confidence: float) -> Matrix:
+    tail = (1 - confidence) / 2 * 100
+    bounds = np.full((means.shape[1], 2), np.nan)
+    for column in range(means.shape[1]):
+        known = means[:, column][~np.isnan(means[:, column])]
+        if known.size:
+            bounds[column] = np.percentile(known, [tail, 100 - tail])
+    return bounds
+
+
+pass
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """How intervals and p-values are made."""
+
+    resamples: int = 10_000
+    confidence: float = 0.95
+    seed: int = 0
+
+
+def pairs_of(rivals: Mapping[str, Sequence[str]], baseline: str) -> list[tuple[str, str]]:
+    """Each system with the baseline, then with its own rivals; no pair twice, in either order.
+
+    Args:
+        rivals: by system, in the order of the table; a rival that is not among the systems is passed over.
+        baseline: everyone's rival.
+    """
+    pairs: dict[tuple[str, str], None] = {}
+    for system, own in rivals.items():
+        for rival in (baseline, *own):
+            pair = (system, rival)
+            if rival in rivals and rival != system and pair[::-1] not in pairs:
+                pairs[pair] = None
+    return list(pairs)
+
+
+def compare(
+    pairs: Sequence[tuple[str, str]],
+    values: Mapping[str, Array],
+    measures: Sequence[str],
+    statistics: Statistics,
+) -> list[dict[str, Any]]:
+    """Every pair at every hop in every measure.
+
+    Args:
+        pairs: (a, b); the difference is a's mean less b's.
+        values: (n_questions, n_hops, n_measures) by system, NaN where it was not scored.
+        measures: names of the last axis.
+        statistics: of intervals and tests.
+
+    Returns:
+        One mapping a pair, hop and measure, in this order of loops.
+    """
+    if not pairs:
+        return []
+    cube = np.stack([values[a] - values[b] for a, b in pairs], axis=1)
+    flat = cube.reshape(len(cube), -1)
+    means = nan_mean(flat)
+    bounds = bootstrap_intervals(flat, statistics.resamples, statistics.confidence, statistics.seed)
+    p_values = sign_flip_p(flat, statistics.resamples, statistics.seed)
+    counts = (~np.isnan(flat)).sum(axis=0)
+    return [
+        {
+            "a": pairs[i][0],
+            "b": pairs[i][1],
+            "measure": measures[m],
+            "hop": int(hop) + 1,
+            "n": int(counts[column]),
+            "difference": json_number(means[column]),
+            "ci": [json_number(x) for x in bounds[column]],
+            "p": json_number(p_values[column]),
+        }
+        for column, (i, hop, m) in enumerate(np.ndindex(cube.shape[1:]))
+    ]
+
+
+def adjusted(comparisons: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With Holm's p beside p, each measure a family of its own."""
+    kept = list(comparisons)
+    by_place: dict[int, float] = {}
+    for measure in {c["measure"] for c in kept}:
+        family = [i for i, c in enumerate(kept) if c["measure"] == measure]
+        p_values = [math.nan if kept[i]["p"] is None else kept[i]["p"] for i in family]
+        by_place.update(zip(family, holm(p_values), strict=True))
+    return [{**c, "p_holm": json_number(by_place[i])} for i, c in enumerate(kept)]
+
+
+def nan_mean(values: Array) -> Array:
+    """Means of the columns over what is not NaN; NaN for a column of nothing."""
+    present = (~np.isnan(values)).sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means: Array = np.nansum(values, axis=0) / present
+    return means
+
+
+def json_number(value: float) -> float | None:
+    """Six decimals; None for NaN."""
+    return None if math.isnan(value) else round(float(value), 6)

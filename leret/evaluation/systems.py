@@ -1,0 +1,180 @@
+"""What can be evaluated in a run, by name.
+
+=================  ========================================================================
+``raw-question``   no LM: the question itself is searched for at every hop
+``oracle-titles``  no LM: the gold titles are
+``rm3``            no LM: the question itself, its words expanded by RM3 at every hop; needs a retriever of kind bm25
+``base``           the run's policy before training, zero-shot
+``bank:1`` ...     the same with a few-shot prompt of the run's bank
+a name             a trained policy of the run, zero-shot; or a prompt file of the recipe's ``demos``, on the base
+``fused:NAME``     what ``raw-question`` and NAME found, fused by reciprocal rank, hop by hop; both are evaluated too
+=================  ========================================================================
+
+``bank`` stands for every prompt of the bank, ``policies`` for every trained policy.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from leret.core.errors import ConfigError, RunError
+from leret.core.runs import Run
+from leret.programs.prompts import ZERO_SHOT, Prompt
+
+RAW = "raw-question"
+ORACLE = "oracle-titles"
+RM3 = "rm3"
+FUSED = "fused:"
+BASE = "base"
+
+
+@dataclass(frozen=True)
+class System:
+    """Something that answers questions.
+
+    Attributes:
+        policy: ``base``, or the name of a trained policy; None for a baseline.
+        directory: of a trained policy.
+        prompt: None for a baseline.
+        rivals: systems that it is compared with, beside the recipe's baseline.
+        parts: systems whose rankings are fused; they come before it.
+        control: trained to answer what the other policies' gain is due to; never the report's hero.
+    """
+
+    name: str
+    kind: Literal["baseline", "base", "prompt", "policy"]
+    policy: str | None = None
+    directory: Path | None = None
+    prompt: Prompt | None = None
+    rivals: tuple[str, ...] = ()
+    control: bool = False
+    parts: tuple[System, ...] = ()
+
+
+def available(run: Run, demos: Mapping[str, str]) -> dict[str, System]:
+    """Every system of a run, in the order of the report's table.
+
+    Args:
+        run: its bank and its policies are looked at.
+        demos: extra systems: name to a prompt file.
+
+    Raises:
+        ConfigError: a name of ``demos`` is taken.
+        RunError: a prompt or a policy's training.json cannot be read.
+    """
+    systems = [System(name, "baseline") for name in (RAW, ORACLE, RM3)]
+    systems.append(System(BASE, "base", BASE, prompt=ZERO_SHOT))
+    for prompt in _bank(run):
+        systems.append(System(f"bank:{prompt.name}", "prompt", BASE, prompt=prompt))
+    systems += _policies(run)
+    found = {system.name: system for system in systems}
+    for name, path in demos.items():
+        if name in found or not name or "/" in name or name.startswith("."):
+            raise ConfigError(f"demos: {name!r} cannot name a system (taken, or no plain name); choose another one")
+        found[name] = System(name, "prompt", BASE, prompt=Prompt.load(Path(path)))
+    return found
+
+
+def chosen(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[str] = ()) -> list[System]:
+    """The systems that a recipe asks for, no system twice, in the table's order.
+
+    Args:
+        names: of the recipe, ``bank`` and ``policies`` included.
+        systems: what there is.
+        demos: names that are always in.
+
+    Raises:
+        ConfigError: unknown names, all together, with what there is.
+    """
+    wanted = set(demos)
+    fused: dict[str, System] = {}
+    problems = []
+    for name in names:
+        if name == "bank":
+            wanted |= {s.name for s in systems.values() if s.name.startswith("bank:")}
+        elif name == "policies":
+            wanted |= {s.name for s in systems.values() if s.kind == "policy"}
+        elif name in systems:
+            wanted.add(name)
+        elif name.startswith(FUSED) and name.removeprefix(FUSED) in systems:
+            other = systems[name.removeprefix(FUSED)]
+            wanted |= {RAW, other.name}
+            fused[name] = System(name, "baseline", rivals=(other.name, RAW), parts=(systems[RAW], other))
+        else:
+            near = difflib.get_close_matches(name, systems, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            problems.append(f"systems: {name!r} is not in this run; {hint}it has {', '.join(systems)}")
+    if problems:
+        raise ConfigError(problems)
+    return [*(system for system in systems.values() if system.name in wanted), *fused.values()]
+
+
+def focus(systems: Sequence[System]) -> str | None:
+    """The policy that the report is about: the last trained one that is no control."""
+    policies = [system for system in systems if system.kind == "policy"]
+    heroes = [system for system in policies if not system.control] or policies
+    return heroes[-1].name if heroes else None
+
+
+def training_facts(run: Run) -> dict[str, dict[str, Any]]:
+    """training.json of every policy that is trained to its end, by name; parents before children.
+
+    Raises:
+        RunError: one cannot be read.
+    """
+    facts = {}
+    for path in sorted(run.policies.glob("*/training.json")):
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path} cannot be read ({error}); delete {path.parent} and train it again") from error
+        if not isinstance(value, dict):
+            raise RunError(f"{path} is not what `leret train` wrote; delete {path.parent} and train it again")
+        if not path.parent.name.startswith("."):
+            facts[path.parent.name] = value
+    parents = {name: str(fact.get("parent")) for name, fact in facts.items()}
+    return {name: facts[name] for name in sorted(facts, key=lambda name: (_depth(name, parents), name))}
+
+
+def _bank(run: Run) -> list[Prompt]:
+    prompts = [Prompt.load(path) for path in sorted(run.prompts.glob("*.json"))]
+    few_shot = [prompt for prompt in prompts if prompt.name != ZERO_SHOT.name]
+    return sorted(few_shot, key=lambda prompt: (len(prompt.name), prompt.name))
+
+
+def _policies(run: Run) -> list[System]:
+    """In the order of `training_facts`, so that the last one has come furthest."""
+    facts = training_facts(run)
+    parents = {name: str(fact.get("parent")) for name, fact in facts.items()}
+    recipes = {name: (fact.get("key") or {}).get("recipe") or {} for name, fact in facts.items()}
+    controlled = {name: recipe.get("match_steps_of") for name, recipe in recipes.items()}
+    systems = []
+    for name in facts:
+        rivals = [parents[name]] if parents[name] in facts else []
+        rivals += [control for control, of in controlled.items() if of == name]
+        systems.append(
+            System(
+                name,
+                "policy",
+                name,
+                run.policies / name,
+                ZERO_SHOT,
+                rivals=(*rivals, RAW),
+                control=controlled[name] is not None or recipes[name].get("targets") == "random",
+            )
+        )
+    return systems
+
+
+def _depth(name: str, parents: Mapping[str, str]) -> int:
+    depth, seen = 0, {name}
+    parent = parents[name]
+    while parent in parents and parent not in seen:
+        seen.add(parent)
+        depth, parent = depth + 1, parents[parent]
+    return depth

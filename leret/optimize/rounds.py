@@ -1,0 +1,156 @@
+"""`leret run`: sampling, training and evaluation one after the other, in as many rounds as wanted.
+
+In a later round the policy that the last one trained writes the queries, trainings go on from it, and what they leave
+is named ``sft-2``, ``ipo-2`` and so on. `base` stays, in every evaluation, the policy of the first round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from leret.config.settings import EvalRecipe, SamplingRecipe, TrainingRecipe
+from leret.core.errors import ConfigError
+from leret.core.progress import Progress
+from leret.core.runs import Run
+
+if TYPE_CHECKING:
+    from leret.evaluation.stage import EvalReport
+    from leret.sampling.stage import SampleReport
+    from leret.training.record import TrainReport
+
+
+Recipe = SamplingRecipe | TrainingRecipe | EvalRecipe
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage of one round.
+
+    Attributes:
+        round: from 1.
+        stage: which stage.
+        recipe: for this round.
+        done: in a round that a later one has followed; it is left out.
+    """
+
+    round: int
+    stage: Literal["sample", "train", "eval"]
+    recipe: Recipe
+    done: bool
+
+    @property
+    def title(self) -> str:
+        """``round 2: train ipo-2 from sft-2``."""
+        what = ""
+        if isinstance(self.recipe, TrainingRecipe):
+            what = f" {self.recipe.policy_name} ({self.recipe.algorithm}) from {self.recipe.init}"
+        elif isinstance(self.recipe, SamplingRecipe):
+            what = f" with {self.recipe.policy.model}"
+        return f"round {self.round}: {self.stage}{what}" + (": done before" if self.done else "")
+
+
+def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[Step]:
+    """What the loop will do, in order.
+
+    Args:
+        recipes: at most one of sampling, trainings in the order in which they build on each other, at most one of
+            evaluation.
+        run: new, or begun by the same loop.
+        rounds: at least 1.
+
+    Raises:
+        ConfigError: recipes are missing, too many, or of the same name.
+    """
+    sampling = [recipe for recipe in recipes if isinstance(recipe, SamplingRecipe)]
+    trainings = [recipe for recipe in recipes if isinstance(recipe, TrainingRecipe)]
+    evaluation = [recipe for recipe in recipes if isinstance(recipe, EvalRecipe)]
+    _refuse(sampling, trainings, evaluation, run, rounds)
+    steps: list[Step] = []
+    begun = len(run.manifest().get("rounds", [])) if run.manifest_path.is_file() else 0
+    for number in range(1, rounds + 1):
+        trained = [_of_round(recipe, number, trainings) for recipe in trainings]
+        done = begun > number and all((run.policies / t.policy_name / "training.json").is_file() for t in trained)
+        previous = _successor(trainings, number - 1)
+        sampled = [_sampling_of_round(recipe, run, number, previous) for recipe in sampling]
+        steps += [Step(number, "sample", recipe, done) for recipe in sampled]
+        steps += [Step(number, "train", recipe, done) for recipe in trained]
+        steps += [Step(number, "eval", recipe, done) for recipe in evaluation]
+    return steps
+
+
+def take(step: Step, run: Run, *, progress: Progress | None = None) -> SampleReport | TrainReport | EvalReport | None:
+    """Take one step, unless it is done.
+
+    Returns:
+        The report of its stage; None where it was left out.
+
+    Raises:
+        LeretError: as the stage does.
+    """
+    if step.done:
+        return None
+    if isinstance(step.recipe, SamplingRecipe):
+        from leret.sampling.stage import sample
+
+        return sample(step.recipe, run, base_dir=Path.cwd(), progress=progress)
+    if isinstance(step.recipe, TrainingRecipe):
+        from leret.training.stage import train
+
+        return train(step.recipe, run, progress=progress)
+    from leret.evaluation.stage import evaluate
+
+    return evaluate(step.recipe, run, progress=progress)
+
+
+def _refuse(
+    sampling: Sequence[SamplingRecipe],
+    trainings: Sequence[TrainingRecipe],
+    evaluation: Sequence[EvalRecipe],
+    run: Run,
+    rounds: int,
+) -> None:
+    problems = []
+    if len(sampling) > 1 or len(evaluation) > 1:
+        problems.append("a loop takes one recipe of sampling and one of evaluation; leave the others out")
+    if not sampling and not run.manifest_path.is_file():
+        problems.append(f"{run.path} is not a run yet, and none of the recipes is of sampling; name one")
+    if rounds > 1 and not (sampling and trainings):
+        problems.append(f"--rounds {rounds}: another round needs a recipe of sampling and one of training at least")
+    names = [recipe.policy_name for recipe in trainings]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        problems.append(f"two trainings are both named {', '.join(twice)}; set `name` in one of them")
+    if problems:
+        raise ConfigError(problems)
+
+
+def _name(name: str, number: int) -> str:
+    return name if number == 1 else f"{name}-{number}"
+
+
+def _successor(trainings: Sequence[TrainingRecipe], number: int) -> str:
+    """The policy that a round hands on: the last one trained that is no control."""
+    heirs = [recipe for recipe in trainings if recipe.match_steps_of is None and recipe.targets == "best"]
+    heirs = heirs or list(trainings)
+    return _name(heirs[-1].policy_name, number) if heirs and number else "base"
+
+
+def _of_round(recipe: TrainingRecipe, number: int, trainings: Sequence[TrainingRecipe]) -> TrainingRecipe:
+    names = {other.policy_name: _name(other.policy_name, number) for other in trainings}
+    names["base"] = _successor(trainings, number - 1)
+    changes = {
+        "name": names[recipe.policy_name],
+        "init": names.get(recipe.init, recipe.init),
+        "match_steps_of": names.get(recipe.match_steps_of or "", recipe.match_steps_of),
+    }
+    return recipe if number == 1 else recipe.model_copy(update=changes)
+
+
+def _sampling_of_round(recipe: SamplingRecipe, run: Run, number: int, previous: str) -> SamplingRecipe:
+    if number == 1:
+        return recipe
+    policy = recipe.policy.in_process(str((run.policies / previous).resolve()))
+    return recipe.model_copy(update={"policy": policy})

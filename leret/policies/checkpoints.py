@@ -1,0 +1,257 @@
+"""A model on disk: found, checked, named by its bytes, and loaded. Safetensors only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leret.core.errors import PolicyError
+
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_INDEX = "model.safetensors.index.json"
+_NAMED_FILES = ("config.json", _INDEX, "generation_config.json", "adapter_config.json", "chat_template.jinja")
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
+_LOG = logging.getLogger("leret")
+_digests: dict[tuple[str, int, int], bytes] = {}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in evaluation mode with its tokenizer."""
+
+    model: Any
+    tokenizer: Any
+    path: Path
+
+
+def find_model(name: str | Path, revision: str | None = None) -> Path:
+    """The directory of a model that is named by its path or by its Hugging Face repository.
+
+    Raises:
+        PolicyError: there is none, or it holds no safetensors.
+    """
+    path = Path(name)
+    if not path.is_dir():
+        path = _from_hub(str(name), revision)
+    if not (path / "config.json").is_file() and not (path / "adapter_config.json").is_file():
+        raise PolicyError(
+            f"{path} holds neither config.json nor adapter_config.json: it is no model directory; "
+            "give the directory that save_pretrained wrote"
+        )
+    weights = sorted(path.glob("*.safetensors"))
+    if not weights:
+        pickled = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
+        told = f" (only {', '.join(pickled[:3])}, which leret does not unpickle)" if pickled else ""
+        raise PolicyError(
+            f"{path} holds no *.safetensors{told}; save it again with save_pretrained(safe_serialization=True)"
+        )
+    _check_weights(path, weights)
+    pickled = sorted(file.name for file in path.glob("*.bin") if file.name != "training_args.bin")
+    if (path / "adapter_config.json").is_file() and (pickled or path / "adapter_model.safetensors" not in weights):
+        raise PolicyError(
+            f"{path}: an adapter is adapter_model.safetensors, without pickled weights beside it "
+            f"({', '.join(pickled[:3]) or 'it is missing'}); save it again as safetensors"
+        )
+    if (path / "state.safetensors").is_file():  # which `leret pretrain` keeps until its last step
+        _LOG.warning("%s is half made: its pretraining did not come to an end; `leret pretrain` goes on with it", path)
+    return path
+
+
+def _from_hub(name: str, revision: str | None) -> Path:
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise PolicyError(
+            f"there is no model directory {name}; give a directory, or owner/name of the Hugging Face hub"
+        )
+    from httpx import HTTPError
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, HTTPError, OSError) as error:
+        raise PolicyError(
+            f"{name} is no directory here, and the Hugging Face hub did not give it ({type(error).__name__}: "
+            f"{str(error).splitlines()[0]}); download it first, or mend the name"
+        ) from error
+
+
+def _check_weights(path: Path, weights: list[Path]) -> None:
+    """Every file has a whole header and all of its bytes, and what is loaded is among them, so in the digest."""
+    from safetensors import SafetensorError, safe_open
+
+    for file in weights:
+        try:
+            with safe_open(str(file), framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise PolicyError(f"{file} is damaged or cut short ({error}); copy or save it again") from error
+    index, config = path / _INDEX, path / "config.json"
+    shards = read_model_json(index).get("weight_map") if index.is_file() else None
+    named = set(map(str, shards.values())) if isinstance(shards, dict) else set()
+    if config.is_file() and (explicit := read_model_json(config).get("transformers_weights")):
+        named.add(str(explicit))
+    missing = sorted(named - {file.name for file in weights})
+    if missing:
+        raise PolicyError(
+            f"{path} lacks {', '.join(missing[:3])}, which {_INDEX} or config.json names; copy the whole directory "
+            "again, all weights beside one another"
+        )
+
+
+def read_model_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a model directory.
+
+    Raises:
+        PolicyError: the file is missing or is no JSON object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise PolicyError(f"{path} cannot be read ({error}); save the model again") from error
+    if not isinstance(value, dict):
+        raise PolicyError(f"{path} holds no JSON object; save the model again")
+    return value
+
+
+def model_digest(path: Path) -> str:
+    """A name for what a model directory computes: weights, configuration and tokenizer, an adapter's base included.
+
+    The bytes of a file are read once a process, unless its size or its time of change differs.
+    """
+    total = hashlib.blake2b(digest_size=16)
+    patterns = ("*.safetensors", *_NAMED_FILES, *_TOKENIZER_FILES)
+    for file in sorted({file for pattern in patterns for file in path.glob(pattern) if file.is_file()}):
+        total.update(file.name.encode() + b"\0" + _file_digest(file))
+    if (path / "adapter_config.json").is_file():
+        total.update(model_digest(_base_of(path)).encode())
+    return total.hexdigest()
+
+
+def _file_digest(file: Path) -> bytes:
+    status = file.stat()
+    key = (str(file.resolve()), status.st_mtime_ns, status.st_size)
+    if key not in _digests:
+        with file.open("rb") as stream:
+            _digests[key] = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).digest()
+    return _digests[key]
+
+
+def _base_of(adapter: Path) -> Path:
+    name = read_model_json(adapter / "adapter_config.json").get("base_model_name_or_path")
+    if not isinstance(name, str) or not name:
+        raise PolicyError(f"{adapter / 'adapter_config.json'} names no base_model_name_or_path; save the adapter again")
+    beside = adapter / name
+    return find_model(beside if beside.is_dir() else name)
+
+
+def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
+    """Load a model directory, or an adapter directory merged into its base.
+
+    Args:
+        path: as ``find_model`` returned it.
+        device: ``auto`` (CUDA where there is one), ``cpu``, ``cuda``, ``cuda:1`` ...
+        dtype: ``auto`` (float32 on a CPU, the saved one elsewhere), ``float32``, ``bfloat16`` or ``float16``.
+
+    Raises:
+        PolicyError: architecture unknown or unfit, weights missing, tokenizer or chat template missing.
+    """
+    place = _device(device)
+    adapter = (path / "adapter_config.json").is_file()
+    base = _base_of(path) if adapter else path
+    model = _load_weights(base, "float32" if dtype == "auto" and place == "cpu" else dtype)
+    if adapter:
+        model = _merge_adapter(model, path)
+    has_tokenizer = any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+    tokenizer = load_tokenizer(path if has_tokenizer else base)
+    model.eval().requires_grad_(False)
+    return LoadedModel(model.to(place), tokenizer, path)
+
+
+def _device(device: str) -> str:
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise PolicyError(
+            f"device {device} cannot be used here ({str(error).splitlines()[0]}); use device: auto or cpu"
+        ) from error
+    return device
+
+
+def _load_weights(path: Path, dtype: str) -> Any:
+    from safetensors import SafetensorError
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        _check_architecture(path, config)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
+    except (ValueError, KeyError, AttributeError, TypeError, OSError, RuntimeError, SafetensorError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise PolicyError(
+            f"{path} cannot be loaded as a causal LM ({type(error).__name__}: {reason}); "
+            "check its config.json, or serve it with an engine that knows it and use kind: openai"
+        ) from error
+    model, told = loaded
+    absent = sorted(told["missing_keys"]) + sorted(str(key) for key in told["mismatched_keys"])
+    if absent:
+        # transformers fills them with random numbers and goes on.
+        raise PolicyError(
+            f"{path} lacks {len(absent)} of the model's weights ({', '.join(absent[:3])}); save the whole model again"
+        )
+    return model
+
+
+def _check_architecture(path: Path, config: Any) -> None:
+    text = config.get_text_config(decoder=True)
+    kinds = set(getattr(text, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
+    if config.is_encoder_decoder or kinds:
+        what = f"layers of kind {', '.join(sorted(kinds))}" if kinds else "an encoder"
+        raise PolicyError(
+            f"{path} ({config.model_type}) has {what}, which the in-process engine does not batch; "
+            "serve it (vLLM, SGLang) and use kind: openai"
+        )
+
+
+def _merge_adapter(model: Any, path: Path) -> Any:
+    from peft import PeftModel
+
+    try:
+        return PeftModel.from_pretrained(model, str(path)).merge_and_unload()
+    except (ValueError, KeyError, OSError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise PolicyError(
+            f"the adapter {path} does not fit its base model ({reason}); train it again on this base"
+        ) from error
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The tokenizer of a model directory; `PolicyError` where there is none, or none with a chat template."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except (ValueError, KeyError, OSError, TypeError, AttributeError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise PolicyError(
+            f"{path} has no tokenizer that can be loaded ({reason}); save it there with tokenizer.save_pretrained"
+        ) from error
+    tokenizer.model_max_length = 2**62  # lengths are checked against the model, with a word on what to do
+    if not tokenizer.chat_template:
+        raise PolicyError(
+            f"the tokenizer of {path} has no chat template, so messages cannot become a prompt; "
+            "set tokenizer.chat_template and save it, or use an instruction-tuned model"
+        )
+    return tokenizer

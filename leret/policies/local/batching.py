@@ -1,0 +1,118 @@
+"""One thread that turns whatever requests are waiting into batches."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+from leret.core.errors import LeretError, PolicyError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_LINGER_S = 0.002
+
+
+class BatchWorker(Generic[Item, Result]):
+    """Runs ``process`` on batches of items that came from any thread.
+
+    Args:
+        process: takes items and answers each one with a result or with the exception that is its own.
+        plan: cuts what is waiting into batches.
+        name: of the thread.
+        start: runs first in the thread.
+    """
+
+    def __init__(
+        self,
+        process: Callable[[Sequence[Item]], Sequence[Result | Exception]],
+        plan: Callable[[Sequence[Item]], Sequence[Sequence[int]]],
+        *,
+        name: str,
+        start: Callable[[], None] | None = None,
+    ) -> None:
+        self._process = process
+        self._plan = plan
+        self._name = name
+        self._start = start
+        self._queue: queue.SimpleQueue[tuple[Item, Future[Result]] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self.closed = False
+        self.n_batches = 0
+
+    def submit(self, item: Item) -> Future[Result]:
+        """Queue an item.
+
+        Raises:
+            PolicyError: the worker is closed.
+        """
+        future: Future[Result] = Future()
+        with self._lock:
+            if self.closed:
+                raise PolicyError(f"{self._name} is closed; load the policy again")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._queue.put((item, future))
+        return future
+
+    def close(self) -> None:
+        """Finish what is queued, then stop. May be called twice, and from any thread."""
+        with self._lock:
+            self.closed = True
+            thread, self._thread = self._thread, None
+            if thread is not None:
+                self._queue.put(None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self) -> None:
+        if self._start is not None:
+            self._start()
+        going = True
+        while going:
+            waiting, going = self._take()
+            live = [(item, future) for item, future in waiting if future.set_running_or_notify_cancel()]
+            if live:
+                self._serve(live)
+
+    def _take(self) -> tuple[list[tuple[Item, Future[Result]]], bool]:
+        """Everything that waits, at least one; False as well where the worker is to stop after it."""
+        waiting: list[tuple[Item, Future[Result]]] = []
+        timeout: float | None = None
+        while True:
+            try:
+                entry = self._queue.get(timeout=timeout)
+            except queue.Empty:
+                return waiting, True
+            if entry is None:
+                return waiting, False
+            waiting.append(entry)
+            # Callers that were answered together ask again together: wait while they keep coming.
+            timeout = _LINGER_S
+
+    def _serve(self, live: list[tuple[Item, Future[Result]]]) -> None:
+        for batch in self._plan([item for item, _ in live]):
+            entries = [live[index] for index in batch]
+            self.n_batches += 1
+            try:
+                results = self._process([item for item, _ in entries])
+            except Exception as error:
+                results = [_as_policy_error(error)] * len(entries)
+            for (_, future), result in zip(entries, results, strict=True):
+                if isinstance(result, Exception):
+                    future.set_exception(_as_policy_error(result))
+                else:
+                    future.set_result(result)
+
+
+def _as_policy_error(error: Exception) -> LeretError:
+    if isinstance(error, LeretError):
+        return error
+    wrapped = PolicyError(f"the model failed on this batch ({type(error).__name__}: {error})")
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,0 +1,284 @@
+"""Messages as text: what the model's chat template makes of them, in sampling, training and evaluation alike."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leret.core.errors import PolicyError
+from leret.policies.base import Completion, Messages
+from leret.policies.remote.replies import PromptTooLongError
+
+if TYPE_CHECKING:
+    from leret.policies.local.decoder import Generated
+
+
+def apply_template(
+    tokenizer: Any, messages: Messages, name: str, *, enable_thinking: bool | None = None, **how: Any
+) -> Any:
+    """``tokenizer.apply_chat_template``; the one place where messages become a prompt.
+
+    A template that refuses a system message (Gemma 2's) gets its text at the head of the user's turn, as in LeReT.
+
+    Args:
+        tokenizer: with a chat template.
+        messages: of DSPy.
+        name: of the model, for messages.
+        enable_thinking: for templates that know it; None leaves it to them.
+        how: other arguments of ``apply_chat_template``.
+
+    Raises:
+        PolicyError: the template refuses the messages.
+    """
+    from jinja2 import TemplateError
+
+    refusals = (TemplateError, TypeError, ValueError, KeyError)
+    if enable_thinking is not None:
+        how["enable_thinking"] = enable_thinking
+    try:
+        return tokenizer.apply_chat_template(list(messages), **how)
+    except refusals as error:
+        if [message.get("role") for message in messages[:2]] == ["system", "user"]:
+            first = {"role": "user", "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}
+            with suppress(*refusals):
+                return tokenizer.apply_chat_template([first, *messages[2:]], **how)
+        roles = ", ".join(str(message.get("role")) for message in messages)
+        raise PolicyError(f"the chat template of {name} refuses messages of roles {roles} ({error})") from error
+
+
+class ChatTemplate:
+    """A tokenizer's chat template, for servers that take a text and tokenize it with special tokens added.
+
+    Args:
+        tokenizer: with a chat template.
+        name: of the model, for messages.
+        enable_thinking: as in `apply_template`.
+
+    Raises:
+        PolicyError: the tokenizer has no chat template.
+    """
+
+    def __init__(self, tokenizer: Any, name: str, enable_thinking: bool | None = None) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise PolicyError(
+                f"the tokenizer of {name} has no chat template; name one that has it (policy.tokenizer), or serve the "
+                "model by its OpenAI route (policy.kind: openai)"
+            )
+        self._tokenizer = tokenizer
+        self._name = name
+        self._enable_thinking = enable_thinking
+        self._lock = threading.Lock()
+        self._drops_beginning: bool | None = None
+
+    @property
+    def template(self) -> str:
+        """The template itself."""
+        return str(self._tokenizer.chat_template)
+
+    def text(self, messages: Messages) -> str:
+        """``tokenizer.apply_chat_template(messages, add_generation_prompt=True)``, as text.
+
+        Raises:
+            PolicyError: the template refuses the messages.
+        """
+        return str(self._apply(messages, tokenize=False))
+
+    def tokens(self, messages: Messages) -> list[int]:
+        """The tokens that the model is trained on, and that the server is to see.
+
+        Raises:
+            PolicyError: the template refuses the messages.
+        """
+        encoded = self._apply(messages, tokenize=True)
+        ids: list[int] = list(encoded["input_ids"])
+        return ids
+
+    def inputs(self, messages: Messages) -> str:
+        """The text that becomes `tokens` under a tokenizer that adds special tokens of its own.
+
+        That is `text`, but without the token for the beginning where both the template and the tokenizer set it. Which
+        it is, is found out on the first prompt.
+
+        Raises:
+            PolicyError: neither becomes the tokens that the template means.
+        """
+        text = self.text(messages)
+        if self._drops_beginning is None:
+            self._drops_beginning = self._must_drop(messages, text)
+        return text.removeprefix(self._beginning) if self._drops_beginning else text
+
+    def n_tokens(self, inputs: str) -> int:
+        """Prompt tokens of what `inputs` gave."""
+        with self._lock:
+            return len(self._tokenizer(inputs)["input_ids"])
+
+    @property
+    def _beginning(self) -> str:
+        return str(self._tokenizer.bos_token or "")
+
+    def _must_drop(self, messages: Messages, text: str) -> bool:
+        wanted = self.tokens(messages)
+        for drops in (False, True):
+            with self._lock:
+                got = list(self._tokenizer(text.removeprefix(self._beginning) if drops else text)["input_ids"])
+            if got == wanted:
+                return drops
+        raise PolicyError(
+            f"the tokenizer of {self._name} adds special tokens to a prompt that its chat template has already written "
+            "out, so a server would see other tokens than the trainer; mend its tokenizer_config.json, or serve the "
+            "model by its OpenAI route (policy.kind: openai)"
+        )
+
+    def _apply(self, messages: Messages, tokenize: bool) -> Any:
+        how = {"add_generation_prompt": True, "tokenize": tokenize, "return_dict": tokenize}
+        with self._lock:
+            return apply_template(self._tokenizer, messages, self._name, enable_thinking=self._enable_thinking, **how)
+
+
+def load_template(name: str, enable_thinking: bool | None = None) -> ChatTemplate:
+    """The chat template of a model directory, of a directory with its tokenizer alone, or of the hub.
+
+    Raises:
+        PolicyError: there is no tokenizer, or it has no chat template.
+    """
+    from transformers import AutoTokenizer
+
+    if not Path(name).is_dir() and name.count("/") != 1:
+        raise PolicyError(
+            f"policy.tokenizer: there is no directory {name}; kind tgi applies the chat template on this side: name "
+            "the model's directory, or owner/name of the Hugging Face hub"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # transformers raises whatever its readers raise
+        raise PolicyError(
+            f"policy.tokenizer: {name} holds no tokenizer that can be loaded ({type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else ''}); name the model's directory"
+        ) from error
+    return ChatTemplate(tokenizer, name, enable_thinking)
+
+
+pass
+
+
+_BEGINNINGS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt in tokens.
+
+    Attributes:
+        n_shared: tokens of all messages but the last: demonstrations and instructions, the same at many states.
+        room: completion tokens that still fit the model's positions.
+    """
+
+    token_ids: tuple[int, ...]
+    n_shared: int
+    room: int
+
+
+class PromptEncoder:
+    """Encodes for one tokenizer.
+
+    Args:
+        tokenizer: with a chat template.
+        n_positions: the model's longest sequence; None where it has no limit.
+        name: of the model, for messages.
+        enable_thinking: of the chat template; None leaves it to the template.
+    """
+
+    def __init__(self, tokenizer: Any, n_positions: int | None, name: str, enable_thinking: bool | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._n_positions = n_positions
+        self._name = name
+        self._enable_thinking = enable_thinking
+        self._ends: frozenset[int] = frozenset()
+        # A fast tokenizer refuses to be changed and read at the same time, and padding settings are changed by a call.
+        self._lock = threading.RLock()
+        self._beginnings: OrderedDict[tuple[tuple[tuple[str, str], ...], ...], list[int]] = OrderedDict()
+
+    def set_ends(self, ids: int | Sequence[int] | None) -> list[int]:
+        """Take the end tokens of the generation configuration, the tokenizer's own included.
+
+        Raises:
+            PolicyError: there is none, so that no completion would ever end.
+        """
+        given = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+        own = self._tokenizer.eos_token_id
+        self._ends = frozenset([*given, *([] if own is None else [own])])
+        if not self._ends:
+            raise PolicyError(f"{self._name} has no end token; set eos_token_id in its generation_config.json")
+        return sorted(self._ends)
+
+    def encode(self, messages: Messages) -> EncodedPrompt:
+        """The prompt that asks for the next assistant message.
+
+        Raises:
+            PromptTooLongError: it has as many tokens as the model has positions, or more.
+            PolicyError: the template refuses the messages.
+        """
+        with self._lock:
+            ids = self._render(messages, add_generation_prompt=True)
+            n_shared = n_common(ids, self._beginning(messages[:-1])) if len(messages) > 1 else 0
+        if self._n_positions is not None and len(ids) >= self._n_positions:
+            raise PromptTooLongError(
+                f"a prompt of {len(ids)} tokens does not fit {self._name}, which has {self._n_positions} positions; "
+                "send fewer or shorter passages and demos (adapter.items, adapter.words_per_item, sampling.prompts)"
+            )
+        room = 2**31 if self._n_positions is None else self._n_positions - len(ids)
+        return EncodedPrompt(tuple(ids), n_shared, room)
+
+    def to_text(self, ids: Sequence[int]) -> str:
+        """Tokens as text, special tokens and the end token left out, spaces as the tokenizer gives them."""
+        kept = ids[:-1] if ids and ids[-1] in self._ends else ids
+        with self._lock:
+            text: str = self._tokenizer.decode(list(kept), skip_special_tokens=True)
+        return text
+
+    def completion(self, n_prompt: int, generated: Generated, stop: Sequence[str]) -> Completion:
+        """What was generated, as text up to the first stop string."""
+        text = self.to_text(generated.token_ids)
+        ends = [found for found in (text.find(mark) for mark in stop) if found >= 0]
+        return Completion(
+            text=text[: min(ends)] if ends else text,
+            finish_reason=generated.finish_reason,
+            n_prompt_tokens=n_prompt,
+            n_completion_tokens=len(generated.token_ids),
+            token_ids=generated.token_ids,
+            logprobs=generated.logprobs,
+        )
+
+    def _render(self, messages: Messages, add_generation_prompt: bool) -> list[int]:
+        how = {"add_generation_prompt": add_generation_prompt, "tokenize": True, "return_dict": True}
+        encoded = apply_template(self._tokenizer, messages, self._name, enable_thinking=self._enable_thinking, **how)
+        ids: list[int] = list(encoded["input_ids"])
+        return ids
+
+    def _beginning(self, messages: Messages) -> list[int]:
+        key = tuple(tuple(sorted(message.items())) for message in messages)
+        known = self._beginnings.get(key)
+        if known is None:
+            try:
+                known = self._render(messages, add_generation_prompt=False)
+            except PolicyError:
+                known = []  # some templates insist on a last user message; then nothing is shared
+            self._beginnings[key] = known
+            if len(self._beginnings) > _BEGINNINGS:
+                self._beginnings.popitem(last=False)
+        return known
+
+
+def n_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens that two texts begin with alike."""
+    n = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        n += 1
+    return n

@@ -1,0 +1,154 @@
+"""Keys and values of attention: buffers that grow in place, and prefixes that many prompts share."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer
+
+KeyValues = list[tuple[Tensor, Tensor]]
+"""One (keys, values) pair a layer, each (n_rows, n_heads, n_slots, head_dim)."""
+
+
+class BufferLayer(DynamicLayer):
+    """A layer whose keys and values are written into room made for them, without a copy a step.
+
+    transformers' own layer concatenates at every token, which costs more than the model where the model is small.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, keys: Tensor | None = None, values: Tensor | None = None, length: int = 0) -> None:
+        super().__init__()
+        self.length = length
+        if keys is not None and values is not None:
+            self.dtype, self.device = keys.dtype, keys.device
+            self.keys, self.values, self.is_initialized = keys, values, True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append, and return all keys and values so far."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.keys, self.values = key_states, value_states
+            self.length = key_states.shape[-2]
+            return key_states, value_states
+        end = self.length + key_states.shape[-2]
+        if end <= self.keys.shape[-2]:
+            self.keys[:, :, self.length : end] = key_states
+            self.values[:, :, self.length : end] = value_states
+        else:
+            self.keys = torch.cat([self.keys[:, :, : self.length], key_states], dim=-2)
+            self.values = torch.cat([self.values[:, :, : self.length], value_states], dim=-2)
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_seq_length(self) -> int:
+        """Slots in use."""
+        return self.length
+
+
+def buffered_cache(layers: KeyValues | None = None, length: int = 0) -> Cache:
+    """A cache for the model's forward pass.
+
+    Args:
+        layers: buffers to go on in; None starts empty.
+        length: slots of them that are in use.
+    """
+    if layers is None:
+        return Cache(layer_class_to_replicate=BufferLayer)
+    return Cache(layers=[BufferLayer(keys, values, length) for keys, values in layers])
+
+
+def layers_of(cache: Cache) -> KeyValues:
+    """The buffers behind a cache."""
+    return [(layer.keys, layer.values) for layer in cache.layers if isinstance(layer, BufferLayer)]
+
+
+@dataclass
+class _Entry:
+    layers: KeyValues
+    n_bytes: int
+
+
+class PrefixCache:
+    """Keys and values of prompt beginnings, least recently used out first.
+
+    A prefix is kept from its second sight on, so that prompts which share nothing cost nothing.
+
+    Args:
+        max_bytes: of all that is kept.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.hits = 0
+        self._entries: OrderedDict[tuple[int, ...], _Entry] = OrderedDict()
+        self._sightings: OrderedDict[tuple[int, ...], int] = OrderedDict()
+
+    def wanted(self, prefix: tuple[int, ...], n_sightings: int) -> bool:
+        """Note that prompts began like this; whether that has now happened twice."""
+        if prefix in self._entries:
+            return True
+        seen = self._sightings.pop(prefix, 0) + n_sightings
+        self._sightings[prefix] = seen
+        while len(self._sightings) > 1024:
+            self._sightings.popitem(last=False)
+        return seen > 1
+
+    def get(self, prefix: tuple[int, ...]) -> KeyValues | None:
+        """What is kept for a prefix, one row a tensor."""
+        entry = self._entries.get(prefix)
+        if entry is None:
+            return None
+        self._entries.move_to_end(prefix)
+        self.hits += 1
+        return entry.layers
+
+    def put(self, prefix: tuple[int, ...], layers: KeyValues) -> None:
+        """Keep a prefix, and forget others where room is short."""
+        n_bytes = sum(tensor.numel() * tensor.element_size() for pair in layers for tensor in pair)
+        if n_bytes > self.max_bytes:
+            return
+        self._entries[prefix] = _Entry(layers, n_bytes)
+        self._sightings.pop(prefix, None)
+        while sum(entry.n_bytes for entry in self._entries.values()) > self.max_bytes:
+            self._entries.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+        self._sightings.clear()
+
+
+def gather_rows(layers: KeyValues, rows: Tensor) -> KeyValues:
+    """The same buffers with these rows only."""
+    return [(keys.index_select(0, rows), values.index_select(0, rows)) for keys, values in layers]
+
+
+def place(parts: Sequence[tuple[KeyValues, Tensor, Tensor]], n_rows: int, end: int, capacity: int) -> KeyValues:
+    """Put several prefilled parts into common buffers, aligned at their last slot.
+
+    Args:
+        parts: keys and values, rows to take from them (n,), rows to put them in (n,).
+        n_rows: of the common buffers.
+        end: slot after the last prompt token.
+        capacity: slots of the common buffers.
+    """
+    placed: KeyValues = []
+    for layer, pair in enumerate(parts[0][0]):
+        buffers = []
+        for side, example in enumerate(pair):
+            # Zeros, not empty: a masked slot still takes part in 0 * value, and garbage may be NaN.
+            buffer = example.new_zeros((n_rows, example.shape[1], capacity, example.shape[3]))
+            for layers, source, target in parts:
+                tensor = layers[layer][side]
+                buffer[target, :, end - tensor.shape[2] : end] = tensor[source]
+            buffers.append(buffer)
+        placed.append((buffers[0], buffers[1]))
+    return placed

@@ -1,0 +1,289 @@
+"""A model of this process, with dynamic batching: what waits together is decoded together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leret.core.errors import PolicyError
+from leret.core.usage import Meter
+from leret.policies.base import Completion, Request
+from leret.policies.checkpoints import find_model, load_model, model_digest
+from leret.policies.local.batching import BatchWorker
+from leret.policies.local.chat_template import PromptEncoder
+
+if TYPE_CHECKING:
+    from leret.policies.local.decoder import Generated, Job
+
+
+_PREFIX_BYTES = 256 * 2**20
+_TINY = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    request: Request
+    job: Job
+
+
+class LocalPolicy:
+    """Implements ``Policy`` over a Hugging Face causal LM in this process.
+
+    Safe to use from several threads and event loops. The model's own ``generation_config`` gives the end tokens and
+    the suppressed ones; temperature, top-p and lengths come from each request alone.
+
+    Args:
+        model_dir: model or LoRA adapter directory, or a repository of the Hugging Face hub.
+        device: ``auto``, ``cpu``, ``cuda`` ...
+        dtype: ``auto`` (float32 on a CPU), ``float32``, ``bfloat16``, ``float16``.
+        max_batch_tokens: prompt and completion tokens of a batch, padding included; None chooses by device.
+        threads: of torch in the worker; None takes one for a model under 10M parameters, which more threads slow
+            down, and torch's own number for others.
+        revision: of the hub's repository.
+        name: as reports call it; None takes the directory's name.
+        share_prefixes: keep the keys and values of prompt beginnings that many requests share.
+        enable_thinking: of the chat template; None leaves it to the template.
+        price_prompt: of a million prompt tokens.
+        price_completion: of a million completion tokens.
+
+    Raises:
+        PolicyError: the model cannot be found or loaded.
+    """
+
+    def __init__(
+        self,
+        model_dir: str | Path,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_batch_tokens: int | None = None,
+        threads: int | None = None,
+        revision: str | None = None,
+        name: str | None = None,
+        share_prefixes: bool = True,
+        enable_thinking: bool | None = None,
+        price_prompt: float = 0.0,
+        price_completion: float = 0.0,
+    ) -> None:
+        self.path = find_model(model_dir, revision)
+        self.dtype = dtype
+        self._name = name or self.path.resolve().name
+        self._digest = model_digest(self.path)
+        loaded = load_model(self.path, device=device, dtype=dtype)
+        self.device = str(next(loaded.model.parameters()).device)
+        self.tokenizer = loaded.tokenizer
+        self._meter = Meter(price_prompt, price_completion)
+        self.enable_thinking = enable_thinking
+        self._encoder = PromptEncoder(loaded.tokenizer, _n_positions(loaded.model), self._name, enable_thinking)
+        self.max_batch_tokens = max_batch_tokens or (16_384 if self.device == "cpu" else 131_072)
+        tiny = sum(weight.numel() for weight in loaded.model.parameters()) < _TINY
+        self._threads = threads if threads is not None else 1 if tiny and self.device == "cpu" else None
+        self._decoder = self._make_decoder(loaded.model, share_prefixes)
+        self._worker: BatchWorker[_Item, list[Completion]] = BatchWorker(
+            self._process, self._plan, name=f"policy {self._name}", start=self._set_threads
+        )
+
+    def __repr__(self) -> str:
+        return f"LocalPolicy({str(self.path)!r}, device={self.device!r})"
+
+    def __deepcopy__(self, memo: dict[int, object]) -> LocalPolicy:
+        # Programs are deep-copied by DSPy's optimizers; the model behind them is one.
+        return self
+
+    @property
+    def name(self) -> str:
+        """The model as recipes and reports call it."""
+        return self._name
+
+    @property
+    def digest(self) -> str:
+        """Digest of weights, configuration and tokenizer."""
+        return self._digest
+
+    @property
+    def n_batches(self) -> int:
+        """Batches decoded so far."""
+        return self._worker.n_batches
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._worker.closed
+
+    async def complete(self, request: Request) -> list[Completion]:
+        """Complete one prompt, together with whatever else is waiting.
+
+        Returns:
+            One completion a seed, in the order of the seeds.
+
+        Raises:
+            PolicyError: the prompt does not fit the model, or the model failed on it.
+        """
+        return await asyncio.wrap_future(self.submit(request))
+
+    def submit(self, request: Request) -> Future[list[Completion]]:
+        """Queue a request from any thread.
+
+        Raises:
+            PolicyError: the prompt does not fit the model, or the policy is closed.
+        """
+        return self._submit(self._item(request))
+
+    def complete_many(self, requests: Sequence[Request]) -> list[list[Completion]]:
+        """Complete prompts from code that is not async.
+
+        Returns:
+            For each request, one completion a seed.
+
+        Raises:
+            PolicyError: as ``complete``.
+        """
+        futures = [self._submit(item) for item in [self._item(request) for request in requests]]
+        return [future.result() for future in futures]
+
+    @property
+    def meter(self) -> Meter:
+        """What was asked, what failed, what it cost."""
+        return self._meter
+
+    def close(self) -> None:
+        """Finish what is queued and stop the worker. May be called twice."""
+        self._worker.close()
+
+    async def aclose(self) -> None:
+        """Finish what is queued and stop the worker. May be called twice."""
+        await asyncio.to_thread(self.close)
+
+    def _submit(self, item: _Item) -> Future[list[Completion]]:
+        began = time.monotonic()
+        future = self._worker.submit(item)
+        future.add_done_callback(lambda done: self._count(done, began))
+        return future
+
+    def _count(self, done: Future[list[Completion]], began: float) -> None:
+        if done.cancelled():
+            return
+        if done.exception() is not None:
+            self._meter.fault("model")
+            return
+        completions = done.result()
+        self._meter.answered(time.monotonic() - began)
+        written = sum(completion.n_completion_tokens for completion in completions)
+        self._meter.wrote(completions[0].n_prompt_tokens, written, len(completions))
+
+    def _item(self, request: Request) -> _Item:
+        from leret.policies.local.decoder import Job
+
+        if not request.seeds or request.max_tokens < 1:
+            raise PolicyError(
+                f"a request asks for {len(request.seeds)} completions of {request.max_tokens} tokens; "
+                "ask for one of each at least"
+            )
+        prompt = self._encoder.encode(request.messages)
+        job = Job(
+            prompt.token_ids,
+            prompt.n_shared,
+            request.seeds,
+            request.temperature,
+            request.top_p,
+            min(request.max_tokens, prompt.room),
+            request.stop,
+        )
+        return _Item(request, job)
+
+    def _plan(self, items: Sequence[_Item]) -> list[list[int]]:
+        """Batches of similar length whose padded size fits; those waiting longest are not told apart from others."""
+        order = sorted(range(len(items)), key=lambda index: -len(items[index].job.token_ids))
+        batches: list[list[int]] = []
+        rows = width = 0
+        for index in order:
+            job = items[index].job
+            rows += _n_rows(job)
+            width = max(width, len(job.token_ids) + job.max_tokens)
+            if not batches or rows * width > self.max_batch_tokens:
+                batches.append([])
+                rows, width = _n_rows(job), len(job.token_ids) + job.max_tokens
+            batches[-1].append(index)
+        return batches
+
+    def _process(self, items: Sequence[_Item]) -> list[list[Completion] | Exception]:
+        import torch
+
+        try:
+            generated = self._decoder.run([item.job for item in items])
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if not _out_of_memory(error):
+                raise
+            return self._process_halves(items, error)
+        return [self._completions(item, own) for item, own in zip(items, generated, strict=True)]
+
+    def _process_halves(self, items: Sequence[_Item], error: Exception) -> list[list[Completion] | Exception]:
+        import torch
+
+        if self._decoder.prefixes is not None:
+            self._decoder.prefixes.clear()
+        if self.device != "cpu":
+            torch.cuda.empty_cache()
+        if len(items) == 1:
+            job = items[0].job
+            told = PolicyError(
+                f"{self._name} ran out of memory on one request ({len(job.token_ids)} prompt tokens, "
+                f"{len(job.seeds)} samples of {job.max_tokens} tokens); lower max_tokens or the samples a prompt"
+            )
+            told.__cause__ = error
+            return [told]  # the others of the batch may still fit
+        half = len(items) // 2
+        # Later batches need not meet the same wall.
+        self.max_batch_tokens = max(256, self.max_batch_tokens // 2)
+        return [*self._process(items[:half]), *self._process(items[half:])]
+
+    def _completions(self, item: _Item, generated: Sequence[Generated]) -> list[Completion]:
+        return [self._encoder.completion(len(item.job.token_ids), own, item.request.stop) for own in generated]
+
+    def _make_decoder(self, model: Any, share_prefixes: bool) -> Any:
+        from leret.policies.local.decoder import Decoder
+        from leret.policies.local.kv_cache import PrefixCache
+
+        settings = model.generation_config
+        sliding = "sliding_attention" in (
+            getattr(model.config.get_text_config(decoder=True), "layer_types", None) or []
+        )
+        return Decoder(
+            model,
+            end_ids=self._encoder.set_ends(settings.eos_token_id),
+            suppressed=settings.suppress_tokens or (),
+            to_text=self._encoder.to_text,
+            # A shared prefix leaves padding behind it, which a sliding window would count as tokens.
+            prefixes=PrefixCache(_PREFIX_BYTES) if share_prefixes and not sliding else None,
+        )
+
+    def _set_threads(self) -> None:
+        import torch
+
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+
+
+def _n_positions(model: Any) -> int | None:
+    n = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return n if isinstance(n, int) and n > 0 else None
+
+
+def _n_rows(job: Job) -> int:
+    return len(job.seeds) if job.temperature > 0 else 1
+
+
+def _out_of_memory(error: Exception) -> bool:
+    import torch
+
+    told = str(error)
+    return (
+        isinstance(error, torch.OutOfMemoryError | MemoryError)
+        or "can't allocate memory" in told
+        or "out of memory" in told
+    )

@@ -1,0 +1,100 @@
+"""Which token comes next. A draw depends on its own seed and step alone, whatever else is in the batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+_BLOCK = 1024
+"""Tokens of a block. Of a larger vocabulary a block is drawn first, so that no step needs noise for every token."""
+
+
+def step_keys(seeds: Sequence[int], n_steps: int) -> np.ndarray:
+    """What the noise of each completion's steps is made from: (n_seeds, n_steps) uint64."""
+    return _mix(_mix(np.array(seeds, dtype=np.uint64))[:, None] + np.arange(n_steps, dtype=np.uint64))
+
+
+def exponentials(keys: np.ndarray, n: int) -> Tensor:
+    """Noise of mean 1 and above 0, (n_keys, n) float64; each number is a function of its key and its place alone."""
+    bits = _mix(keys[:, None] + np.arange(n, dtype=np.uint64))
+    uniform = ((bits >> 12) + 0.5) * 2.0**-52  # 52 bits and a half: exact, and never 0 or 1
+    return -torch.log(torch.from_numpy(uniform))
+
+
+def _mix(numbers: np.ndarray) -> np.ndarray:
+    """One-to-one on 64 bits, and as good as random; products wrap.
+
+    Source: the output function of SplitMix64 (Steele, Lea and Flood, doi 10.1145/2660193.2660195).
+    """
+    mixed: np.ndarray = (numbers + 1) * 0x9E3779B97F4A7C15
+    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB
+    mixed ^= mixed >> 31
+    return mixed
+
+
+def choose(
+    logits: Tensor, keys: np.ndarray, temperature: Tensor, top_p: Tensor, suppressed: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """One next token a row, by a race: the greatest quotient of probability and exponential noise.
+
+    This is Gumbel-max: its logarithm is logit plus Gumbel noise. A model's float32 numbers differ in their last digits
+    with the batch that they are computed in; that decides where the two best quotients agree in all other digits, and
+    nowhere else.
+
+    Args:
+        logits: (n_rows, n_vocabulary) float32; overwritten at the suppressed tokens.
+        keys: (n_rows,) uint64, of this step.
+        temperature: (n_rows,) float32; 0 takes the likeliest token.
+        top_p: (n_rows,) float32 in (0, 1]; the smallest set of likeliest tokens with this mass is kept.
+        suppressed: (n,) int64, tokens that are never chosen.
+
+    Returns:
+        Token ids (n_rows,) int64 and their natural log-probabilities (n_rows,) float32 under the model's own
+        distribution: temperature 1, nothing suppressed.
+
+    Source: top-p after Holtzman et al., arXiv 1904.09751.
+    """
+    normaliser = torch.logsumexp(logits, dim=-1)
+    if suppressed is not None:
+        logits.index_fill_(1, suppressed, -torch.inf)
+    sampled = temperature > 0
+    ids = logits.argmax(dim=-1)
+    if bool(sampled.any()):
+        weights = torch.softmax(logits / torch.where(sampled, temperature, 1.0)[:, None], dim=-1)
+        if bool((top_p < 1).any()):
+            weights = _nucleus(weights, top_p)
+        ids = torch.where(sampled, _draw(weights, keys), ids)
+    return ids, logits.gather(1, ids[:, None])[:, 0] - normaliser
+
+
+def _draw(weights: Tensor, keys: np.ndarray) -> Tensor:
+    n = weights.shape[1]
+    if n <= _BLOCK:
+        return _race(weights, exponentials(keys, n))
+    noise = exponentials(keys, _BLOCK + -(-n // _BLOCK))
+    blocks = pad(weights, (0, -n % _BLOCK)).unflatten(1, (-1, _BLOCK))
+    block = _race(blocks.sum(dim=-1), noise[:, _BLOCK:])
+    own = blocks[torch.arange(len(blocks), device=blocks.device), block]
+    return block * _BLOCK + _race(own, noise[:, :_BLOCK])
+
+
+def _race(weights: Tensor, noise: Tensor) -> Tensor:
+    return (weights / noise.to(weights.device)).argmax(dim=-1)
+
+
+def _nucleus(weights: Tensor, top_p: Tensor) -> Tensor:
+    """Zero outside the nucleus."""
+    ordered, order = weights.sort(dim=-1, descending=True, stable=True)
+    outside = ordered.cumsum(dim=-1) - ordered >= top_p[:, None]
+    outside &= (top_p < 1)[:, None]
+    return weights.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), 0.0)

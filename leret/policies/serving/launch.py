@@ -1,0 +1,223 @@
+"""A policy's server from plan to end: the command, the checks before it, the process, the clean stop."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from leret.core.errors import ConfigError, PolicyError
+from leret.policies.serving.engines import ENGINES, Engine, Listening, find_executable, has_gpu, without_repeats
+from leret.policies.serving.merge import merged, merged_directory
+from leret.policies.serving.model import ServedModel
+from leret.policies.serving.process import Child
+from leret.policies.serving.readiness import wait_until_ready
+
+_OURS = {
+    "--port": "--port",
+    "-p": "--port",
+    "--host": "--host",
+    "--hostname": "--host",
+    "--served-model-name": "--name",
+    "--api-key": "--api-key-env",
+}
+"""Options of the engines that leret has to know of, and its own for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a server is started, and how it is asked.
+
+    Attributes:
+        command: program and arguments.
+        environment: variables that matter to the server, the caller's own values first.
+        model: as requests and recipes name it.
+        api_key_env: the variable that holds the key which the server demands; None where it demands none.
+    """
+
+    engine: Engine
+    served: ServedModel
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    at: Listening
+    model: str
+    api_key_env: str | None = None
+
+    @property
+    def line(self) -> str:
+        """The command, to be pasted into a shell."""
+        settings = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
+        return " ".join([*settings, shlex.join(self.command)])
+
+    @property
+    def recipe(self) -> str:
+        """The line of a recipe that samples from this server."""
+        key = f", api_key_env: {self.api_key_env}" if self.api_key_env else ""
+        return f'policy: {{kind: openai, urls: ["{self.at.url}/v1"], model: "{self.model}"{key}}}'
+
+
+def plan(
+    served: ServedModel,
+    engine: str,
+    at: Listening,
+    *,
+    executable: str | None = None,
+    extra: Sequence[str] = (),
+    merge: bool = False,
+    api_key_env: str | None = None,
+    dry: bool = False,
+    environment: Mapping[str, str] = os.environ,
+) -> Plan:
+    """Work out the command.
+
+    Args:
+        served: the policy.
+        engine: vllm, sglang or tgi.
+        at: host and port.
+        executable: of the engine; None looks for it.
+        extra: more arguments for the engine; they replace ours of the same name.
+        merge: serve an adapter as full weights.
+        api_key_env: variable of the key that clients must send.
+        dry: the command is only shown: nothing is merged, and the executable may be missing.
+        environment: that the server will run in.
+
+    Raises:
+        ConfigError: an argument that leret has to know of is among ``extra``; the executable named is not there.
+        PolicyError: no executable; the adapter cannot be merged.
+    """
+    kind = ENGINES[engine]
+    for argument in extra:
+        ours = _OURS.get(argument.split("=", 1)[0])
+        if ours:
+            raise ConfigError(f"{argument}: leret has to know it too; give it before the --, as {ours}")
+    if api_key_env is not None and kind.key_variable is None:
+        raise ConfigError(f"--api-key-env: {engine} takes a key on its command line only, where all users can read it")
+    gpu = has_gpu(environment)
+    program = _program(kind, executable, dry, environment)
+    if served.adapter is not None and (merge or not kind.takes_adapters):
+        served = ServedModel(served.name, str(merged_directory(served.adapter))) if dry else merged(served)
+    command = without_repeats(kind.arguments(program, served, at, gpu), extra)
+    local = {"HF_HUB_OFFLINE": "1"} if Path(served.weights).is_absolute() else {}
+    added = {**kind.environment(gpu), **local}
+    return Plan(
+        kind,
+        served,
+        (program, *command, *extra),
+        {name: environment.get(name, value) for name, value in added.items()},
+        at,
+        kind.model_in_requests(served),
+        api_key_env,
+    )
+
+
+def _program(kind: Engine, executable: str | None, dry: bool, environment: Mapping[str, str]) -> str:
+    try:
+        return find_executable(kind, executable, environment)
+    except (ConfigError, PolicyError):
+        if not dry:
+            raise
+        return executable or environment.get(kind.variable) or kind.executable
+
+
+@contextmanager
+def started(
+    plan: Plan,
+    *,
+    timeout_s: float = 600.0,
+    grace_s: float = 15.0,
+    log: Path | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Iterator[Child]:
+    """The server, ready and warm inside the block; stopped after it, however the block ends.
+
+    Call it from the main thread: where leret is killed, the kernel ends a server with the thread that started it.
+
+    Args:
+        plan: what to start.
+        timeout_s: until it must have answered.
+        grace_s: to end in, before it is killed.
+        log: gets what the server writes; None makes a file among the temporary ones.
+        tell: hears what happens.
+
+    Raises:
+        ConfigError: the port is taken.
+        PolicyError: no key where one was named; the server ended, did not get ready in time, or does not complete.
+    """
+    key = _key(plan.api_key_env)
+    environment = {**os.environ, **plan.environment}
+    if key is not None and plan.engine.key_variable is not None:
+        environment[plan.engine.key_variable] = key
+    _check_port(plan.at)
+    child = Child(plan.command, environment, log or _new_log(plan), secret=key)
+    began = time.monotonic()
+    try:
+        child.start()
+        tell(f"log: {child.log}")
+        wait_until_ready(
+            child, plan.at.url, plan.model, listed=plan.engine.lists_names, key=key, timeout_s=timeout_s, tell=tell
+        )
+        tell(f"ready after {time.monotonic() - began:.1f} s")
+        yield child
+    finally:
+        if not child.stop(grace_s):
+            tell(f"the server did not end within {grace_s:g} s and was killed")
+
+
+def free_port(host: str) -> int:
+    """A port that nobody listens on.
+
+    Raises:
+        ConfigError: the host is no address of this machine.
+    """
+    with _bound(host, 0) as held:
+        return int(held.getsockname()[1])
+
+
+def _key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key or not key.isascii() or not key.isprintable():
+        raise PolicyError(f"the environment variable {variable} (--api-key-env) holds no key; export one in it")
+    return key
+
+
+def _check_port(at: Listening) -> None:
+    """Refuse a port that is in use: its owner's answers would be taken for our server's."""
+    with _bound(at.host, at.port):
+        return
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        held = socket.socket(family, kind, protocol)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            held.bind(address)
+        except OSError:
+            held.close()
+            raise
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} of {host} is taken; name another with --port, or 0 for a free one"
+            ) from error
+        raise ConfigError(f"--host {host} --port {port} cannot be listened on: {error.strerror or error}") from error
+    return held
+
+
+def _new_log(plan: Plan) -> Path:
+    name = plan.served.name.replace("/", "-")
+    handle, path = tempfile.mkstemp(prefix=f"leret-serve-{name}-", suffix=".log")
+    os.close(handle)
+    return Path(path)

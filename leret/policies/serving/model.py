@@ -1,0 +1,124 @@
+"""What a server is to serve: full weights, or an adapter on its base, under a name that tells its weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leret.core.errors import ConfigError, PolicyError
+from leret.core.runs import Run
+from leret.policies.checkpoints import find_model, model_digest, read_model_json
+from leret.policies.load import demo_directory
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_FIT_NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A policy as an engine needs it.
+
+    Attributes:
+        name: in requests and recipes. It holds a digest of the weights unless it was chosen: samples of other weights
+            are then never taken for this policy's.
+        weights: of the model, or of an adapter's base: an absolute path, or a repository of the Hugging Face hub.
+        adapter: directory of a LoRA adapter; None for full weights.
+        tokenizer: directory of the adapter's own tokenizer; None where the base's is used.
+        rank: of the adapter, the largest of its modules; 0 for full weights.
+    """
+
+    name: str
+    weights: str
+    adapter: Path | None = None
+    tokenizer: Path | None = None
+    rank: int = 0
+
+
+def find_served(policy: str, run: Run | None = None, name: str | None = None) -> ServedModel:
+    """Resolve a policy by the names that recipes use.
+
+    Args:
+        policy: ``demo``, a model or adapter directory, a hub repository; with a run: ``base``, or one of its policies.
+        run: where ``base`` and names of trained policies are looked up.
+        name: on the server; None makes one of the directory's name and the weights' digest.
+
+    Raises:
+        PolicyError: there is no such policy, or its files are damaged.
+        RunError: the run was not sampled.
+        ConfigError: the server could not take the name.
+    """
+    if name is not None and not _FIT_NAME.fullmatch(name):
+        raise ConfigError(f"--name {name!r}: a served model's name is letters, digits, and - _ . / between them")
+    stem, found = _resolve(policy, run)
+    if isinstance(found, str):
+        return ServedModel(name or found, found)
+    path = find_model(found).resolve()
+    name = name or f"{stem}-{model_digest(path)[:8]}"
+    if not (path / "adapter_config.json").is_file():
+        return ServedModel(name, str(path))
+    config = read_model_json(path / "adapter_config.json")
+    tokenizer = path if any((path / file).is_file() for file in _TOKENIZERS) else None
+    return ServedModel(name, _base(path, config), path, tokenizer, _rank(config))
+
+
+def _resolve(policy: str, run: Run | None) -> tuple[str, Path | str]:
+    """The policy's short name, and its directory or its hub repository."""
+    if run is not None:
+        return policy, _of_run(policy, run)
+    if policy == "demo":
+        return "demo", demo_directory()
+    path = Path(policy)
+    if (path / "run.yaml").is_file():
+        raise PolicyError(f"{policy} is a run, not a policy; name one of its policies: {_known(Run(path))}")
+    if path.is_dir():
+        return path.resolve().name, path
+    if not _HUB_NAME.fullmatch(policy) or len(path.parts) != 2 or path.parent.is_dir():
+        raise PolicyError(
+            f"there is no policy {policy}; give a model directory, `demo`, a repository of the Hugging Face hub, or a "
+            "policy of a run with --run R"
+        )
+    return policy, policy
+
+
+def _of_run(policy: str, run: Run) -> Path | str:
+    if policy == "base":
+        sampled: Mapping[str, Any] = run.section("sampling", "leret sample RECIPE").get("policy", {})
+        model = str(sampled.get("model", ""))
+        if model == "demo":
+            return demo_directory()
+        if not Path(model).is_dir() and sampled.get("kind") != "local":
+            raise PolicyError(
+                f"{run.path} was sampled from {model!r} on a server, and the run does not know where its weights are; "
+                "give their directory instead of `base`"
+            )
+        return Path(model) if Path(model).is_dir() else model
+    path = run.policies / policy
+    if not path.is_dir():
+        raise PolicyError(f"{run.path} has no policy {policy!r}; it has {_known(run)}")
+    return path
+
+
+def _known(run: Run) -> str:
+    trained = sorted(path.parent.name for path in run.policies.glob("[!.]*/training.json"))
+    return f"--run {run.path} with " + ", ".join(["base", *trained])
+
+
+def _base(path: Path, config: Mapping[str, Any]) -> str:
+    base = config.get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise PolicyError(f"{path / 'adapter_config.json'} names no base_model_name_or_path; save the adapter again")
+    beside = path / base
+    if beside.is_dir() or Path(base).is_dir():
+        return str((beside if beside.is_dir() else Path(base)).resolve())
+    if not _HUB_NAME.fullmatch(base):
+        raise PolicyError(f"the adapter {path} was trained on {base}, which is no longer there; put it back")
+    return base
+
+
+def _rank(config: Mapping[str, Any]) -> int:
+    ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
+    return max((rank for rank in ranks if isinstance(rank, int)), default=16)

@@ -1,0 +1,156 @@
+"""A DSPy adapter for small policies: the fields and nothing else.
+
+The chat adapter spends about 200 tokens of instructions on every call, which a policy of a few million parameters
+cannot read and a context of 512 tokens cannot hold. This one sends the inputs, field by field, and takes back the
+bare value of the output field (or one ``name: value`` line a field where a signature has several).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dspy
+from dspy.adapters.utils import parse_value
+from dspy.utils.exceptions import AdapterParseError
+
+from leret.config.settings import AdapterSettings
+
+_SPACE = re.compile(r"\s+")
+
+
+class CompactAdapter(dspy.Adapter):
+    """Formats a call as bare fields, one message a turn, without a system message.
+
+    Args:
+        words_per_item: words kept of every item of a list-valued input (a passage of the context).
+        items: items kept of a list-valued input; the first ones.
+        demo_items: items kept of a list-valued input in a demo; 0 leaves the field out.
+        instructions: send the signature's instructions as a system message.
+    """
+
+    def __init__(
+        self, words_per_item: int = 40, items: int = 6, demo_items: int = 0, instructions: bool = False
+    ) -> None:
+        super().__init__()
+        self.words_per_item = words_per_item
+        self.items = items
+        self.demo_items = demo_items
+        self.instructions = instructions
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments that rebuild this adapter."""
+        return {
+            "words_per_item": self.words_per_item,
+            "items": self.items,
+            "demo_items": self.demo_items,
+            "instructions": self.instructions,
+        }
+
+    def format(
+        self, signature: type[dspy.Signature], demos: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Messages of one call: the demos as turns, then the inputs."""
+        messages: list[dict[str, Any]] = []
+        if self.instructions:
+            messages.append({"role": "system", "content": signature.instructions})
+        for demo in demos:
+            if all(name in demo for name in signature.output_fields):
+                messages.append({"role": "user", "content": self._inputs(signature, demo, self.demo_items)})
+                messages.append(
+                    {"role": "assistant", "content": self.format_assistant_message_content(signature, demo)}
+                )
+        messages.append({"role": "user", "content": self._inputs(signature, inputs, self.items)})
+        return messages
+
+    def format_assistant_message_content(
+        self, signature: type[dspy.Signature], outputs: Mapping[str, Any], missing_field_message: str | None = None
+    ) -> str:
+        """The completion that carries these outputs; ``parse`` undoes it."""
+        values = {name: _line(outputs.get(name, missing_field_message)) for name in signature.output_fields}
+        if len(values) == 1:
+            return next(iter(values.values()))
+        return "\n".join(f"{name}: {value}" for name, value in values.items())
+
+    def parse(self, signature: type[dspy.Signature], completion: str) -> dict[str, Any]:
+        """The output fields of a completion.
+
+        Raises:
+            AdapterParseError: a field is missing or empty, or its value is not of the field's type.
+        """
+        names = list(signature.output_fields)
+        raw = {names[0]: completion.strip()} if len(names) == 1 else _labelled(names, completion)
+        missing = [name for name in names if not raw.get(name)]
+        if missing:
+            raise AdapterParseError("CompactAdapter", signature, completion, f"no value for {', '.join(missing)}")
+        try:
+            return {name: parse_value(raw[name], signature.output_fields[name].annotation) for name in names}
+        except Exception as error:
+            raise AdapterParseError("CompactAdapter", signature, completion, str(error)) from error
+
+    def format_finetune_data(
+        self,
+        signature: type[dspy.Signature],
+        demos: Sequence[Mapping[str, Any]],
+        inputs: Mapping[str, Any],
+        outputs: Mapping[str, Any],
+    ) -> dict[str, list[Any]]:
+        """``{"messages": [...]}`` ending in the assistant's turn, as DSPy's fine-tuning optimizers expect it."""
+        completion = self.format_assistant_message_content(signature, outputs)
+        messages = self.format(signature, demos, inputs)
+        return {"messages": [*messages, {"role": "assistant", "content": completion}]}
+
+    def _inputs(self, signature: type[dspy.Signature], values: Mapping[str, Any], items: int) -> str:
+        lines = []
+        for name in signature.input_fields:
+            value = values.get(name)
+            if isinstance(value, list | tuple):
+                kept = [self._clip(item) for item in value[:items]]
+                if kept:
+                    lines.append("\n".join([f"{name}:", *kept]))
+            elif value is not None:
+                lines.append(f"{name}: {_line(value)}")
+        return "\n".join(lines)
+
+    def _clip(self, item: Any) -> str:
+        return " ".join(str(item).split()[: self.words_per_item])
+
+
+def _line(value: Any) -> str:
+    return _SPACE.sub(" ", "" if value is None else str(value)).strip()
+
+
+def _labelled(names: Sequence[str], completion: str) -> dict[str, str]:
+    """Values by ``name:`` at a line's start; a value runs to the next label."""
+    label = re.compile(rf"^\s*({'|'.join(map(re.escape, names))})\s*:", re.MULTILINE)
+    marks = list(label.finditer(completion))
+    ends = [mark.start() for mark in marks[1:]] + [len(completion)]
+    return {mark[1]: completion[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=False)}
+
+
+pass
+
+
+class PlainJSONAdapter(dspy.JSONAdapter):
+    """DSPy's, but that it sends no ``response_format``: a policy in this process and the sampler take none."""
+
+    __call__ = dspy.ChatAdapter.__call__
+    acall = dspy.ChatAdapter.acall
+
+
+def make_adapter(settings: AdapterSettings) -> dspy.Adapter:
+    """The adapter that a recipe names.
+
+    The chat adapter's silent second call through JSON is off: one state and one seed are one call, and a completion
+    that does not parse is a fact to record.
+    """
+    match settings.kind:
+        case "compact":
+            return CompactAdapter(settings.words_per_item, settings.items, settings.demo_items, settings.instructions)
+        case "json":
+            return PlainJSONAdapter()
+        case "xml":
+            return dspy.XMLAdapter()
+        case "chat":
+            return dspy.ChatAdapter(use_json_adapter_fallback=False)

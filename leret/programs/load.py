@@ -1,0 +1,93 @@
+"""Loading a program by ``FILE.py:Class``."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from leret.core.errors import ProgramError
+from leret.core.types import digest
+from leret.programs.search import Search
+
+
+def load_class(path: Path, name: str) -> type[dspy.Module]:
+    """The program class ``name`` in the Python file ``path``.
+
+    Raises:
+        ProgramError: the file is missing or does not run, or holds no such ``dspy.Module``.
+    """
+    if not path.is_file():
+        raise ProgramError(f"{path} does not exist; a program is named as FILE.py:Class")
+    module_name = f"leret_program_{digest(str(path.resolve()))}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise ProgramError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ProgramError(f"{path} does not run: {type(error).__name__}: {error}") from error
+    found = getattr(module, name, None)
+    if not (inspect.isclass(found) and issubclass(found, dspy.Module)):
+        programs = [
+            n
+            for n, v in vars(module).items()
+            if inspect.isclass(v) and issubclass(v, dspy.Module) and v.__module__ == module_name
+        ]
+        raise ProgramError(f"{path} has no dspy.Module {name!r}; it has {', '.join(programs) or 'none'}")
+    return found
+
+
+def load_program(
+    path: Path, name: str, arguments: dict[str, Any], *, k: int | None = None, exclude_seen: bool = False
+) -> dspy.Module:
+    """Build a program.
+
+    Args:
+        path: its file.
+        name: its class.
+        arguments: of its constructor.
+        k: passages a search, passed on where the constructor takes ``k`` and ``arguments`` has none.
+        exclude_seen: set on every `Search` of the program.
+
+    Raises:
+        ProgramError: it cannot be built, or has no `Search`.
+    """
+    cls = load_class(path, name)
+    parameters = inspect.signature(cls.__init__).parameters  # DSPy's metaclass hides the class's own signature
+    if k is not None and "k" in parameters:
+        arguments = {"k": k, **arguments}
+    unknown = [key for key in arguments if key not in parameters]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        takes = ", ".join(list(parameters)[1:]) or "nothing"
+        raise ProgramError(f"{name} takes {takes}; the recipe also gives program.{', program.'.join(unknown)}")
+    try:
+        program = cls(**arguments)
+    except Exception as error:
+        raise ProgramError(f"{name}({arguments}) failed: {type(error).__name__}: {error}") from error
+    searches = [module for _, module in program.named_sub_modules(type_=Search)]
+    if not searches:
+        raise ProgramError(
+            f"{name} has no leret.Search, so there is nothing to score; use it as the program's retriever"
+        )
+    for search in searches:
+        search.exclude_seen = search.exclude_seen or exclude_seen
+    return program
+
+
+def differing_k(program: dspy.Module, arguments: Mapping[str, Any], k: int) -> list[str]:
+    """What counts where the program says another ``k`` than ``retriever.k``; empty where they agree."""
+    default = getattr(inspect.signature(type(program).__init__).parameters.get("k"), "default", None)
+    used = {search.k for _, search in program.named_sub_modules(type_=Search)}
+    own = {default} if isinstance(default, int) and "k" not in arguments else used
+    if own == {k}:
+        return []
+    said, counts = (" and ".join(map(str, sorted(values))) for values in (own, used))
+    return [f"{type(program).__name__} has k {said}, retriever.k is {k}: a search brings {counts} passages"]

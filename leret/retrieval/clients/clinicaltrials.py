@@ -1,0 +1,141 @@
+"""ClinicalTrials.gov through its API, version 2: a query in, the studies in the site's own order out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from leret.config.clients import ClinicalTrialsSettings
+from leret.core.errors import RetrievalError
+from leret.core.types import Passage, Ranking, digest
+from leret.http.messages import short
+from leret.retrieval.base import settled, speaks
+from leret.retrieval.clients.http import Answer, BadAnswerError, Call, Client, RefusedError, parsed
+from leret.retrieval.clients.queries import Refusals, pasted, refuse_offline
+from leret.retrieval.clients.ratelimit import shared_limit
+
+_SITE = ClinicalTrialsSettings().url
+_PAGE = 1_000
+"""Studies that the API sends at once, at most."""
+
+_MOST = 10_000
+_FIELDS = "NCTId,BriefTitle,OfficialTitle,BriefSummary"
+
+Page = tuple[list[Passage], str | None]
+
+
+class ClinicalTrials:
+    """Implements ``Retriever`` over ClinicalTrials.gov.
+
+    The API gives no scores: a passage's is 1 / its rank. A query whose syntax the API refuses finds nothing.
+
+    Args:
+        settings: of the recipe.
+    """
+
+    def __init__(self, settings: ClinicalTrialsSettings) -> None:
+        self._settings = settings
+        self._client = Client(
+            [settings.url],
+            timeout_s=settings.timeout_s,
+            patience_s=settings.patience_s,
+            concurrency=settings.concurrency,
+            limit=shared_limit(settings.url, settings.requests_per_s),
+        )
+        self.refusals = Refusals("ClinicalTrials.gov", lambda: self._client.ask([self._call("heart", 1)], _read_page))
+
+    def __deepcopy__(self, memo: dict[int, object]) -> ClinicalTrials:
+        return self
+
+    @property
+    def digest(self) -> str:
+        """Names the registry, or the other site that the URL is of, and the settings; what it holds changes daily."""
+        s = self._settings
+        other_site = [url for url in self._client.urls if url != _SITE]
+        return digest("clinicaltrials", s.area, s.sort, s.min_date, s.max_date, s.texts, *other_site)
+
+    def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
+        """Search the registry for each query.
+
+        Args:
+            queries: as one would paste them into the site's search box; one without a letter or a digit gets
+                an empty ranking.
+            k: studies a query, from 1 to 10,000.
+
+        Returns:
+            One ranking a query, in the site's order.
+
+        Raises:
+            RetrievalError: ``k`` is out of range, the site could not answer, or the engine is set to be offline.
+        """
+        if not 1 <= k <= _MOST:
+            raise RetrievalError(f"k is {k}; ask ClinicalTrials.gov for 1 to {_MOST} studies a query")
+        if self._settings.offline:
+            refuse_offline("clinicaltrials", queries)
+        terms = [pasted(query) for query in queries]
+        asked = list(dict.fromkeys(term for term in terms if speaks(term)))
+        first = self._client.ask_each([self._call(term, min(k, _PAGE)) for term in asked], _read_page)
+        found = {term: self._outcome(term, page, k) for term, page in zip(asked, first, strict=True)}
+        return settled(queries, [found.get(term, ()) for term in terms])
+
+    def close(self) -> None:
+        """Give up what is asked now, and close the connections."""
+        self._client.close()
+
+    def _outcome(self, term: str, first: Page | RetrievalError, k: int) -> Ranking | RetrievalError:
+        try:
+            if isinstance(first, RefusedError):
+                self.refusals.blame(first)
+                return ()
+            return first if isinstance(first, RetrievalError) else self._studies(term, first, k)
+        except RetrievalError as error:
+            return error
+
+    def _studies(self, term: str, first: Page, k: int) -> Ranking:
+        studies, token = first
+        while token is not None and len(studies) < k:
+            more, token = self._client.ask([self._call(term, min(k, _PAGE), token)], _read_page)[0]
+            studies = [*studies, *more]
+        unique: dict[str, Passage] = {}
+        for study in studies:
+            unique.setdefault(study.doc_id, study)
+        return tuple(Passage(s.doc_id, s.title, s.text, 1.0 / rank) for rank, s in enumerate([*unique.values()][:k], 1))
+
+    def _call(self, term: str, n: int, token: str | None = None) -> Call:
+        s = self._settings
+        params = {
+            f"query.{s.area}": term,
+            "pageSize": str(n),
+            "format": "json",
+            "fields": _FIELDS if s.texts else "NCTId",
+        }
+        if s.sort:
+            params["sort"] = s.sort
+        if s.min_date or s.max_date:
+            dates = f"AREA[StudyFirstPostDate]RANGE[{s.min_date or 'MIN'},{s.max_date or 'MAX'}]"
+            params["filter.advanced"] = dates
+        if token is not None:
+            params["pageToken"] = token
+        return Call("GET", "/studies", params=params)
+
+
+def _read_page(answer: Answer) -> Page:
+    body = parsed(answer)
+    studies = body.get("studies") if isinstance(body, dict) else None
+    if not isinstance(studies, list):
+        raise BadAnswerError(f"{answer.url} sent no list of studies: {short(answer.text)}")
+    token = body.get("nextPageToken")
+    if token and not studies:
+        raise BadAnswerError(f"{answer.url} sent a page without a study, and says that there are more")
+    try:
+        return [_study(study) for study in studies], str(token) if token else None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BadAnswerError(f"{answer.url} sent a study without its NCT id: {short(answer.text)}") from error
+
+
+def _study(study: Mapping[str, Any]) -> Passage:
+    protocol = study["protocolSection"]
+    identity = protocol["identificationModule"]
+    title = identity.get("briefTitle") or identity.get("officialTitle") or ""
+    summary = (protocol.get("descriptionModule") or {}).get("briefSummary") or ""
+    return Passage(str(identity["nctId"]), str(title), str(summary), 0.0)

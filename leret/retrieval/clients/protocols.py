@@ -1,0 +1,168 @@
+"""What search servers speak: how queries are asked, and how an answer becomes rankings.
+
+===============  ==========================================================================================
+``leret``        ``leret serve retriever``: POST /search {queries, k}; the answer names its index
+``colbert``      ColBERT's server, which ``dspy.ColBERTv2`` speaks to: POST {query, k}, one query a request
+``colbert-get``  the same by GET ?query=&k=
+``retrieve``     the search-RL projects': POST /retrieve {queries, topk, return_scores}
+===============  ==========================================================================================
+
+An answer that lacks a list, a name or a score is no answer: all of these raise `BadAnswerError`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from leret.core.types import Passage, Ranking
+from leret.http.messages import short
+from leret.retrieval.clients.http import Answer, BadAnswerError, Call
+
+Named = Literal["id", "title", "row"]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One way to ask.
+
+    Attributes:
+        batched: several queries go into a request.
+        call: (queries, k) to a request.
+        rankings: (parsed body, its answer) to one list of entries a query.
+        entry: (an entry, its answer) to the document's id, title, text and score.
+    """
+
+    batched: bool
+    call: Callable[[Sequence[str], int], Call]
+    rankings: Callable[[Any, Answer], list[Any]]
+    entry: Callable[[Mapping[str, Any]], tuple[Any, Any, Any, Any]]
+
+    def read(self, body: Any, answer: Answer, k: int, named: Named = "id") -> list[Ranking]:
+        """The rankings of an answer.
+
+        Args:
+            body: the answer's JSON.
+            answer: to ``call``.
+            k: documents a query at most.
+            named: what becomes the id of a passage; ``row`` is the server's id, still to be looked up.
+
+        Raises:
+            BadAnswerError: it is malformed, or short of a list.
+        """
+        lists = self.rankings(body, answer)
+        if len(lists) != answer.call.n_queries:
+            raise BadAnswerError(f"{answer.url} sent {len(lists)} rankings for {answer.call.n_queries} queries")
+        return [self._ranking(entries, k, named, answer) for entries in lists]
+
+    def _ranking(self, entries: Any, k: int, named: Named, answer: Answer) -> Ranking:
+        if not isinstance(entries, list):
+            raise BadAnswerError(f"{answer.url} sent a ranking that is no list: {short(str(entries))}")
+        passages: dict[str, Passage] = {}
+        for entry in entries[:k]:
+            passage = self._passage(entry, named, answer)
+            passages.setdefault(passage.doc_id, passage)
+        return tuple(passages.values())
+
+    def _passage(self, entry: Any, named: Named, answer: Answer) -> Passage:
+        try:
+            server_id, title, text, score = self.entry(entry)
+            doc_id = title if named == "title" else server_id
+            if isinstance(doc_id, bool) or not isinstance(doc_id, str | int) or doc_id == "":
+                missing = "title" if named == "title" else "id"
+                raise ValueError(f"the document has no {missing}; retriever.remote.doc_id says what names one")
+            if not isinstance(title, str) or not isinstance(text, str):
+                raise TypeError("its text is none")
+            if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+                raise ValueError(f"its score is {score!r}")
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            told = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise BadAnswerError(f"{answer.url} sent a passage that is none ({told}): {short(str(entry))}") from error
+        return Passage(str(doc_id), title, text, float(score))
+
+
+def protocol_of(name: str) -> Protocol:
+    """A protocol by its name in ``retriever.remote.protocol``."""
+    return _PROTOCOLS[name]
+
+
+def split_passage(text: str) -> tuple[str, str]:
+    r"""Title and text of a passage in one string: ``Title | text``, or ``"Title"`` on a line of its own.
+
+    >>> split_passage("Ed Wood | A film."), split_passage('"Ed Wood"\nA film.'), split_passage("A film.")
+    (('Ed Wood', 'A film.'), ('Ed Wood', 'A film.'), ('', 'A film.'))
+    """
+    first, line, rest = text.partition("\n")
+    if line and len(first) > 2 and first[0] == first[-1] == '"':
+        return first[1:-1], rest
+    title, bar, body = text.partition(" | ")
+    return (title.strip(), body) if bar and "\n" not in title else ("", text)
+
+
+def _leret_rankings(body: Any, answer: Answer) -> list[Any]:
+    return _list(body, "rankings", answer)
+
+
+def _leret_entry(entry: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
+    return entry["doc_id"], entry["title"], entry["text"], entry["score"]
+
+
+def _colbert_rankings(body: Any, answer: Answer) -> list[Any]:
+    if isinstance(body, dict) and body.get("error"):
+        raise BadAnswerError(f"{answer.url} reports an error: {short(str(body.get('message', body['error'])))}")
+    return [_list(body, "topk", answer)]
+
+
+def _colbert_entry(entry: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
+    whole = entry["text"] if "text" in entry else entry["long_text"]
+    title, text = split_passage(whole)
+    if isinstance(entry.get("title"), str):
+        title = entry["title"]
+        text = whole.removeprefix(f"{title} | ") if title else whole
+    return entry["doc_id"] if "doc_id" in entry else entry["pid"], title, text, entry["score"]
+
+
+def _retrieve_rankings(body: Any, answer: Answer) -> list[Any]:
+    return _list(body, "result", answer)
+
+
+def _retrieve_entry(entry: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
+    document = entry["document"]
+    if "text" in document:
+        title, text = document.get("title", ""), document["text"]
+    else:
+        title, text = split_passage(document["contents"])
+        title = document.get("title", title)
+    return document.get("id", document.get("doc_id", "")), title, text, entry["score"]
+
+
+def _list(body: Any, key: str, answer: Answer) -> list[Any]:
+    value = body.get(key) if isinstance(body, dict) else None
+    if not isinstance(value, list):
+        raise BadAnswerError(f"{answer.url} sent no list {key!r}: {short(answer.text)}")
+    return value
+
+
+_COLBERT = (_colbert_rankings, _colbert_entry)
+_PROTOCOLS = {
+    "leret": Protocol(
+        True,
+        lambda queries, k: Call("POST", "/search", json={"queries": list(queries), "k": k}, n_queries=len(queries)),
+        _leret_rankings,
+        _leret_entry,
+    ),
+    "colbert": Protocol(False, lambda queries, k: Call("POST", "", json={"query": queries[0], "k": k}), *_COLBERT),
+    "colbert-get": Protocol(
+        False, lambda queries, k: Call("GET", "", params={"query": queries[0], "k": str(k)}), *_COLBERT
+    ),
+    "retrieve": Protocol(
+        True,
+        lambda queries, k: Call(
+            "POST", "", json={"queries": list(queries), "topk": k, "return_scores": True}, n_queries=len(queries)
+        ),
+        _retrieve_rankings,
+        _retrieve_entry,
+    ),
+}

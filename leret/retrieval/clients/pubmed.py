@@ -1,0 +1,256 @@
+"""PubMed through NCBI's E-utilities: a Boolean query in, the ids in PubMed's own order out, with their abstracts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+from xml.etree import ElementTree
+
+from leret.config.clients import PubMedSettings
+from leret.core.errors import RetrievalError
+from leret.core.types import Passage, Ranking, digest
+from leret.http.messages import short
+from leret.retrieval.base import settled, speaks
+from leret.retrieval.clients.http import Answer, BadAnswerError, Call, Client, RefusedError, TryAgainError, parsed
+from leret.retrieval.clients.queries import Refusals, pasted, refuse_offline
+from leret.retrieval.clients.ratelimit import shared_limit
+
+_LOG = logging.getLogger("leret")
+
+_SITE = PubMedSettings().url
+_MOST = 9_999
+"""What esearch of pubmed returns at most."""
+
+_FETCHED_AT_ONCE = 200
+_LONG = 1_500
+"""Characters of a query, as they stand in a URL, from which on it is sent by POST, as the E-utilities ask for."""
+
+_SYNTAX = frozenset({400, 413})
+"""Not 414: no query goes in a long URL."""
+
+_KNOWN = "1"
+"""An article that PubMed has had since 1975: an answer that holds its record is whole."""
+
+
+class PubMed:
+    """Implements ``Retriever`` over PubMed.
+
+    An article that esearch finds and efetch has no record of (withdrawn, not yet there) keeps its place, without title
+    and text.
+
+    E-utilities give no scores: a passage's is 1 / its rank, so that the union of several searches is ordered by rank.
+    What the query's syntax makes PubMed find nothing for is an empty ranking, as on the site.
+
+    Args:
+        settings: of the recipe.
+    """
+
+    def __init__(self, settings: PubMedSettings) -> None:
+        self._settings = settings
+        self._key = os.environ.get(settings.api_key_env, "").strip() or None
+        per_s = 10.0 if self._key else 3.0
+        self._client = Client(
+            [settings.url],
+            secret=self._key,
+            timeout_s=settings.timeout_s,
+            patience_s=settings.patience_s,
+            concurrency=settings.concurrency,
+            limit=shared_limit(settings.url, per_s, self._key),
+        )
+        self.refusals = Refusals("PubMed", self._ask_plain, statuses=_SYNTAX)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> PubMed:
+        return self
+
+    @property
+    def digest(self) -> str:
+        """Names PubMed, or the other site that the URL is of, and the settings.
+
+        What PubMed holds changes daily, and ``max_date`` keeps most of it out.
+        """
+        s = self._settings
+        other_site = [url for url in self._client.urls if url != _SITE]
+        return digest("pubmed", s.sort, s.min_date, s.max_date, s.texts, *other_site)
+
+    def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
+        """Search PubMed for each query.
+
+        Args:
+            queries: as one would paste them into PubMed's search box; one without a letter or a digit gets
+                an empty ranking.
+            k: articles a query, from 1 to 9,999.
+
+        Returns:
+            One ranking a query, in PubMed's order.
+
+        Raises:
+            RetrievalError: ``k`` is out of range, NCBI could not answer, or the engine is set to be offline.
+        """
+        if not 1 <= k <= _MOST:
+            raise RetrievalError(f"k is {k}; PubMed gives from 1 to {_MOST} articles a query")
+        if self._settings.offline:
+            refuse_offline("pubmed", queries)
+        terms = [pasted(query) for query in queries]
+        asked = list(dict.fromkeys(term for term in terms if speaks(term)))
+        found = self._client.ask_each([self._search_call(term, k) for term in asked], _read_ids)
+        ids = {term: self._outcome(outcome) for term, outcome in zip(asked, found, strict=True)}
+        articles, failed = self._articles(
+            [i for some in ids.values() if not isinstance(some, RetrievalError) for i in some]
+        )
+        outcomes: list[Ranking | RetrievalError] = []
+        for term in terms:
+            some = ids.get(term, ())
+            if not isinstance(some, RetrievalError):
+                some = next((failed[i] for i in some[:k] if i in failed), some[:k])
+            outcomes.append(some if isinstance(some, RetrievalError) else _ranking(some, articles))
+        return settled(queries, outcomes)
+
+    def close(self) -> None:
+        """Give up what is asked now, and close the connections."""
+        self._client.close()
+
+    def _outcome(self, found: tuple[str, ...] | RetrievalError) -> tuple[str, ...] | RetrievalError:
+        if not isinstance(found, RefusedError):
+            return found
+        try:
+            self.refusals.blame(found)
+        except RetrievalError as error:
+            return error
+        return ()
+
+    def _ask_plain(self) -> None:
+        self._client.ask([self._search_call("heart", 1)], _read_ids)
+
+    def _search_call(self, term: str, k: int) -> Call:
+        s = self._settings
+        dates = {"datetype": "pdat", "mindate": s.min_date or "1000", "maxdate": s.max_date or "3000"}
+        values = {"term": term, "retmax": str(k), "sort": s.sort, **(dates if s.min_date or s.max_date else {})}
+        return self._call("esearch", values, "json", len(quote(term)) > _LONG)
+
+    def _articles(self, ids: Sequence[str]) -> tuple[Mapping[str, tuple[str, str]], Mapping[str, RetrievalError]]:
+        """Title and abstract by id; and the failure of those that could not be fetched.
+
+        What an answer lacks is asked for again, together with an article that is certainly there: so a record that
+        PubMed does not have is told from an answer that was cut short.
+        """
+        if not self._settings.texts or not ids:
+            return {}, {}
+        wanted = list(dict.fromkeys(ids))
+        found, failed = self._fetched(wanted, read_articles)
+        missing = [i for i in wanted if i not in found and i not in failed]
+        if missing:
+            again, failed_again = self._fetched(missing, _read_whole, _KNOWN)
+            found, failed = found | again, failed | failed_again
+            lacking = [i for i in missing if i not in found and i not in failed]
+            if lacking:
+                _LOG.warning("PubMed has no record of %d articles that it found, %s first", len(lacking), lacking[0])
+        return found, failed
+
+    def _fetched(
+        self, ids: Sequence[str], read: Callable[[Answer], dict[str, tuple[str, str]]], *also: str
+    ) -> tuple[dict[str, tuple[str, str]], dict[str, RetrievalError]]:
+        chunks = [ids[start : start + _FETCHED_AT_ONCE] for start in range(0, len(ids), _FETCHED_AT_ONCE)]
+        calls = [
+            self._call("efetch", {"id": ",".join([*chunk, *also]), "rettype": "abstract"}, "xml", True)
+            for chunk in chunks
+        ]
+        found: dict[str, tuple[str, str]] = {}
+        failed: dict[str, RetrievalError] = {}
+        for chunk, outcome in zip(chunks, self._client.ask_each(calls, read), strict=True):
+            if isinstance(outcome, RetrievalError):
+                failed |= dict.fromkeys(chunk, outcome)
+            else:
+                found |= outcome
+        return found, failed
+
+    def _call(self, tool: str, values: Mapping[str, str], retmode: str, long: bool) -> Call:
+        given = {"tool": self._settings.tool, "email": self._settings.email, "api_key": self._key}
+        params = {"db": "pubmed", "retmode": retmode, **values, **{n: v for n, v in given.items() if v}}
+        path = f"/{tool}.fcgi"
+        return Call("POST", path, form=params) if long else Call("GET", path, params=params)
+
+
+def read_articles(answer: Answer) -> dict[str, tuple[str, str]]:
+    """Title and abstract of every record of an efetch answer, by PubMed id.
+
+    Raises:
+        BadAnswerError: it is no such XML.
+    """
+    try:
+        root = ElementTree.fromstring(answer.text)
+    except (ElementTree.ParseError, ValueError) as error:
+        raise BadAnswerError(f"{answer.url} sent no XML ({error}): {short(answer.text)}") from error
+    told = root.findtext("ERROR") or root.findtext(".//ERROR")
+    if told:
+        raise TryAgainError(f"{answer.url} reports an error: {short(told)}")
+    found = {}
+    for record in [*root.iter("MedlineCitation"), *root.iter("BookDocument")]:
+        pmid = (record.findtext("PMID") or "").strip()
+        if not pmid:
+            raise BadAnswerError(f"{answer.url} sent a record without a PMID")
+        article = record if record.tag == "BookDocument" else record.find("Article")
+        found[pmid] = ("", "") if article is None else (_title(article), _abstract(article))
+    return found
+
+
+def _read_whole(answer: Answer) -> dict[str, tuple[str, str]]:
+    found = read_articles(answer)
+    if _KNOWN not in found:
+        raise BadAnswerError(f"{answer.url} sent too few records, without the one of article {_KNOWN}")
+    return found
+
+
+def _read_ids(answer: Answer) -> tuple[str, ...]:
+    body = parsed(answer)
+    result: Any = body.get("esearchresult") if isinstance(body, dict) else None
+    if not isinstance(result, dict):
+        told = body.get("error") if isinstance(body, dict) else None
+        if told and "rate limit" in str(told):
+            raise TryAgainError(f"{answer.url} answered: {short(str(told))}", 1.0, busy=True)
+        raise BadAnswerError(f"{answer.url} sent no search result: {short(answer.text)}")
+    failure = result.get("ERROR")
+    if failure:
+        raise TryAgainError(f"{answer.url} reports an error: {short(str(failure))}")
+    ids = result.get("idlist")
+    if not isinstance(ids, list) or not all(isinstance(i, str) and i.isdigit() for i in ids):
+        raise BadAnswerError(f"{answer.url} sent no list of ids: {short(answer.text)}")
+    count = str(result.get("count", ""))
+    wanted = int((answer.call.form or answer.call.params)["retmax"])
+    if not count.isdigit() or len(ids) < min(int(count), wanted):
+        raise BadAnswerError(
+            f"{answer.url} found {count or 'an unknown number of'} articles and sent {len(ids)} ids; "
+            f"{wanted} were asked for"
+        )
+    return tuple(dict.fromkeys(ids))
+
+
+def _ranking(ids: Sequence[str], articles: Mapping[str, tuple[str, str]]) -> Ranking:
+    return tuple(Passage(i, *articles.get(i, ("", "")), 1.0 / rank) for rank, i in enumerate(ids, 1))
+
+
+def _title(article: ElementTree.Element) -> str:
+    for name in ("ArticleTitle", "VernacularTitle", "Book/BookTitle"):
+        element = article.find(name)
+        text = "" if element is None else _text(element)
+        if text:
+            return text
+    return ""
+
+
+def _abstract(article: ElementTree.Element) -> str:
+    """All parts of the abstract, each under its label, as ``BACKGROUND: ...``."""
+    parts = []
+    for element in article.findall("Abstract/AbstractText"):
+        label, text = element.get("Label"), _text(element)
+        if text:
+            parts.append(f"{label}: {text}" if label and label != "UNLABELLED" else text)
+    return " ".join(parts)
+
+
+def _text(element: ElementTree.Element) -> str:
+    """The text of an element, without the markup in it (``<i>``, ``<sub>``, MathML)."""
+    return re.sub(r"\s+", " ", "".join(element.itertext())).strip()

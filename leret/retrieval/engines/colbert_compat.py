@@ -1,0 +1,231 @@
+"""colbert-ai 0.2.22, made to behave as a library.
+
+As it is, it forces multiprocessing's start method, prints to standard output, seeds every generator, writes to the
+environment, compiles C++ in a folder that other libraries overwrite, waits for ever behind the lock of a compiler that
+was killed, and cannot load a checkpoint with transformers 5. All that leret uses of it goes through `library`, which
+puts back what it changed, keeps the compiler's folder, and makes checkpoints load.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import multiprocessing
+import os
+import random
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from leret.core.errors import MissingDependency, RetrievalError
+
+LOCK = threading.RLock()
+"""colbert-ai keeps its configuration in globals: one thread at a time loads or builds."""
+
+_ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "PATH", "TOKENIZERS_PARALLELISM", "TORCH_EXTENSIONS_DIR")
+_EXTENSIONS = (
+    ("colbert.modeling.colbert", "ColBERT", "segmented_maxsim_cpp"),
+    ("colbert.search.index_storage", "IndexScorer", "filter_pids_cpp"),
+    ("colbert.search.index_storage", "IndexScorer", "decompress_residuals_cpp"),
+    ("colbert.search.strided_tensor", "StridedTensor", "segmented_lookup_cpp"),
+)
+_FACTORIES = ("base_colbert", "tokenization.query_tokenization", "tokenization.doc_tokenization")
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def library() -> Iterator[SimpleNamespace]:
+    """colbert-ai's classes, for as long as the lock is held; what it changes in the process is put back.
+
+    Yields:
+        ``Checkpoint``, ``ColBERTConfig``, ``IndexScorer``, ``Run``, and ``indexer(config, texts, checkpoint)``.
+
+    Raises:
+        MissingDependency: colbert-ai is not installed.
+        RetrievalError: its extensions cannot be compiled.
+    """
+    with LOCK, _kept():
+        modules = _imported()
+        _compiled(modules)
+        yield SimpleNamespace(
+            Checkpoint=modules["colbert.modeling.checkpoint"].Checkpoint,
+            ColBERTConfig=modules["colbert.infra.config"].ColBERTConfig,
+            IndexScorer=modules["colbert.search.index_storage"].IndexScorer,
+            Run=modules["colbert.infra.run"].Run,
+            indexer=_indexer,
+        )
+
+
+def extensions_directory() -> Path:
+    """Where the compiled extensions are kept: one folder for each pair of versions, shared with no other library."""
+    import torch
+
+    root = os.environ.get("TORCH_EXTENSIONS_DIR")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    base = Path(root) if root else cache / "leret" / "torch_extensions"
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    return base / f"colbert-{version('colbert-ai')}-torch-{torch.__version__.split('+')[0]}-{python}"
+
+
+@contextmanager
+def _kept() -> Iterator[None]:
+    """Put back what the library changes in the whole process."""
+    import numpy as np
+    import torch
+    from huggingface_hub import constants
+
+    offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True  # models are directories: nobody is asked
+    environment = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    method = multiprocessing.get_start_method(allow_none=True)
+    seeds = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch.cuda.amp, at every call
+            yield
+    finally:
+        for name, value in environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        multiprocessing.set_start_method(method, force=True)
+        constants.HF_HUB_OFFLINE = offline
+        random.setstate(seeds[0])
+        np.random.set_state(seeds[1])
+        torch.set_rng_state(seeds[2])
+
+
+def _imported() -> dict[str, Any]:
+    """The modules that are used, quiet, and able to load a checkpoint with transformers 5."""
+    wanted = [
+        "colbert.modeling.checkpoint",
+        "colbert.indexing.collection_indexer",
+        "colbert.infra.config",
+        "colbert.infra.run",
+        *(module for module, _, _ in _EXTENSIONS),
+    ]
+    try:
+        modules = {name: importlib.import_module(name) for name in wanted}
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] in {"colbert", "faiss", "ujson", "git", "bitarray", "ninja"}:
+            raise MissingDependency("colbert-ai", "colbert") from error
+        raise
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "colbert" and module is not None:
+            vars(module)["print"] = _quiet
+    for name in ("colbert.search.index_loader", "colbert.indexing.collection_indexer"):
+        vars(sys.modules[name])["tqdm"] = SimpleNamespace(tqdm=lambda items, **_: items)
+    vars(modules["colbert.indexing.collection_indexer"])["compute_faiss_kmeans"] = _centroids
+    for name in ("hf_colbert", "base_colbert"):
+        module = importlib.import_module(f"colbert.modeling.{name}")
+        for loader in {"AutoConfig", "AutoTokenizer"} & vars(module).keys():
+            vars(module)[loader] = _without_code(loader)
+    for name in _FACTORIES:
+        module = importlib.import_module(f"colbert.modeling.{name}")
+        if not hasattr(module.class_factory, "mends"):
+            vars(module)["class_factory"] = _mended(module.class_factory)
+    return modules
+
+
+def _without_code(loader: str) -> Any:
+    """A loader of transformers that runs no code of a model, whatever the library asks for."""
+    import transformers
+
+    load = getattr(transformers, loader).from_pretrained
+    return SimpleNamespace(from_pretrained=lambda name, **options: load(name, **options | {"trust_remote_code": False}))
+
+
+def _mended(factory: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A class factory whose classes transformers 5 can load."""
+
+    def made(name: str) -> Any:
+        model = factory(name)
+        model.all_tied_weights_keys = {}
+        model._keys_to_ignore_on_load_unexpected = set(model._keys_to_ignore_on_load_unexpected or ())
+        return model
+
+    made.mends = factory  # type: ignore[attr-defined]
+    return made
+
+
+def _indexer(config: Any, texts: list[str], checkpoint: Any) -> Any:
+    """The library's indexer, with a model that is loaded already."""
+    module = sys.modules["colbert.indexing.collection_indexer"]
+    theirs = vars(module)["Checkpoint"]
+    vars(module)["Checkpoint"] = lambda *_, **__: checkpoint
+    try:
+        return vars(module)["CollectionIndexer"](config=config, collection=texts, verbose=0)
+    finally:
+        vars(module)["Checkpoint"] = theirs
+
+
+def _centroids(n_dimensions: int, n_centroids: int, n_iterations: int, shared: Any, queue: Any = None) -> Any:
+    """The library's k-means, without its report on standard output."""
+    import faiss
+    import torch
+
+    points = shared[0][0].float().numpy()
+    if len(points) < n_centroids:
+        raise RetrievalError(
+            f"{len(points)} tokens are too few for ColBERT's {n_centroids} centroids; index more documents"
+        )
+    kmeans = faiss.Kmeans(
+        n_dimensions, n_centroids, niter=n_iterations, gpu=torch.cuda.is_available(), verbose=False, seed=123
+    )
+    kmeans.cp.min_points_per_centroid = 1  # no warning from C++
+    kmeans.train(points)
+    return torch.from_numpy(kmeans.centroids)
+
+
+def _compiled(modules: dict[str, Any]) -> None:
+    """Load the C++ extensions; compile them where that was not done yet."""
+    import torch
+
+    if torch.cuda.is_available() or all(
+        hasattr(getattr(modules[module], name), "loaded_extensions") for module, name, _ in _EXTENSIONS
+    ):
+        return
+    directory = extensions_directory()
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(directory)
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # ninja
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with _only_compiler(directory):
+            if not all((directory / extension / f"{extension}.so").exists() for _, _, extension in _EXTENSIONS):
+                _log.warning("compiling ColBERT's C++ extensions in %s: once, a minute or two", directory)
+            for module, name, _ in _EXTENSIONS:
+                getattr(modules[module], name).try_load_torch_extensions(False)
+    except (OSError, RuntimeError, ImportError) as error:
+        first = str(error).strip().split("\n", 1)[0]
+        raise RetrievalError(
+            f"ColBERT's C++ extensions cannot be compiled in {directory} ({first}); they need a C++ compiler (g++), "
+            "ninja and a directory that can be written (TORCH_EXTENSIONS_DIR names another)"
+        ).failed() from error
+
+
+@contextmanager
+def _only_compiler(directory: Path) -> Iterator[None]:
+    """Hold the folder against other processes of leret; then any lock of torch's in it was left by a dead one."""
+    with open(directory / "leret.lock", "w", encoding="utf-8") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except ImportError:  # not a POSIX system: nothing tells a stale lock from a live one
+            yield
+            return
+        for stale in directory.glob("*/lock"):
+            stale.unlink(missing_ok=True)
+        yield
+
+
+def _quiet(*values: Any, **options: Any) -> None:
+    """Stands in for ``print`` in the library's modules: standard output is for results."""
+    _log.debug("%s", " ".join(map(str, values)))

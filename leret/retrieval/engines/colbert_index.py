@@ -1,0 +1,186 @@
+"""A PLAID index that somebody else built: opened where it lies, unchanged, with the collection that it is of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from leret.core.errors import RetrievalError
+from leret.core.types import Document
+from leret.retrieval.base import Documents, encodable
+
+_SMALL = 1 << 26
+"""Bytes of a file that is read through for the digest; of larger ones the size counts."""
+_LOOKED_AT = 200
+"""Documents that are compared by their number of tokens."""
+_EQUAL = 0.9
+"""Share of them that must be equal: what cleans text before it is indexed changes a few."""
+
+
+@dataclass(frozen=True)
+class Downloaded:
+    """An index of colbert-ai.
+
+    Attributes:
+        directory: ``index_root`` / ``index_name``.
+        checkpoint: that it was built with, as it says; a name that nobody here has given.
+        collection: that it is of: inside of it, as it says, or the one that lies with it; None where there is none.
+        digest: names its content.
+        doc_maxlen: tokens of a document that were indexed at most, as it says.
+    """
+
+    directory: Path
+    checkpoint: str
+    collection: Path | None
+    digest: str
+    doc_maxlen: int | None = None
+
+    @classmethod
+    def find(cls, directory: Path) -> Downloaded:
+        """What an index says of itself.
+
+        Raises:
+            RetrievalError: the directory is no such index, or lacks a part.
+        """
+        values = _metadata(directory)
+        config = values["config"] if isinstance(values.get("config"), dict) else {}
+        named = _inside(directory, config.get("collection"))
+        beside = [folder / "collection.tsv" for folder in (directory, directory.parent, directory.parent.parent)]
+        collection = next((path for path in (named, *beside) if path is not None and path.is_file()), None)
+        return cls(
+            directory.resolve(),
+            str(config.get("checkpoint") or ""),
+            collection,
+            _content(directory),
+            config.get("doc_maxlen"),
+        )
+
+    def own_checkpoint(self) -> Path:
+        """The checkpoint that lies in the index: its maker chooses none of the hub, and none elsewhere."""
+        path = _inside(self.directory, self.checkpoint)
+        if path is None or not path.is_dir():
+            raise RetrievalError(
+                f"{self.directory} names the checkpoint {self.checkpoint or 'none'!r}, which is not inside of it; run "
+                "`leret index build --kind colbert --model CHECKPOINT --corpus PATH --out DIR --set colbert.index_root="
+                f"{self.directory.parent} --set colbert.index_name={self.directory.name}` and search DIR"
+            )
+        return path
+
+    @staticmethod
+    def is_one(directory: Path) -> bool:
+        """Does a directory look like an index of colbert-ai?"""
+        return (directory / "metadata.json").is_file() and (directory / "centroids.pt").is_file()
+
+    def token_counts(self) -> list[int]:
+        """Vectors of every document, in order."""
+        counts: list[int] = []
+        for chunk in range(int(_metadata(self.directory)["num_chunks"])):
+            counts += json.loads((self.directory / f"doclens.{chunk}.json").read_text(encoding="utf-8"))
+        return counts
+
+    def require(self, corpus: Documents, count: Callable[[list[str]], list[int]], separator: str) -> None:
+        """Refuse a corpus that the index is not of: as many documents, and a sample of them with as many tokens.
+
+        Args:
+            corpus: to be searched with the index.
+            count: tokens of texts, as the index's model has them.
+            separator: between title and text.
+
+        Raises:
+            RetrievalError: it is of another corpus.
+        """
+        counts = self.token_counts()
+        if len(counts) != len(corpus):
+            raise RetrievalError(
+                f"{self.directory} is an index of another corpus: it has {len(counts)} documents, this one has "
+                f"{len(corpus)}; name the collection that it was built from, in its order"
+            )
+        ids = list(corpus)
+        step = max(1, len(ids) // _LOOKED_AT)
+        looked_at = range(0, len(ids), step)
+        texts = []
+        for i in looked_at:
+            document = corpus[ids[i]]
+            texts.append(encodable(f"{document.title}{separator}{document.text}" if document.title else document.text))
+        equal = sum(counts[i] == n for i, n in zip(looked_at, count(texts), strict=True))
+        if equal < _EQUAL * len(texts):
+            raise RetrievalError(
+                f"{self.directory} is an index of another corpus: of {len(texts)} documents, {equal} have as many "
+                "tokens as in the index; name the collection that it was built from, in its order"
+            )
+
+
+class Collection:
+    """A ``collection.tsv``: a number, a passage as ``title | text``, and perhaps a title, in a line.
+
+    Args:
+        path: of the file; read whole.
+
+    Raises:
+        RetrievalError: a line is not of this form, or its number is not its place.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lines: list[tuple[str, str]] = []
+        content = blake2b(digest_size=16)
+        with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+            for place, line in enumerate(file):
+                number, *rest = line.rstrip("\r\n").split("\t")
+                if place == 0 and number == "id":
+                    raise RetrievalError(f"{path}:1: a header; a collection of ColBERT has none, remove the line")
+                if not rest or number.strip() != str(len(self._lines)):
+                    raise RetrievalError(f"{path}:{place + 1}: a line should be {len(self._lines)}, a tab, the passage")
+                content.update(line.encode("utf-8", "surrogateescape"))
+                title, bar, text = rest[0].partition(" | ")
+                if len(rest) > 1:
+                    title, text = rest[1], text if bar and title == rest[1] else rest[0]
+                elif not bar:
+                    title, text = "", rest[0]
+                self._lines.append((title, text))
+        self.digest = content.hexdigest()
+
+    def __getitem__(self, doc_id: str) -> Document:
+        return Document(doc_id, *self._lines[int(doc_id)])
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, range(len(self._lines)))
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+
+def _inside(directory: Path, name: Any) -> Path | None:
+    """What a downloaded file names; None where that is nothing inside of the directory."""
+    try:
+        path = (directory / str(name or "..")).resolve()
+        return path if path.is_relative_to(directory.resolve()) and path.exists() else None
+    except (OSError, ValueError):  # no name of a file
+        return None
+
+
+def _metadata(directory: Path) -> dict[str, Any]:
+    path = directory / "metadata.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict) or "num_chunks" not in values:
+            raise ValueError("num_chunks is missing")
+    except (OSError, ValueError, RecursionError) as error:
+        raise RetrievalError(
+            f"{directory} is no index of ColBERT ({error}); index_root and index_name name its folder"
+        ) from error
+    return values
+
+
+def _content(directory: Path) -> str:
+    content = blake2b(digest_size=16)
+    for path in sorted(directory.iterdir()):
+        if path.is_file() and path.suffix in {".json", ".pt"}:
+            size = path.stat().st_size
+            content.update(f"{path.name}\0{size}\0".encode())
+            if size <= _SMALL:
+                content.update(path.read_bytes())
+    return content.hexdigest()

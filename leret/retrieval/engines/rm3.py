@@ -1,0 +1,177 @@
+"""RM3: the words of the first documents, added to the query; pseudo-relevance feedback over BM25, without an LM.
+
+1. Search the query with BM25; believe the first ``fb_docs`` documents.
+2. Relevance model: P(w|R) = sum over those documents of P(w|D) x P(D), with P(w|D) a word's share of the document and
+   P(D) the document's share of their scores. Keep the ``fb_terms`` most likely words, and let them sum to 1.
+3. Interpolate: ``original_weight`` x the query's own words + (1 - ``original_weight``) x the relevance model.
+4. Search again, each word's BM25 weight times its weight in that query.
+
+Words of one letter or digit, stop words, and words in more than a tenth of the documents (where there are a hundred or
+more) are never added. A query without a known word finds nothing, as under BM25.
+
+Source: Lavrenko and Croft, SIGIR 2001 (relevance models, the RM1 estimate); Abdul-Jaleel et al., TREC 2004 (RM3, the
+interpolation). The first search's score stands for the query likelihood, as common toolkits have it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leret.config.clients import RM3Settings
+from leret.core.errors import RetrievalError
+from leret.core.types import Ranking, digest
+from leret.retrieval.base import Retriever
+from leret.retrieval.caching import Kept
+from leret.retrieval.engines.bm25 import BM25
+
+_COMMON = 0.1
+"""Words in a larger share of the documents say nothing about any of them."""
+
+_FEW = 100
+"""Documents below which a share of them says little about a word."""
+
+
+class RM3:
+    """Implements ``Retriever``; safe for many threads.
+
+    Args:
+        bm25: searches first, and lends its index.
+        settings: of the feedback.
+    """
+
+    def __init__(self, bm25: BM25, settings: RM3Settings | None = None) -> None:
+        self._bm25 = bm25
+        self._settings = settings or RM3Settings()
+
+    @classmethod
+    def over(cls, retriever: Retriever, settings: RM3Settings | None = None) -> RM3:
+        """RM3 over a retriever that was opened as any.
+
+        Raises:
+            RetrievalError: it is not BM25.
+        """
+        if isinstance(retriever, Kept):
+            retriever = retriever.retriever
+        if not isinstance(retriever, BM25):
+            raise RetrievalError(
+                f"RM3 takes its words from an index of kind bm25, and this is {type(retriever).__name__}"
+            )
+        return cls(retriever, settings)
+
+    @property
+    def digest(self) -> str:
+        """Names BM25's index and the settings of the feedback."""
+        return digest("rm3", self._bm25.digest, self._settings.model_dump(mode="json"))
+
+    def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
+        """Rank documents for each query.
+
+        Args:
+            queries: any strings; one without a known word gets an empty ranking.
+            k: documents a query, at least 1.
+
+        Returns:
+            One ranking a query, in the order of the queries; equal scores stand in the order of the corpus.
+
+        Raises:
+            RetrievalError: ``k`` is less than 1.
+        """
+        if k < 1:
+            raise RetrievalError(f"k is {k}; ask for one document at least")
+        first = self._bm25.search(queries, self._settings.fb_docs)
+        return [
+            self._ranking(self.expanded(query, feedback), k) if feedback else ()
+            for query, feedback in zip(queries, first, strict=True)
+        ]
+
+    def expanded(self, query: str, feedback: Ranking) -> dict[str, float]:
+        """The weighted words that are searched for.
+
+        Args:
+            query: the user's.
+            feedback: what its first search found.
+        """
+        index = self._bm25
+        own = Counter(word for word in index.words(query) if word in index.index.vocabulary)
+        documents = [Counter(index.words(f"{p.title}. {p.text}")) for p in feedback]
+        model = relevance_model(
+            [{word: n for word, n in document.items() if self._telling(word)} for document in documents],
+            [document.total() for document in documents],
+            [passage.score for passage in feedback],
+            self._settings.fb_terms,
+        )
+        return interpolated(own, model, self._settings.original_weight)
+
+    def _telling(self, word: str) -> bool:
+        index, n_documents = self._bm25.index, self._bm25.n_documents
+        column = index.vocabulary.get(word)
+        if column is None:
+            return False
+        frequency = int(index.indptr[column + 1] - index.indptr[column])
+        return n_documents < _FEW or frequency <= _COMMON * n_documents
+
+    def _ranking(self, words: Mapping[str, float], k: int) -> Ranking:
+        index = self._bm25.index
+        scores = np.zeros(self._bm25.n_documents, np.float32)
+        for word, weight in words.items():
+            start, end = index.indptr[index.vocabulary[word]], index.indptr[index.vocabulary[word] + 1]
+            scores[index.indices[start:end]] += np.float32(weight) * index.data[start:end]  # a document once a word
+        places = _best(scores, k)
+        return self._bm25.passages(places, [float(scores[place]) for place in places])
+
+
+def relevance_model(
+    documents: Sequence[Mapping[str, int]], lengths: Sequence[int], scores: Sequence[float], n_terms: int
+) -> dict[str, float]:
+    """The likeliest words of the documents, their weights summing to 1.
+
+    >>> relevance_model([{"a": 1, "b": 1}, {"b": 2}], [2, 2], [1.0, 3.0], 2)  # b: 1/4 x 1/2 + 3/4 x 1, a: 1/4 x 1/2
+    {'b': 0.875, 'a': 0.125}
+
+    Args:
+        documents: counts of words.
+        lengths: words of each document, those that ``documents`` leave out included.
+        scores: of the documents, above 0.
+        n_terms: words kept; of equal ones, the first in the alphabet.
+    """
+    total = sum(scores)
+    likely: Counter[str] = Counter()
+    for counts, length, score in zip(documents, lengths, scores, strict=True):
+        for word, n in counts.items():
+            likely[word] += n / length * (score / total)  # type: ignore[assignment]
+    kept = sorted(likely.items(), key=lambda item: (-item[1], item[0]))[:n_terms]
+    mass = sum(weight for _, weight in kept)
+    return {word: weight / mass for word, weight in kept}
+
+
+def interpolated(own: Mapping[str, int], model: Mapping[str, float], original_weight: float) -> dict[str, float]:
+    """The query's own words and the relevance model's, as one query; words of weight 0 left out.
+
+    >>> interpolated({"a": 1, "b": 1}, {"b": 0.5, "c": 0.5}, 0.5)
+    {'a': 0.25, 'b': 0.5, 'c': 0.25}
+
+    Args:
+        own: counts of the query's words.
+        model: weights that sum to 1; where it is empty, the query stays as it is.
+        original_weight: in [0, 1].
+    """
+    share = original_weight if model else 1.0
+    n = sum(own.values())
+    weights: dict[str, float] = {word: share * count / n for word, count in own.items()}
+    for word, weight in model.items():
+        weights[word] = weights.get(word, 0.0) + (1.0 - share) * weight
+    return {word: weight for word, weight in weights.items() if weight > 0}
+
+
+def _best(scores: NDArray[np.float32], k: int) -> list[int]:
+    """Places of the best scores above 0, best first; equal ones in their order."""
+    found = np.flatnonzero(scores > 0)
+    if len(found) > k:
+        least = np.partition(scores[found], len(found) - k)[len(found) - k]
+        found = found[scores[found] >= least]
+    order = found[np.argsort(-scores[found], kind="stable")]
+    return [int(place) for place in order[:k]]

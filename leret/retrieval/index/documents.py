@@ -1,0 +1,207 @@
+"""The documents of a corpus as an index directory keeps them: two files, mapped into memory.
+
+::
+
+    documents.bin   id, title and text of every document, one after the other, in UTF-8
+    documents.npy   (3 n + 1,) int64, where each of these starts; the last one is the end
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from hashlib import blake2b
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from leret.core.errors import RetrievalError
+from leret.core.types import Document, Passage, Ranking
+from leret.retrieval.base import Documents
+
+_BYTES, _STARTS = "documents.bin", "documents.npy"
+
+DOCUMENT_FILES = (_BYTES, _STARTS)
+"""Names of the two files."""
+
+
+class Placed(Protocol):
+    """Documents by their place in the corpus, which is how an engine names them."""
+
+    @property
+    def digest(self) -> str:
+        """Of the corpus."""
+        ...
+
+    def at(self, place: int) -> tuple[str, str, str]:
+        """Id, title and text of a document."""
+        ...
+
+    def __len__(self) -> int:
+        """How many documents there are."""
+        ...
+
+
+class Held:
+    """A corpus in memory, by place.
+
+    Args:
+        corpus: any.
+    """
+
+    def __init__(self, corpus: Documents) -> None:
+        self.digest = corpus.digest
+        self._corpus = corpus
+        self._ids = tuple(corpus)
+
+    def at(self, place: int) -> tuple[str, str, str]:
+        """Id, title and text of a document."""
+        document = self._corpus[self._ids[place]]
+        return document.doc_id, document.title, document.text
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+
+class StoredDocuments:
+    """Documents of an index directory; texts are read from the disk when they are asked for.
+
+    Args:
+        directory: that `write_documents` wrote to.
+        digest: of the corpus, as the manifest tells it.
+
+    Raises:
+        RetrievalError: a file is missing or broken.
+    """
+
+    def __init__(self, directory: Path, digest: str) -> None:
+        self.digest = digest
+        try:
+            self._starts = np.load(directory / _STARTS, mmap_mode="r", allow_pickle=False)
+            size = (directory / _BYTES).stat().st_size
+            starts = self._starts
+            if (starts.dtype, starts.ndim, starts.size % 3) != (np.int64, 1, 1) or (starts[0], starts[-1]) != (0, size):
+                raise ValueError("the two files do not fit together")
+            if (starts[1:] < starts[:-1]).any():
+                raise ValueError(f"{_STARTS} is not in order")
+            with open(directory / _BYTES, "rb") as file:
+                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        except (OSError, ValueError, EOFError) as error:
+            raise RetrievalError(
+                f"{directory}: the stored documents cannot be read ({error}); build the index again"
+            ) from error
+
+    def at(self, place: int) -> tuple[str, str, str]:
+        """Id, title and text of a document by its place in the corpus.
+
+        Args:
+            place: from 0 to ``len(self) - 1``.
+        """
+        # one slice of offsets: numpy's scalars are slow one by one
+        start, middle, last, end = self._starts[3 * place : 3 * place + 4].tolist()
+        read = self._bytes
+        return (
+            str(read[start:middle], "utf-8", "surrogatepass"),
+            str(read[middle:last], "utf-8", "surrogatepass"),
+            str(read[last:end], "utf-8", "surrogatepass"),
+        )
+
+    def __getitem__(self, doc_id: str) -> Document:
+        return Document(*self.at(self._places[doc_id]))
+
+    def __iter__(self) -> Iterator[str]:
+        starts = self._starts
+        for place in range(len(self)):
+            start, end = starts[3 * place : 3 * place + 2].tolist()
+            yield str(self._bytes[start:end], "utf-8", "surrogatepass")
+
+    def __len__(self) -> int:
+        return len(self._starts) // 3
+
+    def content(self) -> str:
+        """The digest of the documents that are stored: ``digest``, unless it is another corpus's. Reads all of them."""
+        made = blake2b(digest_size=16)
+        for place in range(len(self)):
+            for start, end in pairwise(self._starts[3 * place : 3 * place + 4].tolist()):
+                made.update((end - start).to_bytes(8, "big"))  # as `leret.datasets.corpus.Corpus` frames a part
+                made.update(self._bytes[start:end])
+        return made.hexdigest()
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        """Made when a document is first asked for by id: searching does not need it."""
+        return {doc_id: place for place, doc_id in enumerate(self)}
+
+
+def write_documents(corpus: Documents, directory: Path) -> None:
+    """Write the files of `StoredDocuments`, unless they are there.
+
+    Args:
+        corpus: read once, in its order.
+        directory: exists.
+
+    Raises:
+        OSError: the disk is full, or the directory cannot be written.
+    """
+    if (directory / _STARTS).exists():  # written last
+        return
+    starts = np.zeros(3 * len(corpus) + 1, np.int64)
+    end, entry = 0, 0
+    with open(directory / _BYTES, "wb") as file:
+        for document in map(corpus.__getitem__, corpus):
+            for part in (document.doc_id, document.title, document.text):
+                encoded = part.encode("utf-8", "surrogatepass")
+                file.write(encoded)
+                end += len(encoded)
+                entry += 1
+                starts[entry] = end
+        file.flush()
+        os.fsync(file.fileno())
+    scratch = directory / f"{_STARTS}.part"
+    with open(scratch, "wb") as file:
+        np.save(file, starts)
+    os.replace(scratch, directory / _STARTS)
+
+
+pass
+
+
+_MOST = 1 << 16
+"""Documents kept decoded: what is found is found again and again."""
+
+_made = tuple.__new__
+
+
+class Passages:
+    """Makes rankings; safe for many threads.
+
+    Args:
+        documents: that places are of.
+    """
+
+    def __init__(self, documents: Placed) -> None:
+        self._at = documents.at
+        self._kept: dict[int, tuple[str, str, str]] = {}
+
+    def ranking(self, places: Sequence[int], scores: Sequence[float]) -> Ranking:
+        """Passages in the order given.
+
+        Args:
+            places: (n,) of documents, best first.
+            scores: (n,) theirs.
+        """
+        get, read = self._kept.get, self._read
+        # as Passage(...) does it, without a call of its __new__ for each
+        return tuple(
+            [_made(Passage, (*(get(place) or read(place)), score)) for place, score in zip(places, scores, strict=True)]
+        )
+
+    def _read(self, place: int) -> tuple[str, str, str]:
+        if len(self._kept) >= _MOST:
+            self._kept.clear()
+        document = self._kept[place] = self._at(place)
+        return document

@@ -1,0 +1,304 @@
+"""An index directory: one format for every engine.
+
+::
+
+    manifest.json     what the directory is; written last
+    documents.*       the documents, so that the index opens alone (`leret.retrieval.index.documents`)
+    ...               the engine's own files
+
+A directory appears whole or not at all (`leret.core.files`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+
+from leret.core.errors import RetrievalError
+from leret.core.files import CLAIM, building, half_built
+from leret.core.progress import Progress, Silent
+from leret.core.types import digest as digest_of
+from leret.retrieval.base import Documents, Retriever
+from leret.retrieval.index.documents import StoredDocuments, write_documents
+
+MANIFEST = "manifest.json"
+
+_FORMAT = 2
+_TYPES = {
+    "engine": str,
+    "settings": dict,
+    "versions": dict,
+    "corpus": str,
+    "documents": int,
+    "digest": str,
+    "places": dict,
+}
+_CHUNK = 1 << 20
+_REWRITTEN = frozenset({"chroma"})
+"""Folders whose library writes to them whenever it opens them: no size and no digest of theirs would stay true."""
+
+
+class Engine(Protocol):
+    """An engine with its settings: builds indexes and opens them."""
+
+    @property
+    def kind(self) -> str:
+        """As in a recipe: bm25, dense ..."""
+        ...
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Whose versions matter to an index."""
+        ...
+
+    @property
+    def resumable(self) -> bool:
+        """Does `write` go on where a stopped one ended?"""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """All that decides the rankings, beside the corpus, as JSON values."""
+        ...
+
+    def places(self) -> dict[str, str]:
+        """Paths and names that opening needs, and that decide nothing."""
+        ...
+
+    def digest(self, corpus: str) -> str:
+        """Of the retriever over the corpus of that digest."""
+        ...
+
+    def write(self, corpus: Documents, directory: Path, told: Progress) -> None:
+        """Write the engine's files into a directory.
+
+        Raises:
+            RetrievalError: the corpus cannot be indexed so.
+            OSError: the directory cannot be written.
+        """
+        ...
+
+    def open(self, directory: Path, documents: StoredDocuments) -> Retriever:
+        """An index that `write` wrote.
+
+        Raises:
+            RetrievalError: a file is missing or broken.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What an index directory says of itself.
+
+    Attributes:
+        engine: kind of the retriever: bm25, dense ...
+        settings: all that decides its rankings, beside the corpus.
+        versions: of the packages that made it.
+        corpus: digest of the corpus.
+        documents: in the index.
+        digest: of the retriever: engine, settings and corpus.
+        places: where things outside the directory were: a model, a downloaded index. Decides nothing.
+        files: bytes and BLAKE2b digest of every file.
+    """
+
+    engine: str
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str]
+    corpus: str
+    documents: int
+    digest: str
+    places: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+
+    @classmethod
+    def planned(cls, engine: Engine, corpus: Documents) -> Manifest:
+        """The manifest, still without files, of the index that an engine would build."""
+        found = versions(*engine.packages)
+        return cls(
+            engine.kind, engine.settings(), found, corpus.digest, len(corpus), engine.digest(corpus.digest),
+            engine.places(),
+        )  # fmt: skip
+
+    def is_of(self, other: Manifest) -> bool:
+        """Would building ``other`` make this index again?"""
+        return all(
+            getattr(self, name) == getattr(other, name)
+            for name in ("engine", "settings", "versions", "corpus", "documents", "digest")
+        )
+
+    def require(self, corpus: Documents, directory: Path) -> None:
+        """Refuse another corpus.
+
+        Raises:
+            RetrievalError: ``corpus`` is not the one that was indexed.
+        """
+        if self.corpus != corpus.digest:
+            raise RetrievalError(
+                f"{directory} is an index of another corpus ({self.documents} documents, digest {self.corpus}; "
+                f"this one has {len(corpus)}, digest {corpus.digest}); name another directory"
+            )
+
+
+def write_index(engine: Engine, corpus: Documents, directory: Path, told: Progress | None = None) -> Manifest:
+    """Build an index in place of whatever the directory holds.
+
+    Args:
+        engine: with its settings.
+        corpus: what is indexed; kept in the directory too.
+        directory: of the index; it appears whole or not at all.
+        told: watches.
+
+    Returns:
+        The manifest that was written.
+
+    Raises:
+        RetrievalError: the corpus cannot be indexed, another process is at it, or the disk is full.
+    """
+    planned = Manifest.planned(engine, corpus)
+    key = digest_of(planned.engine, planned.settings, planned.versions, planned.corpus)
+    with building(directory, key, resumable=engine.resumable) as scratch:
+        write_documents(corpus, scratch)
+        engine.write(corpus, scratch, told or Silent())
+        write_manifest(planned, scratch)
+    return read_manifest(directory)
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """What an index directory says of itself.
+
+    Raises:
+        RetrievalError: it is no index, half-built, or of another layout.
+    """
+    path = directory / MANIFEST
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        if half_built(directory):
+            raise RetrievalError(
+                f"{directory}: its build was stopped before its end; run the same build again"
+            ) from error
+        raise RetrievalError(f"{directory} is no index ({error}); build one, or name another directory") from error
+    made = {"format": values.get("format") if isinstance(values, dict) else None}
+    if made["format"] != _FORMAT:
+        raise RetrievalError(
+            f"{path} is no manifest of format {_FORMAT} (it says {made['format']!r}); build the index again"
+        )
+    try:
+        files = {str(name): (int(size), str(content)) for name, (size, content) in values["files"].items()}
+        rest = {name: values[name] for name in _TYPES}
+        for name, kind in _TYPES.items():
+            if type(rest[name]) is not kind:
+                raise TypeError(f"{name} is {rest[name]!r}")
+        return Manifest(files=files, **rest)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RetrievalError(
+            f"{path}: the manifest lacks a part, or has a wrong one ({error}); build the index again"
+        ) from error
+
+
+def write_manifest(manifest: Manifest, directory: Path) -> Manifest:
+    """Finish an index: list its files, then write the manifest.
+
+    Args:
+        manifest: without files.
+        directory: of the build.
+
+    Returns:
+        The manifest with its files.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    files = {name: (path.stat().st_size, _content(path)) for name, path in _files(directory)}
+    values = {**asdict(manifest), "files": files}
+    text = json.dumps({"format": _FORMAT, **values}, indent=1, ensure_ascii=False) + "\n"
+    with open(directory / MANIFEST, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    return read_manifest(directory)
+
+
+def fitting_documents(manifest: Manifest, engine: Engine, directory: Path) -> StoredDocuments:
+    """The documents of an index, if its manifest is the one that was written with them.
+
+    Args:
+        manifest: of the directory.
+        engine: made from the manifest's settings.
+        directory: of the index.
+
+    Raises:
+        RetrievalError: they cannot be read, are more or fewer, or settings, corpus and digest do not fit one another.
+    """
+    documents = StoredDocuments(directory, manifest.corpus)
+    problem = None
+    if len(documents) != manifest.documents:
+        problem = f"it says {manifest.documents} documents, and {len(documents)} are stored"
+    elif engine.settings() != manifest.settings:
+        problem = f"its settings are not all that an index of kind {manifest.engine} has, or more"
+    elif engine.digest(manifest.corpus) != manifest.digest:
+        problem = "its digest is not that of its settings and its corpus"
+    if problem is not None:
+        raise RetrievalError(f"{directory / MANIFEST} does not fit the index ({problem}); build the index again")
+    return documents
+
+
+def check_files(manifest: Manifest, directory: Path, *, content: bool) -> list[str]:
+    """What is wrong with the files of an index, one line each.
+
+    Args:
+        manifest: of the directory.
+        directory: of the index.
+        content: read them through and compare their digests, and the corpus's; otherwise their sizes alone.
+
+    Raises:
+        RetrievalError: the stored documents cannot be read.
+    """
+    problems = []
+    for name, (size, digest) in manifest.files.items():
+        path = directory / name
+        if not path.is_file():
+            problems.append(f"{name} is missing")
+        elif path.stat().st_size != size:
+            problems.append(f"{name} has {path.stat().st_size} bytes, and {size} were written")
+        elif content and _content(path) != digest:
+            problems.append(f"{name} is not what was written: its digest differs")
+    if content and not problems:
+        stored = StoredDocuments(directory, manifest.corpus).content()
+        if stored != manifest.corpus:
+            problems.append(f"the stored documents are of the corpus {stored}, and {MANIFEST} says {manifest.corpus}")
+    return problems
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of installed packages; those that are absent are left out."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _files(directory: Path) -> list[tuple[str, Path]]:
+    found = [(path.relative_to(directory), path) for path in sorted(directory.rglob("*")) if path.is_file()]
+    return [
+        (name.as_posix(), path)
+        for name, path in found
+        if name.name not in {MANIFEST, CLAIM} and not _REWRITTEN.intersection(name.parts)
+    ]
+
+
+def _content(path: Path) -> str:
+    made = blake2b(digest_size=16)
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            made.update(chunk)
+    return made.hexdigest()

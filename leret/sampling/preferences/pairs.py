@@ -1,0 +1,77 @@
+"""Which completions of a state are preferred to which others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Literal
+
+from leret.core.types import Sample
+from leret.sampling.rollouts.selection import levels
+
+Strategy = Literal["adjacent", "best-worst", "all", "margin"]
+Pair = tuple[Sample, Sample]
+"""Chosen, rejected."""
+
+
+def distinct(samples: Sequence[Sample]) -> list[Sample]:
+    """Samples with a reward, the first of those with the same completion."""
+    by_text: dict[str, Sample] = {}
+    for sample in samples:
+        if sample.reward is not None and sample.completion is not None:
+            by_text.setdefault(sample.completion, sample)
+    return list(by_text.values())
+
+
+def make_pairs(
+    samples: Sequence[Sample], strategy: Strategy, margin: float = 0.0, max_pairs: int | None = None
+) -> list[Pair]:
+    """Pairs of one state.
+
+    Args:
+        samples: of one state, distinct.
+        strategy: ``adjacent``: each completion of a reward level over each of the level just below (LeReT);
+            ``best-worst``: of the highest over the lowest; ``all``: over every lower level; ``margin``: every pair
+            whose rewards differ by ``margin`` or more.
+        margin: of strategy ``margin``.
+        max_pairs: the widest margins are kept; ties in the order of the samples.
+
+    Returns:
+        By level, then in the order of the samples.
+    """
+    pairs = list(_STRATEGIES[strategy]([members for _, members in levels(samples)]))
+    if strategy == "margin":
+        pairs = [pair for pair in pairs if _margin(pair) >= margin]
+    if max_pairs is not None:
+        widest = sorted(range(len(pairs)), key=lambda i: -_margin(pairs[i]))[:max_pairs]
+        pairs = [pairs[i] for i in sorted(widest)]
+    return pairs
+
+
+def _adjacent(by_level: Sequence[Sequence[Sample]]) -> Iterator[Pair]:
+    for upper, lower in pairwise(by_level):
+        yield from ((chosen, rejected) for chosen in upper for rejected in lower)
+
+
+def _best_worst(by_level: Sequence[Sequence[Sample]]) -> Iterator[Pair]:
+    if len(by_level) > 1:
+        yield from _adjacent([by_level[0], by_level[-1]])
+
+
+def _all(by_level: Sequence[Sequence[Sample]]) -> Iterator[Pair]:
+    for place, upper in enumerate(by_level):
+        for lower in by_level[place + 1 :]:
+            yield from _adjacent([upper, lower])
+
+
+_STRATEGIES: dict[Strategy, Callable[[Sequence[Sequence[Sample]]], Iterator[Pair]]] = {
+    "adjacent": _adjacent,
+    "best-worst": _best_worst,
+    "all": _all,
+    "margin": _all,
+}
+
+
+def _margin(pair: Pair) -> float:
+    chosen, rejected = pair
+    return (chosen.reward or 0.0) - (rejected.reward or 0.0)

@@ -1,0 +1,239 @@
+"""What a sampling recipe names, opened: corpus, questions, retriever, program.
+
+Sampling opens it from its recipe, evaluation from the run that sampling wrote, so that both see the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from leret.config.settings import SamplingRecipe
+from leret.core.errors import ProgramError
+from leret.core.runs import Run
+from leret.core.types import Question, digest
+from leret.datasets.corpus import Corpus
+from leret.datasets.load import load_corpus, load_questions
+
+if TYPE_CHECKING:
+    import dspy
+
+    from leret.core.progress import Progress
+    from leret.programs.prompts import Formatter
+    from leret.programs.replay import Replay
+    from leret.programs.saved import ProgramSource
+    from leret.retrieval.base import Retriever
+
+
+class Workbench:
+    """Everything behind a program but its policy; each part is opened when it is first asked for.
+
+    Args:
+        recipe: with paths that can be opened from here.
+        cache: where indexes are kept.
+        told: watches the build of an index.
+    """
+
+    def __init__(self, recipe: SamplingRecipe, cache: Path, told: Progress | None = None) -> None:
+        self.recipe = recipe
+        self.cache = cache
+        self.told = told
+        self.skipped: dict[str, int] = {}
+        """Bad records that the last `questions` left out, by kind of fault."""
+
+    @classmethod
+    def open(cls, run: Run) -> Workbench:
+        """The workbench of a sampled run.
+
+        Raises:
+            RunError: the run was not sampled.
+        """
+        section = run.section("sampling", "leret sample RECIPE")
+        return cls(SamplingRecipe.model_validate(section), run.cache)
+
+    def questions(self, split: str | None = None, limit: int | None = None, *, check: bool = True) -> list[Question]:
+        """Questions of a split; a smaller limit gives a part of a larger one's.
+
+        Args:
+            split: None takes the recipe's.
+            limit: at most so many; None takes all.
+            check: refuse gold ids that the corpus does not hold, for which it is read.
+
+        Raises:
+            DataError: the files cannot be read as what the recipe says.
+        """
+        data = self.recipe.data
+        loaded = load_questions(
+            data.kind,
+            data.questions,
+            split=split or data.split,
+            limit=limit,
+            seed=data.seed,
+            skip_bad=data.skip_bad,
+            corpus=self.corpus if check and data.kind != "world" and self._has_corpus else None,
+            options=data.options or None,
+        )
+        self.skipped = dict(loaded.skipped)
+        return list(loaded)
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """The documents; none where the recipe names none, and its engine has its own behind HTTP.
+
+        Raises:
+            DataError: as `questions`.
+        """
+        data = self.recipe.data
+        if not self._has_corpus:
+            return Corpus(())
+        return load_corpus(
+            data.kind,
+            data.corpus or data.questions,
+            seed=data.seed,
+            skip_bad=data.skip_bad,
+            options=data.options or None,
+        )
+
+    @property
+    def _has_corpus(self) -> bool:
+        data = self.recipe.data
+        return self.recipe.retriever.needs_corpus or data.corpus is not None or data.kind not in {"jsonl", "hover"}
+
+    @cached_property
+    def retriever(self) -> Retriever:
+        """The search engine over `corpus`; its index is built where it is missing.
+
+        Raises:
+            RetrievalError: the index cannot be built, or is of another corpus.
+        """
+        from leret.retrieval.load import load_retriever
+
+        corpus = self.corpus if self._has_corpus else None
+        return load_retriever(self.recipe.retriever, corpus, self.cache, self.told)
+
+    @cached_property
+    def source(self) -> ProgramSource:
+        """The program's file, class and arguments.
+
+        Raises:
+            ProgramError: the recipe names no class.
+        """
+        from leret.programs.saved import ProgramSource
+
+        settings = self.recipe.program
+        path, colon, name = settings.path.rpartition(":")
+        if not colon or not path:
+            raise ProgramError(f"program.path: {settings.path!r} names no class; write FILE.py:Class")
+        return ProgramSource(Path(path), name, settings.arguments)
+
+    def program(self) -> dspy.Module:
+        """The program, a new one at every call.
+
+        Raises:
+            ProgramError: it cannot be loaded or built.
+        """
+        from leret.programs.load import load_program
+
+        settings = self.recipe.retriever
+        source = self.source
+        return load_program(
+            source.path, source.name, source.arguments, k=settings.k, exclude_seen=settings.exclude_seen
+        )
+
+    def notes(self) -> list[str]:
+        """Where the program says another ``k`` than the recipe, and what counts."""
+        from leret.programs.load import differing_k
+
+        return differing_k(self.replay.program, self.source.arguments, self.recipe.retriever.k)
+
+    @cached_property
+    def adapter(self) -> dspy.Adapter:
+        """How calls become messages."""
+        from leret.programs.adapters import make_adapter
+
+        return make_adapter(self.recipe.program.adapter)
+
+    @cached_property
+    def replay(self) -> Replay:
+        """Runs the program as a function of its completions; one serves all questions of an event loop."""
+        from leret.programs.replay import Replay
+
+        return Replay(self.program(), self.adapter)
+
+    @cached_property
+    def formatter(self) -> Formatter:
+        """Formats and parses the program's calls."""
+        from leret.programs.prompts import Formatter
+
+        return Formatter(self.replay.program, self.adapter)
+
+    @property
+    def program_digest(self) -> str:
+        """Names the program's source, its arguments and its adapter."""
+        try:
+            text = self.source.path.read_bytes()
+        except OSError as error:
+            raise ProgramError(f"{self.source.path} cannot be read ({error.strerror}); correct program.path") from error
+        settings = self.recipe.program
+        return digest(
+            hashlib.blake2b(text, digest_size=16).hexdigest(),
+            self.source.name,
+            settings.arguments,
+            settings.adapter.model_dump(mode="json"),
+        )
+
+    def close(self) -> None:
+        """Let go of what was opened; a retriever that waits for its server gives up."""
+        close = getattr(self.__dict__.get("retriever"), "close", None)
+        if close is not None:
+            close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def questions_digest(questions: Sequence[Question]) -> str:
+    """Names questions by all that is scored with: `digest` of their list, without making the list's text."""
+    name = hashlib.blake2b(digest_size=16)
+    separator = b"[["
+    for question in questions:
+        entry = [question.id, question.text, list(question.gold), *([question.relevance] if question.relevance else [])]
+        text = json.dumps(entry, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        name.update(separator + text.encode("utf-8", "surrogatepass"))
+        separator = b","
+    name.update(b"]]" if questions else b"[[]]")
+    return name.hexdigest()
+
+
+def located(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:
+    """The recipe with its relative paths made absolute where they exist under ``base_dir``."""
+
+    def found(value: str) -> str:
+        path = base_dir / value
+        return str(path.resolve()) if path.exists() else value
+
+    def find(value: str | None) -> str | None:
+        return found(value) if value else value
+
+    data, policy, program = recipe.data, recipe.policy, recipe.program
+    file, colon, name = program.path.rpartition(":")
+    changes: dict[str, object] = {
+        "data": data.model_copy(update={"corpus": find(data.corpus), "questions": find(data.questions)}),
+        "program": program.model_copy(update={"path": f"{find(file)}{colon}{name}"}),
+        "retriever": recipe.retriever.with_paths(found).model_copy(
+            update={"index": recipe.retriever.index and str((base_dir / recipe.retriever.index).resolve())}
+        ),
+    }
+    if policy.kind in {"local", "tgi"} and policy.model != "demo":
+        changes["policy"] = policy.model_copy(update={"model": find(policy.model), "tokenizer": find(policy.tokenizer)})
+    return recipe.model_copy(update=changes)

@@ -1,0 +1,226 @@
+"""Rows of the store, as values and as columns."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import disk_usage
+from typing import IO, Any
+
+from leret.core.errors import RunError
+from leret.core.types import Failure, Sample, State
+
+OUTAGES = ("policy", "retrieval", "program")
+"""Kinds of failure that say nothing about the completion; such a sample is tried again at the next resume."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who completed, and how: the same for all samples that one prompt of the bank gets in one round."""
+
+    policy: str
+    policy_digest: str
+    prompt_digest: str
+    temperature: float
+    top_p: float
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One step on the path of a question.
+
+    Attributes:
+        chosen: the sample that went on; None where none did.
+        outcome: ``next`` (the path goes on), ``finished`` (the program returned), ``solved`` (every scored sample
+            has all gold on top) or ``stuck`` (no sample has a reward).
+    """
+
+    question_id: str
+    step: int
+    policy_digest: str
+    state_id: str
+    parent: str | None
+    chosen: str | None
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All samples of one policy at one visit of a state, in the order of prompt and index."""
+
+    state: State
+    policy_digest: str
+    samples: tuple[Sample, ...]
+
+
+def is_final(sample: Sample) -> bool:
+    """Whether a resume leaves this sample as it is."""
+    return sample.failure is None or sample.failure.kind not in OUTAGES
+
+
+SCHEMA_SQL = """
+CREATE TABLE states (
+    id TEXT PRIMARY KEY, question_id TEXT NOT NULL, predictor TEXT NOT NULL,
+    inputs TEXT NOT NULL, messages TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE samples (
+    id TEXT PRIMARY KEY, state_id TEXT NOT NULL, question_id TEXT NOT NULL, step INTEGER NOT NULL,
+    prompt TEXT NOT NULL, n INTEGER NOT NULL, seed INTEGER NOT NULL,
+    completion TEXT, outputs TEXT NOT NULL, doc_ids TEXT NOT NULL, scores TEXT NOT NULL,
+    reward REAL, components TEXT NOT NULL, failure_kind TEXT, failure_message TEXT,
+    n_prompt_tokens INTEGER, n_completion_tokens INTEGER,
+    policy TEXT NOT NULL, policy_digest TEXT NOT NULL, prompt_digest TEXT NOT NULL,
+    temperature REAL NOT NULL, top_p REAL NOT NULL, max_tokens INTEGER NOT NULL
+);
+CREATE INDEX samples_in_order ON samples (policy_digest, question_id, step, state_id);
+CREATE INDEX samples_to_try_again ON samples (policy_digest, question_id)
+    WHERE failure_kind IN ('policy', 'retrieval', 'program');
+CREATE TABLE visits (
+    question_id TEXT NOT NULL, step INTEGER NOT NULL, policy_digest TEXT NOT NULL,
+    state_id TEXT NOT NULL, parent TEXT, chosen TEXT, outcome TEXT NOT NULL,
+    PRIMARY KEY (question_id, step, policy_digest)
+) WITHOUT ROWID;
+"""
+
+
+def state_row(state: State) -> tuple[Any, ...]:
+    """Columns of ``states``."""
+    return state.id, state.question_id, state.predictor, _dump(state.inputs), _dump(state.messages)
+
+
+def state_of(row: sqlite3.Row, step: int, parent: str | None) -> State:
+    """Undoes `state_row`; where the state stood on its path comes from the visit."""
+    messages = tuple(json.loads(row["messages"]))
+    inputs = json.loads(row["inputs"])
+    return State(row["state_id"], row["question_id"], step, row["predictor"], inputs, messages, parent)
+
+
+def sample_row(sample: Sample, origin: Origin) -> tuple[Any, ...]:
+    """Columns of ``samples``."""
+    failure = sample.failure
+    return (
+        sample.id, sample.state_id, sample.question_id, sample.step, sample.prompt, sample.index, sample.seed,
+        sample.completion, _dump(sample.outputs), _dump(sample.doc_ids), _dump(sample.scores),
+        sample.reward, _dump(sample.components), failure and failure.kind, failure and storable(failure.message),
+        sample.n_prompt_tokens, sample.n_completion_tokens,
+        origin.policy, origin.policy_digest, origin.prompt_digest, origin.temperature, origin.top_p, origin.max_tokens,
+    )  # fmt: skip
+
+
+def sample_of(row: sqlite3.Row) -> Sample:
+    """Undoes `sample_row`."""
+    kind = row["failure_kind"]
+    return Sample(
+        id=row["id"],
+        state_id=row["state_id"],
+        question_id=row["question_id"],
+        step=row["step"],
+        prompt=row["prompt"],
+        index=row["n"],
+        seed=row["seed"],
+        completion=row["completion"],
+        outputs=json.loads(row["outputs"]),
+        doc_ids=tuple(json.loads(row["doc_ids"])),
+        scores=tuple(json.loads(row["scores"])),
+        reward=row["reward"],
+        components=json.loads(row["components"]),
+        failure=None if kind is None else Failure(kind, row["failure_message"]),
+        n_prompt_tokens=row["n_prompt_tokens"],
+        n_completion_tokens=row["n_completion_tokens"],
+    )
+
+
+def storable(text: str) -> str:
+    """Text that can be written as UTF-8: half a surrogate pair, which a server may send, becomes ``?``."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+_dump: Callable[[Mapping[str, Any] | Sequence[Any]], str] = json.JSONEncoder(separators=(",", ":")).encode
+"""One encoder for all rows: ``json.dumps`` makes a new one at every call that does not take its defaults."""
+
+
+pass
+
+
+STORE_SCHEMA = 1
+"""Version of the tables, kept in ``PRAGMA user_version``."""
+
+_LEAST_FREE = 2**20
+"""Bytes. Even a reader makes a file of 32 KiB beside a store, and on a full disk SQLite says "disk I/O error"."""
+
+
+def lock(path: Path, what: str = "sampled into") -> IO[str]:
+    """An advisory lock beside ``path``, as of the store, which ends with the process, however it ends.
+
+    Raises:
+        RunError: another process holds it, or the directory cannot be written.
+    """
+    place = path.with_name(path.name + ".lock")
+    try:
+        file = place.open("a")
+    except OSError as error:
+        raise RunError(f"{place} cannot be written ({error}); name a run directory that you may write") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise RunError(
+            f"{path.parent} is being {what} by another process; wait for it, or give another name"
+        ) from error
+    return file
+
+
+def connect(path: Path, read_only: bool) -> sqlite3.Connection:
+    """The store's file, with its tables.
+
+    Raises:
+        RunError: it is missing (read-only), damaged, or of another schema.
+    """
+    if read_only and not path.is_file():
+        raise RunError(f"{path} does not exist; run `leret sample RECIPE --run {path.parent}` first")
+    mode = "ro" if read_only else "rwc"
+    try:
+        database = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode={mode}",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=30,
+        )
+        database.row_factory = sqlite3.Row
+        version = database.execute("PRAGMA user_version").fetchone()[0]
+        empty = not database.execute("SELECT 1 FROM sqlite_master").fetchone()
+        if version == 0 and empty and not read_only:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.executescript(f"BEGIN;{SCHEMA_SQL}PRAGMA user_version = {STORE_SCHEMA};COMMIT;")
+            version = STORE_SCHEMA
+        database.execute("PRAGMA synchronous = NORMAL")
+    except sqlite3.Error as error:
+        raise run_error(path, error) from error
+    if version != STORE_SCHEMA:
+        database.close()
+        raise RunError(
+            f"{path} is a store of schema {version}, this leret reads schema {STORE_SCHEMA}; "
+            "use the leret that wrote it, or start a new run"
+        )
+    return database
+
+
+def run_error(path: Path, error: sqlite3.Error) -> RunError:
+    """What SQLite says, in words that tell what to do."""
+    text = str(error)
+    again = "run the same command again, it goes on from here"
+    if "full" in text or ("disk I/O" in text and disk_usage(path.parent).free < _LEAST_FREE):
+        return RunError(f"{path} cannot be written: the disk is full; free some space and {again}")
+    if "readonly" in text or "unable to open" in text:
+        return RunError(f"{path} cannot be opened for this ({text}); name a run directory that you may read and write")
+    if "not a database" in text or "malformed" in text:
+        return RunError(f"{path} is damaged ({text}); restore it, or delete it to sample again")
+    if "locked" in text:
+        return RunError(f"{path} is held by another process ({text}); wait for it, or name another run")
+    return RunError(f"{path} failed: {text}; check the disk and {again}")

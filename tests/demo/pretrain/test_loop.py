@@ -1,0 +1,230 @@
+"""The pretraining loop: shared prompts, exact resumption, the log, refusals."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from leret.core.errors import TrainingError
+from leret.demo.pretrain.batch import Row, collate
+from leret.demo.pretrain.loop import LoopSettings, _classes, _losses, optimizers, train
+
+SETTINGS = LoopSettings(
+    steps=6, optimizer="muon", lr=1e-2, batch_tokens=64, pool_rows=8, warmup_steps=2, checkpoint_every=2, log_every=2
+)
+
+
+def tiny(seed: int = 0) -> Qwen3ForCausalLM:
+    torch.manual_seed(seed)
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=20,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=8,
+            tie_word_embeddings=False,
+        )
+    )
+
+
+def tiny_opt() -> OPTForCausalLM:
+    torch.manual_seed(0)
+    return OPTForCausalLM(
+        OPTConfig(
+            vocab_size=20,
+            hidden_size=16,
+            ffn_dim=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            word_embed_proj_dim=16,
+            max_position_embeddings=32,
+            do_layer_norm_before=False,
+            dropout=0.0,
+        )
+    )
+
+
+def stream(seed: int = 0, n: int = 1000) -> Iterator[Row]:
+    rng = random.Random(seed)
+    for _ in range(n):
+        prompt = tuple(rng.randrange(3, 20) for _ in range(rng.randint(2, 8)))
+        yield Row(prompt, tuple((rng.choice(prompt), 2) for _ in range(rng.randint(1, 3))))
+
+
+def weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("make", [tiny, tiny_opt])
+def test_targets_that_share_a_prompt_have_the_losses_they_have_apart(make: Callable[[], PreTrainedModel]) -> None:
+    model = make()
+    row = Row((5, 6, 7, 8), ((9, 10, 2), (6, 2), (7, 8, 9, 2)))
+    longer = Row((3, 4, 5, 6, 7, 8, 9), ((4, 4, 4, 4, 4, 4, 2),))
+    with torch.no_grad():
+        together, _ = _losses(model, collate([row, longer]), with_prompt=False)
+        total, n = 0.0, 0
+        for prompt, target in [(row.prompt, t) for t in row.targets] + [(longer.prompt, longer.targets[0])]:
+            logits = model(torch.tensor([prompt + target])).logits[0]
+            chosen = logits.log_softmax(-1)[len(prompt) - 1 : -1].gather(1, torch.tensor(target)[:, None])
+            total, n = total - chosen.sum().item(), n + len(target)
+    assert together.item() == pytest.approx(total / n, abs=1e-5)
+
+
+def test_the_loss_on_prompts_is_that_of_all_tokens_but_the_first() -> None:
+    model = tiny()
+    prompt = (5, 6, 7, 8)
+    with torch.no_grad():
+        _, loss = _losses(model, collate([Row(prompt, ((9, 2), (10, 2)))]), with_prompt=True)
+        logits = model(torch.tensor([prompt])).logits[0]
+    expected = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(prompt[1:]))
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_collate_lays_targets_side_by_side_from_the_prompts_end() -> None:
+    batch = collate([Row((5, 6), ((7, 2), (8, 9, 2)))])
+    assert batch.ids.tolist() == [[5, 6, 7, 2, 8, 9, 2]]
+    assert batch.positions.tolist() == [[0, 1, 2, 3, 2, 3, 4]]
+    assert batch.target_at.tolist() == [1, 2, 1, 4, 5]
+    assert batch.target_labels.tolist() == [7, 2, 8, 9, 2]
+    sees = (batch.mask[0, 0] == 0).tolist()
+    assert sees[4] == [True, True, False, False, True, False, False]
+
+
+def test_muon_takes_the_matrices_of_the_layers_alone() -> None:
+    model = tiny()
+    adamw, muon = optimizers(model, SETTINGS)
+    taken = {id(p) for group in muon.param_groups for p in group["params"]}
+    expected = {id(p) for name, p in model.named_parameters() if name.endswith("proj.weight")}
+    assert taken == expected
+    n_rest = sum(len(group["params"]) for group in adamw.param_groups)
+    assert n_rest + len(taken) == len(list(model.parameters()))
+
+
+def test_a_stopped_run_goes_on_to_bit_equal_weights(tmp_path: Path) -> None:
+    whole = tiny()
+    train(whole, stream(), SETTINGS, tmp_path / "whole")
+
+    class StoppedError(Exception):
+        pass
+
+    def stop(step: int, _: object) -> None:
+        if step == 6:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        train(tiny(), stream(), SETTINGS, tmp_path / "parts", progress=stop)
+    rest = tiny(seed=9)
+    train(rest, stream(), SETTINGS, tmp_path / "parts")
+    expected, got = weights(whole), weights(rest)
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    logs = [(tmp_path / run / "pretrain.jsonl").read_text().splitlines() for run in ("whole", "parts")]
+    without_time = [[{k: v for k, v in json.loads(line).items() if k != "cpu_s"} for line in log] for log in logs]
+    assert without_time[0] == without_time[1]
+    assert not (tmp_path / "parts" / "state.safetensors").exists()
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
+    train(tiny(), stream(), SETTINGS, tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    train(tiny(seed=1), stream(), SETTINGS, tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_a_finished_run_does_not_go_on(tmp_path: Path) -> None:
+    train(tiny(), stream(), SETTINGS, tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    with pytest.raises(TrainingError, match=f"finished after {SETTINGS.steps} steps"):
+        train(tiny(seed=1), stream(), replace(SETTINGS, steps=SETTINGS.steps + 6), tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_a_checkpoint_between_two_lines_of_the_log_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="not a multiple"):
+        train(tiny(), stream(), replace(SETTINGS, checkpoint_every=3), tmp_path)
+
+
+def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
+    def stop(step: int, _: object) -> None:
+        if step == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(), stream(), SETTINGS, tmp_path, progress=stop)
+    with pytest.raises(TrainingError, match=r"other settings \(lr\)"):
+        train(tiny(), stream(), replace(SETTINGS, lr=0.5), tmp_path)
+
+
+def test_a_checkpoint_of_other_data_is_refused_by_name(tmp_path: Path) -> None:
+    def stop(step: int, _: object) -> None:
+        if step == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(), stream(), SETTINGS, tmp_path, progress=stop, data={"examples.hop2": "{'copy': 1}"})
+    with pytest.raises(TrainingError, match=r"other settings \(examples\.hop2\)"):
+        train(tiny(), stream(), SETTINGS, tmp_path, data={"examples.hop2": "{'copy': 2}"})
+
+
+def test_a_stream_that_runs_dry_says_where(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="dry at step"):
+        train(tiny(), stream(n=3), SETTINGS, tmp_path)
+
+
+def test_a_loss_that_is_no_number_stops_training(tmp_path: Path) -> None:
+    model = tiny()
+    with torch.no_grad():
+        model.lm_head.weight.fill_(float("inf"))
+    with pytest.raises(TrainingError, match="not finite at step 0"):
+        train(model, stream(), SETTINGS, tmp_path)
+
+
+def test_the_probe_is_logged_and_does_not_change_the_course(tmp_path: Path) -> None:
+    def probe(model: PreTrainedModel) -> dict[str, float]:
+        assert not model.training
+        return {"noise": torch.rand(()).item()}
+
+    plain, probed = tiny(), tiny()
+    train(plain, stream(), SETTINGS, tmp_path / "plain")
+    train(probed, stream(), replace(SETTINGS, probe_every=2), tmp_path / "probed", probe=probe)
+    expected, got = weights(plain), weights(probed)
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    lines = [json.loads(line) for line in (tmp_path / "probed" / "pretrain.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "noise" in line] == [2, 4, 6]
+
+
+def test_training_learns_to_copy_a_constant_continuation(tmp_path: Path) -> None:
+    model = tiny()
+    settings = replace(SETTINGS, steps=80, log_every=10, checkpoint_every=80)
+    rows = (Row((5, 6, 7), ((8, 2),)) for _ in range(10_000))
+    train(model, rows, settings, tmp_path)
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "pretrain.jsonl").read_text().splitlines()]
+    assert losses[-1] < 0.1 < losses[0]
+
+
+def test_few_negatives_hold_every_label_and_all_of_them_are_the_whole_loss() -> None:
+    model = tiny()
+    batch = collate([Row((3, 4, 5), ((6, 7, 2), (8, 2)))])
+    few = _classes(model, batch, replace(SETTINGS, negatives=1), 0)
+    assert few is not None
+    assert set(batch.ids.flatten().tolist()) <= set(few.tolist())
+    whole, _ = _losses(model, batch, with_prompt=False)
+    sampled, _ = _losses(model, batch, with_prompt=False, classes=few)
+    everything, _ = _losses(model, batch, with_prompt=False, classes=torch.arange(model.config.vocab_size))
+    assert sampled < whole
+    assert torch.allclose(everything, whole)
+
+
+def test_the_last_steps_are_told_apart_from_the_whole_vocabulary() -> None:
+    settings = replace(SETTINGS, steps=12, negatives=4)
+    batch = collate([Row((3,), ((2,),))])
+    assert [_classes(tiny(), batch, settings, step) is None for step in range(12)] == [False] * 10 + [True] * 2

@@ -1,0 +1,105 @@
+"""The word tokenizer, its chat template and the model that starts out copying."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from leret.core.types import Passage
+from leret.datasets.world.generate import generate
+from leret.demo.pretrain.examples import Prompting
+from leret.demo.pretrain.words import NAME_CLASSES, SPECIAL, build_model, build_tokenizer, vocabulary
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    return build_tokenizer()
+
+
+@cache
+def model() -> Qwen3ForCausalLM:
+    return build_model(len(tokenizer()), seed=0)
+
+
+def ids(text: str) -> list[int]:
+    encoded: list[int] = tokenizer()(text, add_special_tokens=False)["input_ids"]
+    return encoded
+
+
+def conversation() -> list[dict[str, str]]:
+    passages = (
+        Passage("a", "The Golden Harbor (film)", "The Golden Harbor is a 1950 film directed by Ada Keller.", 2.0),
+        Passage("b", "Ada Keller", "Ada Keller is a writer born in 1931 in Norwick.", 1.0),
+    )
+    demos = [{"question": "Which film is older?", "query": "film year"}]
+    return list(Prompting().messages("In which city was the director of The Golden Harbor born?", passages, demos))
+
+
+def test_every_text_of_other_worlds_is_in_the_vocabulary() -> None:
+    unknown = tokenizer().unk_token_id
+    documents, questions = generate(41, 100, 20, 100, three_hop=0.3)
+    texts = [f"{d.title} | {d.text}" for d in documents] + [q.text for q in questions]
+    assert not [text for text in texts if unknown in ids(text)]
+
+
+def test_the_vocabulary_starts_with_the_special_tokens_and_has_no_word_twice() -> None:
+    words = vocabulary()
+    assert tuple(words[: len(SPECIAL)]) == SPECIAL
+    assert len(set(words)) == len(words)
+    assert {"\n", "|", ":", "question", "context"} <= set(words)
+
+
+def test_a_prompt_is_a_token_prefix_of_the_conversation_which_ends_in_the_end_token() -> None:
+    messages = conversation()
+    answered = [*messages, {"role": "assistant", "content": "ada keller city"}]
+    prompt = ids(str(tokenizer().apply_chat_template(messages, tokenize=False, add_generation_prompt=True)))
+    whole = ids(str(tokenizer().apply_chat_template(answered, tokenize=False)))
+    assert whole[: len(prompt)] == prompt
+    assert whole[len(prompt) :] == [*ids("ada keller city"), tokenizer().eos_token_id]
+
+
+def test_lines_of_the_context_are_kept_apart_by_a_token() -> None:
+    last = conversation()[-1]["content"]
+    assert last.count("\n") == 3
+    assert ids(last).count(ids("\n")[0]) == 3
+
+
+@pytest.mark.parametrize("query", ["ada keller city born", "the golden harbor ( film ) 1950", "zenith works company"])
+def test_a_completion_survives_decoding_and_encoding(query: str) -> None:
+    completion = ids(query)
+    assert ids(str(tokenizer().decode(completion, skip_special_tokens=True))) == completion
+
+
+def test_foreign_words_become_the_unknown_token_which_is_never_written() -> None:
+    assert ids("Ada zyzzyva") == [ids("ada")[0], tokenizer().unk_token_id]
+    suppressed = model().generation_config.suppress_tokens
+    assert tokenizer().unk_token_id in suppressed
+    assert tokenizer().eos_token_id not in suppressed
+
+
+def test_the_model_is_small_untied_and_servable() -> None:
+    config = model().config
+    assert sum(p.numel() for p in model().parameters()) * 4 <= 8_000_000
+    assert not config.tie_word_embeddings
+    assert model().lm_head.weight.data_ptr() != model().model.embed_tokens.weight.data_ptr()
+    assert config.head_dim >= 32
+    assert config.max_position_embeddings >= 1024
+    assert len(SPECIAL) + sum(map(len, NAME_CLASSES)) < config.vocab_size
+
+
+def test_a_fresh_model_says_what_followed_a_word_before() -> None:
+    torch.manual_seed(0)
+    names = torch.randint(len(SPECIAL), len(tokenizer()), (4, 60))
+    twice = torch.cat([names, names], 1)
+    with torch.no_grad():
+        said = model()(twice).logits[:, 60:-1].argmax(-1)
+    assert (said == names[:, 1:]).float().mean() > 0.85
+
+
+def test_equal_seeds_give_equal_models() -> None:
+    one, two = build_model(50, 3).state_dict(), build_model(50, 3).state_dict()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert not torch.equal(build_model(50, 4).lm_head.weight, one["lm_head.weight"])

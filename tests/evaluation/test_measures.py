@@ -1,0 +1,74 @@
+"""Every hop's accumulated ranking is scored by the rewards' own functions."""
+
+import ir_measures
+import pytest
+from ir_measures import AP, R, nDCG
+
+from leret.core.errors import ConfigError
+from leret.core.types import Document, Passage, Question
+from leret.evaluation.measures import Scorer, all_measures, hidden_gold
+from leret.evaluation.results import Hop, Trace
+
+CORPUS = {i: Document(i, title, "") for i, title in [("a", "Ed Wood (film)"), ("b", "Los Angeles"), ("x", "Oslo")]}
+QUESTION = Question("q", "In which city was ed wood shot?", gold=("a", "b"), type="bridge")
+
+
+def ranking(*ids):
+    return tuple(Passage(i, "", "", 9.0 - n) for n, i in enumerate(ids))
+
+
+def rows(trace, names=("recall", "ap", "all_found", "bridge_found")):
+    return Scorer(names, [QUESTION], CORPUS).rows(trace)
+
+
+def test_every_hop_by_hand():
+    first, second = rows(Trace("q", (Hop("one", "one", ranking("x", "a")), Hop("two", "two", ranking("x", "a", "b")))))
+    assert first.measures == {"recall": 0.5, "ap": 0.25, "all_found": 0.0, "bridge_found": 0.0}
+    # hits at ranks 2 and 3: (1/2 + 2/3) / 2
+    assert second.measures == {"recall": 1.0, "ap": pytest.approx(7 / 12), "all_found": 1.0, "bridge_found": 1.0}
+    assert (second.hop, second.query, second.type, second.doc_ids) == (2, "two", "bridge", ("x", "a", "b"))
+
+
+def test_ndcg_looks_at_grades_as_ir_measures_does():
+    grades = {"a": 1, "b": 3, "c": 2}
+    question = Question("q", "?", gold=tuple(grades), relevance=grades)
+    found = ["x", "a", "b"]
+    trace = Trace("q", (Hop("one", "one", ranking(*found)),))
+    (row,) = Scorer(("ndcg", "ndcg@2", "ap", "recall"), [question], CORPUS).rows(trace)
+    qrels = [ir_measures.Qrel("q", doc_id, grade) for doc_id, grade in grades.items()]
+    run = [ir_measures.ScoredDoc("q", doc_id, -i) for i, doc_id in enumerate(found)]
+    theirs = ir_measures.calc_aggregate([nDCG, nDCG @ 2, AP, R @ 3], qrels, run)
+    assert list(row.measures.values()) == pytest.approx([theirs[m] for m in (nDCG, nDCG @ 2, AP, R @ 3)], abs=1e-12)
+
+
+def test_a_failed_run_has_no_measures_and_says_why():
+    first, last = rows(Trace("q", (Hop("one", "one", ranking("a")),), failure="policy: down"))
+    assert (first.measures, last.measures, last.failure, last.hop) == ({}, {}, "policy: down", 2)
+
+
+def test_a_completion_that_does_not_parse_is_scored_with_what_was_found():
+    (only,) = rows(Trace("q", (Hop(None, "??", ranking("a")),), unparsed=True))
+    assert (only.unparsed, only.measures["recall"]) == (True, 0.5)
+
+
+def test_a_program_without_a_step_found_nothing():
+    (only,) = rows(Trace("q", ()))
+    assert (only.failure, only.measures["recall"]) == (None, 0.0)
+
+
+def test_titles_that_the_question_names_are_not_bridges():
+    assert hidden_gold(QUESTION, CORPUS) == ("b",)
+    assert hidden_gold(Question("q", "Was Los Ángeles or Oslo-Drammen first?", gold=("b", "x")), CORPUS) == ()
+    assert hidden_gold(Question("q", "osloite?", gold=("x",)), CORPUS) == ("x",)
+
+
+def test_no_bridge_no_value():
+    question = Question("q", "Ed Wood and Los Angeles?", gold=("a", "b"))
+    scorer = Scorer(("bridge_found",), [question], CORPUS)
+    assert scorer.rows(Trace("q", (Hop("x", "x", ranking("a")),)))[0].measures == {}
+
+
+def test_a_recipes_measures_come_first_and_the_reports_are_always_there():
+    assert all_measures(["ndcg", "recall"]) == ("ndcg", "recall", "ap", "all_found", "bridge_found")
+    with pytest.raises(ConfigError, match="'recal' is not a measure"):
+        all_measures(["recal"])

@@ -1,0 +1,100 @@
+"""summary.json by hand."""
+
+import json
+
+import pytest
+
+from leret.core.types import Question
+from leret.evaluation.results import Row
+from leret.evaluation.statistics import Statistics, pairs_of
+from leret.evaluation.summary import Evaluated, summarise, table, table_by_hop
+
+QUESTIONS = [Question(f"q{i}", "?", type="bridge" if i < 3 else "comparison") for i in range(5)]
+STATISTICS = Statistics(500, 0.95, 0)
+
+
+def system(name, recalls, rivals=(), failed=()):
+    rows = []
+    for i, (first, second) in enumerate(recalls):
+        for hop, value in enumerate((first, second), start=1):
+            rows.append(Row(f"q{i}", None, 0, hop, "x", "x", (), (), {"recall": value}))
+        if i in failed:
+            rows.append(Row(f"q{i}", None, 0, 3, None, None, (), (), {}, failure="down"))
+    return Evaluated(name, "policy", name, "0", rows, 1.5, 10, rivals)
+
+
+@pytest.fixture
+def summary():
+    base = system("base", [(0.0, 0.5)] * 5)
+    sft = system("sft", [(0.5, 1.0)] * 3 + [(0.0, 0.5)] * 2)
+    ipo = system("ipo", [(0.5, 1.0)] * 5, rivals=("sft",), failed=(4,))
+    return summarise([base, sft, ipo], QUESTIONS, ["recall"], "base", STATISTICS)
+
+
+def test_means_by_hop(summary):
+    # sft: hop 1 (3 x .5 + 2 x 0) / 5 = .3; hop 2 (3 x 1 + 2 x .5) / 5 = .8
+    assert [hop["recall"] for hop in summary["rows"][1]["hops"]] == [0.3, 0.8]
+    low, high = summary["rows"][1]["hops"][1]["recall_ci"]
+    assert 0.5 <= low <= 0.8 <= high <= 1.0
+
+
+def test_a_failed_question_is_left_out_of_the_mean_and_counted(summary):
+    row = summary["rows"][2]
+    assert (row["failed"], row["n"], row["hops"][1]["recall"]) == (1, 4, 1.0)
+
+
+def test_types_apart(summary):
+    by_type = summary["rows"][1]["by_type"]
+    assert by_type["bridge"] == {"n": 3, "hops": by_type["bridge"]["hops"]}
+    assert [by_type[t]["hops"][1]["recall"] for t in ("bridge", "comparison")] == [1.0, 0.5]
+    assert summary["n_by_type"] == {"bridge": 3, "comparison": 2}
+    assert summary["rows"][2]["by_type"]["comparison"]["n"] == 1
+
+
+def test_comparisons_are_one_a_pair_and_measure_after_the_last_hop(summary):
+    found = {(c["a"], c["b"]): c for c in summary["comparisons"]}
+    assert list(found) == [("sft", "base"), ("ipo", "base"), ("ipo", "sft")]
+    assert all(c["hop"] == 2 for c in summary["comparisons"])
+    # ipo - sft on the four questions that both were scored on: 0 0 0 .5
+    assert (found["ipo", "sft"]["difference"], found["ipo", "sft"]["n"]) == (0.125, 4)
+    # one non-zero difference: both signs are as large, p = 1
+    assert found["ipo", "sft"]["p"] == found["ipo", "sft"]["p_holm"] == 1.0
+    # sft - base: .5 .5 .5 0 0: 2 of 8 flips, p = .25; ipo - base: four of .5: 2 of 16, p = .125, times 3
+    assert found["sft", "base"]["p"] == 0.25
+    assert (found["ipo", "base"]["p"], found["ipo", "base"]["p_holm"]) == (0.125, 0.375)
+
+
+def test_earlier_hops_and_types_stand_apart(summary):
+    assert {c["hop"] for c in summary["comparisons_by_hop"]} == {1}
+    assert {c["type"] for c in summary["comparisons_by_type"]} == {"bridge", "comparison"}
+
+
+def test_it_is_json_without_nan(summary):
+    json.dumps(summary, allow_nan=False)
+
+
+def test_nothing_evaluated_is_a_summary_too():
+    summary = summarise([], QUESTIONS, ["recall"], "base", STATISTICS)
+    assert (summary["rows"], summary["comparisons"]) == ([], [])
+
+
+def test_a_pair_is_compared_once():
+    assert pairs_of({"base": (), "sft": ("base", "base"), "ipo": ("sft", "absent")}, "base") == [
+        ("sft", "base"),
+        ("ipo", "base"),
+        ("ipo", "sft"),
+    ]
+
+
+def test_the_console_table(summary):
+    columns, rows = table(summary)
+    assert columns == ["system", "recall", "failed", "LM calls"]
+    assert rows[2][0] == "ipo"
+    assert rows[2][1].startswith("1.000 [")
+    assert rows[2][2:] == ["1", "10"]
+
+
+def test_the_console_table_by_hop(summary):
+    columns, rows = table_by_hop(summary)
+    assert columns == ["system", "hop", "recall", "seconds"]
+    assert rows[4:6] == [["ipo", "1", "0.500", ""], ["ipo", "2", "1.000", "1.5"]]

@@ -1,0 +1,96 @@
+"""A saved program comes back with its policy, adapter and retriever."""
+
+import json
+from pathlib import Path
+
+import dspy
+import pytest
+
+import leret
+from leret.config.settings import AdapterSettings, DataSettings, PolicySettings, RetrieverSettings
+from leret.core.errors import ProgramError
+from leret.programs.load import load_program
+from leret.programs.saved import ProgramSource, save_program
+from tests.tiny import tiny_policy
+
+ROOT = Path(__file__).parents[2]
+CORPUS = [{"doc_id": f"d{i}", "title": f"Title {i}", "text": f"the red house number {i}"} for i in range(5)]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(document) + "\n" for document in CORPUS))
+    (tmp_path / "questions.jsonl").write_text('{"id": "q", "question": "red?", "relevant_doc_ids": ["d1"]}\n')
+    source = ProgramSource(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": 2})
+    save_program(
+        tmp_path / "run/program",
+        load_program(source.path, source.name, source.arguments),
+        source,
+        adapter=AdapterSettings(kind="compact"),
+        policy=PolicySettings(model=str(tiny_policy(tmp_path / "run/policies/sft")), max_tokens=4),
+        retriever=RetrieverSettings(k=2, index=str(tmp_path / "run/cache/bm25")),
+        data=DataSettings(corpus=str(tmp_path / "corpus.jsonl"), questions=str(tmp_path / "questions.jsonl")),
+    )
+    return tmp_path / "run/program"
+
+
+def test_it_runs_whatever_dspy_is_configured_with(saved):
+    program = leret.load(saved)
+    with dspy.context(adapter=dspy.ChatAdapter(), lm=None):
+        first = program(question="the red house")
+    assert first.doc_ids == program(question="the red house").doc_ids
+
+
+def test_it_composes_and_runs_in_parallel(saved):
+    program = leret.load(saved)
+
+    class Outer(dspy.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = program
+
+        def forward(self, question):
+            return self.inner(question=question)
+
+    examples = [dspy.Example(question=f"the red house {i}").with_inputs("question") for i in range(8)]
+    answers = dspy.Parallel(num_threads=4, disable_progress_bar=True)([(Outer(), e) for e in examples])
+    assert [a.doc_ids for a in answers] == [program(**e.inputs()).doc_ids for e in examples]
+
+
+def test_dspys_own_evaluation_takes_it(saved):
+    program = leret.load(saved)
+    examples = [dspy.Example(question=f"house number {i}").with_inputs("question") for i in range(5)]
+    alone = {example.question: program(**example.inputs()).doc_ids for example in examples}
+
+    def same(example, prediction, trace=None):
+        return prediction.doc_ids == alone[example.question]
+
+    report = dspy.Evaluate(devset=examples, metric=same, num_threads=2, display_progress=False)(program)
+    assert report.score == 100
+    assert all(isinstance(prediction, dspy.Prediction) for _, prediction, _ in report.results)
+
+
+def test_a_moved_run_still_loads(saved, tmp_path):
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    assert leret.load(tmp_path / "elsewhere/program")(question="the red house") is not None
+
+
+def test_the_index_and_the_policy_can_be_replaced(saved):
+    class Nothing:
+        digest = "nothing"
+
+        def search(self, queries, k):
+            return [() for _ in queries]
+
+    assert leret.load(saved, retriever=Nothing())(question="the red house").doc_ids == []
+
+
+def test_what_is_not_a_program_is_refused(tmp_path):
+    with pytest.raises(ProgramError, match="not a saved program"):
+        leret.load(tmp_path)
+
+
+def test_another_version_is_refused(saved):
+    (saved / "policy.json").write_text('{"version": 99}')
+    with pytest.raises(ProgramError, match="not of version 2"):
+        leret.load(saved)
