@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 
 from leret.config.load import load_recipe
-from leret.config.settings import SamplingRecipe
+from leret.config.sampling import SamplingRecipe
 from leret.policies.base import Request
 from leret.policies.load import load_policy
 from leret.policies.local.decoder import Generated, Job

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow.parquet
 
 from leret.config.load import load_recipe
-from leret.config.settings import SamplingRecipe
+from leret.config.sampling import SamplingRecipe
 from leret.datasets.load import load_questions
 from leret.demo.pretrain.examples import style_demos
 from leret.evaluation.statistics import bootstrap_intervals, sign_flip_p

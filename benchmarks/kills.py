@@ -40,7 +40,7 @@ from typing import Any
 from urllib.request import urlopen
 
 from leret.config.load import load_recipe
-from leret.config.settings import SamplingRecipe
+from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.sampling.stage import sample
 

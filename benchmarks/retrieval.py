@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from leret.config.settings import RetrieverSettings
+from leret.config.retriever import RetrieverSettings
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load

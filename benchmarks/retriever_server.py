@@ -72,7 +72,7 @@ def clients(url: str, expected: Path, kinds: list[str], seconds: float, seed: in
     import dspy
     import requests
 
-    from leret.config.clients import RemoteSettings
+    from leret.config.retriever import RemoteSettings
     from leret.retrieval.clients.leret import Remote
 
     dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)

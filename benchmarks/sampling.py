@@ -35,7 +35,7 @@ from typing import Any
 from kills import HERE, server, write_prompts
 from profiling import Shares
 
-from leret.config.settings import SamplingRecipe
+from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.programs.prompts import Prompt
 from leret.sampling.rollouts.environment import Workbench

@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-from leret.config.settings import SamplingRecipe
+from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.sampling.ray.scaleout import Cluster
 from leret.sampling.stage import sample

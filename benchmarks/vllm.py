@@ -35,7 +35,7 @@ from dspy_loop import Timed, dspy_loop
 
 from leret.cli.process import prepare
 from leret.config.load import load_recipe
-from leret.config.settings import SamplingRecipe
+from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.policies.serving.engines import Listening
 from leret.policies.serving.launch import free_port, plan, started

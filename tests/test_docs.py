@@ -131,7 +131,7 @@ def test_the_commands_of_a_document_run_in_their_order(
 def test_a_yaml_block_is_part_of_a_valid_recipe(name: str, body: str) -> None:
     import yaml
 
-    from leret.config.settings import SamplingRecipe
+    from leret.config.sampling import SamplingRecipe
 
     SamplingRecipe.model_validate({"data": {"kind": "world"}, **yaml.safe_load(body)})
 

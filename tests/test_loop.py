@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from leret.config.settings import EvalRecipe, SamplingRecipe, TrainingRecipe
+from leret.config.evaluation import EvalRecipe
+from leret.config.sampling import SamplingRecipe
+from leret.config.training import TrainingRecipe
 from leret.core.errors import ConfigError
 from leret.core.runs import Run
 from leret.optimize.rounds import Recipe, Step, schedule

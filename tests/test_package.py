@@ -34,7 +34,7 @@ OF_OTHERS = {"httpx", "pydantic_core", "yarl"}
 
 @pytest.mark.parametrize(
     "module",
-    ["leret", "leret.cli", "leret.config.settings", "leret.config.load", "leret.core.runs", "leret.core.errors"],
+    ["leret", "leret.cli", "leret.config.sampling", "leret.config.load", "leret.core.runs", "leret.core.errors"],
 )
 def test_a_cheap_module_loads_nothing_heavy(module: str) -> None:
     code = f"import {module}, sys; print(*(n for n in {HEAVY!r} if n in sys.modules))"

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from leret.config.evaluation import EvalRecipe
 from leret.config.load import find_recipe, load_all, load_any, load_recipe, stage_of
-from leret.config.settings import EvalRecipe, PretrainSettings, SamplingRecipe, TrainingRecipe
+from leret.config.sampling import PretrainSettings, SamplingRecipe
+from leret.config.training import TrainingRecipe
 from leret.core import bundled as shipped
 from leret.core.errors import ConfigError, MissingDependency
 from leret.demo.pretrain.stage import pretrain

@@ -11,7 +11,7 @@ import typer
 from leret.cli.options import AsJson, DataOverrides, FormatOption, SkipBad
 
 if TYPE_CHECKING:
-    from leret.config.settings import DataSettings
+    from leret.config.data import DataSettings
     from leret.datasets.inspect import DataReport, Spread
 
 
@@ -93,7 +93,7 @@ def _settings(
 ) -> DataSettings:
     from leret.config.load import flag_recipe, load_recipe
     from leret.config.paths import DataRecipe
-    from leret.config.settings import SamplingRecipe
+    from leret.config.sampling import SamplingRecipe
     from leret.core.errors import ConfigError
     from leret.datasets.formats.detect import detect_kind
 

@@ -44,7 +44,7 @@ def eval_retriever(
     """Measure a retriever on questions whose relevant documents are known."""
     from leret.cli.console import complain
     from leret.cli.progress import shown
-    from leret.config.clients import RM3Settings
+    from leret.config.retriever import RM3Settings
     from leret.core.errors import ConfigError
     from leret.datasets.formats.detect import detect_kind
     from leret.datasets.load import load_questions

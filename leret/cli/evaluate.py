@@ -23,8 +23,8 @@ def evaluate(
     """Measure base, prompts, trained policies and baselines on held-out questions."""
     from leret.cli.console import facts, warn_of_demo
     from leret.cli.progress import shown
+    from leret.config.evaluation import EvalRecipe
     from leret.config.load import load_recipe
-    from leret.config.settings import EvalRecipe
     from leret.core.runs import Run
 
     settings = load_recipe(recipe, EvalRecipe, overrides or ())

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from leret.config.settings import DataSettings, RetrieverSettings
+    from leret.config.data import DataSettings
+    from leret.config.retriever import RetrieverSettings
     from leret.datasets.corpus import Corpus
 
 
@@ -35,7 +36,7 @@ def settings_of(
         ConfigError: too little is named, both are, or a flag that the recipe or the kind has no use for.
     """
     from leret.config.load import load_recipe
-    from leret.config.settings import SamplingRecipe
+    from leret.config.sampling import SamplingRecipe
     from leret.core.errors import ConfigError
 
     overrides = [f"retriever.{override.removeprefix('retriever.')}" for override in overrides]

@@ -13,7 +13,8 @@ import typer
 from jinja2 import Environment, StrictUndefined
 
 from leret.config.load import flag_recipe
-from leret.config.settings import PolicySettings, SamplingRecipe
+from leret.config.policy import PolicySettings
+from leret.config.sampling import SamplingRecipe
 from leret.core import bundled as shipped
 from leret.core.errors import ConfigError, DataError
 from leret.datasets.formats.detect import detect_kind

@@ -20,7 +20,7 @@ def pretrain(
     from leret.cli.console import done
     from leret.cli.progress import shown
     from leret.config.load import load_recipe
-    from leret.config.settings import SamplingRecipe
+    from leret.config.sampling import SamplingRecipe
     from leret.demo.pretrain.stage import pretrain as stage
 
     given = (overrides or []) + ["data.skip_bad=true"] * skip_bad

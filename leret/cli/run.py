@@ -26,7 +26,7 @@ def run(
     from leret.cli.evaluate import show
     from leret.cli.progress import shown
     from leret.config.load import load_all
-    from leret.config.settings import SamplingRecipe
+    from leret.config.sampling import SamplingRecipe
     from leret.core.runs import Run
     from leret.optimize.rounds import schedule, take
 

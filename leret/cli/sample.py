@@ -36,7 +36,7 @@ def sample(
     from leret.cli.console import done, facts, warn_of_demo
     from leret.cli.progress import shown
     from leret.config.load import load_recipe
-    from leret.config.settings import SamplingRecipe
+    from leret.config.sampling import SamplingRecipe
     from leret.core.runs import Run
 
     settings = load_recipe(recipe, SamplingRecipe, (overrides or []) + ["data.skip_bad=true"] * skip_bad)

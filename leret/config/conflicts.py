@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from leret.config.base import Settings
-from leret.config.settings import EvalRecipe, SamplingRecipe, TrainingRecipe
+from leret.config.evaluation import EvalRecipe
+from leret.config.sampling import SamplingRecipe
+from leret.config.training import TrainingRecipe
 from leret.config.yaml import Key
 
 

@@ -1,6 +1,6 @@
 """Reading a recipe: YAML, overrides and files, with every fault listed at once and its place beside it.
 
-``load_recipe("sampling/demo.yaml", SamplingRecipe, ["sampling.samples=2"])`` gives the frozen model of `leret.config.settings`,
+``load_recipe("sampling/demo.yaml", SamplingRecipe, ["sampling.samples=2"])`` gives the frozen model of `leret.config`,
 with the paths in it made absolute. A relative path is looked for in the current directory, in the recipe's folder, in
 the folder around that, and at last among what leret ships.
 """
@@ -14,9 +14,11 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from leret.config.conflicts import clashes
+from leret.config.evaluation import EvalRecipe
 from leret.config.messages import describe
 from leret.config.paths import DataRecipe, IndexRecipe, locate
-from leret.config.settings import EvalRecipe, SamplingRecipe, TrainingRecipe
+from leret.config.sampling import SamplingRecipe
+from leret.config.training import TrainingRecipe
 from leret.config.yaml import Key, Placed, parse
 from leret.core import bundled as shipped
 from leret.core.errors import ConfigError

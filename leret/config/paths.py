@@ -10,7 +10,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from leret.config.base import Settings
-from leret.config.settings import DataSettings, EvalRecipe, RetrieverSettings, SamplingRecipe
+from leret.config.data import DataSettings
+from leret.config.evaluation import EvalRecipe
+from leret.config.retriever import RetrieverSettings
+from leret.config.sampling import SamplingRecipe
 from leret.config.yaml import Key, Placed, dotted
 from leret.core import bundled as shipped
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from leret.config.evaluation import EvalRecipe
 from leret.config.load import load_recipe
-from leret.config.settings import EvalRecipe, SamplingRecipe, TrainingRecipe
+from leret.config.sampling import SamplingRecipe
+from leret.config.training import TrainingRecipe
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 

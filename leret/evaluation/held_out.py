@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leret.config.settings import EvalRecipe
+from leret.config.evaluation import EvalRecipe
 from leret.core.errors import ConfigError, DataError
 from leret.core.runs import Run
 from leret.core.types import Question

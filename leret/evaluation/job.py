@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from leret.config.settings import EvalRecipe, SamplingRecipe
+from leret.config.evaluation import EvalRecipe
+from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
 from leret.core.stages import file_stamps, is_whole, stamps

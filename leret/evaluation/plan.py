@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from leret.config.settings import EvalRecipe
+from leret.config.evaluation import EvalRecipe
 from leret.core.progress import Silent
 from leret.core.runs import Run
 from leret.evaluation.evaluator import Evaluator

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leret.config.settings import PolicySettings
+from leret.config.policy import PolicySettings
 from leret.core.runs import Run
 from leret.evaluation.evaluator import Policies
 from leret.evaluation.systems import System

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leret.config.settings import EvalRecipe
+from leret.config.evaluation import EvalRecipe
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run, write_atomically
 from leret.core.types import Question, digest

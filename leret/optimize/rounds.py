@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from leret.config.settings import EvalRecipe, SamplingRecipe, TrainingRecipe
+from leret.config.evaluation import EvalRecipe
+from leret.config.sampling import SamplingRecipe
+from leret.config.training import TrainingRecipe
 from leret.core.errors import ConfigError
 from leret.core.progress import Progress
 from leret.core.runs import Run

@@ -16,7 +16,7 @@ from typing import Any, cast
 import dspy
 from dspy import lm15
 
-from leret.config.settings import PolicySettings
+from leret.config.policy import PolicySettings
 from leret.core.aio import submit
 from leret.core.errors import LeretError, PolicyError
 from leret.core.types import digest

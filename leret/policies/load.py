@@ -14,7 +14,7 @@ from leret.core.errors import ConfigError, PolicyError
 from leret.core.types import digest
 
 if TYPE_CHECKING:
-    from leret.config.settings import PolicySettings
+    from leret.config.policy import PolicySettings
     from leret.policies.base import Policy
 
 
@@ -53,7 +53,7 @@ def load_policy(
     """
     from pydantic import ValidationError
 
-    from leret.config.settings import PolicySettings
+    from leret.config.policy import PolicySettings
 
     try:
         checked = PolicySettings.model_validate({"kind": kind, "model": str(model), "urls": tuple(urls), **settings})

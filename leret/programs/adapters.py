@@ -15,7 +15,7 @@ import dspy
 from dspy.adapters.utils import parse_value
 from dspy.utils.exceptions import AdapterParseError
 
-from leret.config.settings import AdapterSettings
+from leret.config.sampling import AdapterSettings
 
 _SPACE = re.compile(r"\s+")
 

@@ -16,7 +16,10 @@ from typing import Any
 
 import dspy
 
-from leret.config.settings import AdapterSettings, DataSettings, PolicySettings, RetrieverSettings
+from leret.config.data import DataSettings
+from leret.config.policy import PolicySettings
+from leret.config.retriever import RetrieverSettings
+from leret.config.sampling import AdapterSettings
 from leret.core.errors import ProgramError
 from leret.core.runs import write_atomically
 from leret.datasets.load import load_corpus

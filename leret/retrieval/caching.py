@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from leret.config.clients import AnswersSettings
+from leret.config.retriever import AnswersSettings
 from leret.core.types import Ranking
 from leret.retrieval.base import PartlyAnsweredError, Retriever
 from leret.retrieval.diskcache import DiskCache, default_directory

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from leret.config.clients import ClinicalTrialsSettings, PubMedSettings
-from leret.config.settings import ColbertSettings, EngineSettings, RetrieverSettings
+from leret.config.retriever import (
+    ClinicalTrialsSettings,
+    ColbertSettings,
+    EngineSettings,
+    PubMedSettings,
+    RetrieverSettings,
+)
 from leret.core.errors import RetrievalError
 from leret.core.progress import Progress
 from leret.retrieval.base import Documents, Retriever

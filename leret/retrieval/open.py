@@ -46,7 +46,7 @@ def opened(index: str, *, token_env: str | None = None, patience_s: float = 30.0
         RetrievalError: there is no index, it is broken, or the server does not answer.
     """
     if index.startswith(("http://", "https://")):
-        from leret.config.clients import RemoteSettings
+        from leret.config.retriever import RemoteSettings
         from leret.retrieval.clients.leret import Remote
 
         if "@" in index:

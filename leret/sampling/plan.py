@@ -10,7 +10,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leret.config.settings import SamplingRecipe
+from leret.config.sampling import SamplingRecipe
 from leret.core.errors import LeretError, ProgramError
 from leret.core.runs import Run
 from leret.core.types import Passage, Question, Ranking

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leret.config.settings import SamplingRecipe
+from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, DataError
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leret.config.settings import TrainingRecipe
+from leret.config.training import TrainingRecipe
 from leret.core.errors import TrainingError
 from leret.core.progress import Progress
 from leret.core.runs import Run, write_atomically

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from leret.config.settings import LoraSettings, TrainingRecipe
+from leret.config.training import LoraSettings, TrainingRecipe
 from leret.core.errors import PolicyError, TrainingError
 from leret.training.initial import Initial
 

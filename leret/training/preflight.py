@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from leret.config.settings import TrainingRecipe
+from leret.config.training import TrainingRecipe
 from leret.core.errors import TrainingError
 from leret.training.algorithms.losses import dpo_loss, ipo_loss
 

@@ -5,8 +5,9 @@ import os
 
 import pytest
 
+from leret.config.evaluation import EvalRecipe
 from leret.config.load import load_all
-from leret.config.settings import EvalRecipe, SamplingRecipe
+from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
 from leret.evaluation.job import resolve

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leret.config.settings import EvalRecipe
+from leret.config.evaluation import EvalRecipe
 from leret.core.errors import ConfigError
 from leret.core.types import Passage, Question
 from leret.evaluation.fused import expanding, fuse

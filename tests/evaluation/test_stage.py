@@ -8,7 +8,8 @@ from pathlib import Path
 import ir_measures
 import pytest
 
-from leret.config.settings import EvalRecipe, SamplingRecipe
+from leret.config.evaluation import EvalRecipe
+from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.runs import Run
 from leret.core.types import State

@@ -11,7 +11,7 @@ import dspy
 import pytest
 from dspy.utils.exceptions import ContextWindowExceededError, LMProviderError, LMUnsupportedFeatureError
 
-from leret.config.settings import PolicySettings
+from leret.config.policy import PolicySettings
 from leret.core.errors import PolicyError
 from leret.policies.base import Completion, Request
 from leret.policies.dspy_lm import PolicyEngine, PolicyLM, policy_lm

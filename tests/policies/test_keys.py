@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 from leret.cli.app import app
 from leret.config.load import load_recipe
-from leret.config.settings import PolicySettings, SamplingRecipe
+from leret.config.policy import PolicySettings
+from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, PolicyError
 from leret.http.secrets import Key
 from leret.policies.load import load_policy, policy_of, policy_state

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from leret.config.settings import PolicySettings
+from leret.config.policy import PolicySettings
 from leret.core.errors import ConfigError, PolicyError
 from leret.policies import load
 from leret.policies.load import load_policy, policy_state, probe, shared_policy

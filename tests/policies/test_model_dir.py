@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from leret.config.settings import TrainingRecipe
+from leret.config.training import TrainingRecipe
 from leret.core.errors import PolicyError
 from leret.policies.checkpoints import find_model, load_model, model_digest
 from leret.policies.local import chat_template as templates

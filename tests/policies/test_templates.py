@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from leret.config.settings import PolicySettings, TrainingRecipe
+from leret.config.policy import PolicySettings
+from leret.config.training import TrainingRecipe
 from leret.core.errors import PolicyError, TrainingError
 from leret.policies.base import Request
 from leret.policies.dspy_lm import policy_lm

@@ -3,7 +3,7 @@
 import dspy
 import pytest
 
-from leret.config.settings import AdapterSettings
+from leret.config.sampling import AdapterSettings
 from leret.programs.adapters import make_adapter
 from leret.programs.prompts import ZERO_SHOT, Formatter, Heads, Prompt
 

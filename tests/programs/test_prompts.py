@@ -7,7 +7,7 @@ import dspy
 import pytest
 from dspy import lm15
 
-from leret.config.settings import AdapterSettings
+from leret.config.sampling import AdapterSettings
 from leret.core.errors import RunError
 from leret.core.types import Passage
 from leret.programs.adapters import make_adapter

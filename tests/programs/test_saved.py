@@ -7,7 +7,10 @@ import dspy
 import pytest
 
 import leret
-from leret.config.settings import AdapterSettings, DataSettings, PolicySettings, RetrieverSettings
+from leret.config.data import DataSettings
+from leret.config.policy import PolicySettings
+from leret.config.retriever import RetrieverSettings
+from leret.config.sampling import AdapterSettings
 from leret.core.errors import ProgramError
 from leret.programs.load import load_program
 from leret.programs.saved import ProgramSource, save_program

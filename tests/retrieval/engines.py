@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from leret.config.settings import RetrieverSettings
+from leret.config.retriever import RetrieverSettings
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from tests.retrieval.models import colbert_checkpoint, minilm

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from leret.config.clients import ClinicalTrialsSettings
+from leret.config.retriever import ClinicalTrialsSettings
 from leret.core.errors import RetrievalError
 from leret.retrieval.clients import ratelimit
 from leret.retrieval.clients.clinicaltrials import ClinicalTrials

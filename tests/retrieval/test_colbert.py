@@ -25,7 +25,7 @@ import pytest
 from huggingface_hub import constants, hf_hub_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from leret.config.settings import RetrieverSettings
+from leret.config.retriever import RetrieverSettings
 from leret.core.errors import RetrievalError
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leret.config.settings import RetrieverSettings
+from leret.config.retriever import RetrieverSettings
 from leret.core.errors import RetrievalError
 from leret.core.files import half_built
 from leret.core.types import Document

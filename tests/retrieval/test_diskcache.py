@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from leret.config.clients import AnswersSettings
+from leret.config.retriever import AnswersSettings
 from leret.core.errors import RetrievalError
 from leret.core.types import Passage, Ranking
 from leret.retrieval.base import PartlyAnsweredError, Retriever

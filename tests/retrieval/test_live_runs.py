@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from leret.config.load import load_recipe
-from leret.config.settings import SamplingRecipe
+from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError
 from leret.core.runs import Run
 from leret.retrieval.clients import pubmed

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from leret.config.clients import RemoteSettings
-from leret.config.settings import RetrieverSettings, SamplingRecipe
+from leret.config.retriever import RemoteSettings, RetrieverSettings
+from leret.config.sampling import SamplingRecipe
 from leret.core.errors import RetrievalError
 from leret.core.progress import Silent
 from leret.core.runs import Run

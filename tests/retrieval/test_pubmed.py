@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from leret.config.clients import AnswersSettings, PubMedSettings
-from leret.config.settings import RetrieverSettings
+from leret.config.retriever import AnswersSettings, PubMedSettings, RetrieverSettings
 from leret.core.errors import RetrievalError
 from leret.core.types import digest
 from leret.retrieval.caching import keep_answers

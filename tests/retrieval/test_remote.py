@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 import leret.http.messages
-from leret.config.clients import AnswersSettings, RemoteSettings
 from leret.config.load import load_recipe
-from leret.config.settings import SamplingRecipe
+from leret.config.retriever import AnswersSettings, RemoteSettings
+from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.types import Document, Passage
 from leret.datasets.corpus import Corpus

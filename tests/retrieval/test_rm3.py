@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from leret.config.clients import RM3Settings
+from leret.config.retriever import RM3Settings
 from leret.core.errors import RetrievalError
 from leret.core.types import Document, Ranking
 from leret.datasets.corpus import Corpus

@@ -16,7 +16,7 @@ import dspy
 import pytest
 import requests
 
-from leret.config.clients import RemoteSettings
+from leret.config.retriever import RemoteSettings
 from leret.core.errors import RetrievalError
 from leret.core.types import Document, Passage
 from leret.datasets.corpus import Corpus

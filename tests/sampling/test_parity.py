@@ -10,7 +10,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from leret.config.settings import AdapterSettings, ProgramSettings
+from leret.config.sampling import AdapterSettings, ProgramSettings
 from leret.core.errors import ProgramError
 from leret.core.runs import Run
 from leret.programs import Search

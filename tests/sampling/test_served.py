@@ -11,7 +11,7 @@ import time
 import pytest
 from aiohttp import web
 
-from leret.config.settings import EvalRecipe
+from leret.config.evaluation import EvalRecipe
 from leret.core.errors import PolicyError
 from leret.core.runs import Run
 from leret.evaluation.stage import evaluate

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from leret.config.settings import SamplingRecipe
+from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, DataError, PolicyError, RunError
 from leret.core.runs import Run
 from leret.policies.base import Completion

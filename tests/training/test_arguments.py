@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leret.config.load import load_recipe
-from leret.config.settings import TrainingRecipe
+from leret.config.training import TrainingRecipe
 from leret.training.algorithms.preference import preference_trainer
 from leret.training.algorithms.sft import sft_trainer
 from leret.training.process import surroundings

@@ -8,7 +8,8 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from leret.config.settings import SamplingRecipe, TrainingRecipe
+from leret.config.sampling import SamplingRecipe
+from leret.config.training import TrainingRecipe
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.policies.base import Request

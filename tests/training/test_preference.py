@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from leret.config.settings import TrainingRecipe
+from leret.config.training import TrainingRecipe
 from leret.training.algorithms.losses import dpo_loss, ipo_loss
 from leret.training.algorithms.preference import preference_trainer
 from leret.training.process import surroundings

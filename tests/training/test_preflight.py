@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertLMHeadModel
 
-from leret.config.settings import TrainingRecipe
+from leret.config.training import TrainingRecipe
 from leret.core.errors import TrainingError
 from leret.policies.load import demo_directory
 from leret.training.algorithms.preference import preference_trainer

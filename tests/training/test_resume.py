@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from leret.config.settings import TrainingRecipe
+from leret.config.training import TrainingRecipe
 from leret.core.errors import RunError, TrainingError
 from leret.training.checkpoints import Workplace
 from leret.training.stage import plan, train

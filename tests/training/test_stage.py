@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from leret.config.settings import LoraSettings, TrainingRecipe
+from leret.config.training import LoraSettings, TrainingRecipe
 from leret.core.errors import MissingDependency, PolicyError, RunError, TrainingError
 from leret.core.runs import Run
 from leret.policies.load import demo_directory

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from leret.config.settings import PretrainSettings, SamplingRecipe
+from leret.config.sampling import PretrainSettings, SamplingRecipe
 from leret.core.errors import ConfigError
 from leret.core.progress import Progress, Silent
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from leret.config.clients import ClinicalTrialsSettings
+from leret.config.retriever import ClinicalTrialsSettings
 from leret.core.errors import RetrievalError
 from leret.core.types import Passage, Ranking, digest
 from leret.http.messages import short

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from leret.config.clients import PubMedSettings
+from leret.config.retriever import PubMedSettings
 from leret.core.errors import RetrievalError
 from leret.core.types import Passage, Ranking, digest
 from leret.http.messages import short

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from leret.config.settings import ColbertSettings
+from leret.config.retriever import ColbertSettings
 from leret.core.errors import RetrievalError
 from leret.core.hub import find_model, model_digest, require_model
 from leret.core.progress import Progress

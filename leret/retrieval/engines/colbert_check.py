@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from leret.config.settings import ColbertSettings
+from leret.config.retriever import ColbertSettings
 from leret.core.errors import RetrievalError
 from leret.core.progress import Silent
 from leret.retrieval.base import Documents

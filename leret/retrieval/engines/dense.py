@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from leret.config.settings import DenseSettings
+from leret.config.retriever import DenseSettings
 from leret.core.errors import RetrievalError
 from leret.core.hub import find_model, model_digest, require_model
 from leret.core.progress import Progress
@@ -33,7 +33,7 @@ _DIGITS = 6
 
 @dataclass(frozen=True)
 class VectorSettings:
-    """All that decides a dense index; see `leret.config.settings.DenseSettings`."""
+    """All that decides a dense index; see `leret.config.retriever.DenseSettings`."""
 
     query_prefix: str = ""
     document_prefix: str = ""

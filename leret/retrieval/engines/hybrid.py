@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from leret.config.settings import HybridSettings
+from leret.config.retriever import HybridSettings
 from leret.core.errors import RetrievalError
 from leret.core.progress import Progress
 from leret.core.types import Ranking, digest
@@ -31,7 +31,7 @@ FOLDERS = ("first", "second")
 
 @dataclass(frozen=True)
 class Fusion:
-    """How two rankings become one; see `leret.config.settings.HybridSettings`."""
+    """How two rankings become one; see `leret.config.retriever.HybridSettings`."""
 
     method: str = "rrf"
     weights: tuple[float, float] = (1.0, 1.0)

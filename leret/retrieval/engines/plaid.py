@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from leret.config.settings import ColbertSettings
+from leret.config.retriever import ColbertSettings
 from leret.core.errors import RetrievalError
 from leret.core.types import Ranking
 from leret.retrieval.base import answered, checked
@@ -22,7 +22,7 @@ _CODE = frozenset({"auto_map", "custom_pipelines"})
 
 @dataclass(frozen=True)
 class PlaidSettings:
-    """All that decides a PLAID index and its search; see `leret.config.settings.ColbertSettings`."""
+    """All that decides a PLAID index and its search; see `leret.config.retriever.ColbertSettings`."""
 
     nbits: int = 2
     separator: str = " | "

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from leret.config.clients import RM3Settings
+from leret.config.retriever import RM3Settings
 from leret.core.errors import RetrievalError
 from leret.core.types import Ranking, digest
 from leret.retrieval.base import Retriever

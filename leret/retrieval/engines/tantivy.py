@@ -1,6 +1,6 @@
 """BM25 over a tantivy index: built and searched from the disk, for corpora too large for bm25s's build.
 
-The words are those of `leret.retrieval.engines.analysis`, joined by spaces, so that tantivy only splits at spaces. A query becomes
+The terms are those of `engines.analysis`, joined by spaces, so that tantivy only splits at spaces. A query becomes
 a disjunction of its words, never a string for tantivy's query parser. tantivy's BM25 has k1 1.2 and b .75, and knows
 the lengths of long documents roughly: its scores are not those of bm25s.
 """

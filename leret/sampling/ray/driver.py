@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from leret.config.settings import SamplingSettings
+from leret.config.sampling import SamplingSettings
 from leret.core.errors import LeretError, RunError
 from leret.core.progress import Progress
 from leret.core.runs import Run

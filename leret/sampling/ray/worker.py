@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leret.config.settings import SamplingRecipe
+from leret.config.sampling import SamplingRecipe
 from leret.core.errors import MissingDependency, RunError
 from leret.core.runs import Run
 from leret.sampling.ray.wire import TOKEN, Batch, Ended, Job, Place, Shard, version

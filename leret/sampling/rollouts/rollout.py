@@ -1,6 +1,6 @@
 """Running a program once on each of many questions: one prompt, one completion a step, no branching.
 
-Evaluation and the demo's baselines go this way; sampling tries several completions at a step (`leret.sampling.rollouts.branching`).
+Evaluation and the demo's baselines go this way; sampling tries several completions at a step (`branching`).
 """
 
 from __future__ import annotations

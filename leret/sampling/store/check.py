@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from leret.config.settings import SamplingRecipe
+from leret.config.sampling import SamplingRecipe
 from leret.core.errors import LeretError, RunError
 from leret.core.runs import Run
 from leret.core.types import digest

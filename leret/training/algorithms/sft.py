@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from leret.config.settings import TrainingRecipe
+from leret.config.training import TrainingRecipe
 from leret.training.algorithms.arguments import sft_arguments
 from leret.training.model import lora_config
 from leret.training.thrift import make_thrifty

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from leret.config.settings import PolicySettings
+from leret.config.policy import PolicySettings
 from tests.policies.serving.conftest import Serve, gone
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is Linux's")

@@ -1,0 +1,48 @@
+"""The recipe of `leret eval`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+from typing import Literal
+
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+)
+
+from leret.config.base import Settings
+
+Measure = str
+
+
+class EvalRecipe(Settings):
+    """`leret eval`: systems on held-out questions of the run's data."""
+
+    evaluation: str | None = Field(
+        None, pattern=r"^\w[\w.-]*$", description="directory in R/eval; None: of the split (test has none) and the file"
+    )
+    split: Literal["dev", "test", "all"] = "test"
+    limit: PositiveInt | None = None
+    questions: str | None = Field(None, description="another question file over the run's corpus")
+    systems: tuple[str, ...] = Field(
+        ("raw-question", "oracle-titles", "base", "bank", "policies"),
+        description="`bank` = every few-shot prompt on the base, `policies` = every trained one, or single names",
+    )
+    demos: dict[str, str] = Field(default_factory=dict, description="extra systems: name to a prompt file, base policy")
+    measures: tuple[Measure, ...] = ("recall", "ap")
+    baseline: str = Field("base", description="the system that others are compared with, beside their predecessor")
+    temperature: float = Field(0.0, ge=0)
+    samples: PositiveInt = Field(1, description="runs a question, averaged, where temperature > 0")
+    resamples: PositiveInt = Field(10_000, description="of the bootstrap")
+    confidence: float = Field(0.95, gt=0, lt=1)
+    examples: NonNegativeInt = Field(10, description="most improved and most worsened questions in the report")
+    seed: int = 0
+
+    @property
+    def evaluation_name(self) -> str | None:
+        """The directory in R/eval; None for the run's own test questions, whose results lie in R/eval itself."""
+        split = "" if self.split == "test" else self.split
+        stem = re.sub(r"(\.(jsonl|json|tsv|gz|bz2|zst))+$", "", PurePath(self.questions or "").name.lstrip("."))
+        return self.evaluation or "-".join(part for part in (split, stem) if part) or None

@@ -1,0 +1,95 @@
+"""The recipe of `leret sample`. Every key that can change a result stands here with its default, unit and range."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+)
+
+from leret.config.base import Settings
+from leret.config.data import DataSettings
+from leret.config.policy import PolicySettings
+from leret.config.retriever import (
+    RetrieverSettings,
+)
+
+
+class AdapterSettings(Settings):
+    """How DSPy turns a call into messages and a completion into fields."""
+
+    kind: Literal["chat", "json", "xml", "compact"] = "chat"
+    words_per_item: PositiveInt = Field(40, description="compact: words kept of each passage")
+    items: PositiveInt = Field(6, description="compact: passages kept")
+    demo_items: NonNegativeInt = Field(0, description="compact: passages kept in a demo")
+    instructions: bool = Field(False, description="compact: send the signature's instructions")
+
+
+class ProgramSettings(Settings):
+    """The DSPy program; other keys go to its constructor."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, validate_default=True)
+
+    path: str = Field("pipelines/multihop.py:MultiHop", description="FILE.py:Class")
+    adapter: AdapterSettings = AdapterSettings()
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of the program's constructor (``hops: 2``, say)."""
+        return dict(self.model_extra or {})
+
+
+class BankSettings(Settings):
+    """How the few-shot prompts are bootstrapped (LeReT, section 4.1)."""
+
+    train_questions: PositiveInt = 50
+    dev_questions: PositiveInt = 50
+    max_demos: PositiveInt = 3
+    candidates: PositiveInt = Field(8, description="candidate prompts that are scored; the best are kept")
+    temperature: float = Field(0.7, ge=0, description="of the bootstrapping calls")
+    path: str | None = Field(
+        None, description="directory of your own prompts (*.json, as in R/prompts), not bootstrapped"
+    )
+
+
+class SamplingSettings(Settings):
+    """What is tried at every state, and how it is scored."""
+
+    prompts: PositiveInt = Field(4, description="prompts of the bank, the zero-shot one included")
+    samples: PositiveInt = Field(1, description="completions a prompt and state")
+    seed: int = 0
+    reward: Literal["ap", "recall", "rr", "ndcg"] = Field(
+        "ap", description="of the accumulated ranking; grades count as 1"
+    )
+    concurrency: PositiveInt = Field(128, description="questions in flight")
+    max_error_rate: float = Field(0.1, ge=0, le=1, description="share of failed samples that stops the run")
+    max_unparsed_rate: float = Field(0.5, ge=0, le=1, description="share of unparsed completions that stops the run")
+    strategy: Literal["adjacent", "best-worst", "all", "margin"] = "adjacent"
+    margin: float = Field(0.0, ge=0, description="of strategy margin: least difference of rewards")
+    max_pairs: PositiveInt | None = Field(None, description="pairs kept a state, the widest margins first")
+    bank: BankSettings = BankSettings()
+
+
+class PretrainSettings(Settings):
+    """How `leret pretrain` builds a small policy from gold-blind demonstrations."""
+
+    kind: Literal["scratch", "minilm"]
+    steps: PositiveInt | None = None
+    minutes: float | None = Field(None, gt=0, description="CPU-minutes, one thread; the schedule is scaled to it")
+    seed: int = 0
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class SamplingRecipe(Settings):
+    """`leret sample`: everything that later stages read from the run."""
+
+    data: DataSettings
+    retriever: RetrieverSettings = RetrieverSettings()
+    policy: PolicySettings = PolicySettings()
+    program: ProgramSettings = ProgramSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    pretrain: PretrainSettings | None = None
