@@ -6,7 +6,7 @@ passage found so far. Copy this file and edit it; a recipe names it as ``program
 
 import dspy
 
-from leret.programs import Found, Search
+from leret import Found, Search
 
 
 class WriteQuery(dspy.Signature):

@@ -6,7 +6,7 @@ recipe names it as ``program: {path: "rewrite.py:Rewrite"}``.
 
 import dspy
 
-from leret.programs import Search
+from leret import Search
 
 
 class RewriteQuery(dspy.Signature):

@@ -36,7 +36,7 @@ sampling: {prompts: 1, samples: 2}
 
 PROGRAM = """\
 import dspy
-from leret.pipelines import Found, Search
+from leret import Found, Search
 
 class Two(dspy.Module):
     def __init__(self, hops=2, k=1):

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.core.types import digest
 
 
-def finished(run: Run, recipe: SamplingRecipe) -> dict[str, Any] | None:
+def finished(run: Run, recipe: Any) -> dict[str, Any] | None:
     """The report of the call that finished this recipe on this run, as long as the files it names are the same.
 
     Pairs that `leret pairs` has made since stay: they were asked for.
@@ -23,14 +22,14 @@ def finished(run: Run, recipe: SamplingRecipe) -> dict[str, Any] | None:
     return dict(mark["report"]) if whole else None  # the long way refuses a damaged store, and makes the pairs again
 
 
-def mark_finished(run: Run, recipe: SamplingRecipe, report: Mapping[str, Any]) -> None:
+def mark_finished(run: Run, recipe: Any, report: Mapping[str, Any]) -> None:
     """Remember that nothing is left, unless questions wait for a resume."""
     outages = any(report["failures"].get(kind) for kind in ("policy", "retrieval", "program"))
     key = None if report["waiting"] or outages else _key(recipe)
     run.update(sampled={"key": key, "report": dict(report), "bytes": run.store.stat().st_size})
 
 
-def file_stamps(recipe: SamplingRecipe) -> list[list[tuple[str, int, int]]]:
+def file_stamps(recipe: Any) -> list[list[tuple[str, int, int]]]:
     """Names, sizes and times of the files that a recipe names: as long as they are equal, so is what is in them."""
     named = [
         recipe.data.corpus,
@@ -44,7 +43,7 @@ def file_stamps(recipe: SamplingRecipe) -> list[list[tuple[str, int, int]]]:
     return [list(stamps(name)) for name in named if name]
 
 
-def _key(recipe: SamplingRecipe) -> str:
+def _key(recipe: Any) -> str:
     return digest(recipe.model_dump(mode="json"), file_stamps(recipe))
 
 
