@@ -32,7 +32,7 @@ import yaml
 
 from leret.core import bundled as shipped
 from leret.core.errors import RunError
-from leret.core.files import write_atomically as write_atomically
+from leret.core.files import write_atomically
 
 SCHEMA = 2
 """Version of the run directory's layout."""
