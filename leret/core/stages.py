@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import RunError
-from leret.core.runs import write_atomically
+from leret.core.files import write_atomically
 from leret.core.types import Json, digest
 
 if TYPE_CHECKING:
