@@ -35,7 +35,8 @@ SERVED = """
 policy = ["policy.kind=openai", "policy.model=m", "policy.urls=[{url}]"]
 sets = [word for value in (*policy, "data.limit=2") for word in ("--set", value)]
 invoke("sample", "demo", "--run", "run", *sets)
-invoke("eval", "demo", "--run", "run", "--set", "limit=2", "--set", "systems=[base, raw-question]", "--set", "resamples=100")
+words = ["limit=2", "systems=[base, raw-question]", "resamples=100"]
+invoke("eval", "demo", "--run", "run", *[part for word in words for part in ("--set", word)])
 found = leret.load("run/program")(question="Where was the author of the novel The Restless Engine born?")
 assert isinstance(found.doc_ids, list), found
 """
