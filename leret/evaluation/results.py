@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from leret.core.errors import RunError
-from leret.core.runs import write_atomically
+from leret.core.files import write_atomically
 from leret.core.types import Ranking
 
 

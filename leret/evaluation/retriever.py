@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leret.core.errors import ConfigError, DataError, RunError
+from leret.core.files import write_atomically
 from leret.core.progress import Progress, Silent
-from leret.core.runs import write_atomically
 from leret.core.types import Question, Ranking
 from leret.evaluation.statistics import bootstrap_intervals
 from leret.evaluation.trec import falling, write_qrels, write_run

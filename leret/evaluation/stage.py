@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from leret.config.evaluation import EvalRecipe
+from leret.core.files import write_atomically
 from leret.core.progress import Progress, Silent
-from leret.core.runs import Run, write_atomically
+from leret.core.runs import Run
 from leret.core.types import Question, digest
 from leret.evaluation.evaluator import Evaluator
 from leret.evaluation.held_out import held_out

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from leret.core.runs import write_atomically
+from leret.core.files import write_atomically
 from leret.core.types import Question
 
 _UNSAFE = re.compile(r"[\s%\x00-\x20\x7f-\xa0\u200b\ufeff\ud800-\udfff]")

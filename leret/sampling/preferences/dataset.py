@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from leret.core.errors import RunError
-from leret.core.runs import Run, write_atomically
+from leret.core.files import write_atomically
+from leret.core.runs import Run
 from leret.core.types import Sample
 from leret.sampling.preferences.card import card
 from leret.sampling.preferences.pairs import Pair, Strategy, distinct, make_pairs
