@@ -30,7 +30,7 @@ class Both(Settings):
 class Recipe(Settings):
     engine: Annotated[Words | Vectors | Both, Field(discriminator="kind")]
     program: Annotated[str, RecipePath("program", member=True)] = "p.py:P"
-    demos: dict[str, Annotated[str, RecipePath("prompt")]] = {}
+    demos: dict[str, Annotated[str, RecipePath("prompt")]] = Field(default_factory=dict)
     log: Annotated[Words | None, Free()] = None
 
 
