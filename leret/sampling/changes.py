@@ -5,36 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from leret.config.base import free_keys
+from leret.config.sampling import SamplingRecipe
 from leret.core.errors import RunError
 from leret.core.runs import Run
 from leret.sampling.rollouts.environment import Workbench, questions_digest
 
-_FREE = (
-    "data.corpus",
-    "data.questions",
-    "data.limit",
-    "data.skip_bad",
-    "retriever.index",
-    "retriever.answers",
-    *(f"retriever.remote.{key}" for key in ("urls", "queries_per_request", "requests_per_s", "token_env")),
-    *(
-        f"retriever.{kind}.{key}"
-        for kind in ("remote", "pubmed", "clinicaltrials")
-        for key in ("timeout_s", "patience_s", "concurrency", "offline", "api_key_env", "email", "tool")
-    ),
-    "program.path",
-    *(
-        f"policy.{key}"
-        for key in (
-            *("kind", "model", "urls", "api_key_env", "tokenizer", "device", "dtype", "timeout_s", "deadline_s"),
-            *("max_retries", "concurrency", "logprobs", "best_of"),
-            *("price_prompt", "price_completion"),
-        )
-    ),
-    *(f"sampling.{key}" for key in ("concurrency", "max_error_rate", "max_unparsed_rate")),
-    *(f"sampling.{key}" for key in ("strategy", "margin", "max_pairs")),
-    "pretrain",
-)
+_FREE = free_keys(SamplingRecipe)
 """May change: what decides no sample, what a digest stands for (files), and the policy (another round)."""
 
 _FILES = {"corpus": "data.corpus", "questions": "data.questions", "retriever": "retriever", "program": "program.path"}
