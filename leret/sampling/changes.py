@@ -4,38 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from leret.config.base import free_keys, paths_in
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.core.stages import check_resumable, input_stamps
 from leret.core.types import Json
 from leret.sampling.rollouts.environment import Workbench, questions_digest
 
-_FREE = (
-    "data.corpus",
-    "data.questions",
-    "data.limit",
-    "data.skip_bad",
-    "retriever.index",
-    "retriever.answers",
-    *(f"retriever.remote.{key}" for key in ("urls", "queries_per_request", "requests_per_s", "token_env")),
-    *(
-        f"retriever.{kind}.{key}"
-        for kind in ("remote", "pubmed", "clinicaltrials")
-        for key in ("timeout_s", "patience_s", "concurrency", "offline", "api_key_env", "email", "tool")
-    ),
-    "program.path",
-    *(
-        f"policy.{key}"
-        for key in (
-            *("kind", "model", "urls", "api_key_env", "tokenizer", "device", "dtype", "timeout_s", "deadline_s"),
-            *("max_retries", "concurrency", "logprobs", "best_of"),
-            *("price_prompt", "price_completion"),
-        )
-    ),
-    *(f"sampling.{key}" for key in ("concurrency", "max_error_rate", "max_unparsed_rate")),
-    *(f"sampling.{key}" for key in ("strategy", "margin", "max_pairs")),
-    "pretrain",
-)
+_FREE = free_keys(SamplingRecipe)
 """May change: what decides no sample, what a digest stands for (files), and the policy (another round)."""
 
 
@@ -70,11 +46,4 @@ def refuse_changed_files(run: Run, bench: Workbench) -> None:
 
 def recipe_stamps(recipe: SamplingRecipe) -> Json:
     """Stamps of the files that a recipe names."""
-    return input_stamps(
-        recipe.data.corpus,
-        recipe.data.questions,
-        recipe.program.path.rpartition(":")[0],
-        recipe.sampling.bank.path,
-        recipe.retriever.index,
-        recipe.policy.model if recipe.policy.kind == "local" else None,
-    )
+    return input_stamps(*(path for _, path, _ in paths_in(recipe)))
