@@ -125,6 +125,28 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an action, or a whole run of a program, led to: all that a reward may look at.
+
+    Attributes:
+        ranking: everything retrieved so far, best first.
+        outputs: the fields parsed from the completion.
+        prediction: what the program returned; None before its end.
+        text: the completion.
+        steps: LM calls so far.
+        failure: a completion that does not parse; an outage has no outcome.
+    """
+
+    task: Question
+    ranking: Ranking = ()
+    outputs: Mapping[str, Json] = field(default_factory=dict)
+    prediction: Any = None
+    text: str = ""
+    steps: int = 0
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One completion at one state under one prompt of the bank.
 

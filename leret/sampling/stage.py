@@ -17,6 +17,7 @@ from leret.core.runs import Run
 from leret.core.stages import finished, mark_finished
 from leret.core.types import Question
 from leret.policies.load import probe
+from leret.rewards import reward
 from leret.sampling.changes import refuse_changed_files, refuse_changes
 from leret.sampling.preferences.dataset import PreferenceReport, build_preferences
 from leret.sampling.rollouts.environment import Workbench, located, questions_digest
@@ -92,6 +93,7 @@ def sample(
     began = time.monotonic()
     progress = progress or Silent()
     recipe = located(recipe, base_dir or Path.cwd())
+    reward(recipe.sampling.reward, "sampling.reward")
     if recipe.policy.temperature == 0 and recipe.sampling.samples > 1:
         raise ConfigError(
             f"sampling.samples is {recipe.sampling.samples}, but at policy.temperature 0 they would all be the same; "
