@@ -22,7 +22,7 @@ def of_ranking(measure: Measure) -> Callable[[Outcome, int | None], float | None
 
     def value(outcome: Outcome, k: int | None = None) -> float | None:
         gold = outcome.task.grades
-        return measure([passage.doc_id for passage in outcome.ranking], gold, k) if gold else None
+        return measure(outcome.doc_ids, gold, k) if gold else None
 
     return value
 

@@ -15,7 +15,7 @@ from leret.core.errors import ConfigError, DataError
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.stages import finished, mark_finished
-from leret.core.types import Question
+from leret.core.types import Task
 from leret.policies.load import probe
 from leret.rewards import reward
 from leret.sampling.changes import refuse_changed_files, refuse_changes
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from leret.core.usage import Ledger
     from leret.policies.base import Policy
     from leret.programs.prompts import Prompt
+    from leret.retrieval.batching import SearchBatcher
     from leret.sampling.ray.scaleout import Cluster
     from leret.sampling.rollouts.scheduler import Scheduler, Tally
-    from leret.sampling.rollouts.search_batcher import SearchFront
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def sample(
 def _sample(
     bench: Workbench,
     run: Run,
-    questions: Sequence[Question],
+    questions: Sequence[Task],
     digests: dict[str, str],
     progress: Progress,
     began: float,
@@ -161,19 +161,19 @@ async def _work(
     run: Run,
     policy: Policy,
     store: Store,
-    questions: Sequence[Question],
+    questions: Sequence[Task],
     progress: Progress,
     here: bool,
 ) -> tuple[list[Prompt], Tally, tuple[str, ...]]:
     """The bank, the samples where sampling is done ``here``, and where `check_messages` had to stop."""
     from leret.core.usage import Ledger
+    from leret.retrieval.batching import SearchBatcher
     from leret.sampling.accounting import Accounting
     from leret.sampling.bank.load import prompts_of
     from leret.sampling.parity import check_messages
     from leret.sampling.rollouts.scheduler import Tally
-    from leret.sampling.rollouts.search_batcher import SearchFront
 
-    front = SearchFront(bench.retriever)
+    front = SearchBatcher(bench.retriever)
     try:
         prompts = await prompts_of(run, bench, policy, front, questions, progress)
         parts = (bench.program(), bench.replay, bench.formatter, bench.retriever)
@@ -202,7 +202,7 @@ def scheduler_of(
     bench: Workbench,
     policy: Policy,
     prompts: Sequence[Prompt],
-    front: SearchFront,
+    front: SearchBatcher,
     store: Store,
     ledger: Ledger,
     *,
@@ -243,7 +243,7 @@ def scheduler_of(
     )
 
 
-def _questions(bench: Workbench) -> list[Question]:
+def _questions(bench: Workbench) -> list[Task]:
     data = bench.recipe.data
     questions = bench.questions(data.split, data.limit)
     usable = [question for question in questions if question.gold]
@@ -255,7 +255,7 @@ def _questions(bench: Workbench) -> list[Question]:
     return usable
 
 
-def _digests(bench: Workbench, questions: Sequence[Question]) -> dict[str, str]:
+def _digests(bench: Workbench, questions: Sequence[Task]) -> dict[str, str]:
     return {
         "corpus": bench.corpus.digest,
         "retriever": bench.retriever.digest,
@@ -292,7 +292,7 @@ def _notes(prompts: Sequence[Prompt], wanted: int, pairs: PreferenceReport) -> I
 
 def _report(
     policy: Policy,
-    questions: Sequence[Question],
+    questions: Sequence[Task],
     prompts: Sequence[Prompt],
     tally: Tally,
     counts: dict[str, int],

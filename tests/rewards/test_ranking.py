@@ -5,7 +5,7 @@ import random
 import ir_measures
 import pytest
 
-from leret.core.types import Outcome, Passage, Question
+from leret.core.types import Outcome, Passage, Task
 from leret.rewards import REWARDS, reward
 from leret.rewards.ranking import all_found, ap, ndcg, recall, rr, success
 
@@ -13,7 +13,7 @@ GOLD = {"a", "b"}
 
 
 def outcome(doc_ids, gold):
-    return Outcome(Question("q", "?", gold=tuple(gold)), tuple(Passage(i, "", "", 0.0) for i in doc_ids))
+    return Outcome(Task.question("q", "?", gold=tuple(gold)), ranking=tuple(Passage(i, "", "", 0.0) for i in doc_ids))
 
 
 @pytest.mark.parametrize(

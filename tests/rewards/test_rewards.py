@@ -4,12 +4,12 @@ import pytest
 
 from leret import rewards
 from leret.core.errors import ConfigError
-from leret.core.types import Outcome, Passage, Question
+from leret.core.types import Outcome, Passage, Task
 from leret.evaluation.measures import Scorer, all_measures
 from leret.evaluation.results import Hop, Trace
 from leret.rewards import REWARDS, reward
 
-TASK = Question("q", "?", gold=("a", "b"))
+TASK = Task.question("q", "?", gold=("a", "b"))
 RANKING = tuple(Passage(i, "", "", 0.0) for i in "xab")
 
 
@@ -20,27 +20,29 @@ def length(outcome):
 
 def test_a_reward_is_one_function_and_one_line(monkeypatch):
     monkeypatch.setitem(rewards.REWARDS, "length", length)
-    assert reward("length")(Outcome(TASK, RANKING)) == -7.5
+    assert reward("length")(Outcome(TASK, ranking=RANKING)) == -7.5
     scorer = Scorer(all_measures(["length"]), [TASK], {})
-    found, nothing = scorer.rows(Trace("q", (Hop("?", None, RANKING), Hop("?", None, ()))))
+    found, nothing = scorer.rows(Trace("q", (Hop("?", None, ranking=RANKING), Hop("?", None, ()))))
     assert (found.measures["length"], "length" in nothing.measures) == (-7.5, False)
     with pytest.raises(ConfigError, match="length@3"):
         reward("length@3")  # it takes no cut-off
 
 
 def test_a_cut_off_is_part_of_the_name():
-    values = [reward(name)(Outcome(TASK, RANKING)) for name in ("recall", "recall@2", "recall@1", "success@1", "rr@2")]
+    values = [
+        reward(name)(Outcome(TASK, ranking=RANKING)) for name in ("recall", "recall@2", "recall@1", "success@1", "rr@2")
+    ]
     assert values == [1, 0.5, 0, 0, 0.5]
 
 
 def test_a_task_without_gold_has_no_value():
-    assert {value(Outcome(Question("q", "?"), RANKING)) for value in REWARDS.values()} == {None}
+    assert {value(Outcome(Task.question("q", "?"), ranking=RANKING)) for value in REWARDS.values()} == {None}
 
 
 def test_ndcg_counts_grades_and_ap_does_not():
-    graded = Outcome(Question("q", "?", gold=("a", "b"), relevance={"a": 1, "b": 3}), RANKING)
-    assert reward("ndcg")(graded) < reward("ndcg")(Outcome(TASK, RANKING))
-    assert reward("ap")(graded) == reward("ap")(Outcome(TASK, RANKING))
+    graded = Outcome(Task.question("q", "?", gold=("a", "b"), relevance={"a": 1, "b": 3}), ranking=RANKING)
+    assert reward("ndcg")(graded) < reward("ndcg")(Outcome(TASK, ranking=RANKING))
+    assert reward("ap")(graded) == reward("ap")(Outcome(TASK, ranking=RANKING))
 
 
 @pytest.mark.parametrize("name", ["map", "recall@", "recall@0", "recall@x", "@3", "recall@²", "recall@٣"])

@@ -19,7 +19,7 @@ from dspy.teleprompt import BootstrapFewShotWithRandomSearch
 from pydantic_core import to_jsonable_python
 
 from leret.core.aio import muted
-from leret.core.types import Outcome, Question
+from leret.core.types import Outcome, Task
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.retrieval.base import Retriever
 from leret.rewards import Reward
@@ -54,8 +54,8 @@ def build_bank(
     lm: dspy.BaseLM,
     retriever: Retriever,
     reward: Reward,
-    train: Sequence[Question],
-    dev: Sequence[Question],
+    train: Sequence[Task],
+    dev: Sequence[Task],
     plan: BankPlan,
     *,
     teacher: dspy.BaseLM,
@@ -93,7 +93,7 @@ def build_bank(
             on_scored()
         elif not prediction.complete:
             return 0.0  # half a run is no demo
-        return reward(Outcome(example.task, prediction.ranking)) or 0.0
+        return reward(Outcome(example.task, ranking=prediction.ranking)) or 0.0
 
     student = Student(program, watch)
     try:
@@ -110,8 +110,8 @@ def _search(
     student: Student,
     metric: Callable[..., float],
     teacher: dspy.BaseLM,
-    train: Sequence[Question],
-    dev: Sequence[Question],
+    train: Sequence[Task],
+    dev: Sequence[Task],
     plan: BankPlan,
 ) -> list[Mapping[str, Any]]:
     """DSPy's candidates: ``program``, ``score`` in percent, ``seed``."""
@@ -131,7 +131,7 @@ def _search(
     return list(best.candidate_programs)
 
 
-def _examples(questions: Sequence[Question]) -> list[dspy.Example]:
+def _examples(questions: Sequence[Task]) -> list[dspy.Example]:
     return [dspy.Example(question=q.text, task=q).with_inputs("question") for q in questions]
 
 

@@ -12,14 +12,14 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from leret.core.errors import PolicyError, ProgramError, RetrievalError
-from leret.core.types import Failure, Outcome, Question, Ranking, Sample, State, digest
+from leret.core.types import Failure, Outcome, Ranking, Sample, State, Task, digest
 from leret.core.usage import Ledger
 from leret.policies.base import Policy, Request
 from leret.programs.prompts import Prompt
 from leret.programs.runner import Known, Stepper
 from leret.rewards import Reward, reward
 from leret.sampling.rollouts.rollout import failure_of, seed_of, unparsed
-from leret.sampling.store.schema import Origin, is_final, storable
+from leret.sampling.store.schema import SamplingParams, is_final, storable
 from leret.sampling.store.store import Store
 
 _REPORTED = ("recall", "ap")
@@ -60,7 +60,7 @@ class Here:
         fresh: the store held nothing of the question when the session began, so it need not be asked.
     """
 
-    question: Question
+    question: Task
     state: State
     outputs: Sequence[Mapping[str, Any]]
     known: Known
@@ -90,7 +90,9 @@ class Brancher:
         names = dict.fromkeys((branch.reward, *_REPORTED))
         self._rewards: dict[str, Reward] = {name: reward(name) for name in names}
         self._origins = [
-            Origin(policy.name, self._policy_digest, prompt.digest, branch.temperature, branch.top_p, branch.max_tokens)
+            SamplingParams(
+                policy.name, self._policy_digest, prompt.digest, branch.temperature, branch.top_p, branch.max_tokens
+            )
             for prompt in branch.prompts
         ]
 
@@ -150,7 +152,9 @@ class Brancher:
         except PolicyError as error:
             self.ledger.failed(state.step, prompt.name, len(blank))
             return [replace(sample, failure=failure_of(error)) for sample in blank]
-        self.ledger.answered(state.step, prompt.name, completions, time.monotonic() - began)
+        tokens = [completion.n_completion_tokens for completion in completions]
+        seconds = time.monotonic() - began
+        self.ledger.answered(state.step, prompt.name, completions[0].n_prompt_tokens, tokens, seconds)
         return [
             replace(
                 sample,
@@ -195,7 +199,7 @@ class Brancher:
         plain, ranking = result
         if isinstance(ranking, Failure):
             return replace(sample, outputs=plain, failure=ranking)
-        outcome = Outcome(here.question, ranking, plain, text=sample.completion, steps=here.state.step + 1)
+        outcome = Outcome(here.question, sample.completion, plain, ranking, n_steps=here.state.step + 1)
         values = {name: value(outcome) for name, value in self._rewards.items()}
         return replace(
             sample,

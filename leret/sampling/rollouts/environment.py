@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ProgramError
 from leret.core.runs import Run
-from leret.core.types import Question, digest
+from leret.core.types import Task, digest
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load_corpus, load_questions
 
@@ -56,7 +56,7 @@ class Workbench:
         section = run.section("sampling", "leret sample RECIPE")
         return cls(SamplingRecipe.model_validate(section), run.cache)
 
-    def questions(self, split: str | None = None, limit: int | None = None, *, check: bool = True) -> list[Question]:
+    def questions(self, split: str | None = None, limit: int | None = None, *, check: bool = True) -> list[Task]:
         """Questions of a split; a smaller limit gives a part of a larger one's.
 
         Args:
@@ -202,7 +202,7 @@ class Workbench:
         self.close()
 
 
-def questions_digest(questions: Sequence[Question]) -> str:
+def questions_digest(questions: Sequence[Task]) -> str:
     """Names questions by all that is scored with: `digest` of their list, without making the list's text."""
     name = hashlib.blake2b(digest_size=16)
     separator = b"[["

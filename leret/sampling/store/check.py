@@ -15,7 +15,7 @@ from typing import Any
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import LeretError, RunError
 from leret.core.runs import Run
-from leret.core.types import Outcome, Passage, Question, digest
+from leret.core.types import Outcome, Passage, Task, digest
 from leret.rewards import Reward, reward
 from leret.sampling.rollouts.rollout import seed_of
 from leret.sampling.store.merge import leftovers
@@ -57,7 +57,7 @@ class Known:
     reward: str | None = None
     policies: set[str] | None = None
     prompts: Mapping[str, str] | None = None
-    gold: Mapping[str, Question] | None = None
+    gold: Mapping[str, Task] | None = None
     n_recomputed: int = 0
 
 
@@ -137,7 +137,7 @@ def _content(row: sqlite3.Row, parsed: Mapping[str, Any], known: Known, value: R
     if value is not None and gold:
         known.n_recomputed += 1
         ranking = tuple(Passage(doc_id, "", "", 0.0) for doc_id in doc_ids)
-        if abs((value(Outcome(gold, ranking)) or 0.0) - stored) > _TOLERANCE:
+        if abs((value(Outcome(gold, ranking=ranking)) or 0.0) - stored) > _TOLERANCE:
             yield f"a reward is not the {known.reward} of its ranking"
 
 
@@ -341,7 +341,7 @@ def _prompts(run: Run, manifest: Mapping[str, Any]) -> dict[str, str] | None:
     return {name: Prompt.load(run.prompts / f"{name}.json").digest for name in bank["prompts"]}
 
 
-def _gold(section: Mapping[str, Any], run: Run) -> dict[str, Question] | None:
+def _gold(section: Mapping[str, Any], run: Run) -> dict[str, Task] | None:
     from pydantic import ValidationError
 
     from leret.sampling.rollouts.environment import Workbench
