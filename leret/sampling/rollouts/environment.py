@@ -13,7 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from leret.config.base import RecipePath, with_paths
 from leret.config.sampling import SamplingRecipe
+from leret.config.yaml import Key
 from leret.core.errors import ProgramError
 from leret.core.runs import Run
 from leret.core.types import Task, digest
@@ -217,23 +219,11 @@ def questions_digest(questions: Sequence[Task]) -> str:
 
 def located(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:
     """The recipe with its relative paths made absolute where they exist under ``base_dir``."""
+    served = recipe.policy.kind in {"openai", "together"}
 
-    def found(value: str) -> str:
-        path = base_dir / value
-        return str(path.resolve()) if path.exists() else value
+    def found(key: Key, given: str, mark: RecipePath) -> str:
+        path = base_dir / given
+        name = given in mark.names or (served and key[0] == "policy")
+        return given if name or not (path.exists() or mark.may_be_missing) else str(path.resolve())
 
-    def find(value: str | None) -> str | None:
-        return found(value) if value else value
-
-    data, policy, program = recipe.data, recipe.policy, recipe.program
-    file, colon, name = program.path.rpartition(":")
-    changes: dict[str, object] = {
-        "data": data.model_copy(update={"corpus": find(data.corpus), "questions": find(data.questions)}),
-        "program": program.model_copy(update={"path": f"{find(file)}{colon}{name}"}),
-        "retriever": recipe.retriever.with_paths(found).model_copy(
-            update={"index": recipe.retriever.index and str((base_dir / recipe.retriever.index).resolve())}
-        ),
-    }
-    if policy.kind in {"local", "tgi"} and policy.model != "demo":
-        changes["policy"] = policy.model_copy(update={"model": find(policy.model), "tokenizer": find(policy.tokenizer)})
-    return recipe.model_copy(update=changes)
+    return with_paths(recipe, found)
