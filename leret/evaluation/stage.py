@@ -107,7 +107,7 @@ def open_evaluator(job: Job, bench: Workbench, questions: Sequence[Task], progre
         LeretError: data, index or program cannot be opened, or the retriever is not the one that was sampled with.
     """
     recipe, policy, retriever = job.recipe, bench.recipe.policy, bench.recipe.retriever
-    refuse_changes(job.run, bench.recipe.model_dump(mode="json"), {"retriever": bench.retriever.digest})
+    refuse_changes(job.run, bench.recipe, {"retriever": bench.retriever.digest})
     setting = Setting(
         bench.replay,
         bench.formatter,

@@ -14,6 +14,7 @@ from leret.config.sampling import SamplingRecipe
 from leret.core.errors import LeretError, ProgramError
 from leret.core.runs import Run
 from leret.core.types import Passage, Ranking, Task
+from leret.rewards import reward
 from leret.sampling.rollouts.environment import Workbench, located
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> P
     """
     bench = Workbench(located(recipe, base_dir or Path.cwd()), run.cache)
     settings = recipe.sampling
+    reward(settings.reward, "sampling.reward")
     questions = bench.questions(recipe.data.split, recipe.data.limit)
     n_questions = len(questions)
     steps = steps_of(bench.replay, bench.formatter.signature)

@@ -14,13 +14,15 @@ from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, DataError
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
-from leret.core.stages import finished, mark_finished
+from leret.core.stages import completed, is_complete_parquet, mark_completed, stage_key
 from leret.core.types import Task
 from leret.policies.load import probe
-from leret.sampling.changes import refuse_changed_files, refuse_changes
+from leret.rewards import reward
+from leret.sampling.changes import recipe_stamps, refuse_changed_files, refuse_changes
 from leret.sampling.preferences.dataset import PreferenceReport, build_preferences
 from leret.sampling.rollouts.environment import Workbench, located, questions_digest
 from leret.sampling.store.merge import rescue
+from leret.sampling.store.schema import OUTAGES
 from leret.sampling.store.store import Store
 
 if TYPE_CHECKING:
@@ -92,17 +94,19 @@ def sample(
     began = time.monotonic()
     progress = progress or Silent()
     recipe = located(recipe, base_dir or Path.cwd())
+    reward(recipe.sampling.reward, "sampling.reward")
     if recipe.policy.temperature == 0 and recipe.sampling.samples > 1:
         raise ConfigError(
             f"sampling.samples is {recipe.sampling.samples}, but at policy.temperature 0 they would all be the same; "
             "raise the temperature, or set samples: 1"
         )
-    before = finished(run, recipe)
-    if before is not None:
+    key = stage_key(recipe, recipe_stamps(recipe))
+    before = completed(run.path, "sample", key)
+    if before is not None and is_complete_parquet(run.preferences / "train.parquet"):
         return SampleReport(
             **{**before, "already": True, "new_questions": 0, "new_samples": 0, "seconds": time.monotonic() - began}
         )
-    refuse_changes(run, recipe.model_dump(mode="json"), {})
+    refuse_changes(run, recipe, {})
     asyncio.run(probe(recipe.policy))
     with Workbench(recipe, run.cache, progress) as bench, cluster or nullcontext():
         progress.start("data and index", None)
@@ -110,11 +114,12 @@ def sample(
         questions = _questions(bench)
         digests = _digests(bench, questions)
         progress.finish()
-        refuse_changes(run, recipe.model_dump(mode="json"), {"retriever": digests["retriever"]})
+        refuse_changes(run, recipe, {"retriever": digests["retriever"]})
         if bench.skipped:
             run.event("sample", "skipped", **bench.skipped)
         report = _sample(bench, run, questions, digests, progress, began, cluster)
-    mark_finished(run, recipe, asdict(report))
+    if not report.waiting and not any(report.failures.get(kind) for kind in OUTAGES):
+        mark_completed(run.path, "sample", key, asdict(report), [run.store])
     return report
 
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from leret.core.errors import ConfigError, RunError
 from leret.core.progress import Progress
 from leret.core.runs import Run
-from leret.core.types import Rollout, Task
+from leret.core.types import Outcome, Rollout, Task
 from leret.datasets.splits import rank_of
 from leret.policies.base import Policy
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.retrieval.batching import SearchBatcher
-from leret.rewards import measure
+from leret.rewards import reward
 from leret.sampling.plan import n_bank_questions
 from leret.sampling.rollouts.environment import Workbench
 from leret.sampling.rollouts.rollout import Roller
@@ -144,9 +144,9 @@ async def _zero_shot(
 
 def _threshold(bench: Workbench, train: Sequence[Task], rollouts: Sequence[Rollout]) -> float:
     """The reward that the best quarter of zero-shot runs reaches; above 0."""
-    reward = measure(bench.recipe.sampling.reward)
+    value = reward(bench.recipe.sampling.reward)
     ended = [(q, rollout) for q, rollout in zip(train, rollouts, strict=True) if rollout.finished]
-    rewards = sorted((reward([p.doc_id for p in rollout.ranking], q.gold) for q, rollout in ended), reverse=True)
+    rewards = sorted((value(Outcome(q, ranking=rollout.ranking)) or 0.0 for q, rollout in ended), reverse=True)
     good = rewards[: max(1, round(_GOOD_SHARE * len(rewards)))]
     return max(good[-1], _LEAST) if good else _LEAST
 
@@ -170,7 +170,7 @@ def _build(
         bench.adapter,
         cold,
         bench.retriever,
-        measure(settings.reward),
+        reward(settings.reward),
         train,
         dev,
         BankPlan(settings.prompts, settings.bank.max_demos, settings.bank.candidates, threshold),
