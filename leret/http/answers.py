@@ -16,6 +16,7 @@ from collections.abc import AsyncIterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import cached_property
 from typing import Any
 
 from leret.core.errors import ConfigError, LeretError
@@ -68,7 +69,7 @@ class RejectedError(HttpError):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Answer:
     """A complete answer; ``url`` has no query, which may hold a key."""
 
@@ -82,6 +83,7 @@ class Answer:
         """The body as UTF-8."""
         return self.body.decode("utf-8", "replace")
 
+    @cached_property
     def json(self) -> Any:
         """The parsed body.
 

@@ -30,7 +30,7 @@ from leret.http.endpoints import Clock, EndpointPool, RateLimit, checked_urls
 if TYPE_CHECKING:
     import aiohttp
 
-    from leret.core.usage import Meter
+    from leret.core.usage import UsageMeter
 
 _LOG = logging.getLogger("leret")
 
@@ -47,7 +47,16 @@ _SENSELESS = frozenset({"malformed", "incomplete"})
 _MAX_SENSELESS = 3
 """Answers of one request that make no sense, after which time will not mend them."""
 
-_json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would build an encoder at every call
+_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # json.dumps would build an encoder a call
+
+
+def encoded(value: Any) -> bytes:
+    r"""JSON in UTF-8; half a surrogate pair, which UTF-8 cannot hold, is escaped.
+
+    >>> encoded(["é", "\ud800"]) == b'["\xc3\xa9","\\ud800"]'
+    True
+    """
+    return _json(value).encode("utf-8", "backslashreplace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +76,8 @@ class Call:
 
     @classmethod
     def post(cls, path: str, value: Any) -> Call:
-        """A value as JSON; half a surrogate pair, which UTF-8 cannot hold, is escaped."""
-        return cls("POST", path, {}, _json(value).encode(), "application/json")
+        """A value as JSON."""
+        return cls("POST", path, {}, encoded(value), "application/json")
 
     @classmethod
     def form(cls, path: str, values: Mapping[str, str]) -> Call:
@@ -119,7 +128,7 @@ class Client:
         concurrency: int = 32,
         rate: RateLimit | None = None,
         also_retried: frozenset[int] = frozenset(),
-        meter: Meter | None = None,
+        meter: UsageMeter | None = None,
         clock: Clock = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from leret.core.errors import TrainingError
-from leret.core.runs import write_atomically
+from leret.core.files import write_atomically
 from leret.sampling.store.schema import lock
 
 _NO_RESULT = {"save_steps", "log_steps", "report_to", "device"}

@@ -12,8 +12,9 @@ from typing import Any
 
 from leret.config.training import TrainingRecipe
 from leret.core.errors import TrainingError
+from leret.core.files import write_atomically
 from leret.core.progress import Progress
-from leret.core.runs import Run, write_atomically
+from leret.core.runs import Run
 from leret.training.algorithms.preference import preference_trainer
 from leret.training.algorithms.sft import sft_trainer
 from leret.training.callbacks import Watch

@@ -1,3 +1,4 @@
+# ruff: noqa: D102  a method of a protocol has its text
 """A policy behind servers that speak OpenAI's chat completions: vLLM, SGLang, TGI, llama.cpp, OpenAI."""
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import PolicyError
 from leret.core.types import digest
-from leret.core.usage import Meter
+from leret.core.usage import UsageMeter
 from leret.http.answers import Answer, ApiKey, HttpError, RejectedError, RetryableError, error_text, one_line
 from leret.http.client import Call, Client
 from leret.policies.base import Completion, PromptTooLongError, Request
@@ -60,7 +61,7 @@ class OpenAIPolicy:
         self.name = settings.model
         # The weights behind a name cannot be seen from here: serve new weights under a new name.
         self.digest = digest(settings.kind, settings.model)
-        self.meter = Meter(settings.price_prompt, settings.price_completion)
+        self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
         self.client = client or client_of(settings, self.meter)
         self._send = send or self._post
         # A number a token in Together's API, a switch in OpenAI's.
@@ -188,7 +189,7 @@ class OpenAIPolicy:
 
 
 def client_of(
-    settings: PolicySettings, meter: Meter, urls: Sequence[str] = (), also_retried: frozenset[int] = frozenset()
+    settings: PolicySettings, meter: UsageMeter, urls: Sequence[str] = (), also_retried: frozenset[int] = frozenset()
 ) -> Client:
     """The HTTP client of a served policy; ``urls`` in place of the settings'."""
     return Client(
@@ -247,7 +248,7 @@ def completions_of(answer: Answer, n: int | None, max_tokens: int) -> list[Compl
         RetryableError: it reports a failure, or holds another number of choices.
         Exception: one of `MALFORMED`; it is no chat completion.
     """
-    value = answer.json()
+    value = answer.json
     if value.get("error"):
         raise RetryableError(f"{answer.url} answered 200 with an error: {error_text(answer.body)}", "server")
     choices = value["choices"]
@@ -347,4 +348,4 @@ def shared(lengths: Sequence[int], total: int) -> list[int]:
 
 
 def _model_names(answer: Answer) -> list[str]:
-    return [str(entry["id"]) for entry in answer.json()["data"]]
+    return [str(entry["id"]) for entry in answer.json["data"]]

@@ -1,3 +1,4 @@
+# ruff: noqa: D102  a method of a protocol has its text
 """A policy behind Hugging Face's text-generation-inference, by its own route ``POST /generate`` (or ``POST /``).
 
 Requests are made and answers read by the types of the ``text-generation`` package, so that they are its protocol and
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import MissingDependency, PolicyError
 from leret.core.types import digest
-from leret.core.usage import Meter
+from leret.core.usage import UsageMeter
 from leret.http.answers import Answer, HttpError, RejectedError
 from leret.http.client import Call
 from leret.policies.base import Completion, Request
@@ -60,7 +61,7 @@ class TgiPolicy:
         self._template = load_template(settings.tokenizer or settings.model, settings.enable_thinking)
         # The weights behind a name cannot be seen from here: serve new weights under a new name.
         self.digest = digest("tgi", self.name, self._template.template)
-        self.meter = Meter(settings.price_prompt, settings.price_completion)
+        self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
         roots = [url.rstrip("/").removesuffix("/generate") for url in settings.urls]
         self.client = client_of(settings, self.meter, roots, frozenset({_GENERATION_FAILED}))
         self._path = "/generate"
@@ -141,7 +142,7 @@ def _completions(answer: Answer, n: int, n_prompt: int, request: Request) -> lis
     """What TGI wrote: the best sequence first, then the others, where it was asked for several."""
     from text_generation import types
 
-    value = answer.json()
+    value = answer.json
     told = types.Response(**(value[0] if isinstance(value, list) else value))
     sequences = [(told.generated_text, told.details)]
     sequences += [(other.generated_text, other) for other in told.details.best_of_sequences or []]

@@ -1,3 +1,4 @@
+# ruff: noqa: D102  a method of a protocol has its text
 """A policy at Together AI, through its official SDK."""
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import MissingDependency
-from leret.core.usage import Meter
+from leret.core.usage import UsageMeter
 from leret.http.answers import MALFORMED, Answer, HttpError, RejectedError, RetryableError, one_line, read_body
 from leret.http.client import CONNECT_SHARE, Client
 from leret.policies.base import Completion
@@ -33,7 +34,7 @@ class TogetherPolicy:
     def __init__(self, settings: PolicySettings) -> None:
         self.settings = settings
         named = settings.model_copy(update={"api_key_env": settings.api_key_env or "TOGETHER_API_KEY"})
-        self.meter = Meter(settings.price_prompt, settings.price_completion)
+        self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
         self._client = client_of(named, self.meter, settings.urls or (TOGETHER_URL,))
         self._sdk = _Sdk(self._client)
         self._chat = OpenAIPolicy(named, self._client, self._sdk.send)
