@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Self
 
 from leret.config.base import RecipePath, with_paths
 from leret.config.sampling import SamplingRecipe
-from leret.config.yaml import Key
 from leret.core.errors import ProgramError
 from leret.core.runs import Run
 from leret.core.types import Task, digest
+from leret.core.yaml import Key
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load_corpus, load_questions
 
