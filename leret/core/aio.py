@@ -64,7 +64,7 @@ async def for_each(items: Iterable[T], do: Callable[[T], Awaitable[None]], concu
 
 
 class _Muted(io.TextIOBase):
-    """Swallows what the suppress_output threads write; a live progress display, in its own thread, still gets through."""
+    """Swallows what these threads write; a live progress display, in its own thread, still gets through."""
 
     def __init__(self, stream: TextIO, threads: set[int]) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class _Muted(io.TextIOBase):
 
     def write(self, text: str) -> int:
         if threading.get_ident() in self._threads or type(threading.current_thread()).__name__ == "TMonitor":
-            return len(text)  # tqdm's monitor redraws the bars of suppress_output threads
+            return len(text)  # tqdm's monitor redraws the bars of such threads
         return self._stream.write(text)
 
     def flush(self) -> None:
