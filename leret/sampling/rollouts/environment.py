@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from leret.retrieval.base import Retriever
 
 
-class Workbench:
+class Environment:
     """Everything behind a program but its policy; each part is opened when it is first asked for.
 
     Args:
@@ -49,7 +49,7 @@ class Workbench:
         """Bad records that the last `questions` left out, by kind of fault."""
 
     @classmethod
-    def open(cls, run: Run) -> Workbench:
+    def open(cls, run: Run) -> Environment:
         """The workbench of a sampled run.
 
         Raises:
