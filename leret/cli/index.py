@@ -49,13 +49,7 @@ def build(
 
     out = Path(os.path.abspath(out))
     engine = engine_of(settings)
-    documents = load_corpus(
-        data.kind,
-        data.corpus or data.questions,
-        seed=data.seed,
-        skip_invalid=data.skip_invalid,
-        options=data.options or None,
-    )
+    documents = load_corpus(data)
     planned = Manifest.planned(engine, documents)
     if _is_there(out, planned, force):
         say(f"{out} is this index already; nothing to do")

@@ -80,7 +80,7 @@ def corpus_of(corpus: str, form: str | None, skip_invalid: bool) -> Corpus:
     from leret.datasets.load import load_corpus
 
     data, _ = _flagged(corpus, form, {}, [], skip_invalid)
-    return load_corpus(data.kind, data.corpus, skip_invalid=data.skip_invalid)
+    return load_corpus(data)
 
 
 def _flagged(
