@@ -19,7 +19,7 @@ from leret.evaluation.evaluator import Evaluator
 from leret.evaluation.held_out import held_out
 from leret.evaluation.job import Job, finished, on_data, resolve
 from leret.evaluation.policies import deliver, settings_of
-from leret.evaluation.report.examples import examples
+from leret.evaluation.report.content import examples
 from leret.evaluation.report.page import write_page
 from leret.evaluation.results import Kept
 from leret.evaluation.runner import Setting
