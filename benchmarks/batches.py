@@ -30,7 +30,7 @@ from leret.policies.load import load_policy
 from leret.policies.local.decoder import Generated, Job
 from leret.policies.local.policy import LocalPolicy
 from leret.programs.prompts import Prompt
-from leret.sampling.rollouts.environment import Workbench
+from leret.sampling.rollouts.environment import Environment
 
 SIZES = (1, 8, 64)
 
@@ -38,7 +38,7 @@ SIZES = (1, 8, 64)
 def jobs_of(recipe: SamplingRecipe, policy: LocalPolicy, arguments: argparse.Namespace) -> list[Job]:
     """One job a completion, in an order that mixes prompts."""
     rng = random.Random(arguments.seed)
-    with tempfile.TemporaryDirectory() as cache, Workbench(recipe, Path(cache)) as bench:
+    with tempfile.TemporaryDirectory() as cache, Environment(recipe, Path(cache)) as bench:
         questions = [question.text for question in bench.questions("train", arguments.prompts + 3)]
         [(predictor, _)] = bench.program().named_predictors()
         found = bench.retriever.search(questions, 3)

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from leret.cli import app
+from leret.core import yaml
 from leret.core.runs import Run
 from tests.tiny import tiny_policy
 
@@ -280,9 +280,9 @@ def test_a_server_that_is_not_there_fails_and_the_run_can_go_on(folder: Path, mo
 
 
 def manifest(change: Callable[[dict[str, object]], object]) -> None:
-    value = yaml.safe_load(Path("R/run.yaml").read_text())
+    value = yaml.load(Path("R/run.yaml").read_text())
     change(value)
-    Path("R/run.yaml").write_text(yaml.safe_dump(value))
+    Path("R/run.yaml").write_text(yaml.dump(value))
 
 
 def newer_store() -> None:

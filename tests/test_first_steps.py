@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from leret.cli import app
+from leret.core import yaml
 from leret.datasets.world.generate import generate
 from leret.policies.load import demo_directory
 from leret.policies.serving.model import find_served
@@ -49,7 +49,7 @@ def write_questions(folder: Path, n: int, n_gold: int = 1, **fields: object) -> 
 
 
 def recipe(name: str = "sample.yaml") -> dict[str, dict[str, object]]:
-    value: dict[str, dict[str, object]] = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
+    value: dict[str, dict[str, object]] = yaml.load(Path(name).read_text(encoding="utf-8"))
     return value
 
 

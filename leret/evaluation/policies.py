@@ -10,7 +10,7 @@ from leret.policies.base import Policy
 from leret.policies.checkpoints import find_model, model_digest
 from leret.policies.load import demo_directory, policy_of
 from leret.programs.saved import save_program
-from leret.sampling.rollouts.environment import Workbench
+from leret.sampling.rollouts.environment import Environment
 
 
 def policies_of(run: Run) -> Policies:
@@ -40,7 +40,7 @@ def settings_of(system: System | None, base: PolicySettings) -> PolicySettings:
     return base.in_process(str(system.directory.resolve()))
 
 
-def deliver(run: Run, bench: Workbench, system: System | None) -> None:
+def deliver(run: Run, bench: Environment, system: System | None) -> None:
     """Write R/program: what `leret.load` needs to run the program with a policy.
 
     Args:

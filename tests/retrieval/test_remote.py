@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import leret.http.messages
 from leret.config.load import load_recipe
 from leret.config.retriever import AnswersSettings, RemoteSettings
 from leret.config.sampling import SamplingRecipe
+from leret.core import yaml
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.types import Document, Passage
 from leret.datasets.corpus import Corpus
@@ -339,7 +339,7 @@ def test_a_token_that_no_header_can_hold_is_refused(monkeypatch: pytest.MonkeyPa
 def test_a_url_with_a_password_is_refused_with_the_key_to_use_instead(url: str, tmp_path: Path) -> None:
     recipe = tmp_path / "r.yaml"
     retriever = {"kind": "remote", "remote": {"urls": [url]}}
-    recipe.write_text(yaml.safe_dump({"data": {"kind": "world"}, "retriever": retriever}))
+    recipe.write_text(yaml.dump({"data": {"kind": "world"}, "retriever": retriever}))
     with pytest.raises(ConfigError, match=r"r\.yaml:\d+: retriever\.remote\.urls: .*token_env") as caught:
         load_recipe(recipe, SamplingRecipe)
     assert "s3c" not in str(caught.value)

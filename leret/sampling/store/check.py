@@ -344,13 +344,13 @@ def _prompts(run: Run, manifest: Mapping[str, Any]) -> dict[str, str] | None:
 def _gold(section: Mapping[str, Any], run: Run) -> dict[str, Task] | None:
     from pydantic import ValidationError
 
-    from leret.sampling.rollouts.environment import Workbench
+    from leret.sampling.rollouts.environment import Environment
 
     try:
         recipe = SamplingRecipe.model_validate(section)
     except ValidationError as error:
         raise RunError(f"{run.manifest_path} holds no whole recipe: {error.error_count()} keys are amiss") from error
-    questions = Workbench(recipe, run.cache).questions(recipe.data.split, None, check=False)
+    questions = Environment(recipe, run.cache).questions(recipe.data.split, None, check=False)
     return {question.id: question for question in questions if question.gold}
 
 
