@@ -168,8 +168,8 @@ def _scores(rows: Sequence[ScoredHop], questions: Sequence[Task], n_hops: int, m
             unparsed.add(question_id)
         table = np.full((n_hops, len(measures)), np.nan)
         for hop in range(n_hops):
-            row = run.get(hop + 1)
-            table[hop] = table[hop - 1] if row is None else [row.measures.get(name, np.nan) for name in measures]
+            at_hop = run.get(hop + 1)
+            table[hop] = [at_hop.measures.get(m, np.nan) for m in measures] if at_hop else table[hop - 1]
         tables[question_id].append(table)
     values = np.full((len(questions), n_hops, len(measures)), np.nan)
     for i, question in enumerate(questions):

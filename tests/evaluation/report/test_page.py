@@ -7,7 +7,7 @@ import pytest
 
 from leret.core.types import Document, Passage, Task
 from leret.evaluation.measures import Scorer, all_measures
-from leret.evaluation.report.content import TrainingData, curves_of, examples
+from leret.evaluation.report.content import TrainingData, examples
 from leret.evaluation.report.page import render
 from leret.evaluation.results import Hop, Trace
 from leret.evaluation.statistics import Statistics
@@ -182,12 +182,3 @@ def test_only_a_sure_difference_has_a_colour():
 
 def test_a_run_without_any_system_has_a_report():
     assert "How it was made" in page([], None)
-
-
-def test_curves_of_a_log():
-    ((name, panels),) = curves_of({"ipo": {"log_history": LOG}, "sft": {"log_history": LOG[:1]}})
-    assert (name, [title for title, _ in panels]) == (
-        "ipo",
-        ["loss", "chosen preferred to rejected, share", "implicit rewards"],
-    )
-    assert panels[0][1] == {"loss": [(1, 1.0), (2, 0.5), (3, 1 / 3)]}
