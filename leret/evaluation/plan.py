@@ -11,6 +11,7 @@ from typing import Any
 from leret.config.evaluation import EvalRecipe
 from leret.config.policy import PolicySettings
 from leret.config.sampling import SamplingRecipe
+from leret.core.bundled import demo_policy
 from leret.core.errors import ConfigError, DataError
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
@@ -23,7 +24,7 @@ from leret.evaluation.measures import all_measures
 from leret.evaluation.runner import EvaluationSetup
 from leret.evaluation.systems import System, available, chosen
 from leret.policies.checkpoints import find_model, model_digest
-from leret.policies.load import demo_directory, policy_of
+from leret.policies.load import policy_of
 from leret.sampling.changes import recipe_stamps, refuse_changes
 from leret.sampling.plan import steps_of
 from leret.sampling.rollouts.environment import Environment, questions_digest
@@ -242,7 +243,7 @@ def policies_of(base: PolicySettings) -> Policies:
         settings = policy_settings(system, base)
         if settings.kind != "local":
             return policy_of(settings).digest
-        return model_digest(demo_directory() if settings.model == "demo" else find_model(settings.model))
+        return model_digest(demo_policy() if settings.model == "demo" else find_model(settings.model))
 
     return Policies(name, lambda system: policy_of(policy_settings(system, base)))
 

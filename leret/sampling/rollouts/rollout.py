@@ -12,8 +12,7 @@ from typing import Any
 from leret.core.aio import for_each
 from leret.core.errors import PolicyError, ProgramError, RetrievalError
 from leret.core.types import Failure, Hop, Rollout, Task, digest
-from leret.policies.base import Policy, Request
-from leret.policies.remote.replies import PromptTooLongError
+from leret.policies.base import Policy, PromptTooLongError, Request
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
 from leret.programs.replay import NeedsCompletion, Replay
 from leret.programs.runner import MAX_STEPS, Known, ProgramRunner
