@@ -35,8 +35,8 @@ class Listening:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
-    """A kind of server.
+class ServerKind:
+    """A server that leret can start.
 
     Attributes:
         executable: looked for on PATH.
@@ -108,8 +108,8 @@ def _tgi(executable: str, served: ServedModel, at: Listening, gpu: bool) -> list
     return ["--model-id", served.weights, "--hostname", at.host, "--port", str(at.port), "--max-best-of", "64"]
 
 
-ENGINES: Mapping[str, Engine] = {
-    "vllm": Engine(
+SERVERS: Mapping[str, ServerKind] = {
+    "vllm": ServerKind(
         "vllm",
         "vllm",
         "LERET_VLLM",
@@ -120,7 +120,7 @@ ENGINES: Mapping[str, Engine] = {
         lambda served: served.name,
         "VLLM_API_KEY",
     ),
-    "sglang": Engine(
+    "sglang": ServerKind(
         "sglang",
         "sglang",
         "LERET_SGLANG",
@@ -130,7 +130,7 @@ ENGINES: Mapping[str, Engine] = {
         True,
         lambda served: served.name if served.adapter is None else f"{_base_name(served)}:{served.name}",
     ),
-    "tgi": Engine(
+    "tgi": ServerKind(
         "tgi",
         "text-generation-launcher",
         "LERET_TGI",
@@ -145,25 +145,25 @@ ENGINES: Mapping[str, Engine] = {
 }
 
 
-def find_executable(engine: Engine, given: str | None, environment: Mapping[str, str]) -> str:
-    """The engine's executable: as given, as the environment names it, or on PATH.
+def find_executable(kind: ServerKind, given: str | None, environment: Mapping[str, str]) -> str:
+    """The server's executable: as given, as the environment names it, or on PATH.
 
     Raises:
         ConfigError: what was named is not there, or cannot be run.
         PolicyError: nothing was named, and PATH has none.
     """
-    named = given or environment.get(engine.variable)
-    found = shutil.which(named or engine.executable, path=environment.get("PATH"))
+    named = given or environment.get(kind.variable)
+    found = shutil.which(named or kind.executable, path=environment.get("PATH"))
     if found is not None:
         return found
     if named is None:
         raise PolicyError(
-            f"{engine.executable} is not on PATH; install it ({engine.install}), or name it with --executable or in "
-            f"{engine.variable}"
+            f"{kind.executable} is not on PATH; install it ({kind.install}), or name it with --executable or in "
+            f"{kind.variable}"
         )
-    origin = "--executable" if given else engine.variable
-    told = "is there, but cannot be run" if Path(named).exists() else "is not there"
-    raise ConfigError(f"{origin} {named} {told}; install {engine.name}: {engine.install}")
+    origin = "--executable" if given else kind.variable
+    fault = "is there, but cannot be run" if Path(named).exists() else "is not there"
+    raise ConfigError(f"{origin} {named} {fault}; install {kind.name}: {kind.install}")
 
 
 def has_gpu(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> bool:
