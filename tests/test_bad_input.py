@@ -299,7 +299,7 @@ RUNS: dict[str, tuple[Callable[[], object], list[str], tuple[str, ...]]] = {
     "has a spoilt manifest": (lambda: Path("R/run.yaml").write_text("{"), ["pairs", "--run", "R"], ("run.yaml cannot be read",)),
     "has a newer store": (newer_store, ["pairs", "--run", "R"], ("rollouts.db", "99")),
     "has a spoilt store": (lambda: Path("R/rollouts.db").write_bytes(b"nix" * 99), ["pairs", "--run", "R"], ("rollouts.db",)),
-    "was sampled from another recipe": (
+    "was begun with another recipe": (
         lambda: None, ["sample", "r.yaml", "--run", "R", "--set", "retriever.k=2"], ("retriever.k: 1 in the run, 2",)),
     "was sampled by another program": (
         lambda: edit("program.py", lambda t: t + "\n# more\n"), ["sample", "r.yaml", "--run", "R"], ("program.path",)),

@@ -97,9 +97,9 @@ sampling: {bank: {path: bank}}
     assert [p.split("; ")[0] for p in found] == [
         "r.yaml:1: data.corpus: no corpus file 'c.jsonl' here or beside the recipe",
         "r.yaml:1: data.questions: no question file 'q.jsonl' here or beside the recipe",
+        "r.yaml:2: policy.model: no model directory 'm' here or beside the recipe",
         "r.yaml:3: program.path: no program file 'p.py' here or beside the recipe",
         "r.yaml:4: sampling.bank.path: no directory of prompts 'bank' here or beside the recipe",
-        "r.yaml:2: policy.model: no model directory 'm' here or beside the recipe",
     ]
 
 

@@ -77,9 +77,13 @@ def flag_recipe(
 
 
 def _checked(placed: Placed, model: type[R], beside: Path, optional: Collection[str], problems: list[str]) -> R:
-    problems = problems + locate(placed, model, beside, optional)
     recipe, faults = _validate(placed, model)
-    problems += faults
+    problems = problems + faults
+    if recipe is not None:
+        recipe, missing = locate(
+            recipe, placed, beside, (*optional, *({"data.questions"} if model is IndexRecipe else ()))
+        )
+        problems += missing
     if problems or recipe is None:
         raise ConfigError(problems)
     return recipe

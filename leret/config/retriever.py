@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -16,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from leret.config.base import BaseUrl, BaseUrls, Settings
+from leret.config.base import BaseUrl, BaseUrls, Free, RecipePath, Settings
 
 _DATE = re.compile(r"\d{4}(/\d{2}(/\d{2})?)?")
 
@@ -24,15 +23,19 @@ _DATE = re.compile(r"\d{4}(/\d{2}(/\d{2})?)?")
 class _HttpSettings(Settings):
     """How servers are asked."""
 
-    timeout_s: float = Field(30.0, gt=0, description="an attempt's deadline")
-    patience_s: float = Field(300.0, ge=0, description="an outage is waited for so long, then it is an error")
-    concurrency: PositiveInt = Field(16, description="requests in flight")
+    timeout_s: Annotated[float, Free()] = Field(30.0, gt=0, description="an attempt's deadline")
+    patience_s: Annotated[float, Free()] = Field(
+        300.0, ge=0, description="an outage is waited for so long, then it is an error"
+    )
+    concurrency: Annotated[PositiveInt, Free()] = Field(16, description="requests in flight")
 
 
 class RemoteSettings(_HttpSettings):
     """A search engine behind HTTP."""
 
-    urls: BaseUrls = Field(min_length=1, description="equal servers; the least busy gets the next request")
+    urls: Annotated[BaseUrls, Free()] = Field(
+        min_length=1, description="equal servers; the least busy gets the next request"
+    )
     protocol: Literal["leret", "colbert", "colbert-get", "retrieve"] = "leret"
     name: str | None = Field(None, description="of what is served; name it anew when its index changes")
     doc_id: Literal["id", "title", "row"] = Field(
@@ -41,13 +44,17 @@ class RemoteSettings(_HttpSettings):
     accept_empty: bool | None = Field(
         None, description="an empty ranking is an answer; by default only under protocol leret, which reports failures"
     )
-    requests_per_s: float | None = Field(None, gt=0, description="None sets no limit")
-    queries_per_request: PositiveInt = Field(64, description="of the protocols with batches")
-    token_env: str | None = Field(None, description="environment variable that holds the bearer token, or `Basic ...`")
+    requests_per_s: Annotated[float | None, Free()] = Field(None, gt=0, description="None sets no limit")
+    queries_per_request: Annotated[PositiveInt, Free()] = Field(64, description="of the protocols with batches")
+    token_env: Annotated[str | None, Free()] = Field(
+        None, description="environment variable that holds the bearer token, or `Basic ...`"
+    )
 
 
 class _ReplaySettings(_HttpSettings):
-    offline: bool = Field(False, description="answer from the cache alone; what it lacks is an error")
+    offline: Annotated[bool, Free()] = Field(
+        False, description="answer from the cache alone; what it lacks is an error"
+    )
     texts: bool = Field(True, description="fetch titles and texts, not ids alone")
 
 
@@ -55,9 +62,13 @@ class PubMedSettings(_ReplaySettings):
     """NCBI E-utilities."""
 
     url: BaseUrl = "https://eutils.ncbi.nlm.nih.gov/entrez/eutils"
-    api_key_env: str = Field("NCBI_API_KEY", description="its key, where the variable is set, allows 10 requests/s")
-    email: str | None = Field(None, description="NCBI asks for it, to write to you before it blocks you")
-    tool: str = "leret"
+    api_key_env: Annotated[str, Free()] = Field(
+        "NCBI_API_KEY", description="its key, where the variable is set, allows 10 requests/s"
+    )
+    email: Annotated[str | None, Free()] = Field(
+        None, description="NCBI asks for it, to write to you before it blocks you"
+    )
+    tool: Annotated[str, Free()] = "leret"
     sort: Literal["relevance", "pub_date", "Author", "JournalName"] = "relevance"
     min_date: str | None = Field(None, description="YYYY, YYYY/MM or YYYY/MM/DD, of publication")
     max_date: str | None = Field(None, description="as min_date")
@@ -111,13 +122,18 @@ class AnswersSettings(Settings):
     max_mb: PositiveInt = Field(2048, description="of the file; answers unused for longest go first")
 
 
+ModelPath = Annotated[str, RecipePath("model directory", "download the model there, or correct the path", hub=True)]
+
+
 Weight = Annotated[FiniteFloat, Field(ge=0)]
 
 
 class DenseSettings(Settings):
     """An embedding model, and where its vectors are searched."""
 
-    model: str | None = Field(None, description="directory of a sentence-transformers model, or its name on the hub")
+    model: ModelPath | None = Field(
+        None, description="directory of a sentence-transformers model, or its name on the hub"
+    )
     query_prefix: str = Field("", description='put before a query: "query: " for E5')
     document_prefix: str = Field("", description='put before a document: "passage: " for E5')
     separator: str = Field(". ", description="between the title and the text of a document")
@@ -134,8 +150,12 @@ class DenseSettings(Settings):
 class ColbertSettings(Settings):
     """A ColBERT checkpoint, and its PLAID index."""
 
-    checkpoint: str | None = Field(None, description="its directory; None takes one inside of the downloaded index")
-    index_root: str | None = Field(None, description="of a downloaded index: the folder it is in")
+    checkpoint: ModelPath | None = Field(
+        None, description="its directory; None takes one inside of the downloaded index"
+    )
+    index_root: Annotated[str | None, RecipePath("directory of indexes")] = Field(
+        None, description="of a downloaded index: the folder it is in"
+    )
     index_name: str | None = Field(None, description="of a downloaded index: its name in index_root")
     nbits: Literal[1, 2, 4, 8] = Field(2, description="bits a dimension of a residual")
     separator: str = Field(" | ", description="between the title and the text of a document")
@@ -179,20 +199,6 @@ class EngineSettings(Settings):
             raise ValueError("colbert.checkpoint is missing: kind colbert needs one, or a downloaded index_root")
         return self
 
-    def with_paths(self, move: Callable[[str], str]) -> Self:
-        """A copy whose directories and files, where it names any, are what ``move`` makes of them."""
-        changes: dict[str, Any] = {}
-        for section, keys in (("dense", ("model",)), ("colbert", ("checkpoint", "index_root"))):
-            values = getattr(self, section)
-            if values is not None:
-                moved = {key: move(getattr(values, key)) for key in keys if getattr(values, key)}
-                changes[section] = values.model_copy(update=moved)
-        hybrid: HybridSettings | None = getattr(self, "hybrid", None)
-        if hybrid is not None:
-            engines = tuple(engine.with_paths(move) for engine in hybrid.engines)
-            changes["hybrid"] = hybrid.model_copy(update={"engines": engines})
-        return self.model_copy(update=changes)
-
 
 class HybridSettings(Settings):
     """Two engines, and how their rankings become one."""
@@ -217,13 +223,15 @@ class RetrieverSettings(EngineSettings):
     kind: Literal["bm25", "tantivy", "dense", "colbert", "hybrid", "rm3", "remote", "pubmed", "clinicaltrials"] = "bm25"  # type: ignore[assignment]
     k: PositiveInt = Field(3, description="passages a search")
     exclude_seen: bool = Field(False, description="a search skips what earlier searches found (off in the paper)")
-    index: str | None = Field(None, description="index directory; None keeps it in the run directory's cache")
+    index: Annotated[str | None, Free(), RecipePath("index directory", may_be_missing=True)] = Field(
+        None, description="index directory; None keeps it in the run directory's cache"
+    )
     hybrid: HybridSettings | None = None
     rm3: RM3Settings | None = None
     remote: RemoteSettings | None = None
     pubmed: PubMedSettings | None = None
     clinicaltrials: ClinicalTrialsSettings | None = None
-    answers: AnswersSettings | None = Field(None, description="the cache of answers on disk")
+    answers: Annotated[AnswersSettings | None, Free()] = Field(None, description="the cache of answers on disk")
 
     @property
     def index_kind(self) -> str | None:

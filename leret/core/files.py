@@ -1,8 +1,4 @@
-"""A directory that appears whole or not at all.
-
-A build writes to ``.NAME.building`` beside it and renames that at its end. What a killed build leaves there is used by
-the next one where the engine can go on, and thrown away otherwise.
-"""
+"""Files and directories that appear whole or not at all, locks between processes, and the cache directory."""
 
 from __future__ import annotations
 
@@ -10,128 +6,118 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
-from leret.core.errors import RetrievalError
+from filelock import FileLock, Timeout
 
-CLAIM = ".claim.json"
-"""File by which a build holds its place, and knows whose leftovers are there."""
+from leret.core.errors import LeretError
 
-
-def half_built(directory: Path) -> bool:
-    """Did a build of this directory stop before its end (or is one at work)?"""
-    return _scratch(_place(directory)).is_dir()
+_KEY = ".key"
+"""In an unfinished directory: names what it will hold."""
 
 
 @contextmanager
-def building(directory: Path, key: str, *, resumable: bool = False) -> Iterator[Path]:
-    """A place to build an index in; at the end it becomes the index.
+def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+    """A file to write to, which takes the place of ``path`` when the block has succeeded.
 
     Args:
-        directory: of the index to be; what is there is replaced when the build has succeeded. A link stays one, and
-            what it names is built.
-        key: names what is built; leftovers of another key are thrown away.
-        resumable: keep what was written when the build fails, for the next one with the same key.
-
-    Yields:
-        An existing directory, empty but for what an earlier build of the same key left.
+        path: its directory is made where it is missing.
+        mode: ``w`` (UTF-8) or ``wb``.
 
     Raises:
-        RetrievalError: another process is building it, or the disk is full or cannot be written.
+        OSError: the disk is full, or the directory cannot be written.
     """
-    place = _place(directory)
-    scratch = _scratch(place)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with _claimed(scratch, key, directory):
-            try:
-                yield scratch
-                _replace(scratch, place)
-            except BaseException:
-                if not resumable:
-                    _remove(scratch)
-                raise
-            (place / CLAIM).unlink(missing_ok=True)  # held until here: nobody takes the scratch before it is the index
-    except OSError as error:
-        raise RetrievalError(
-            f"{directory}: the index cannot be written ({error.strerror or error}); "
-            "free some space, or name a directory that can be written"
-        ) from error
+        os.fchmod(handle, 0o644)  # mkstemp's own mode hides the file from everybody else
+        with os.fdopen(handle, mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file whole or not at all."""
+    with atomic_file(path) as file:
+        file.write(text)
 
 
 @contextmanager
-def _claimed(scratch: Path, key: str, directory: Path) -> Iterator[None]:
-    """Hold the build for this process; the system lets go of it when the process dies, however it dies."""
-    with _claim(scratch, directory) as claim:
-        claim.seek(0)
-        if claim.read() != key:
-            _empty(scratch)
-            claim.seek(0)
-            claim.truncate()
-            claim.write(key)
-            claim.flush()
+def locked(path: Path, busy: LeretError) -> Iterator[None]:
+    """Hold a lock file against other processes and threads; it is let go of when the process dies, however it dies.
+
+    Args:
+        path: of the lock file, which stays.
+        busy: raised where somebody else holds it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = FileLock(path, timeout=0, thread_local=False)
+        lock.acquire()
+    except Timeout:
+        raise busy from None
+    try:
         yield
+    finally:
+        lock.release()
 
 
-def _claim(scratch: Path, directory: Path) -> TextIO:
-    """The claim's file, locked; the scratch is made where there is none."""
-    path = scratch / CLAIM
-    while True:
-        scratch.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def atomic_directory(directory: Path, key: str, busy: LeretError, *, resumable: bool = False) -> Iterator[Path]:
+    """A directory to write to, ``.NAME.building``, which takes the place of ``directory`` when the block has succeeded.
+
+    Args:
+        directory: replaced. Of a link, what it names is replaced.
+        key: names what is written; what a killed process left under another key is thrown away.
+        busy: raised where another process is writing the same directory.
+        resumable: what a failed block has written stays for the next one with the same key.
+
+    Yields:
+        An existing directory, empty but for what an earlier block of the same key left.
+
+    Raises:
+        OSError: the disk is full, or the directory cannot be written.
+    """
+    target = Path(os.path.realpath(directory))
+    scratch = _scratch(target)
+    with locked(target.parent / f".{target.name}.lock", busy):
+        mark = scratch / _KEY
+        if not mark.is_file() or mark.read_text(encoding="utf-8") != key:
+            if scratch.exists():
+                shutil.rmtree(scratch)
+            scratch.mkdir(parents=True)
+            mark.write_text(key, encoding="utf-8")
         try:
-            claim = open(path, "a+", encoding="utf-8")  # noqa: SIM115  (the caller closes it)
-        except FileNotFoundError:  # another build's scratch has just become its index
-            continue
-        if not _locked(claim):
-            claim.close()
-            raise RetrievalError(f"{directory}: another process is building this index; wait for it, then try again")
-        if _is_at(claim, path):
-            return claim
-        claim.close()
+            yield scratch
+            _replace(scratch, target)
+        except BaseException:
+            if not resumable:
+                shutil.rmtree(scratch, ignore_errors=True)
+            raise
+        (target / _KEY).unlink(missing_ok=True)
 
 
-def _locked(file: Any) -> bool:
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system: two builds at once are then the user's to avoid
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def is_incomplete(directory: Path) -> bool:
+    """Did an `atomic_directory` stop before its end (or is it at work)?"""
+    return _scratch(Path(os.path.realpath(directory))).is_dir()
 
 
-def _is_at(file: TextIO, path: Path) -> bool:
-    """Is an open file still the one at its path, or was it moved or deleted before it was locked?"""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
+def cache_directory() -> Path:
+    """``LERET_CACHE_DIR``, or ``leret`` in the user's cache directory."""
+    named = os.environ.get("LERET_CACHE_DIR")
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(named) if named else Path(home).expanduser() / "leret"
 
 
-def _place(directory: Path) -> Path:
-    """Where a directory is, links followed; it need not be there yet."""
-    return Path(os.path.realpath(directory))
-
-
-def _scratch(place: Path) -> Path:
-    return place.parent / f".{place.name}.building"
-
-
-def _empty(scratch: Path) -> None:
-    for path in scratch.iterdir():
-        if path.name != CLAIM:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _remove(scratch: Path) -> None:
-    """Delete the scratch, its claim last: until then nobody else begins there."""
-    with suppress(OSError):
-        _empty(scratch)
-        (scratch / CLAIM).unlink()
-        scratch.rmdir()
+def _scratch(target: Path) -> Path:
+    return target.parent / f".{target.name}.building"
 
 
 def _replace(new: Path, directory: Path) -> None:

@@ -21,7 +21,6 @@ import errno
 import json
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ import yaml
 
 from leret.core import bundled as shipped
 from leret.core.errors import RunError
+from leret.core.files import write_atomically
 
 SCHEMA = 2
 """Version of the run directory's layout."""
@@ -233,22 +233,6 @@ class Run:
                 errno.EPERM: "no permission: name a directory that you may write",
             }.get(error.errno or 0)
             raise RunError(f"{self.path} cannot be written: {mend or error}") from error
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file whole or not at all (a temporary file beside it, then a rename)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        os.fchmod(handle, 0o644)  # mkstemp's own mode hides the file from everybody else
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _with_texts(value: Any, change: Callable[[str], str]) -> Any:

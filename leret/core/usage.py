@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from leret.policies.base import Completion
-
 _PER_OCTAVE = 8
 _FASTEST_S = 2.0**-13
 _N_BUCKETS = 24 * _PER_OCTAVE
@@ -30,7 +28,7 @@ class _Part:
     buckets: list[int] = field(default_factory=lambda: [0] * _N_BUCKETS)
 
 
-class Meter:
+class UsageMeter:
     """Counts without locks: every thread has counts of its own, and `snapshot` adds them up.
 
     Latencies go into buckets of a ninth of their size, so a percentile is right to about 5 % and takes no more memory
@@ -201,15 +199,15 @@ class Ledger:
         self._prices = price_prompt, price_completion
         self._lines: defaultdict[tuple[int, str], Line] = defaultdict(Line)
 
-    def answered(self, step: int, prompt: str, completions: Sequence[Completion], seconds: float) -> None:
-        """A call was answered; ``seconds`` holds all of its waiting and retries."""
+    def answered(
+        self, step: int, prompt: str, n_prompt_tokens: int, n_completion_tokens: Sequence[int], seconds: float
+    ) -> None:
+        """A call was answered, with so many tokens a completion; ``seconds`` holds all waiting and retries."""
         line = self._lines[step, prompt]
         line.calls += 1
-        line.samples += len(completions)
-        if completions:
-            line.prompt_tokens += completions[0].n_prompt_tokens
-        for completion in completions:
-            line.completion_tokens += completion.n_completion_tokens
+        line.samples += len(n_completion_tokens)
+        line.prompt_tokens += n_prompt_tokens
+        line.completion_tokens += sum(n_completion_tokens)
         line.latencies.add(seconds)
 
     def failed(self, step: int, prompt: str, n_samples: int) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from leret.core.progress import Progress
 from leret.core.runs import Run
-from leret.core.types import Document, Question, digest
+from leret.core.types import Document, Task, digest
 from leret.evaluation.baselines import oracle_titles, raw_question, run_scripted
 from leret.evaluation.fused import expanding, fuse
 from leret.evaluation.measures import Scorer
-from leret.evaluation.results import Kept, Row, Trace, read_kept, write_kept
+from leret.evaluation.results import Kept, ScoredHop, Trace, read_kept, write_kept
 from leret.evaluation.runner import Setting, run_policy
 from leret.evaluation.systems import ORACLE, RM3, System
 from leret.policies.base import Policy
@@ -59,7 +59,7 @@ class Evaluator:
         setting: Setting,
         policies: Policies,
         *,
-        questions: Sequence[Question],
+        questions: Sequence[Task],
         corpus: Mapping[str, Document],
         measures: Sequence[str],
         key: str,
@@ -90,7 +90,7 @@ class Evaluator:
         if system.prompt is not None:
             self._policy(system)  # loading it is not the system's time
         began = time.monotonic()
-        new: list[Row] = []
+        new: list[ScoredHop] = []
         try:
             self._ask(system, todo, lambda trace: new.extend(self._scorer.rows(trace)), len(kept.runs()))
         finally:  # an interruption or an outage keeps what is done
@@ -101,7 +101,7 @@ class Evaluator:
                 writer.submit(write_kept, self._directory / system.name, everything, self._measures).result()
         return everything, True
 
-    def missing(self, system: System) -> tuple[Kept, dict[int, list[Question]]]:
+    def missing(self, system: System) -> tuple[Kept, dict[int, list[Task]]]:
         """What is there of a system, and the questions that are not, by sample.
 
         Raises:
@@ -131,7 +131,7 @@ class Evaluator:
         return digest(self._key, self._policies.digest(system), system.prompt.digest, sampling)
 
     def _ask(
-        self, system: System, todo: Mapping[int, Sequence[Question]], on_trace: Callable[[Trace], None], n_done: int
+        self, system: System, todo: Mapping[int, Sequence[Task]], on_trace: Callable[[Trace], None], n_done: int
     ) -> None:
         self._progress.start(f"evaluating {system.name}", sum(map(len, todo.values())))
         failures = 0
@@ -151,7 +151,7 @@ class Evaluator:
         finally:
             self._progress.finish()
 
-    def _ask_baseline(self, system: System, questions: Sequence[Question], on_trace: Callable[[Trace], None]) -> None:
+    def _ask_baseline(self, system: System, questions: Sequence[Task], on_trace: Callable[[Trace], None]) -> None:
         setting = self._setting
         if system.parts:
             for trace in fuse([self.missing(part)[0].rows for part in system.parts], questions):
@@ -177,6 +177,6 @@ class Evaluator:
         return self._open[1:]
 
 
-def _in_order(rows: Sequence[Row], questions: Sequence[Question]) -> list[Row]:
+def _in_order(rows: Sequence[ScoredHop], questions: Sequence[Task]) -> list[ScoredHop]:
     place = {question.id: i for i, question in enumerate(questions)}
     return sorted(rows, key=lambda row: (row.sample, place[row.question_id], row.hop))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from leret.config.evaluation import EvalRecipe
 from leret.core.errors import ConfigError, DataError
 from leret.core.runs import Run
-from leret.core.types import Question
+from leret.core.types import Task
 from leret.datasets.load import limited
 from leret.datasets.splits import refuse_doubles, refuse_leak
 from leret.sampling.rollouts.environment import Workbench, questions_digest
 from leret.sampling.store.store import Store
 
 
-def held_out(recipe: EvalRecipe, run: Run, bench: Workbench) -> tuple[list[Question], str]:
+def held_out(recipe: EvalRecipe, run: Run, bench: Workbench) -> tuple[list[Task], str]:
     """The recipe's questions, as many of them as have gold documents, in a fixed order; and their digest.
 
     Args:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from leret.core.errors import RunError
-from leret.core.runs import write_atomically
+from leret.core.files import write_atomically
 from leret.core.types import Ranking
 
 
@@ -54,7 +54,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ScoredHop:
     """One hop of one run on one question; ``hop`` counts from 1.
 
     ``failure`` is set on the last row of a run that failed (which then has no measures); ``unparsed`` on the last row
@@ -88,7 +88,7 @@ _FIXED = {
 }
 
 
-def write_rows(path: Path, rows: Iterable[Row], measures: Sequence[str]) -> None:
+def write_rows(path: Path, rows: Iterable[ScoredHop], measures: Sequence[str]) -> None:
     """Write per_question.parquet: whole or not at all."""
     kept = list(rows)
     columns: dict[str, list[Any]] = {name: [_plain(getattr(row, name)) for row in kept] for name in _FIXED}
@@ -104,7 +104,7 @@ def write_rows(path: Path, rows: Iterable[Row], measures: Sequence[str]) -> None
         unfinished.unlink(missing_ok=True)
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[ScoredHop]:
     """Read what ``write_rows`` wrote, in its order.
 
     Raises:
@@ -117,10 +117,10 @@ def read_rows(path: Path) -> list[Row]:
         raise RunError(f"{path} cannot be read ({error}); delete {path.parent} and run `leret eval` again") from error
 
 
-def _row(record: dict[str, Any]) -> Row:
+def _row(record: dict[str, Any]) -> ScoredHop:
     fixed = {name: record.pop(name) for name in _FIXED}
     fixed["doc_ids"], fixed["scores"] = tuple(fixed["doc_ids"]), tuple(fixed["scores"])
-    return Row(**fixed, measures={name: value for name, value in record.items() if value is not None})
+    return ScoredHop(**fixed, measures={name: value for name, value in record.items() if value is not None})
 
 
 def _plain(value: Any) -> Any:
@@ -148,7 +148,7 @@ class Kept:
     """
 
     key: str
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ScoredHop] = field(default_factory=list)
     seconds: float = 0.0
 
     @property

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from leret.config.evaluation import EvalRecipe
+from leret.core.files import write_atomically
 from leret.core.progress import Progress, Silent
-from leret.core.runs import Run, write_atomically
-from leret.core.types import Question, digest
+from leret.core.runs import Run
+from leret.core.types import Task, digest
 from leret.evaluation.evaluator import Evaluator
 from leret.evaluation.held_out import held_out
 from leret.evaluation.job import Job, finished, on_data, resolve
@@ -93,7 +94,7 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
     return _report(job, summary, began, asked=asked)
 
 
-def open_evaluator(job: Job, bench: Workbench, questions: Sequence[Question], progress: Progress) -> Evaluator:
+def open_evaluator(job: Job, bench: Workbench, questions: Sequence[Task], progress: Progress) -> Evaluator:
     """The evaluator of a job.
 
     Args:
@@ -106,7 +107,7 @@ def open_evaluator(job: Job, bench: Workbench, questions: Sequence[Question], pr
         LeretError: data, index or program cannot be opened, or the retriever is not the one that was sampled with.
     """
     recipe, policy, retriever = job.recipe, bench.recipe.policy, bench.recipe.retriever
-    refuse_changes(job.run, bench.recipe.model_dump(mode="json"), {"retriever": bench.retriever.digest})
+    refuse_changes(job.run, bench.recipe, {"retriever": bench.retriever.digest})
     setting = Setting(
         bench.replay,
         bench.formatter,
@@ -136,7 +137,7 @@ def open_evaluator(job: Job, bench: Workbench, questions: Sequence[Question], pr
 
 
 def _evaluate(
-    job: Job, bench: Workbench, questions: Sequence[Question], progress: Progress
+    job: Job, bench: Workbench, questions: Sequence[Task], progress: Progress
 ) -> tuple[tuple[str, ...], dict[str, Kept]]:
     """Every system's rows, and the names of those that anything was asked of."""
     evaluator = open_evaluator(job, bench, questions, progress)
@@ -176,7 +177,7 @@ def _note(job: Job, system: System, kept: Kept) -> None:
     )
 
 
-def _summarise(job: Job, questions: Sequence[Question], kept: Mapping[str, Kept]) -> dict[str, Any]:
+def _summarise(job: Job, questions: Sequence[Task], kept: Mapping[str, Kept]) -> dict[str, Any]:
     recipe = job.recipe
     evaluated = [
         Evaluated(
@@ -207,7 +208,7 @@ def _summarise(job: Job, questions: Sequence[Question], kept: Mapping[str, Kept]
 
 
 def _examples(
-    job: Job, bench: Workbench, questions: Sequence[Question], kept: Mapping[str, Kept], name: str | None
+    job: Job, bench: Workbench, questions: Sequence[Task], kept: Mapping[str, Kept], name: str | None
 ) -> dict[str, Any] | None:
     rival = job.recipe.baseline
     if name is None or rival not in kept or rival == name:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from leret.config.retriever import AnswersSettings
+from leret.core.files import cache_directory as default_directory
 from leret.core.types import Ranking
 from leret.retrieval.base import PartlyAnsweredError, Retriever
-from leret.retrieval.diskcache import DiskCache, default_directory
+from leret.retrieval.diskcache import DiskCache
 
 _FAST = frozenset({"bm25", "rm3"})
 """Engines that answer in a fraction of a millisecond: there is little to save (benchmarks/RESULTS.md)."""

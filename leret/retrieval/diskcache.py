@@ -208,15 +208,6 @@ class DiskCache:
             self._harmed(error)
 
 
-def default_directory() -> Path:
-    """``LERET_CACHE_DIR``, or ``leret`` in the user's cache directory."""
-    named = os.environ.get("LERET_CACHE_DIR")
-    if named:
-        return Path(named)
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "leret"
-
-
 def _lay_out(connection: sqlite3.Connection) -> None:
     """Settings and tables. SQLite waits for other processes, but not while one of them turns the file to WAL."""
     until = time.monotonic() + _WAIT_S

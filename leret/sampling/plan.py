@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import LeretError, ProgramError
 from leret.core.runs import Run
-from leret.core.types import Passage, Question, Ranking
+from leret.core.types import Passage, Ranking, Task
 from leret.sampling.rollouts.environment import Workbench, located
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _calls(
         outputs.append({name: [text] if info.annotation == list[str] else text for name, info in fields.items()})
 
 
-def _lengths(bench: Workbench, questions: Sequence[Question]) -> tuple[int | None, int | None]:
+def _lengths(bench: Workbench, questions: Sequence[Task]) -> tuple[int | None, int | None]:
     """Tokens of the longest of some prompts, with documents of the corpus as what is found; the policy's positions."""
     from leret.policies.checkpoints import load_tokenizer, read_model_json
     from leret.policies.load import demo_directory

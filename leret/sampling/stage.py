@@ -14,22 +14,23 @@ from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, DataError
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
-from leret.core.stages import finished, mark_finished
-from leret.core.types import Question
+from leret.core.stages import completed, is_complete_parquet, mark_completed, stage_key
+from leret.core.types import Task
 from leret.policies.load import probe
-from leret.sampling.changes import refuse_changed_files, refuse_changes
+from leret.sampling.changes import recipe_stamps, refuse_changed_files, refuse_changes
 from leret.sampling.preferences.dataset import PreferenceReport, build_preferences
 from leret.sampling.rollouts.environment import Workbench, located, questions_digest
 from leret.sampling.store.merge import rescue
+from leret.sampling.store.schema import OUTAGES
 from leret.sampling.store.store import Store
 
 if TYPE_CHECKING:
     from leret.core.usage import Ledger
     from leret.policies.base import Policy
     from leret.programs.prompts import Prompt
+    from leret.retrieval.batching import SearchBatcher
     from leret.sampling.ray.scaleout import Cluster
     from leret.sampling.rollouts.scheduler import Scheduler, Tally
-    from leret.sampling.rollouts.search_batcher import SearchFront
 
 
 @dataclass(frozen=True)
@@ -97,12 +98,13 @@ def sample(
             f"sampling.samples is {recipe.sampling.samples}, but at policy.temperature 0 they would all be the same; "
             "raise the temperature, or set samples: 1"
         )
-    before = finished(run, recipe)
-    if before is not None:
+    key = stage_key(recipe, recipe_stamps(recipe))
+    before = completed(run.path, "sample", key)
+    if before is not None and is_complete_parquet(run.preferences / "train.parquet"):
         return SampleReport(
             **{**before, "already": True, "new_questions": 0, "new_samples": 0, "seconds": time.monotonic() - began}
         )
-    refuse_changes(run, recipe.model_dump(mode="json"), {})
+    refuse_changes(run, recipe, {})
     asyncio.run(probe(recipe.policy))
     with Workbench(recipe, run.cache, progress) as bench, cluster or nullcontext():
         progress.start("data and index", None)
@@ -110,18 +112,19 @@ def sample(
         questions = _questions(bench)
         digests = _digests(bench, questions)
         progress.finish()
-        refuse_changes(run, recipe.model_dump(mode="json"), {"retriever": digests["retriever"]})
+        refuse_changes(run, recipe, {"retriever": digests["retriever"]})
         if bench.skipped:
             run.event("sample", "skipped", **bench.skipped)
         report = _sample(bench, run, questions, digests, progress, began, cluster)
-    mark_finished(run, recipe, asdict(report))
+    if not report.waiting and not any(report.failures.get(kind) for kind in OUTAGES):
+        mark_completed(run.path, "sample", key, asdict(report), [run.store])
     return report
 
 
 def _sample(
     bench: Workbench,
     run: Run,
-    questions: Sequence[Question],
+    questions: Sequence[Task],
     digests: dict[str, str],
     progress: Progress,
     began: float,
@@ -159,19 +162,19 @@ async def _work(
     run: Run,
     policy: Policy,
     store: Store,
-    questions: Sequence[Question],
+    questions: Sequence[Task],
     progress: Progress,
     here: bool,
 ) -> tuple[list[Prompt], Tally, tuple[str, ...]]:
     """The bank, the samples where sampling is done ``here``, and where `check_messages` had to stop."""
     from leret.core.usage import Ledger
+    from leret.retrieval.batching import SearchBatcher
     from leret.sampling.accounting import Accounting
     from leret.sampling.bank.load import prompts_of
     from leret.sampling.parity import check_messages
     from leret.sampling.rollouts.scheduler import Tally
-    from leret.sampling.rollouts.search_batcher import SearchFront
 
-    front = SearchFront(bench.retriever)
+    front = SearchBatcher(bench.retriever)
     try:
         prompts = await prompts_of(run, bench, policy, front, questions, progress)
         parts = (bench.program(), bench.replay, bench.formatter, bench.retriever)
@@ -200,7 +203,7 @@ def scheduler_of(
     bench: Workbench,
     policy: Policy,
     prompts: Sequence[Prompt],
-    front: SearchFront,
+    front: SearchBatcher,
     store: Store,
     ledger: Ledger,
     *,
@@ -241,7 +244,7 @@ def scheduler_of(
     )
 
 
-def _questions(bench: Workbench) -> list[Question]:
+def _questions(bench: Workbench) -> list[Task]:
     data = bench.recipe.data
     questions = bench.questions(data.split, data.limit)
     usable = [question for question in questions if question.gold]
@@ -253,7 +256,7 @@ def _questions(bench: Workbench) -> list[Question]:
     return usable
 
 
-def _digests(bench: Workbench, questions: Sequence[Question]) -> dict[str, str]:
+def _digests(bench: Workbench, questions: Sequence[Task]) -> dict[str, str]:
     return {
         "corpus": bench.corpus.digest,
         "retriever": bench.retriever.digest,
@@ -290,7 +293,7 @@ def _notes(prompts: Sequence[Prompt], wanted: int, pairs: PreferenceReport) -> I
 
 def _report(
     policy: Policy,
-    questions: Sequence[Question],
+    questions: Sequence[Task],
     prompts: Sequence[Prompt],
     tally: Tally,
     counts: dict[str, int],

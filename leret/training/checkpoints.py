@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from leret.core.runs import write_atomically
-from leret.sampling.store.schema import lock
+from leret.core.errors import RunError
+from leret.core.files import locked, write_atomically
 
 
 class CheckpointDirectory:
@@ -38,9 +38,9 @@ class CheckpointDirectory:
         self._started = self.path / "started.json"
 
     def lock(self) -> AbstractContextManager[Any]:
-        """Held while a policy is trained; of the processes of one training, by the first. Raises RunError if taken."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        return nullcontext() if os.environ.get("RANK", "0") != "0" else lock(self.path / "training", "trained")
+        """Held while a policy is trained; of the processes of one training, by the first. RunError if taken."""
+        busy = RunError(f"{self.path} is being trained by another process; wait for it, or stop it")
+        return nullcontext() if os.environ.get("RANK", "0") != "0" else locked(self.path / "training.lock", busy)
 
     def begun_with(self) -> dict[str, Any] | None:
         """The key of the training that was begun here and not finished."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from leret.config.base import free_keys
 from leret.config.training import TrainingRecipe
 from leret.core.errors import TrainingError
 from leret.core.progress import Progress

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from leret.cli import app
 from leret.core.errors import ConfigError, DataError, RetrievalError
-from leret.core.types import Document, Passage, Question, Ranking
+from leret.core.types import Document, Passage, Ranking, Task
 from leret.datasets.corpus import Corpus
 from leret.evaluation import retriever as ir
 from leret.evaluation.retriever import evaluate_retriever, read_rewrites
@@ -45,8 +45,8 @@ class Table:
         ]
 
 
-def q(question_id: str, *gold: str) -> Question:
-    return Question(question_id, f"text {question_id}", gold=gold)
+def q(question_id: str, *gold: str) -> Task:
+    return Task.question(question_id, f"text {question_id}", gold=gold)
 
 
 def test_by_hand() -> None:
@@ -63,7 +63,7 @@ def test_by_hand() -> None:
         assert low <= report.measures[name] <= high
 
 
-def difference(questions: Sequence[Question], rankings: Sequence[Ranking]) -> float:
+def difference(questions: Sequence[Task], rankings: Sequence[Ranking]) -> float:
     """The largest difference between ir_measures and our reward functions, over questions and measures."""
     values = ir.values(ir.parsed(NAMES), questions, rankings)
     worst = 0.0

@@ -14,7 +14,7 @@ import pytest
 
 from leret.config.retriever import RetrieverSettings
 from leret.core.errors import RetrievalError
-from leret.core.files import half_built
+from leret.core.files import is_incomplete
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.retrieval.engines import dense
@@ -119,7 +119,7 @@ def test_a_stopped_build_goes_on_after_the_last_whole_file(tmp_path: Path, monke
     few = Corpus(list(TOWNS.values())[:45])
     with pytest.raises(KeyboardInterrupt):
         load_retriever(wanted, few, tmp_path)
-    assert half_built(tmp_path / "index")
+    assert is_incomplete(tmp_path / "index")
     with pytest.raises(RetrievalError, match="was stopped before its end"):
         open_index(tmp_path / "index")
     counts.clear()

@@ -17,10 +17,11 @@ import pytest
 
 from leret.config.retriever import AnswersSettings
 from leret.core.errors import RetrievalError
+from leret.core.files import cache_directory as default_directory
 from leret.core.types import Passage, Ranking
 from leret.retrieval.base import PartlyAnsweredError, Retriever
 from leret.retrieval.caching import Kept, keep_answers
-from leret.retrieval.diskcache import DiskCache, default_directory
+from leret.retrieval.diskcache import DiskCache
 
 ODD = ["", "a\x00b", "\ud800", "x" * 100_000, "é", "e\u0301", "SELECT '", "a\nb"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from leret.core.errors import RetrievalError
-from leret.core.files import half_built
+from leret.core.files import is_incomplete
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.retrieval.base import Retriever
@@ -255,7 +255,7 @@ def test_a_killed_build_is_noticed_and_the_next_one_finishes_it(kind: str, folde
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", KILLED, kind, str(folder), str(directory)]
     assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
-    assert half_built(directory)
+    assert is_incomplete(directory)
     assert not directory.exists()
     with pytest.raises(RetrievalError, match="its build was stopped before its end; run the same build again"):
         open_index(directory)
@@ -267,8 +267,8 @@ def test_a_killed_build_is_noticed_and_the_next_one_finishes_it(kind: str, folde
 HELD = """
 import sys, time
 from pathlib import Path
-from leret.retrieval.building import building
-with building(Path(sys.argv[1]), "another key"):
+from leret.core.files import atomic_directory
+with atomic_directory(Path(sys.argv[1]), "another key", RuntimeError()):
     print("building", flush=True)
     sys.stdin.readline()
 """

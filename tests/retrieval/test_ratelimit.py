@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from leret.core.files import cache_directory as default_directory
 from leret.retrieval.clients.ratelimit import RateLimit, StartFile, shared_limit
-from leret.retrieval.diskcache import default_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -19,10 +19,10 @@ from leret.programs.load import load_program
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
 from leret.programs.replay import Replay
 from leret.programs.runner import Stepper
+from leret.retrieval.batching import SearchBatcher
 from leret.sampling.parity import check_messages, made_up, message_difference, program_messages
 from leret.sampling.rollouts.branching import Branch, Brancher
 from leret.sampling.rollouts.scheduler import Scheduler
-from leret.sampling.rollouts.search_batcher import SearchFront
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
@@ -72,7 +72,7 @@ def test_what_the_sampler_sends_and_stores_is_what_the_program_sends(kind, tmp_p
     name = program.named_predictors()[0][0]
     prompts, asked = prompts_for(formatter, program)[:3], questions(3)
     retriever, policy = FakeRetriever(), Writing(formatter, name)
-    front = SearchFront(retriever)
+    front = SearchBatcher(retriever)
     stepper = Stepper(replay, formatter, front)
     with Store(tmp_path / "rollouts.db") as store:
         brancher = Brancher(stepper, policy, store, Branch(tuple(prompts), 1, 1, 1.0, 1.0, 16))

@@ -10,9 +10,9 @@ from leret.core.errors import PolicyError, RunError
 from leret.core.types import Failure
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.runner import Stepper
+from leret.retrieval.batching import SearchBatcher
 from leret.sampling.rollouts.branching import Branch, Brancher
 from leret.sampling.rollouts.scheduler import Scheduler, refuse_unparsed
-from leret.sampling.rollouts.search_batcher import SearchFront
 from leret.sampling.store.store import Store
 from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
 
@@ -24,7 +24,7 @@ def sample(path, replay, formatter, policy=None, retriever=None, n=12, concurren
 
     async def main():
         policy_ = policy or FakePolicy()
-        front = SearchFront(retriever or FakeRetriever())
+        front = SearchBatcher(retriever or FakeRetriever())
         stepper = Stepper(replay, formatter, front)
         branch = Branch((ZERO_SHOT, FEW), n_samples, 7, 1.0, 1.0, 8)
         with Store(path) as store:

@@ -9,7 +9,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from leret import __version__
-from leret.core.runs import Run, write_atomically
+from leret.core.files import write_atomically
+from leret.core.runs import Run
 from leret.evaluation.report.labels import GLOSSARY, LABELS
 from leret.evaluation.report.plots import bars_by_hop, dumbbells, training_curves
 from leret.evaluation.report.training_stats import Learned, curves_of, learned

@@ -8,7 +8,7 @@ from typing import Any
 
 from leret.core.errors import PolicyError
 from leret.core.types import digest
-from leret.core.usage import Meter
+from leret.core.usage import UsageMeter
 from leret.policies.base import Completion, Request
 from leret.policies.remote.replies import RefusedError
 
@@ -36,7 +36,7 @@ class Chat:
         self,
         model: str,
         send: Send,
-        meter: Meter,
+        meter: UsageMeter,
         *,
         logprobs: bool | int = False,
         id_extension: bool = True,

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from leret.core.errors import PolicyError
-from leret.core.usage import Meter
+from leret.core.usage import UsageMeter
 from leret.policies.remote.endpoints import Endpoint, Endpoints
 from leret.policies.remote.replies import RefusedError, TryAgainError
 
@@ -47,7 +47,7 @@ class Dispatcher:
         price_completion: float = 0.0,
     ) -> None:
         self.urls = tuple(url.rstrip("/") for url in urls)
-        self.meter = Meter(price_prompt, price_completion)
+        self.meter = UsageMeter(price_prompt, price_completion)
         self.meter.watch(self._gauges)
         self.timeout_s = timeout_s
         self._deadline_s = deadline_s

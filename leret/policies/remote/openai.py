@@ -8,7 +8,7 @@ from typing import Any
 
 from leret.core.errors import PolicyError
 from leret.core.types import digest
-from leret.core.usage import Meter
+from leret.core.usage import UsageMeter
 from leret.http.secrets import Key
 from leret.policies.base import Completion, Request
 from leret.policies.remote.chat import Chat
@@ -70,7 +70,7 @@ class OpenAIPolicy:
         return self._dispatcher.urls
 
     @property
-    def meter(self) -> Meter:
+    def meter(self) -> UsageMeter:
         """What was asked, what failed, what it cost."""
         return self._dispatcher.meter
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from leret.core.errors import MissingDependency, PolicyError
 from leret.core.types import digest
-from leret.core.usage import Meter
+from leret.core.usage import UsageMeter
 from leret.http.secrets import Key
 from leret.policies.base import Completion, Request
 from leret.policies.local.chat_template import ChatTemplate, load_template
@@ -91,7 +91,7 @@ class TgiPolicy:
         return self._dispatcher.urls
 
     @property
-    def meter(self) -> Meter:
+    def meter(self) -> UsageMeter:
         """What was asked, what failed, what it cost."""
         return self._dispatcher.meter
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from leret.core.errors import MissingDependency
 from leret.core.types import digest
-from leret.core.usage import Meter
+from leret.core.usage import UsageMeter
 from leret.http.messages import body_of
 from leret.http.secrets import Key
 from leret.policies.base import Completion, Request
@@ -178,7 +178,7 @@ class TogetherPolicy:
         return self._given
 
     @property
-    def meter(self) -> Meter:
+    def meter(self) -> UsageMeter:
         """What was asked, what failed, what it cost."""
         return self._dispatcher.meter
 

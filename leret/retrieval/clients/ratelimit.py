@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from leret.core.files import cache_directory as default_directory
 from leret.core.types import digest
-from leret.retrieval.diskcache import default_directory
 
 try:
     import fcntl

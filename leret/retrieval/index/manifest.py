@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from leret.core.errors import RetrievalError
-from leret.core.files import CLAIM, building, half_built
+from leret.core.files import atomic_directory, is_incomplete
 from leret.core.progress import Progress, Silent
 from leret.core.types import digest as digest_of
 from leret.retrieval.base import Documents, Retriever
@@ -162,10 +162,17 @@ def write_index(engine: Engine, corpus: Documents, directory: Path, told: Progre
     """
     planned = Manifest.planned(engine, corpus)
     key = digest_of(planned.engine, planned.settings, planned.versions, planned.corpus)
-    with building(directory, key, resumable=engine.resumable) as scratch:
-        write_documents(corpus, scratch)
-        engine.write(corpus, scratch, told or Silent())
-        write_manifest(planned, scratch)
+    busy = RetrievalError(f"{directory}: another process is building this index; wait for it, then try again")
+    try:
+        with atomic_directory(directory, key, busy, resumable=engine.resumable) as scratch:
+            write_documents(corpus, scratch)
+            engine.write(corpus, scratch, told or Silent())
+            write_manifest(planned, scratch)
+    except OSError as error:
+        raise RetrievalError(
+            f"{directory}: the index cannot be written ({error.strerror or error}); "
+            "free some space, or name a directory that can be written"
+        ) from error
     return read_manifest(directory)
 
 
@@ -179,7 +186,7 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        if half_built(directory):
+        if is_incomplete(directory):
             raise RetrievalError(
                 f"{directory}: its build was stopped before its end; run the same build again"
             ) from error
@@ -292,7 +299,7 @@ def _files(directory: Path) -> list[tuple[str, Path]]:
     return [
         (name.as_posix(), path)
         for name, path in found
-        if name.name not in {MANIFEST, CLAIM} and not _REWRITTEN.intersection(name.parts)
+        if name.name not in {MANIFEST, ".key"} and not _REWRITTEN.intersection(name.parts)
     ]
 
 

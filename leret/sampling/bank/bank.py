@@ -19,7 +19,7 @@ from dspy.teleprompt import BootstrapFewShotWithRandomSearch
 from pydantic_core import to_jsonable_python
 
 from leret.core.aio import muted
-from leret.core.types import Question
+from leret.core.types import Task
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.retrieval.base import Retriever
 from leret.rewards import Measure
@@ -54,8 +54,8 @@ def build_bank(
     lm: dspy.BaseLM,
     retriever: Retriever,
     reward: Measure,
-    train: Sequence[Question],
-    dev: Sequence[Question],
+    train: Sequence[Task],
+    dev: Sequence[Task],
     plan: BankPlan,
     *,
     teacher: dspy.BaseLM,
@@ -110,8 +110,8 @@ def _search(
     student: Student,
     metric: Callable[..., float],
     teacher: dspy.BaseLM,
-    train: Sequence[Question],
-    dev: Sequence[Question],
+    train: Sequence[Task],
+    dev: Sequence[Task],
     plan: BankPlan,
 ) -> list[Mapping[str, Any]]:
     """DSPy's candidates: ``program``, ``score`` in percent, ``seed``."""
@@ -131,7 +131,7 @@ def _search(
     return list(best.candidate_programs)
 
 
-def _examples(questions: Sequence[Question]) -> list[dspy.Example]:
+def _examples(questions: Sequence[Task]) -> list[dspy.Example]:
     return [dspy.Example(question=q.text, gold=list(q.gold)).with_inputs("question") for q in questions]
 
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 from leret.core.errors import ConfigError, RunError
 from leret.core.progress import Progress
 from leret.core.runs import Run
-from leret.core.types import Question
+from leret.core.types import Rollout, Task
 from leret.datasets.splits import rank_of
 from leret.policies.base import Policy
 from leret.programs.prompts import ZERO_SHOT, Prompt
+from leret.retrieval.batching import SearchBatcher
 from leret.rewards import measure
 from leret.sampling.plan import n_bank_questions
 from leret.sampling.rollouts.environment import Workbench
-from leret.sampling.rollouts.rollout import Roller, Rollout
+from leret.sampling.rollouts.rollout import Roller
 from leret.sampling.rollouts.scheduler import refuse_unparsed
-from leret.sampling.rollouts.search_batcher import SearchFront
 
 if TYPE_CHECKING:
     import dspy
@@ -33,7 +33,7 @@ _LEAST = 1e-9
 
 
 async def prompts_of(
-    run: Run, bench: Workbench, policy: Policy, front: SearchFront, questions: Sequence[Question], progress: Progress
+    run: Run, bench: Workbench, policy: Policy, front: SearchBatcher, questions: Sequence[Task], progress: Progress
 ) -> list[Prompt]:
     """The prompts of a run, the zero-shot one first.
 
@@ -87,7 +87,7 @@ def _given(directory: Path, n: int) -> list[Prompt]:
 
 
 async def _bootstrapped(
-    run: Run, bench: Workbench, policy: Policy, front: SearchFront, questions: Sequence[Question], progress: Progress
+    run: Run, bench: Workbench, policy: Policy, front: SearchBatcher, questions: Sequence[Task], progress: Progress
 ) -> list[Prompt]:
     from leret.policies.dspy_lm import policy_lm
     from leret.sampling.bank.lm import memory_of, remembering
@@ -125,7 +125,7 @@ async def _bootstrapped(
 
 
 async def _zero_shot(
-    bench: Workbench, policy: Policy, front: SearchFront, train: Sequence[Question], progress: Progress
+    bench: Workbench, policy: Policy, front: SearchBatcher, train: Sequence[Task], progress: Progress
 ) -> list[Rollout]:
     """The runs whose steps may become demos."""
     recipe, settings = bench.recipe, bench.recipe.sampling
@@ -142,7 +142,7 @@ async def _zero_shot(
     return await roller.run(train, concurrency=settings.concurrency, on_done=lambda rollout: progress.advance(1))
 
 
-def _threshold(bench: Workbench, train: Sequence[Question], rollouts: Sequence[Rollout]) -> float:
+def _threshold(bench: Workbench, train: Sequence[Task], rollouts: Sequence[Rollout]) -> float:
     """The reward that the best quarter of zero-shot runs reaches; above 0."""
     reward = measure(bench.recipe.sampling.reward)
     ended = [(q, rollout) for q, rollout in zip(train, rollouts, strict=True) if rollout.finished]
@@ -155,8 +155,8 @@ def _build(
     bench: Workbench,
     cold: dspy.LM,
     teacher: dspy.LM,
-    train: Sequence[Question],
-    dev: Sequence[Question],
+    train: Sequence[Task],
+    dev: Sequence[Task],
     threshold: float,
     stop: threading.Event,
     progress: Progress,

@@ -17,7 +17,7 @@ from leret.config.sampling import SamplingSettings
 from leret.core.errors import LeretError, RunError
 from leret.core.progress import Progress
 from leret.core.runs import Run
-from leret.core.types import Question
+from leret.core.types import Task
 from leret.core.usage import Ledger
 from leret.sampling.ray.accounts import Accounts
 from leret.sampling.ray.wire import Batch, Job, Place, Shard
@@ -84,7 +84,7 @@ class Driver:
         prices = job.recipe["policy"]["price_prompt"], job.recipe["policy"]["price_completion"]
         self._accounts = Accounts(Ledger(*prices), settings.max_error_rate, settings.max_unparsed_rate)
 
-    def plan(self, questions: Sequence[Question]) -> int:
+    def plan(self, questions: Sequence[Task]) -> int:
         """Cut what is not done into shards.
 
         Returns:

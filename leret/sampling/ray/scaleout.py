@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from leret.core.aio import muted_threads
 from leret.core.errors import ConfigError, MissingDependency, RunError
-from leret.core.types import Question
+from leret.core.types import Task
 
 if TYPE_CHECKING:
     from leret.core.progress import Progress
@@ -64,7 +64,7 @@ class Cluster:
         policy: Policy,
         prompts: Sequence[Prompt],
         store: Store,
-        questions: Sequence[Question],
+        questions: Sequence[Task],
         digests: dict[str, str],
         progress: Progress,
     ) -> Tally:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leret.core.types import Question
+from leret.core.types import Task
 from leret.sampling.store.merge import Rows
 from leret.sampling.store.schema import STORE_SCHEMA
 
@@ -57,7 +57,7 @@ class Shard:
     """
 
     number: int
-    questions: tuple[Question, ...]
+    questions: tuple[Task, ...]
     known: Rows = field(default_factory=Rows)
 
 

@@ -27,9 +27,9 @@ from leret.sampling.store.store import Store
 if TYPE_CHECKING:
     from leret.core.usage import Ledger
     from leret.policies.base import Policy
+    from leret.retrieval.batching import SearchBatcher
     from leret.sampling.rollouts.environment import Workbench
     from leret.sampling.rollouts.scheduler import Tally
-    from leret.sampling.rollouts.search_batcher import SearchFront
 
 
 _TAKE_S = 0.5
@@ -57,7 +57,7 @@ class Worker:
         self._scratch: Path | None = None
         self._prefix = Path()
         self._policy: Policy | None = None
-        self._front: SearchFront | None = None
+        self._front: SearchBatcher | None = None
         self._bench: Workbench | None = None
 
     async def place(self) -> tuple[str, int]:
@@ -179,8 +179,8 @@ class Worker:
 
     def _open(self, cache: Path) -> None:
         from leret.policies.load import policy_of
+        from leret.retrieval.batching import SearchBatcher
         from leret.sampling.rollouts.environment import Workbench
-        from leret.sampling.rollouts.search_batcher import SearchFront
 
         recipe = SamplingRecipe.model_validate(self._job.recipe)
         self._bench = bench = Workbench(recipe, cache)
@@ -192,7 +192,7 @@ class Worker:
             "policy": self._policy.digest,
         }
         self._refuse_other(here)
-        self._front = SearchFront(bench.retriever)
+        self._front = SearchBatcher(bench.retriever)
 
     def _refuse_other(self, here: dict[str, str]) -> None:
         other = [name for name, digest in here.items() if self._job.digests[name] != digest]

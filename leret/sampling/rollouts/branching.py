@@ -12,14 +12,14 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from leret.core.errors import PolicyError, ProgramError, RetrievalError
-from leret.core.types import Failure, Question, Ranking, Sample, State, digest
+from leret.core.types import Failure, Ranking, Sample, State, Task, digest
 from leret.core.usage import Ledger
 from leret.policies.base import Policy, Request
 from leret.programs.prompts import Prompt
 from leret.programs.runner import Known, Stepper
 from leret.rewards import Measure, measure
 from leret.sampling.rollouts.rollout import failure_of, seed_of, unparsed
-from leret.sampling.store.schema import Origin, is_final, storable
+from leret.sampling.store.schema import SamplingParams, is_final, storable
 from leret.sampling.store.store import Store
 
 _REPORTED = ("recall", "ap")
@@ -60,7 +60,7 @@ class Here:
         fresh: the store held nothing of the question when the session began, so it need not be asked.
     """
 
-    question: Question
+    question: Task
     state: State
     outputs: Sequence[Mapping[str, Any]]
     known: Known
@@ -91,7 +91,9 @@ class Brancher:
             name: measure(name) for name in dict.fromkeys((branch.reward, *_REPORTED))
         }
         self._origins = [
-            Origin(policy.name, self._policy_digest, prompt.digest, branch.temperature, branch.top_p, branch.max_tokens)
+            SamplingParams(
+                policy.name, self._policy_digest, prompt.digest, branch.temperature, branch.top_p, branch.max_tokens
+            )
             for prompt in branch.prompts
         ]
 
@@ -151,7 +153,9 @@ class Brancher:
         except PolicyError as error:
             self.ledger.failed(state.step, prompt.name, len(blank))
             return [replace(sample, failure=failure_of(error)) for sample in blank]
-        self.ledger.answered(state.step, prompt.name, completions, time.monotonic() - began)
+        tokens = [completion.n_completion_tokens for completion in completions]
+        seconds = time.monotonic() - began
+        self.ledger.answered(state.step, prompt.name, completions[0].n_prompt_tokens, tokens, seconds)
         return [
             replace(
                 sample,

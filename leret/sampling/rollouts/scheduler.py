@@ -18,13 +18,13 @@ from leret.core.aio import each
 from leret.core.errors import LeretError, PolicyError, ProgramError, RetrievalError, RunError
 from leret.core.memory import unwalked
 from leret.core.progress import Progress, Silent
-from leret.core.types import Failure, Question, Sample
+from leret.core.types import Failure, Sample, Task
 from leret.programs.replay import Finished, NeedsCompletion
 from leret.programs.runner import MAX_STEPS, Known, Stepper
 from leret.sampling.rollouts.branching import Brancher, Here
 from leret.sampling.rollouts.rollout import failure_of
-from leret.sampling.rollouts.selection import choose_next, is_solved
-from leret.sampling.store.schema import Visit
+from leret.sampling.rollouts.selection import select_next
+from leret.sampling.store.schema import PathStep
 from leret.sampling.store.store import Store
 
 _MIN_SAMPLES, _MIN_UNPARSED = 50, 5
@@ -121,7 +121,7 @@ class Scheduler:
         self._facts = facts
         self._begun: set[str] = set()
 
-    async def run(self, questions: Iterable[Question], concurrency: int, progress: Progress | None = None) -> Tally:
+    async def run(self, questions: Iterable[Task], concurrency: int, progress: Progress | None = None) -> Tally:
         """Sample every question to the end of its path.
 
         Args:
@@ -138,7 +138,7 @@ class Scheduler:
         self._begun = self._store.begun(self._policy_digest)
         tally = Tally()
 
-        async def one(question: Question) -> None:
+        async def one(question: Task) -> None:
             await self._walk(question, tally)
             tally.questions += 1
             progress.advance(
@@ -166,7 +166,7 @@ class Scheduler:
             with suppress(RunError):  # what could not be written is kept, and whoever puts the next sample is told
                 self._store.flush()
 
-    async def _walk(self, question: Question, tally: Tally) -> None:
+    async def _walk(self, question: Task, tally: Tally) -> None:
         """One question, from its first state to the end of its path or to an outage."""
         known: Known = {}
         fresh = question.id not in self._begun
@@ -184,7 +184,7 @@ class Scheduler:
             tally.waiting += 1
             self._check(tally)
 
-    async def _step(self, place: _Place, need: NeedsCompletion, before: Visit | None, tally: Tally) -> _Place | None:
+    async def _step(self, place: _Place, need: NeedsCompletion, before: PathStep | None, tally: Tally) -> _Place | None:
         """Sample one state and go on from it; None where the path ends or waits."""
         question, step = place.question, len(place.outputs)
         if step == MAX_STEPS:
@@ -200,11 +200,11 @@ class Scheduler:
             tally.waiting += 1  # choosing among the others would make this run another one than without the outage
             return None
         else:
-            chosen = choose_next(samples, self._seed, state.id)
+            chosen = select_next(samples, question, self._seed, state.id)
         name = None if chosen is None else chosen.id
-        visit = Visit(question.id, step, self._policy_digest, state.id, place.parent, name, "")
+        visit = PathStep(question.id, step, self._policy_digest, state.id, place.parent, name, "")
         if chosen is None:
-            solved = any(is_solved(sample) for sample in samples)
+            solved = any(question.is_solved_by(sample.doc_ids) for sample in samples)
             self._store.put_visit(replace(visit, outcome="solved" if solved else "stuck"))
             return None
         outputs = (*place.outputs, self._stepper.formatter.parse(state.predictor, chosen.completion or "") or {})
@@ -264,7 +264,7 @@ def refuse_unparsed(failures: Iterable[Failure], n_unparsed: int, n_samples: int
 class _Place:
     """Where a question's path has come to."""
 
-    question: Question
+    question: Task
     need: NeedsCompletion | Finished
     outputs: tuple[dict[str, Any], ...]
     known: Known

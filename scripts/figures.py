@@ -1,0 +1,160 @@
+"""Prints what the size and the shape of the code are measured by: ``python scripts/figures.py [--details]``.
+
+Lines and files are Python's; a function's length counts its signature and docstring. An import counts wherever it
+stands: in a function and for type checking too. ``tests/test_layers.py`` holds the code to the limits that are not
+about size.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def sources(package: str = "leret") -> dict[str, Path]:
+    """Module names with their files."""
+    found = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if "_recipes" not in parts:
+            found[".".join(part for part in parts if part != "__init__")] = path
+    return found
+
+
+def imports(path: Path, module: str) -> Iterator[tuple[int, str, str]]:
+    """Line, module and name (or "") of every import of leret in a file."""
+    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name, "") for alias in node.names if alias.name.split(".")[0] == "leret")
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            if base.split(".")[0] == "leret":
+                yield from ((node.lineno, base, alias.name) for alias in node.names)
+
+
+def graph(modules: dict[str, Path]) -> dict[str, set[str]]:
+    """Which modules each module imports."""
+    arrows: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        named = ((f"{base}.{name}" if f"{base}.{name}" in modules else base) for _, base, name in imports(path, module))
+        arrows[module] = {there for there in named if there in modules and there != module}
+    return arrows
+
+
+def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import one another, directly or not (Tarjan's strongly connected components)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(module: str) -> None:
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for there in arrows[module]:
+            if there not in index:
+                visit(there)
+                low[module] = min(low[module], low[there])
+            elif there in stack:
+                low[module] = min(low[module], index[there])
+        if low[module] == index[module]:
+            at = stack.index(module)
+            if len(stack) - at > 1:
+                found.append(sorted(stack[at:]))
+            del stack[at:]
+
+    for module in arrows:
+        if module not in index:
+            visit(module)
+    return found
+
+
+def functions(paths: Iterable[Path]) -> Iterator[tuple[int, str]]:
+    """Length in lines and place of every function and method."""
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                yield length, f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+
+
+def class_names(modules: dict[str, Path]) -> dict[str, list[str]]:
+    """Public class names that are defined more than once, with their modules."""
+    homes = defaultdict(list)
+    for module, path in modules.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(module)
+    return {name: where for name, where in sorted(homes.items()) if len(where) > 1}
+
+
+def folders(package: str = "leret") -> dict[str, int]:
+    """Entries of every folder of Python files: modules, packages and templates, without ``__init__.py``."""
+    found = {}
+    for folder in [ROOT / package, *(ROOT / package).rglob("*")]:
+        if folder.is_dir() and (folder / "__init__.py").is_file() and "_recipes" not in folder.parts:
+            names = [path for path in folder.iterdir() if path.name not in {"__init__.py", "__pycache__"}]
+            found[str(folder.relative_to(ROOT))] = len(names)
+    return found
+
+
+def without_twin(modules: dict[str, Path], least: int = 80) -> list[str]:
+    """Modules of more than ``least`` lines that have no test file of their own."""
+    missing = []
+    for module, path in modules.items():
+        inside = path.relative_to(ROOT / "leret")
+        twins = [ROOT / "tests" / inside.parent / f"test_{inside.name}"]
+        twins += [ROOT / "tests" / f"test_{inside.name}"] if len(inside.parts) == 1 else []
+        if path.name == "__init__.py":
+            twins = [ROOT / "tests" / inside.parent / f"test_{inside.parent.name}.py"]
+        if len(path.read_text(encoding="utf-8").splitlines()) > least and not any(twin.is_file() for twin in twins):
+            missing.append(module)
+    return missing
+
+
+def lines(path: Path) -> int:
+    """Lines of a file, blank ones and comments too."""
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def main(details: bool) -> None:
+    """Print the figures; with ``details`` also what they are made of."""
+    modules = sources()
+    long = sorted((length, place) for length, place in functions(modules.values()) if length > 40)
+    n_functions = sum(1 for _ in functions(modules.values()))
+    sizes = {module: lines(path) for module, path in modules.items()}
+    tests = sources("tests")
+    print(f"leret/ lines                      {sum(sizes.values()):,}")
+    print(f"leret/ files                      {len(modules)}")
+    print(f"leret/ files under 80 lines       {sum(size < 80 for size in sizes.values())}")
+    print(f"tests/ lines                      {sum(lines(path) for path in tests.values()):,}")
+    print(f"tests/ files                      {len(tests)}")
+    print(f"functions over 40 lines           {len(long)} of {n_functions} ({len(long) / n_functions:.1%})")
+    largest = max(folders().items(), key=lambda item: item[1])
+    print(f"entries of the largest folder     {largest[1]} ({largest[0]})")
+    print(f"import circles                    {len(circles(graph(modules)))}")
+    print(f"class names of two meanings       {len(class_names(modules))}")
+    print(f"modules of 80+ lines, no twin     {len(without_twin(modules))}")
+
+    if details:
+        print("\ncircles:", *circles(graph(modules)), sep="\n  ")
+        print("\nfolders above 12:", *(f"{name} {n}" for name, n in folders().items() if n > 12), sep="\n  ")
+        print(
+            "\nclass names:",
+            *(f"{name}: {', '.join(where)}" for name, where in class_names(modules).items()),
+            sep="\n  ",
+        )
+        print("\nunder 80 lines:", *(f"{size:3} {module}" for module, size in sizes.items() if size < 80), sep="\n  ")
+        print("\nno twin:", *(f"{sizes[module]:3} {module}" for module in without_twin(modules)), sep="\n  ")
+        print("\nlong functions:", *(f"{length:3} {place}" for length, place in long), sep="\n  ")
+
+
+if __name__ == "__main__":
+    main("--details" in sys.argv)
