@@ -11,7 +11,7 @@ import pytest
 from leret.config.evaluation import EvalRecipe
 from leret.config.load import find_recipe, load_all, load_any, load_recipe, stage_of
 from leret.config.sampling import PretrainSettings, SamplingRecipe
-from leret.config.training import TrainingRecipe
+from leret.training.algorithms import TrainingRecipe
 from leret.core import bundled as shipped
 from leret.core.errors import ConfigError, MissingDependency
 from leret.demo.pretrain.stage import pretrain
@@ -232,7 +232,7 @@ def test_an_unknown_recipe_is_answered_with_the_nearest_one(folder: Path) -> Non
 def test_the_loop_takes_short_names_in_the_order_of_its_stages(folder: Path) -> None:
     found = load_all(["demo", "demo-sft", "demo-ipo", "demo"])
     assert [type(recipe).__name__ for recipe in found] == [
-        "SamplingRecipe", "TrainingRecipe", "TrainingRecipe", "EvalRecipe"
+        "SamplingRecipe", "SFTRecipe", "IPORecipe", "EvalRecipe"
     ]  # fmt: skip
     assert isinstance(load_all(["sampling/demo.yaml", "hotpotqa"])[1], EvalRecipe)
 

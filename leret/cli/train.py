@@ -16,7 +16,7 @@ def train(
     from leret.cli.console import done, facts
     from leret.cli.progress import shown
     from leret.config.load import load_recipe
-    from leret.config.training import TrainingRecipe
+    from leret.training.algorithms import TrainingRecipe
     from leret.core.runs import Run
 
     settings = load_recipe(recipe, TrainingRecipe, overrides or ())

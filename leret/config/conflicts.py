@@ -95,15 +95,17 @@ def _sampling(recipe: SamplingRecipe) -> Iterator[Clash]:
 
 
 def _training(recipe: TrainingRecipe) -> Iterator[Clash]:
-    if recipe.algorithm == "dpo" and recipe.reduction != "sequence":
-        yield Clash((("reduction",), ("algorithm",)), "reduction: dpo sums log-probabilities; remove it")
-    if recipe.warmup_ratio and recipe.schedule == "constant":
+    if recipe.warmup_ratio and recipe.lr_scheduler_type == "constant":
         yield Clash(
-            (("warmup_ratio",), ("schedule",)),
-            "warmup_ratio: schedule constant has no warm-up; set schedule: constant_with_warmup, or remove it",
+            (("warmup_ratio",), ("lr_scheduler_type",)),
+            "warmup_ratio: lr_scheduler_type constant has no warm-up; set lr_scheduler_type: constant_with_warmup, or "
+            "remove it",
         )
-    if recipe.init == recipe.policy_name:
-        yield Clash((("init",), ("name",)), f"init: {recipe.init} would start from itself; give the new policy a name")
+    if recipe.init_from == recipe.policy_name:
+        yield Clash(
+            (("init_from",), ("name",)),
+            f"init_from: {recipe.init_from} would start from itself; give the new policy a name",
+        )
 
 
 def _evaluation(recipe: EvalRecipe) -> Iterator[Clash]:

@@ -77,6 +77,7 @@ def flag_recipe(
 
 
 def _checked(placed: Placed, model: type[R], beside: Path, optional: Collection[str], problems: list[str]) -> R:
+    model = _kind_of(model, placed.value)
     recipe, faults = _validate(placed, model)
     problems = problems + faults
     if recipe is not None:
@@ -114,7 +115,7 @@ def load_any(path: str | Path, overrides: Sequence[str] = ()) -> SamplingRecipe 
         ConfigError: as `stage_of` and `load_recipe`.
     """
     stage = stage_of(path)
-    own = [override for override in overrides if _section(override) in stage.model_fields]
+    own = [override for override in overrides if _section(override) in _keys(path, stage)]
     if stage is SamplingRecipe:
         return load_recipe(path, SamplingRecipe, own)
     return load_recipe(path, TrainingRecipe, own) if stage is TrainingRecipe else load_recipe(path, EvalRecipe, own)
@@ -134,7 +135,7 @@ def load_all(
     for i, path in enumerate(paths):
         try:
             file = find_recipe(path, *(_FOLDERS.values() if i == 0 else ("training", "eval", "sampling")))
-            known |= set(stage_of(file).model_fields)
+            known |= _keys(file, stage_of(file))
             loaded.append(load_any(file, overrides))
         except ConfigError as error:
             problems += error.problems
@@ -144,6 +145,15 @@ def load_all(
     if problems:
         raise ConfigError(problems)
     return loaded
+
+
+def _kind_of(model: Any, value: Mapping[str, Any]) -> Any:
+    """The recipe class of the algorithm that is named, for a training."""
+    return TrainingRecipe.kinds.get(str(value.get("algorithm")), model) if model is TrainingRecipe else model
+
+
+def _keys(path: str | Path, stage: type[BaseModel]) -> set[str]:
+    return set(_kind_of(stage, _read(find_recipe(path)).value).model_fields)
 
 
 def _section(override: str) -> str:

@@ -60,6 +60,13 @@ class TrainingRecipe(Settings):
         """Whether the policy is only there to be compared with: no later round goes on from it."""
         return self.match_steps_of is not None
 
+    @field_validator("algorithm")
+    @classmethod
+    def _is_known(cls, algorithm: str) -> str:
+        if cls is TrainingRecipe:
+            raise ValueError(f"unknown algorithm {algorithm!r}; available: {', '.join(sorted(cls.kinds))}")
+        return algorithm
+
     @field_validator("name")
     @classmethod
     def _names_a_directory(cls, name: str | None) -> str | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from leret.config.evaluation import EvalRecipe
 from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
-from leret.config.training import TrainingRecipe
+from leret.training.algorithms import TrainingRecipe
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 

@@ -149,7 +149,7 @@ class TrainingRecord:
 
     def report(self, path: Path, seconds: float, *, already: bool = False, resumed_from: int = 0) -> TrainReport:
         """What the stage returns for this policy."""
-        losses = [float(entry["loss"]) for entry in self.log_history if "loss" in entry] or [None]
+        losses = [float(entry["loss"]) for entry in self.log_history if "loss" in entry]
         return TrainReport(
             path,
             self.steps,
@@ -157,8 +157,8 @@ class TrainingRecord:
             seconds,
             self.examples,
             self.dropped,
-            losses[0],
-            losses[-1],
+            losses[0] if losses else None,
+            losses[-1] if losses else None,
             already,
             resumed_from,
         )

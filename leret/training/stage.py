@@ -144,7 +144,7 @@ def _check_same(job: TrainingJob, before: dict[str, Any]) -> None:
     where = job.directory.policy if job.directory.policy.is_dir() else job.directory.path
     check_resumable(
         where,
-        {**before["recipe"], "digest": before["digest"]},
+        {**before.get("recipe", {}), "digest": before.get("digest", {})},
         {**job.key["recipe"], "digest": job.key["digest"]},
         free_keys(type(job.recipe)),
         otherwise="give this one another `name`, or remove that directory",

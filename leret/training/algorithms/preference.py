@@ -175,17 +175,21 @@ def oracle_loss(recipe: DPORecipe | IPORecipe, model: Any, rows: Sequence[Mappin
     """The recipe's loss on sums, or on means over tokens where the recipe says so."""
     import torch
 
-    by_side = [[completion_logps(model, row["prompt_tokens"], row[f"{side}_tokens"]) for row in rows] for side in _SIDES]
+    by_side = [
+        [completion_logps(model, row["prompt_tokens"], row[f"{side}_tokens"]) for row in rows] for side in _SIDES
+    ]
     chosen, rejected = (torch.stack([logps.sum() for logps in side]) for side in by_side)
-    reference = [torch.tensor([row[f"ref_{side}_logps"] for row in rows], device=chosen.device) for side in _SIDES]
+    ref_chosen, ref_rejected = (
+        torch.tensor([row[f"ref_{side}_logps"] for row in rows], device=chosen.device) for side in _SIDES
+    )
     n_chosen, n_rejected = (torch.tensor([len(logps) for logps in side], device=chosen.device) for side in by_side)
     if isinstance(recipe, DPORecipe):
-        losses = dpo_loss(chosen, rejected, *reference, recipe.beta)
+        losses = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, recipe.beta)
     elif recipe.reduction == "sequence":
-        losses = ipo_loss(chosen, rejected, *reference, recipe.beta)
+        losses = ipo_loss(chosen, rejected, ref_chosen, ref_rejected, recipe.beta)
     else:
-        means = (reference[0] / n_chosen, reference[1] / n_rejected)
-        losses = ipo_loss(chosen / n_chosen, rejected / n_rejected, *means, recipe.beta)
+        means = (chosen / n_chosen, rejected / n_rejected, ref_chosen / n_chosen, ref_rejected / n_rejected)
+        losses = ipo_loss(*means, recipe.beta)
     return float(losses.mean() - recipe.sft_weight * chosen.sum() / n_chosen.sum())
 
 
