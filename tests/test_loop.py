@@ -9,12 +9,12 @@ import pytest
 
 from leret.config.evaluation import EvalRecipe
 from leret.config.sampling import SamplingRecipe
-from leret.training.algorithms import TrainingRecipe
-from leret.training.algorithms.preference import IPORecipe
-from leret.training.algorithms.sft import SFTRecipe
 from leret.core.errors import ConfigError
 from leret.core.runs import Run
 from leret.optimize.rounds import Recipe, Step, schedule
+from leret.training.algorithms import TrainingRecipe
+from leret.training.algorithms.preference import IPORecipe
+from leret.training.algorithms.sft import SFTRecipe
 
 SAMPLING = SamplingRecipe.model_validate({"data": {"kind": "world"}, "policy": {"model": "demo"}})
 SFT = SFTRecipe()

@@ -11,10 +11,10 @@ import pytest
 from leret.config.evaluation import EvalRecipe
 from leret.config.load import find_recipe, load_all, load_any, load_recipe, stage_of
 from leret.config.sampling import PretrainSettings, SamplingRecipe
-from leret.training.algorithms import TrainingRecipe
 from leret.core import bundled as shipped
 from leret.core.errors import ConfigError, MissingDependency
 from leret.demo.pretrain.stage import pretrain
+from leret.training.algorithms import TrainingRecipe
 
 GOOD = """\
 data: {kind: world}

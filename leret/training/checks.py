@@ -1,8 +1,8 @@
 """What is refused before the first step, because it would be trained wrongly without a word.
 
-The trainer's loss must be the algorithm's, on the model's plain forward. What is trained must be what was sent: messages
-as the program formats them, tokens as the sampler made them. A program or an adapter that has changed since sampling, a
-file of preferences that was edited, a chat template that is not the sampler's: nothing else would tell.
+The trainer's loss must be the algorithm's, on the model's plain forward. What is trained must be what was sent:
+messages as the program formats them, tokens as the sampler made them. A program or an adapter that has changed since
+sampling, a file of preferences that was edited, a chat template that is not the sampler's: nothing else would tell.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What is trained on: examples read from the run, refused where evaluation holds them back, and as token ids.
 
-The ids are made here as the sampler produces them: prompt, generation prompt, completion, one end token. A trainer that
-tokenises conversations itself renders the whole of them by the chat template. Where that template writes a newline after
-the end token, or leaves out or adds anything else in the last turn, it would train what is never sampled.
+The ids are made here as the sampler produces them: prompt, generation prompt, completion, one end token. A trainer
+that tokenises conversations itself renders the whole of them by the chat template. Where that template writes a newline
+after the end token, or leaves out or adds anything else in the last turn, it would train what is never sampled.
 """
 
 from __future__ import annotations

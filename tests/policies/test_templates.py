@@ -13,16 +13,16 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leret.config.policy import PolicySettings
-from leret.training.algorithms.preference import IPORecipe
-from leret.training.algorithms.sft import SFTRecipe
 from leret.core.errors import PolicyError, TrainingError
 from leret.policies.base import Request
 from leret.policies.dspy_lm import policy_lm
 from leret.policies.load import policy_of, policy_state
 from leret.policies.local.chat_template import ChatTemplate, PromptEncoder, apply_template
 from leret.policies.local.policy import LocalPolicy
-from leret.training.stage import train
+from leret.training.algorithms.preference import IPORecipe
+from leret.training.algorithms.sft import SFTRecipe
 from leret.training.data import Encoder, end_token
+from leret.training.stage import train
 from tests.tiny import tiny_policy
 from tests.training.training_runs import sampled_run
 

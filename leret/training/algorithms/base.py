@@ -116,7 +116,7 @@ def trainer_arguments(recipe: TrainingRecipe, inputs: TrainerInputs) -> dict[str
 
 
 def new_adapter(recipe: TrainingRecipe, model: Any) -> Any:
-    """peft's configuration of the adapter that TRL is to make; None for full weights, or where there is one already."""
+    """Peft's configuration of the adapter that TRL is to make; None for full weights, or where there is one already."""
     settings: LoraSettings | None = recipe.lora
     if settings is None or hasattr(model, "peft_config"):
         return None

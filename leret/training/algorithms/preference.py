@@ -85,8 +85,8 @@ class PairCollator:
 
     IPO is defined on the sum of token log-probabilities. TRL divides each completion's log-ratio by its number of
     tokens, which it takes from the sum of the completion mask, first column included. Nothing else reads that column:
-    position 0 has no prediction. With ``1 - n_tokens`` there the mask sums to 1, and TRL's loss is the one on sums, with
-    its metrics unchanged; `leret.training.checks.check_loss` compares the two before every training.
+    position 0 has no prediction. With ``1 - n_tokens`` there the mask sums to 1, and TRL's loss is the one on sums,
+    with its metrics unchanged; `leret.training.checks.check_loss` compares the two before every training.
 
     Args:
         pad: id of the padding token.
