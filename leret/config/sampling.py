@@ -71,9 +71,7 @@ class SamplingSettings(Settings):
     prompts: PositiveInt = Field(4, description="prompts of the bank, the zero-shot one included")
     samples: PositiveInt = Field(1, description="completions a prompt and state")
     seed: int = 0
-    reward: Literal["ap", "recall", "rr", "ndcg"] = Field(
-        "ap", description="of the accumulated ranking; grades count as 1"
-    )
+    reward: str = Field("ap", description="any measure that evaluation takes too, with a cut-off or not")
     concurrency: Annotated[PositiveInt, Free()] = Field(128, description="questions in flight")
     max_error_rate: Annotated[float, Free()] = Field(
         0.1, ge=0, le=1, description="share of failed samples that stops the run"

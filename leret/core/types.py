@@ -169,9 +169,9 @@ class Outcome:
     """
 
     task: Task
-    text: str
-    outputs: Mapping[str, Json]
-    ranking: Ranking
+    text: str = ""
+    outputs: Mapping[str, Json] = field(default_factory=dict)
+    ranking: Ranking = ()
     prediction: Any = None
     n_steps: int = 1
     failure: Failure | None = None

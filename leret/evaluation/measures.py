@@ -6,9 +6,10 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-from leret.core.types import Document, Task
+from leret.core.types import Document, Outcome, Ranking, Task
 from leret.evaluation.results import ScoredHop, Trace
-from leret.rewards.ranking import Measure, measure, recall
+from leret.rewards import Reward, reward
+from leret.rewards.ranking import recall
 
 BRIDGE_FOUND = "bridge_found"
 """Recall of the gold documents whose title the question does not name: those that have to be read about first."""
@@ -25,7 +26,7 @@ def all_measures(names: Sequence[str]) -> tuple[str, ...]:
     every = tuple(dict.fromkeys((*names, *_ALWAYS)))
     for name in every:
         if name != BRIDGE_FOUND:
-            measure(name)
+            reward(name, "measures")
     return every
 
 
@@ -39,7 +40,7 @@ class Scorer:
     """
 
     def __init__(self, names: Sequence[str], questions: Sequence[Task], corpus: Mapping[str, Document]) -> None:
-        self._measures: dict[str, Measure] = {name: measure(name) for name in names if name != BRIDGE_FOUND}
+        self._measures: dict[str, Reward] = {name: reward(name) for name in names if name != BRIDGE_FOUND}
         self._questions = {question.id: question for question in questions}
         self._hidden = {q.id: hidden_gold(q, corpus) for q in questions} if BRIDGE_FOUND in names else {}
 
@@ -59,7 +60,7 @@ class Scorer:
                     completion=hop.completion,
                     doc_ids=doc_ids,
                     scores=tuple(passage.score for passage in hop.ranking),
-                    measures={} if trace.failure else self._values(question, doc_ids),
+                    measures={} if trace.failure else self._values(question, hop.ranking),
                     unparsed=trace.unparsed and i == len(trace.hops) - 1,
                 )
             )
@@ -67,10 +68,12 @@ class Scorer:
             rows.append(self._end(question, trace))
         return rows
 
-    def _values(self, question: Task, doc_ids: Sequence[str]) -> dict[str, float]:
-        values = {name: value(doc_ids, question.grades) for name, value in self._measures.items()}
-        hidden = self._hidden.get(question.id)
-        return {**values, BRIDGE_FOUND: recall(doc_ids, hidden)} if hidden else values
+    def _values(self, question: Task, ranking: Ranking) -> dict[str, float]:
+        outcome = Outcome(question, ranking=ranking)
+        values = {name: value(outcome) for name, value in self._measures.items()}
+        if hidden := self._hidden.get(question.id):
+            values[BRIDGE_FOUND] = recall(outcome.doc_ids, hidden)
+        return {name: value for name, value in values.items() if value is not None}
 
     def _end(self, question: Task, trace: Trace) -> ScoredHop:
         """A failure; or a program that ended without a step, which found nothing."""

@@ -9,7 +9,7 @@ from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.core.stages import check_resumable, input_stamps
 from leret.core.types import Json
-from leret.sampling.rollouts.environment import Workbench, questions_digest
+from leret.sampling.rollouts.environment import Environment, questions_digest
 
 _FREE = free_keys(SamplingRecipe)
 """May change: what decides no sample, what a digest stands for (files), and the policy (another round)."""
@@ -34,7 +34,7 @@ def refuse_changes(run: Run, recipe: SamplingRecipe, digests: Mapping[str, str])
         check_resumable(run.path, {**before, "digest": known}, now, _FREE)
 
 
-def refuse_changed_files(run: Run, bench: Workbench) -> None:
+def refuse_changed_files(run: Run, bench: Environment) -> None:
     """Refuse a program, a corpus, or questions, that are not those of the sampling; of a new run, nothing."""
     before = run.manifest().get("sampling")
     if before is None:

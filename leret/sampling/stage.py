@@ -17,20 +17,21 @@ from leret.core.runs import Run
 from leret.core.stages import completed, is_complete_parquet, mark_completed, stage_key
 from leret.core.types import Task
 from leret.policies.load import probe
+from leret.rewards import reward
 from leret.sampling.changes import recipe_stamps, refuse_changed_files, refuse_changes
 from leret.sampling.preferences.dataset import PreferenceReport, build_preferences
-from leret.sampling.rollouts.environment import Workbench, located, questions_digest
+from leret.sampling.rollouts.environment import Environment, located, questions_digest
 from leret.sampling.store.merge import rescue
 from leret.sampling.store.schema import OUTAGES
 from leret.sampling.store.store import Store
 
 if TYPE_CHECKING:
-    from leret.core.usage import Ledger
+    from leret.core.usage import UsageByPrompt
     from leret.policies.base import Policy
     from leret.programs.prompts import Prompt
     from leret.retrieval.batching import SearchBatcher
     from leret.sampling.ray.scaleout import Cluster
-    from leret.sampling.rollouts.scheduler import Scheduler, Tally
+    from leret.sampling.rollouts.scheduler import SamplingStats, Scheduler
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ def sample(
     began = time.monotonic()
     progress = progress or Silent()
     recipe = located(recipe, base_dir or Path.cwd())
+    reward(recipe.sampling.reward, "sampling.reward")
     if recipe.policy.temperature == 0 and recipe.sampling.samples > 1:
         raise ConfigError(
             f"sampling.samples is {recipe.sampling.samples}, but at policy.temperature 0 they would all be the same; "
@@ -106,7 +108,7 @@ def sample(
         )
     refuse_changes(run, recipe, {})
     asyncio.run(probe(recipe.policy))
-    with Workbench(recipe, run.cache, progress) as bench, cluster or nullcontext():
+    with Environment(recipe, run.cache, progress) as bench, cluster or nullcontext():
         progress.start("data and index", None)
         refuse_changed_files(run, bench)
         questions = _questions(bench)
@@ -122,7 +124,7 @@ def sample(
 
 
 def _sample(
-    bench: Workbench,
+    bench: Environment,
     run: Run,
     questions: Sequence[Task],
     digests: dict[str, str],
@@ -158,21 +160,21 @@ def _sample(
 
 
 async def _work(
-    bench: Workbench,
+    bench: Environment,
     run: Run,
     policy: Policy,
     store: Store,
     questions: Sequence[Task],
     progress: Progress,
     here: bool,
-) -> tuple[list[Prompt], Tally, tuple[str, ...]]:
+) -> tuple[list[Prompt], SamplingStats, tuple[str, ...]]:
     """The bank, the samples where sampling is done ``here``, and where `check_messages` had to stop."""
-    from leret.core.usage import Ledger
+    from leret.core.usage import UsageByPrompt
     from leret.retrieval.batching import SearchBatcher
-    from leret.sampling.accounting import Accounting
+    from leret.sampling.accounting import UsageEvents
     from leret.sampling.bank.load import prompts_of
     from leret.sampling.parity import check_messages
-    from leret.sampling.rollouts.scheduler import Tally
+    from leret.sampling.rollouts.scheduler import SamplingStats
 
     front = SearchBatcher(bench.retriever)
     try:
@@ -180,10 +182,10 @@ async def _work(
         parts = (bench.program(), bench.replay, bench.formatter, bench.retriever)
         _, stops = check_messages(*parts, prompts, questions[:20])
         if not here:
-            return prompts, Tally(), stops
+            return prompts, SamplingStats(), stops
         settings = bench.recipe.sampling
-        ledger = Ledger(bench.recipe.policy.price_prompt, bench.recipe.policy.price_completion)
-        accounting = Accounting(run, ledger, policy, front)
+        ledger = UsageByPrompt(bench.recipe.policy.price_prompt, bench.recipe.policy.price_completion)
+        accounting = UsageEvents(run, ledger, policy, front)
         scheduler = scheduler_of(
             bench, policy, prompts, front, store, ledger, max_error_rate=settings.max_error_rate, facts=accounting.facts
         )
@@ -200,12 +202,12 @@ async def _work(
 
 
 def scheduler_of(
-    bench: Workbench,
+    bench: Environment,
     policy: Policy,
     prompts: Sequence[Prompt],
     front: SearchBatcher,
     store: Store,
-    ledger: Ledger,
+    ledger: UsageByPrompt,
     *,
     max_error_rate: float | None,
     facts: Callable[[], Mapping[str, float | int | str]] = dict,
@@ -222,16 +224,16 @@ def scheduler_of(
         max_error_rate: see `Scheduler`.
         facts: see `Scheduler`.
     """
-    from leret.programs.runner import Stepper
-    from leret.sampling.rollouts.branching import Branch, Brancher
+    from leret.programs.runner import ProgramRunner
+    from leret.sampling.rollouts.branching import SamplingPlan, StateSampler
     from leret.sampling.rollouts.scheduler import Scheduler
 
     lm, settings = bench.recipe.policy, bench.recipe.sampling
-    stepper = Stepper(bench.replay, bench.formatter, front)
-    branch = Branch(
+    stepper = ProgramRunner(bench.replay, bench.formatter, front)
+    branch = SamplingPlan(
         tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens, settings.reward
     )
-    brancher = Brancher(stepper, policy, store, branch, ledger)
+    brancher = StateSampler(stepper, policy, store, branch, ledger)
     return Scheduler(
         stepper,
         brancher,
@@ -244,7 +246,7 @@ def scheduler_of(
     )
 
 
-def _questions(bench: Workbench) -> list[Task]:
+def _questions(bench: Environment) -> list[Task]:
     data = bench.recipe.data
     questions = bench.questions(data.split, data.limit)
     usable = [question for question in questions if question.gold]
@@ -256,7 +258,7 @@ def _questions(bench: Workbench) -> list[Task]:
     return usable
 
 
-def _digests(bench: Workbench, questions: Sequence[Task]) -> dict[str, str]:
+def _digests(bench: Environment, questions: Sequence[Task]) -> dict[str, str]:
     return {
         "corpus": bench.corpus.digest,
         "retriever": bench.retriever.digest,
@@ -265,7 +267,7 @@ def _digests(bench: Workbench, questions: Sequence[Task]) -> dict[str, str]:
     }
 
 
-def _write_sections(run: Run, bench: Workbench, policy: Policy, digests: dict[str, str]) -> None:
+def _write_sections(run: Run, bench: Environment, policy: Policy, digests: dict[str, str]) -> None:
     """The recipe, as later stages read it. Its policy stays the one of the first round: the base of all others."""
     manifest = run.manifest()
     section: dict[str, Any] = bench.recipe.model_dump(mode="json")
@@ -295,7 +297,7 @@ def _report(
     policy: Policy,
     questions: Sequence[Task],
     prompts: Sequence[Prompt],
-    tally: Tally,
+    tally: SamplingStats,
     counts: dict[str, int],
     n_before: int,
     pairs: PreferenceReport,

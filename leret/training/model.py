@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from leret.config.training import LoraSettings, TrainingRecipe
+from leret.core.bundled import demo_policy
 from leret.core.errors import PolicyError, TrainingError
 from leret.core.runs import Run
 from leret.policies.checkpoints import adapter_base, find_model, load_tokenizer, load_weights, model_digest
-from leret.policies.load import demo_directory
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -55,7 +55,7 @@ def find_initial(run: Run, init_from: str) -> InitialPolicy:
     elif (trained / "training.json").is_file():
         model = str(trained)
     elif init_from == "demo":
-        model = str(demo_directory())
+        model = str(demo_policy())
     elif Path(init_from).is_dir() or _HUB_NAME.fullmatch(init_from):
         model = init_from
     else:
@@ -86,7 +86,7 @@ def _sampled_model(run: Run) -> str:
     policy: Mapping[str, Any] = run.section("sampling", "leret sample RECIPE").get("policy", {})
     model = str(policy.get("model", ""))
     if model == "demo":
-        return str(demo_directory())
+        return str(demo_policy())
     if Path(model).is_dir():
         return model
     if policy.get("kind") == "openai":

@@ -70,5 +70,5 @@ def test_no_bridge_no_value():
 
 def test_a_recipes_measures_come_first_and_the_reports_are_always_there():
     assert all_measures(["ndcg", "recall"]) == ("ndcg", "recall", "ap", "all_found", "bridge_found")
-    with pytest.raises(ConfigError, match="'recal' is not a measure"):
+    with pytest.raises(ConfigError, match="measures: unknown measure 'recal'"):
         all_measures(["recal"])

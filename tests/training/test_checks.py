@@ -18,10 +18,10 @@ from transformers import (
 )
 
 from leret.config.sampling import SamplingRecipe
+from leret.core.bundled import demo_policy
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.policies.base import Request
-from leret.policies.load import demo_directory
 from leret.policies.local.policy import LocalPolicy
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
@@ -140,7 +140,7 @@ def test_the_trainer_gets_the_tokens_that_the_engine_sampled(original, encoder):
     """Prompt and completion ids of the engine, against those of the preference rows that reach TRL's loss."""
     with Store(original.store, read_only=True) as store:
         groups = list(store.groups())
-    policy = LocalPolicy(demo_directory(), threads=1)
+    policy = LocalPolicy(demo_policy(), threads=1)
     n = 0
     try:
         for group in groups:

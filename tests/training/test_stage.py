@@ -5,9 +5,9 @@ import torch
 from safetensors.torch import load_file
 
 from leret.config.training import LoraSettings
+from leret.core.bundled import demo_policy
 from leret.core.errors import PolicyError, RunError, TrainingError
 from leret.core.runs import Run
-from leret.policies.load import demo_directory
 from leret.training.algorithms.preference import DPORecipe, IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.stage import plan, train
@@ -231,7 +231,7 @@ def test_a_base_on_a_server_needs_a_directory(run):
         TrainingError, match=r"sampled from 'big' on a server; training needs its weights: set init_from"
     ):
         train(SFT, run)
-    assert plan(changed(SFT, init_from="demo"), run).initial == str(demo_directory().resolve())
+    assert plan(changed(SFT, init_from="demo"), run).initial == str(demo_policy().resolve())
 
 
 def test_truncated_weights_are_refused(run, base, tmp_path):

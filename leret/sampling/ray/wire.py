@@ -12,9 +12,9 @@ from leret.sampling.store.merge import Rows
 from leret.sampling.store.schema import STORE_SCHEMA
 
 if TYPE_CHECKING:
-    from leret.core.usage import Ledger
+    from leret.core.usage import UsageByPrompt
     from leret.programs.prompts import Prompt
-    from leret.sampling.rollouts.scheduler import Tally
+    from leret.sampling.rollouts.scheduler import SamplingStats
 
 
 TOKEN = "token"
@@ -84,8 +84,8 @@ class Ended:
     """A shard that was worked through, outages included."""
 
     number: int
-    tally: Tally
-    ledger: Ledger
+    tally: SamplingStats
+    ledger: UsageByPrompt
 
 
 @dataclass(frozen=True)

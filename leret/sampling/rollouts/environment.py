@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Self
 
 from leret.config.base import RecipePath, with_paths
 from leret.config.sampling import SamplingRecipe
-from leret.config.yaml import Key
 from leret.core.errors import ProgramError
 from leret.core.runs import Run
 from leret.core.types import Task, digest
+from leret.core.yaml import Key
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load_corpus, load_questions
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from leret.retrieval.base import Retriever
 
 
-class Workbench:
+class Environment:
     """Everything behind a program but its policy; each part is opened when it is first asked for.
 
     Args:
@@ -49,7 +49,7 @@ class Workbench:
         """Bad records that the last `questions` left out, by kind of fault."""
 
     @classmethod
-    def open(cls, run: Run) -> Workbench:
+    def open(cls, run: Run) -> Environment:
         """The workbench of a sampled run.
 
         Raises:
@@ -76,7 +76,7 @@ class Workbench:
             split=split or data.split,
             limit=limit,
             seed=data.seed,
-            skip_bad=data.skip_bad,
+            skip_invalid=data.skip_invalid,
             corpus=self.corpus if check and data.kind != "world" and self._has_corpus else None,
             options=data.options or None,
         )
@@ -97,7 +97,7 @@ class Workbench:
             data.kind,
             data.corpus or data.questions,
             seed=data.seed,
-            skip_bad=data.skip_bad,
+            skip_invalid=data.skip_invalid,
             options=data.options or None,
         )
 
