@@ -109,7 +109,7 @@ def plan(
         served = ServedModel(served.name, str(merged_directory(served.adapter))) if dry else merge_adapter(served)
     command = without_repeats(kind.arguments(program, served, at, gpu), extra)
     local = {"HF_HUB_OFFLINE": "1"} if Path(served.weights).is_absolute() else {}
-    added = {**kind.environment(gpu), **local}
+    added = {**kind.environment, **({} if gpu else kind.cpu_environment), **local}
     variables = {name: environment.get(name, value) for name, value in added.items()}
     request_name = kind.model_in_requests(served)
     return ServerPlan(kind, served, (program, *command, *extra), variables, at, request_name, api_key_env)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 from leret.core.errors import PolicyError
 
