@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from leret.cli import app
 from leret.core import yaml
+from leret.core.bundled import demo_policy
 from leret.datasets.world.generate import generate
-from leret.policies.load import demo_directory
 from leret.policies.serving.model import find_served
 from tests.datasets.writing import DOCUMENTS, json_lines
 from tests.first_steps import write_world
@@ -144,7 +144,7 @@ def test_inspect_tells_one_bad_record_among_good_ones(folder: Path) -> None:
         file.write('{"id": "a", "question": "Who?", "relevant_doc_ids": ["Z"]}\n')
     code, out = leret("data", "inspect", *FILES)
     assert (code, "unknown gold 1" in out, "jsonl:101: gold document 'Z'" in out) == (2, True, True), out
-    assert leret("data", "inspect", *FILES, "--skip-bad")[0] == 0
+    assert leret("data", "inspect", *FILES, "--skip-invalid")[0] == 0
 
 
 def test_inspect_shows_many_gold_documents_in_short(folder: Path) -> None:
@@ -231,7 +231,7 @@ def test_the_path_of_the_readme_runs_from_a_wheel_in_an_empty_directory(
         commands = [command for command in commands if command[0] != "train"]
     else:  # the shipped policy stands where pretraining would put one
         commands.pop(2)
-        shutil.copytree(demo_directory(), tmp_path / "policies" / "minilm")
+        shutil.copytree(demo_policy(), tmp_path / "policies" / "minilm")
     environment = {**os.environ, "PYTHONPATH": str(wheel)}
     driven = subprocess.run([sys.executable, "-c", DRIVER, str(wheel), json.dumps(commands)], cwd=tmp_path,
                             env=environment, capture_output=True, text=True, check=False)  # fmt: skip

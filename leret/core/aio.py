@@ -53,9 +53,14 @@ async def for_each(items: Iterable[T], do: Callable[[T], Awaitable[None]], concu
         for item in waiting:
             await do(item)
 
-    tasks = [asyncio.create_task(work()) for _ in range(concurrency)]
+    await gathered(work() for _ in range(concurrency))
+
+
+async def gathered(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results in their order; what one raises, or a cancellation, ends the whole: the others are waited for."""
+    tasks = [asyncio.create_task(one) for one in work]
     try:
-        await asyncio.gather(*tasks)
+        return list(await asyncio.gather(*tasks))
     except BaseException:
         for task in tasks:
             task.cancel()

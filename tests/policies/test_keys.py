@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from leret.http.secrets import Key
 from typer.testing import CliRunner
 
 from leret.cli.app import app
@@ -21,7 +22,6 @@ from leret.config.policy import PolicySettings
 from leret.config.sampling import SamplingRecipe
 from leret.core import yaml
 from leret.core.errors import ConfigError, PolicyError
-from leret.http.secrets import Key
 from leret.policies.load import load_policy, policy_of, policy_state
 from leret.policies.remote import dispatch
 from tests.policies.conftest import ask
@@ -156,7 +156,7 @@ def test_a_run_keeps_no_key_in_its_manifest_its_events_or_its_store_and_the_comm
     recipe = {
         "data": {"kind": "world", "limit": 4, "options": {}},
         "program": {"path": "pipelines/multihop.py:MultiHop", "adapter": {"kind": "compact"}},
-        "policy": {"kind": "openai", "model": "m", "api_key_env": "TINY_KEY", "max_retries": 0},
+        "policy": {"kind": "openai", "model": "m", "api_key_env": "TINY_KEY", "retry_for_s": 0},
         "sampling": {"prompts": 1, "samples": 2, "max_error_rate": 1.0},
     }
 

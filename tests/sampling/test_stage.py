@@ -13,8 +13,7 @@ import pytest
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, DataError, PolicyError, RunError
 from leret.core.runs import Run
-from leret.policies.base import Completion
-from leret.policies.remote.replies import PromptTooLongError
+from leret.policies.base import Completion, PromptTooLongError
 from leret.sampling.plan import plan
 from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.stage import sample
@@ -452,7 +451,7 @@ def test_bad_lines_that_were_skipped_are_told(place):
     with (directory / "questions.jsonl").open("a") as file:
         file.write("{broken\n")
     run = Run.create(directory / "run")
-    sample(recipe_of(data={"skip_bad": True}, prompts=1), run, base_dir=directory)
+    sample(recipe_of(data={"skip_invalid": True}, prompts=1), run, base_dir=directory)
     [skipped] = [event for event in run.events() if event["event"] == "skipped"]
     assert sum(n for name, n in skipped.items() if name not in {"time", "stage", "event"}) == 1
 

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 from leret.core.aio import for_each
 from leret.core.errors import LeretError, PolicyError, ProgramError, RetrievalError
 from leret.core.types import Failure, Hop, Rollout, Task, digest
-from leret.policies.base import Policy, Request
-from leret.policies.remote.replies import PromptTooLongError
+from leret.policies.base import Policy, PromptTooLongError, Request
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
 from leret.programs.replay import NeedsCompletion, SearchResults
 from leret.programs.runner import ProgramRunner
