@@ -1,4 +1,6 @@
-"""All of DSPy that is private or may differ between its versions; tests/core/test_dspy_internals.py states what it does.
+"""All of DSPy that is private or may differ between its versions.
+
+tests/core/test_dspy_internals.py states what leret expects of it.
 
 Written against dspy 3.4.1. What is public and stable (Module, Predict, Signature, context) is imported from dspy.
 """
@@ -37,14 +39,16 @@ def without_bookkeeping(program: dspy.Module) -> Callable[..., Any]:
 
     A program with a ``__call__`` of its own is called as it is.
     """
-    kind = type(program)
+    kind: Any = type(program)
     if kind.__call__ is not dspy.Module.__call__ or "forward" in vars(program):
-        return program
-    return cast(Callable[..., Any], kind.forward.__get__(program))  # on the class, or DSPy warns of a direct call
+        call: Callable[..., Any] = program
+        return call
+    forward: Callable[..., Any] = kind.forward.__get__(program)  # from the class, or DSPy warns of a direct call
+    return forward
 
 
 def replay_context(adapter: dspy.Adapter) -> Context:
-    """Context variables of a run that asks no LM: no trace, no history, this adapter. Making it costs as much as a run."""
+    """Context variables of a run that asks no LM: no trace, no history. Making them costs as much as a run."""
     with dspy.context(trace=None, disable_history=True, adapter=adapter):
         return copy_context()
 

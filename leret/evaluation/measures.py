@@ -1,4 +1,4 @@
-"""Scoring the traces: the rewards' own functions, on every hop's accumulated ranking."""
+"""Scoring rollouts: the rewards' own functions, on every hop's accumulated ranking."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-from leret.core.types import Document, Outcome, Ranking, Task
-from leret.evaluation.results import ScoredHop, Trace
+from leret.core.types import Document, Outcome, Ranking, Rollout, Task
+from leret.evaluation.results import ScoredHop
 from leret.rewards import Reward, reward
 from leret.rewards.ranking import recall
 
@@ -31,7 +31,7 @@ def all_measures(names: Sequence[str]) -> tuple[str, ...]:
 
 
 class Scorer:
-    """Turns traces into scored rows.
+    """Turns rollouts into scored rows.
 
     Args:
         names: of ``all_measures``.
@@ -44,28 +44,28 @@ class Scorer:
         self._questions = {question.id: question for question in questions}
         self._hidden = {q.id: hidden_gold(q, corpus) for q in questions} if BRIDGE_FOUND in names else {}
 
-    def rows(self, trace: Trace) -> list[ScoredHop]:
+    def rows(self, rollout: Rollout) -> list[ScoredHop]:
         """One row a hop, and one more for what ended a run before its time."""
-        question = self._questions[trace.question_id]
+        question = self._questions[rollout.question_id]
         rows = []
-        for i, hop in enumerate(trace.hops):
+        for i, hop in enumerate(rollout.hops):
             doc_ids = tuple(passage.doc_id for passage in hop.ranking)
             rows.append(
                 ScoredHop(
                     question_id=question.id,
                     type=question.type,
-                    sample=trace.sample,
+                    sample=rollout.index,
                     hop=i + 1,
                     query=hop.query,
                     completion=hop.completion,
                     doc_ids=doc_ids,
                     scores=tuple(passage.score for passage in hop.ranking),
-                    measures={} if trace.failure else self._values(question, hop.ranking),
-                    unparsed=trace.unparsed and i == len(trace.hops) - 1,
+                    measures={} if rollout.error else self._values(question, hop.ranking),
+                    unparsed=rollout.unparsed and i == len(rollout.hops) - 1,
                 )
             )
-        if trace.failure is not None or not rows:
-            rows.append(self._end(question, trace))
+        if rollout.error is not None or not rows:
+            rows.append(self._end(question, rollout))
         return rows
 
     def _values(self, question: Task, ranking: Ranking) -> dict[str, float]:
@@ -75,12 +75,12 @@ class Scorer:
             values[BRIDGE_FOUND] = recall(outcome.doc_ids, hidden)
         return {name: value for name, value in values.items() if value is not None}
 
-    def _end(self, question: Task, trace: Trace) -> ScoredHop:
+    def _end(self, question: Task, rollout: Rollout) -> ScoredHop:
         """A failure; or a program that ended without a step, which found nothing."""
-        values = {} if trace.failure else self._values(question, ())
-        hop = len(trace.hops) + 1
+        values = {} if rollout.error else self._values(question, ())
+        hop = len(rollout.hops) + 1
         return ScoredHop(
-            question.id, question.type, trace.sample, hop, None, None, (), (), values, failure=trace.failure
+            question.id, question.type, rollout.index, hop, None, None, (), (), values, failure=rollout.error
         )
 
 

@@ -57,7 +57,7 @@ def plan(recipe: EvalRecipe, run: Run) -> EvalPlan:
         refuse_changed_files(run, bench)
         questions, data = held_out(recipe, run, bench)
         job = on_data(job, data)
-        steps = steps_of(bench.replay, bench.formatter.signature)
+        steps = steps_of(bench)
         evaluator = open_evaluator(job, bench, questions, Silent()) if _has_index(bench) else None
         runs = {system.name: _n_missing(job, evaluator, len(questions), system.name) for system in job.systems}
     n_calls = sum(runs[system.name] for system in job.systems if system.prompt is not None)

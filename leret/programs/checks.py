@@ -20,7 +20,8 @@ from leret.core.aio import suppress_output
 from leret.core.dspy_internals import EngineLM, lm15, messages_of, text_response
 from leret.core.errors import ProgramError, RetrievalError
 from leret.core.types import Hop, Task
-from leret.programs.prompts import ZERO_SHOT, Formatter, Messages, Prompt
+from leret.policies.base import Messages
+from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
 from leret.programs.replay import Finished, SearchResults, bound_inputs
 from leret.programs.runner import ProgramRunner
 

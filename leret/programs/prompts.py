@@ -86,9 +86,9 @@ class _Head:
 class Formatter:
     """Turns a step into messages and a completion into outputs, exactly as the DSPy program would.
 
-    Instructions and demos are most of the work, so they are formatted once a prompt, and then only the last turn. Whether
-    that equals what the adapter gives is tested on the first messages of every prompt, and a prompt where it does not
-    is formatted in full each time; so is every call of an adapter with a ``format`` of its own.
+    Instructions and demos are most of the work, so they are formatted once a prompt, and then only the last turn.
+    Whether that equals what the adapter gives is tested on the first messages of every prompt, and a prompt where it
+    does not is formatted in full each time; so is every call of an adapter with a ``format`` of its own.
 
     Args:
         program: its predictors' signatures and own demos are read.

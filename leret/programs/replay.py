@@ -165,16 +165,18 @@ class ReplayedPredictor(dspy.Predict):
     """Stands in a predictor's place and answers from the outputs that its replay was given."""
 
     def __init__(self, name: str, predictor: dspy.Predict, replay: Replay) -> None:
-        vars(self).update(vars(predictor))
+        self.__dict__.update(vars(predictor))
         self._place = name, replay
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs of the replay's next step."""
         if args:
             return super().__call__(*args, **kwargs)  # says what is wrong with it
         name, replay = self._place
         return replay.step(name, self.signature, kwargs)
 
     def forward(self, **kwargs: Any) -> Any:
+        """As a call."""
         return self(**kwargs)
 
 

@@ -110,7 +110,7 @@ class SearchBatcher:
         return ranking
 
     def counts(self) -> dict[str, int]:
-        """Queries ``asked`` for, those ``searched`` (the others were equal to one of their batch), ``batches`` awaited."""
+        """Queries ``asked`` for, those ``searched`` (the others equal one of their batch), and ``batches`` awaited."""
         return dict(self._counts)
 
     @property

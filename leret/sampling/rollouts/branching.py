@@ -11,20 +11,20 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from leret.core.errors import PolicyError, ProgramError, RetrievalError
-from leret.core.types import Failure, Sample, State, Task, digest
+from leret.core.errors import ConfigError, PolicyError, ProgramError, RetrievalError
+from leret.core.types import Failure, Outcome, Sample, State, Task, digest
 from leret.core.usage import UsageByPrompt
 from leret.policies.base import Policy, Request
 from leret.programs.prompts import Prompt
 from leret.programs.replay import Finished, NeedsCompletion, SearchResults
 from leret.programs.runner import ProgramRunner
-from leret.rewards import Measure, measure
+from leret.rewards import Reward, reward
 from leret.sampling.rollouts.rollout import failure_of, seed_of, unparsed
 from leret.sampling.store.schema import SamplingParams, is_final, storable
 from leret.sampling.store.store import Store
 
 _REPORTED = ("recall", "ap")
-"""Measures kept beside the reward."""
+"""Stored beside the reward."""
 
 _encode = json.JSONEncoder(sort_keys=True).encode  # json.dumps would build an encoder at every call
 
@@ -37,7 +37,7 @@ class SamplingPlan:
         prompts: of the bank.
         n_samples: completions a prompt.
         seed: of the run.
-        reward: name of the measure of the accumulated ranking.
+        reward: its name.
     """
 
     prompts: tuple[Prompt, ...]
@@ -85,7 +85,12 @@ class StateSampler:
     """
 
     def __init__(
-        self, runner: ProgramRunner, policy: Policy, store: Store, plan: SamplingPlan, usage: UsageByPrompt | None = None
+        self,
+        runner: ProgramRunner,
+        policy: Policy,
+        store: Store,
+        plan: SamplingPlan,
+        usage: UsageByPrompt | None = None,
     ) -> None:
         self.usage = usage or UsageByPrompt()
         self._runner = runner
@@ -93,7 +98,7 @@ class StateSampler:
         self._store = store
         self._plan = plan
         self._policy_digest = policy.digest
-        self._measures: dict[str, Measure] = {name: measure(name) for name in dict.fromkeys((plan.reward, *_REPORTED))}
+        self._rewards: dict[str, Reward] = {name: reward(name) for name in dict.fromkeys((plan.reward, *_REPORTED))}
         settings = plan.temperature, plan.top_p, plan.max_tokens
         self._params = [
             SamplingParams(policy.name, self._policy_digest, prompt.digest, *settings) for prompt in plan.prompts
@@ -218,14 +223,18 @@ class StateSampler:
     ) -> Sample:
         if isinstance(end, Failure):
             return replace(sample, outputs=outputs, failure=end)
-        doc_ids = tuple([passage.doc_id for passage in end.ranking])
-        values = {name: value(doc_ids, point.task.gold) for name, value in self._measures.items()}
+        prediction = end.prediction if isinstance(end, Finished) else None
+        n_steps = len(point.outputs) + 1
+        outcome = Outcome(point.task, sample.completion or "", outputs, end.ranking, prediction, n_steps)
+        values = {name: value(outcome) for name, value in self._rewards.items()}
+        if values[self._plan.reward] is None:
+            raise ConfigError(f"sampling.reward: {self._plan.reward} has no value for question {point.task.id}")
         return replace(
             sample,
             outputs=outputs,
-            doc_ids=doc_ids,
+            doc_ids=tuple([passage.doc_id for passage in end.ranking]),
             scores=tuple([passage.score for passage in end.ranking]),
             reward=values[self._plan.reward],
-            components=values,
+            components={name: value for name, value in values.items() if value is not None},
             failure=None,
         )

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from leret.core.progress import Progress
     from leret.programs.prompts import Formatter
     from leret.programs.replay import Replay
+    from leret.programs.runner import ProgramRunner
     from leret.programs.saved import ProgramSource
     from leret.retrieval.base import Retriever
+    from leret.retrieval.batching import SearchBatcher
 
 
 class Environment:
@@ -173,6 +175,12 @@ class Environment:
         from leret.programs.prompts import Formatter
 
         return Formatter(self.replay.program, self.adapter)
+
+    def runner(self, searches: SearchBatcher) -> ProgramRunner:
+        """Runs the program step by step over a retriever."""
+        from leret.programs.runner import ProgramRunner
+
+        return ProgramRunner(self.replay, self.formatter, searches)
 
     @property
     def program_digest(self) -> str:

@@ -58,6 +58,7 @@ class PolicyActor:
     prompt: Prompt = ZERO_SHOT
 
     async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> Hop:
+        """One completion, parsed."""
         messages = self.formatter.messages(need.predictor, need.inputs, self.prompt)
         seed = seed_of(self.seed, task.id, step, self.prompt.digest, index)
         request = Request(messages, (seed,), self.temperature, self.max_tokens, self.top_p)

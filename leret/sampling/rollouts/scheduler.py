@@ -245,4 +245,3 @@ def refuse_unparsed(failures: Iterable[Failure], n_unparsed: int, n_samples: int
             "correct program.adapter, policy.model or policy.max_tokens and name a new run directory, or raise "
             "sampling.max_unparsed_rate"
         )
-
