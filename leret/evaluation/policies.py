@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leret.config.policy import PolicySettings
+from leret.config.policy import PolicySettings, policy_settings
 from leret.core.bundled import demo_policy
 from leret.core.runs import Run
 from leret.evaluation.evaluator import Policies
@@ -20,7 +20,7 @@ def policies_of(run: Run) -> Policies:
     Raises:
         RunError: the run was not sampled.
     """
-    base = PolicySettings.model_validate(run.section("sampling", "leret sample RECIPE")["policy"])
+    base = policy_settings(run.section("sampling", "leret sample RECIPE")["policy"])
 
     def name(system: System) -> str:
         settings = settings_of(system, base)

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from leret.config.base import RecipePath, with_paths
 from leret.config.data import DataSettings
-from leret.config.policy import PolicySettings
+from leret.config.policy import PolicySettings, policy_settings
 from leret.config.retriever import RetrieverSettings
 from leret.config.sampling import AdapterSettings
 from leret.core.errors import ProgramError
@@ -127,7 +127,7 @@ def load(directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Ret
     if lm is None:
         from leret.policies.dspy_lm import policy_lm
 
-        lm = policy_lm(_located(PolicySettings(**saved["policy"]), directory), temperature=0.0)
+        lm = policy_lm(_located(policy_settings(saved["policy"]), directory), temperature=0.0)
     program.set_lm(lm)
     if retriever is None:
         data = _located(DataSettings(**saved["data"]), directory)

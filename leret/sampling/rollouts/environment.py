@@ -219,11 +219,9 @@ def questions_digest(questions: Sequence[Task]) -> str:
 
 def located(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:
     """The recipe with its relative paths made absolute where they exist under ``base_dir``."""
-    served = recipe.policy.kind in {"openai", "together"}
 
     def found(key: Key, given: str, mark: RecipePath) -> str:
         path = base_dir / given
-        name = given in mark.names or (served and key[0] == "policy")
-        return given if name or not (path.exists() or mark.may_be_missing) else str(path.resolve())
+        return given if given in mark.names or not (path.exists() or mark.may_be_missing) else str(path.resolve())
 
     return with_paths(recipe, found)
