@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from leret.core.types import Question, Ranking
+from leret.core.types import Ranking, Task
 from leret.datasets.load import Data, load
 from leret.retrieval.engines.bm25 import BM25
 
@@ -38,7 +38,7 @@ SETS = {
 DEPTH = 100
 
 
-def figures(questions: Sequence[Question], rankings: Sequence[Ranking]) -> tuple[float, float, float]:
+def figures(questions: Sequence[Task], rankings: Sequence[Ranking]) -> tuple[float, float, float]:
     """Mean recall@3, recall@10 and AP@100."""
     totals = [0.0, 0.0, 0.0]
     for question, ranking in zip(questions, rankings, strict=True):

@@ -17,7 +17,10 @@ def write_world(folder: Path) -> None:
     corpus += [
         {"doc_id": f"n{i}", "title": f"Note {i}", "text": f"A note of page {i}."} for i in range(len(corpus), 1000)
     ]
-    asked = [{"id": q.id, "question": q.text, "answer": q.answer, "relevant_doc_ids": q.gold} for q in questions]
+    asked = [
+        {"id": q.id, "question": q.text, "answer": q.answers[0] if q.answers else None, "relevant_doc_ids": q.gold}
+        for q in questions
+    ]
     for name, records in (("corpus", corpus), ("questions", asked)):
         text = "".join(json.dumps(record) + "\n" for record in records)
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")

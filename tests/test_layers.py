@@ -32,9 +32,6 @@ APART = [{"datasets", "retrieval", "policies"}, {"rewards", "config", "http"}]
 NEVER = {("evaluation", "training")}
 """Down, and still not allowed: what evaluates knows nothing of how a policy was trained."""
 
-MOVING = {"leret.core.usage", "leret.programs.runner"}
-"""Not yet where they belong; empty this."""
-
 FORWARDS = {"leret/__init__.py"}
 """Lazy: it names what it hands out, and imports nothing."""
 
@@ -68,8 +65,6 @@ def imports(path: Path, module: str) -> Iterator[tuple[int, str]]:
 def faults(path: Path, module: str) -> list[str]:
     here = home(module)
     found: list[str] = []
-    if module in MOVING:
-        return found
     for line, imported in imports(path, module):
         there = home(imported)
         if there.startswith("__"):

@@ -66,12 +66,12 @@ def test_numbers_may_be_written_as_1e_minus_5(folder: Path) -> None:
 
 
 def test_all_faults_are_listed_together_each_with_its_line(folder: Path) -> None:
-    text = GOOD.replace("model: demo", "modle: demo\n  top_p: 2\n  max_tokens: many") + "sampling: {reward: map}\n"
+    text = GOOD.replace("model: demo", "modle: demo\n  top_p: 2\n  max_tokens: many") + "sampling: {strategy: map}\n"
     found = problems(text, "retriever.kk=3", folder=folder)
     assert "r.yaml:3: policy.modle: unknown key; did you mean policy.model?" in found
     assert "r.yaml:4: policy.top_p: must be at most 1.0, is 2" in found
     assert "r.yaml:5: policy.max_tokens: must be a whole number, is 'many'" in found
-    assert any(p.startswith("r.yaml:8: sampling.reward: 'map' is not one of ap, recall") for p in found)
+    assert any(p.startswith("r.yaml:8: sampling.strategy: 'map' is not one of adjacent") for p in found)
     assert "--set retriever.kk: unknown key; did you mean retriever.k?" in found
     assert len(found) == 5
 
@@ -97,9 +97,9 @@ sampling: {bank: {path: bank}}
     assert [p.split("; ")[0] for p in found] == [
         "r.yaml:1: data.corpus: no corpus file 'c.jsonl' here or beside the recipe",
         "r.yaml:1: data.questions: no question file 'q.jsonl' here or beside the recipe",
+        "r.yaml:2: policy.model: no model directory 'm' here or beside the recipe",
         "r.yaml:3: program.path: no program file 'p.py' here or beside the recipe",
         "r.yaml:4: sampling.bank.path: no directory of prompts 'bank' here or beside the recipe",
-        "r.yaml:2: policy.model: no model directory 'm' here or beside the recipe",
     ]
 
 

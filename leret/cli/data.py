@@ -68,7 +68,7 @@ def _show(report: DataReport) -> None:
         },
     )
     for question in report.examples:
-        answer = f" -> {question.answer}" if question.answer else ""
+        answer = f" -> {question.answers[0]}" if question.answers else ""
         more = f" and {len(question.gold) - _SHOWN} more" if len(question.gold) > _SHOWN else ""
         say(f"  {question.id}: {question.text}{answer} ({', '.join(question.gold[:_SHOWN])}{more})")
     for problem in report.problems:

@@ -11,9 +11,10 @@ from typing import Any
 import typer
 
 from leret.cli.console import complain
-from leret.core.errors import ConfigError, LeretError
+from leret.core.errors import ConfigError, LeretError, MissingDependency
 
 _INTERRUPTED = 130
+_OF_TRAINING = {"accelerate", "datasets", "peft", "safetensors", "tokenizers", "torch", "transformers", "trl"}
 
 
 @contextmanager
@@ -51,6 +52,10 @@ def ended(*, debug: bool) -> Iterator[None]:
             complain(f"{command}: {message[:1].lower()}{message[1:]}; `{command} --help` tells what it takes")
             raise typer.Exit(2) from None
         _trace(debug)
+        package = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if package in _OF_TRAINING:
+            complain(f"{MissingDependency(package, 'train')}; training and a policy in this process need it")
+            raise typer.Exit(2) from None
         hint = "" if debug else "; --debug shows where"
         complain(f"unexpected {type(error).__name__}: {error}. This is a fault of leret or of a library under it{hint}")
         raise typer.Exit(1) from None

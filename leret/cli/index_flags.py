@@ -89,5 +89,5 @@ def _flagged(
         ("data", "kind"): "--format", ("data", "corpus"): "--corpus", ("retriever", "kind"): "--kind",
         ("retriever", "dense", "model"): "--model", ("retriever", "colbert", "checkpoint"): "--model",
     }  # fmt: skip
-    made = flag_recipe({"data": data, "retriever": retriever}, IndexRecipe, flags, overrides)
+    made = flag_recipe({"data": data, "retriever": retriever}, IndexRecipe, flags, overrides, ("data.questions",))
     return made.data, made.retriever

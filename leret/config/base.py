@@ -1,22 +1,29 @@
-"""What every section of a recipe shares."""
+"""What every section of a recipe shares: the settings class, and marks on keys with the code that reads them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic.fields import FieldInfo
+
+from leret.core.yaml import Key
+
+M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 
 class Settings(BaseModel):
-    """What all sections share: unknown keys are refused, values are frozen."""
+    """Unknown keys are refused, values are frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 @dataclass(frozen=True)
 class Free:
-    """Marks a key that may change when a run goes on: it decides no sample. ``Annotated[float, Free()]``."""
+    """Marks a key, or a section, that may change when a run goes on: it decides no sample. ``Annotated[T, Free()]``."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +33,102 @@ class RecipePath:
     Attributes:
         what: what is expected there, in a message.
         mend: what to do when it is missing.
-        hub: the value may also be the name of a model or data set of the Hugging Face hub.
+        hub: the value may also be the name of a model of the Hugging Face hub (``owner/name``).
+        names: values that are no paths (``demo``).
+        may_be_missing: it is made later.
+        member: a ``:Name`` follows the path, as in ``FILE.py:Class``.
     """
 
     what: str
     mend: str = "correct the path"
     hub: bool = False
+    names: tuple[str, ...] = ()
+    may_be_missing: bool = False
+    member: bool = False
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Every settings class in an annotation: of a union, a list, a mapping."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    else:
+        for part in get_args(annotation):
+            yield from models_in(part)
+
+
+def free_keys(recipe: Any) -> frozenset[str]:
+    """Dotted keys that decide no sample, of a settings class or a union of them.
+
+    A section that is free as a whole stands alone, its keys do not. Items of a list have no index. A key that several
+    kinds have is free where it is in all of them.
+    """
+    free: set[str] = set()
+    deciding: set[str] = set()
+
+    def walk(annotation: Any, around: str) -> None:
+        for model in models_in(annotation):
+            for name, field in model.model_fields.items():
+                key = f"{around}{name}"
+                if mark_of(field, Free) is not None:
+                    free.add(key)
+                    continue
+                if not any(True for _ in models_in(field.annotation)):
+                    deciding.add(key)
+                walk(field.annotation, f"{key}.")
+
+    walk(recipe, "")
+    return frozenset(free - deciding)
+
+
+def with_paths(settings: M, change: Callable[[Key, str, RecipePath], str], key: Key = ()) -> M:
+    """A copy whose paths, wherever `RecipePath` marks one, are what ``change`` makes of them.
+
+    Args:
+        settings: a recipe, or a section.
+        change: gets the key, the path (without the class that may follow it) and its mark.
+        key: of ``settings`` in the recipe.
+    """
+
+    def changed(value: Any, mark: RecipePath | None, key: Key) -> Any:
+        if isinstance(value, BaseModel):
+            return with_paths(value, change, key)
+        if isinstance(value, str) and mark is not None:
+            path, colon, member = value.rpartition(":") if mark.member else (value, "", "")
+            return f"{change(key, path, mark)}{colon}{member}"
+        if isinstance(value, tuple):
+            return tuple(changed(item, mark, (*key, i)) for i, item in enumerate(value))
+        if isinstance(value, dict):
+            return {name: changed(item, mark, (*key, name)) for name, item in value.items()}
+        return value
+
+    fields = type(settings).model_fields.items()
+    values = {name: (getattr(settings, name), mark_of(field, RecipePath)) for name, field in fields}
+    return settings.model_copy(
+        update={name: changed(value, mark, (*key, name)) for name, (value, mark) in values.items()}
+    )
+
+
+def paths_in(settings: BaseModel) -> list[tuple[Key, str, RecipePath]]:
+    """Every path that a recipe or a section names, with its key and mark."""
+    found: list[tuple[Key, str, RecipePath]] = []
+
+    def note(key: Key, path: str, mark: RecipePath) -> str:
+        found.append((key, path, mark))
+        return path
+
+    with_paths(settings, note)
+    return found
+
+
+def mark_of(field: FieldInfo, kind: type[T]) -> T | None:
+    """The mark of a key, also where it stands on a part of the annotation (``Annotated[str, mark] | None``)."""
+
+    def marks(annotation: Any) -> Iterator[Any]:
+        yield from getattr(annotation, "__metadata__", ())
+        for part in get_args(annotation):
+            yield from marks(part)
+
+    return next((mark for mark in (*field.metadata, *marks(field.annotation)) if isinstance(mark, kind)), None)
 
 
 def _without_key(value: Any) -> Any:

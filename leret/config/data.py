@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -10,7 +10,7 @@ from pydantic import (
     model_validator,
 )
 
-from leret.config.base import Settings
+from leret.config.base import Free, RecipePath, Settings
 
 DataKind = Literal["jsonl", "beir", "hotpotqa", "hover", "musique", "2wiki", "world"]
 
@@ -22,12 +22,16 @@ class DataSettings(Settings):
     """Questions and corpus."""
 
     kind: DataKind = "jsonl"
-    corpus: str | None = Field(None, description="path, or hf:NAME; not for kind world")
-    questions: str | None = Field(None, description="path, or hf:NAME; not for kind world")
+    corpus: Annotated[str | None, Free(), RecipePath("corpus file")] = Field(
+        None, description="path, or hf:NAME; not for kind world"
+    )
+    questions: Annotated[str | None, Free(), RecipePath("question file")] = Field(
+        None, description="path, or hf:NAME; not for kind world"
+    )
     split: Split = Field("train", description="the questions that are sampled; evaluation has its own")
-    limit: PositiveInt | None = Field(None, description="at most so many questions of the split")
+    limit: Annotated[PositiveInt | None, Free()] = Field(None, description="at most so many questions of the split")
     seed: int = Field(0, description="of the split, of the order under `limit`, of the generated world")
-    skip_bad: bool = Field(False, description="count unreadable lines instead of refusing the file")
+    skip_bad: Annotated[bool, Free()] = Field(False, description="count unreadable lines instead of refusing the file")
     options: dict[str, Any] = Field(default_factory=dict, description="of the generator, for kind world")
 
     @model_validator(mode="after")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePath
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     Field,
@@ -12,7 +12,7 @@ from pydantic import (
     PositiveInt,
 )
 
-from leret.config.base import Settings
+from leret.config.base import RecipePath, Settings
 
 Measure = str
 
@@ -25,12 +25,16 @@ class EvalRecipe(Settings):
     )
     split: Literal["dev", "test", "all"] = "test"
     limit: PositiveInt | None = None
-    questions: str | None = Field(None, description="another question file over the run's corpus")
+    questions: Annotated[str | None, RecipePath("question file")] = Field(
+        None, description="another question file over the run's corpus"
+    )
     systems: tuple[str, ...] = Field(
         ("raw-question", "oracle-titles", "base", "bank", "policies"),
         description="`bank` = every few-shot prompt on the base, `policies` = every trained one, or single names",
     )
-    demos: dict[str, str] = Field(default_factory=dict, description="extra systems: name to a prompt file, base policy")
+    demos: dict[str, Annotated[str, RecipePath("prompt file", "name a JSON file as in R/prompts")]] = Field(
+        default_factory=dict, description="extra systems: name to a prompt file, base policy"
+    )
     measures: tuple[Measure, ...] = ("recall", "ap")
     baseline: str = Field("base", description="the system that others are compared with, beside their predecessor")
     temperature: float = Field(0.0, ge=0)

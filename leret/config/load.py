@@ -19,9 +19,9 @@ from leret.config.messages import describe
 from leret.config.paths import DataRecipe, IndexRecipe, locate
 from leret.config.sampling import SamplingRecipe
 from leret.config.training import TrainingRecipe
-from leret.config.yaml import Key, Placed, parse
 from leret.core import bundled as shipped
 from leret.core.errors import ConfigError
+from leret.core.yaml import Key, Placed, parse
 
 R = TypeVar("R", SamplingRecipe, TrainingRecipe, EvalRecipe, DataRecipe, IndexRecipe)
 
@@ -77,9 +77,13 @@ def flag_recipe(
 
 
 def _checked(placed: Placed, model: type[R], beside: Path, optional: Collection[str], problems: list[str]) -> R:
-    problems = problems + locate(placed, model, beside, optional)
     recipe, faults = _validate(placed, model)
-    problems += faults
+    problems = problems + faults
+    if recipe is not None:
+        recipe, missing = locate(
+            recipe, placed, beside, (*optional, *({"data.questions"} if model is IndexRecipe else ()))
+        )
+        problems += missing
     if problems or recipe is None:
         raise ConfigError(problems)
     return recipe

@@ -3,41 +3,55 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     Field,
-    NonNegativeInt,
     PositiveInt,
     field_validator,
     model_validator,
 )
 
-from leret.config.base import BaseUrls, Settings
+from leret.config.base import BaseUrls, Free, RecipePath, Settings
 
 
 class PolicySettings(Settings):
     """The LM behind the program."""
 
-    kind: Literal["local", "openai", "tgi", "together"] = "local"
-    model: str = Field("demo", description="model directory, `demo` (shipped), or the served model's name")
-    urls: BaseUrls = Field((), description="of servers: base URLs, of kind openai ending in /v1")
-    api_key_env: str | None = Field(None, description="environment variable that holds the server's key")
-    tokenizer: str | None = Field(None, description="kind tgi: directory with the chat template; None takes the model")
+    kind: Annotated[Literal["local", "openai", "tgi", "together"], Free()] = "local"
+    model: Annotated[
+        str,
+        Free(),
+        RecipePath("model directory", "download the model there, or correct the path", hub=True, names=("demo",)),
+    ] = Field("demo", description="model directory, `demo` (shipped), or the served model's name")
+    urls: Annotated[BaseUrls, Free()] = Field((), description="of servers: base URLs, of kind openai ending in /v1")
+    api_key_env: Annotated[str | None, Free()] = Field(
+        None, description="environment variable that holds the server's key"
+    )
+    tokenizer: Annotated[
+        str | None,
+        Free(),
+        RecipePath("tokenizer directory", "set policy.tokenizer to the served model's directory", hub=True),
+    ] = Field(None, description="kind tgi: directory with the chat template; None takes the model")
     enable_thinking: bool | None = Field(None, description="of chat templates that know it; None leaves it to them")
     temperature: float = Field(1.0, ge=0, description="of sampling; evaluation is greedy unless its recipe says so")
     top_p: float = Field(1.0, gt=0, le=1)
     max_tokens: PositiveInt = Field(64, description="completion tokens at most")
-    device: str = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    timeout_s: float = Field(60.0, gt=0, description="of servers: deadline of an attempt")
-    deadline_s: float = Field(600.0, gt=0, description="of servers: of a request, all attempts and waits together")
-    max_retries: NonNegativeInt = Field(6, description="of servers: attempts after the first")
-    concurrency: PositiveInt = Field(32, description="of servers: requests in flight at most")
-    logprobs: bool = Field(False, description="openai, together: ask for log-probabilities and token ids")
-    best_of: bool = Field(False, description="tgi: a prompt's samples in one request, which has no seed")
-    price_prompt: float = Field(0.0, ge=0, description="of a million prompt tokens")
-    price_completion: float = Field(0.0, ge=0, description="of a million completion tokens")
+    device: Annotated[str, Free()] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Free()] = "auto"
+    timeout_s: Annotated[float, Free()] = Field(60.0, gt=0, description="of servers: deadline of an attempt")
+    retry_for_s: Annotated[float, Free()] = Field(
+        300.0, ge=0, description="of servers: an outage is waited for so long, then it is an error; 0 tries once"
+    )
+    concurrency: Annotated[PositiveInt, Free()] = Field(32, description="of servers: requests in flight at most")
+    logprobs: Annotated[bool, Free()] = Field(
+        False, description="openai, together: ask for log-probabilities and token ids"
+    )
+    best_of: Annotated[bool, Free()] = Field(
+        False, description="tgi: a prompt's samples in one request, which has no seed"
+    )
+    price_prompt: Annotated[float, Free()] = Field(0.0, ge=0, description="of a million prompt tokens")
+    price_completion: Annotated[float, Free()] = Field(0.0, ge=0, description="of a million completion tokens")
 
     @field_validator("api_key_env")
     @classmethod

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, FiniteFloat, NonNegativeInt, PositiveInt, TypeAdapter
 from pydantic import field_validator, model_validator
 
-from leret.config.base import BaseUrl, BaseUrls, Free, RecipePath, Settings
+from leret.config.base import BaseUrl, BaseUrls, Free, RecipePath, Settings, mark_of
 
 _DATE = re.compile(r"\d{4}(/\d{2}(/\d{2})?)?")
 
@@ -49,27 +49,17 @@ class RetrieverSettings(Settings):
 
     def ranking_keys(self) -> dict[str, Any]:
         """The keys of this kind that decide the rankings, but for paths, with their values."""
-        aside = (Free, RecipePath)
         return {
             name: getattr(self, name)
             for name, field in type(self).model_fields.items()
-            if name not in RetrieverSettings.model_fields and not any(isinstance(mark, aside) for mark in field.metadata)
+            if name not in RetrieverSettings.model_fields and not mark_of(field, Free) and not mark_of(field, RecipePath)
         }
-
-    def with_paths(self, move: Callable[[str], str]) -> Self:
-        """A copy whose directories, its index among them, are what ``move`` makes of them."""
-        names = [
-            name
-            for name, field in type(self).model_fields.items()
-            if getattr(self, name) and (name == "index" or any(isinstance(mark, RecipePath) for mark in field.metadata))
-        ]
-        return self.model_copy(update={name: move(getattr(self, name)) for name in names})
 
 
 class IndexedSettings(RetrieverSettings):
     """What the engines with an index share."""
 
-    index: Annotated[str | None, Free()] = Field(
+    index: Annotated[str | None, Free(), RecipePath("index directory", may_be_missing=True)] = Field(
         None, description="index directory; None keeps it in the run directory's cache"
     )
 
@@ -121,13 +111,14 @@ class TantivySettings(AnalyzerSettings):
     kind: Literal["tantivy"] = "tantivy"
 
 
+ModelPath = Annotated[str, RecipePath("model directory", "download the model there, or correct the path", hub=True)]
+
+
 class DenseSettings(IndexedSettings):
     """An embedding model, and where its vectors are searched."""
 
     kind: Literal["dense"] = "dense"
-    model: Annotated[
-        str, RecipePath("model directory", "download the model there, or correct the path", hub=True)
-    ] = Field(min_length=1, description="directory of a sentence-transformers model, or its name on the hub")
+    model: ModelPath = Field(min_length=1, description="directory of a sentence-transformers model, or its name on the hub")
     query_prefix: str = Field("", description='put before a query: "query: " for E5')
     document_prefix: str = Field("", description='put before a document: "passage: " for E5')
     separator: str = Field(". ", description="between the title and the text of a document")
@@ -145,9 +136,7 @@ class ColbertSettings(IndexedSettings):
     """A ColBERT checkpoint, and its PLAID index."""
 
     kind: Literal["colbert"] = "colbert"
-    checkpoint: Annotated[
-        str | None, RecipePath("model directory", "download the model there, or correct the path", hub=True)
-    ] = Field(None, description="its directory; None takes one inside of the downloaded index")
+    checkpoint: ModelPath | None = Field(None, description="its directory; None takes one inside of the downloaded index")
     index_root: Annotated[str | None, RecipePath("directory of indexes")] = Field(
         None, description="of a downloaded index: the folder it is in"
     )
@@ -216,10 +205,6 @@ class HybridSettings(IndexedSettings, FusionSettings):
             if any(getattr(engine, key) != type(engine).model_fields[key].default for engine in value):
                 raise ValueError(f"{key} is of the whole retriever, not of one engine; write it beside engines")
         return value
-
-    def with_paths(self, move: Callable[[str], str]) -> Self:
-        engines = tuple(engine.with_paths(move) for engine in self.engines)
-        return super().with_paths(move).model_copy(update={"engines": engines})
 
 
 class _HttpSettings(RetrieverSettings):

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     ConfigDict,
     Field,
     NonNegativeInt,
     PositiveInt,
 )
 
-from leret.config.base import Settings
+from leret.config.base import Free, RecipePath, Settings
 from leret.config.data import DataSettings
 from leret.config.policy import PolicySettings
-from leret.config.retriever import (
-    RetrieverSettings,
-)
+from leret.config.retriever import AnyRetriever, BM25Settings
 
 
 class AdapterSettings(Settings):
@@ -29,12 +28,20 @@ class AdapterSettings(Settings):
     instructions: bool = Field(False, description="compact: send the signature's instructions")
 
 
+def _with_class(path: str) -> str:
+    if not all(path.rpartition(":")):
+        raise ValueError(f"{path!r} names no class; write {path.rstrip(':')}:ClassName")
+    return path
+
+
 class ProgramSettings(Settings):
     """The DSPy program; other keys go to its constructor."""
 
     model_config = ConfigDict(extra="allow", frozen=True, validate_default=True)
 
-    path: str = Field("pipelines/multihop.py:MultiHop", description="FILE.py:Class")
+    path: Annotated[
+        str, AfterValidator(_with_class), Free(), RecipePath("program file", "name it as FILE.py:Class", member=True)
+    ] = Field("pipelines/multihop.py:MultiHop", description="FILE.py:Class")
     adapter: AdapterSettings = AdapterSettings()
 
     @property
@@ -51,7 +58,7 @@ class BankSettings(Settings):
     max_demos: PositiveInt = 3
     candidates: PositiveInt = Field(8, description="candidate prompts that are scored; the best are kept")
     temperature: float = Field(0.7, ge=0, description="of the bootstrapping calls")
-    path: str | None = Field(
+    path: Annotated[str | None, RecipePath("directory of prompts")] = Field(
         None, description="directory of your own prompts (*.json, as in R/prompts), not bootstrapped"
     )
 
@@ -62,15 +69,19 @@ class SamplingSettings(Settings):
     prompts: PositiveInt = Field(4, description="prompts of the bank, the zero-shot one included")
     samples: PositiveInt = Field(1, description="completions a prompt and state")
     seed: int = 0
-    reward: Literal["ap", "recall", "rr", "ndcg"] = Field(
-        "ap", description="of the accumulated ranking; grades count as 1"
+    reward: str = Field("ap", description="any measure that evaluation takes too, with a cut-off or not")
+    concurrency: Annotated[PositiveInt, Free()] = Field(128, description="questions in flight")
+    max_error_rate: Annotated[float, Free()] = Field(
+        0.1, ge=0, le=1, description="share of failed samples that stops the run"
     )
-    concurrency: PositiveInt = Field(128, description="questions in flight")
-    max_error_rate: float = Field(0.1, ge=0, le=1, description="share of failed samples that stops the run")
-    max_unparsed_rate: float = Field(0.5, ge=0, le=1, description="share of unparsed completions that stops the run")
-    strategy: Literal["adjacent", "best-worst", "all", "margin"] = "adjacent"
-    margin: float = Field(0.0, ge=0, description="of strategy margin: least difference of rewards")
-    max_pairs: PositiveInt | None = Field(None, description="pairs kept a state, the widest margins first")
+    max_unparsed_rate: Annotated[float, Free()] = Field(
+        0.5, ge=0, le=1, description="share of unparsed completions that stops the run"
+    )
+    strategy: Annotated[Literal["adjacent", "best-worst", "all", "margin"], Free()] = "adjacent"
+    margin: Annotated[float, Free()] = Field(0.0, ge=0, description="of strategy margin: least difference of rewards")
+    max_pairs: Annotated[PositiveInt | None, Free()] = Field(
+        None, description="pairs kept a state, the widest margins first"
+    )
     bank: BankSettings = BankSettings()
 
 
@@ -88,8 +99,8 @@ class SamplingRecipe(Settings):
     """`leret sample`: everything that later stages read from the run."""
 
     data: DataSettings
-    retriever: RetrieverSettings = RetrieverSettings()
+    retriever: AnyRetriever = BM25Settings()
     policy: PolicySettings = PolicySettings()
     program: ProgramSettings = ProgramSettings()
     sampling: SamplingSettings = SamplingSettings()
-    pretrain: PretrainSettings | None = None
+    pretrain: Annotated[PretrainSettings | None, Free()] = None

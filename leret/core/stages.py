@@ -1,53 +1,124 @@
-"""Whether a run has all that a recipe asks for, told without opening a model, a corpus or an index."""
+"""The protocol of a stage: is it done, may it go on, what did it report.
+
+`leret sample`, `train`, `eval`, `pretrain` and the building of indexes all follow it; a stage is a function::
+
+    def stage(recipe, run) -> Report:
+        key = stage_key(recipe, input_stamps(recipe.data.corpus, run.store))
+        before = completed(run.path, "sample", key)       # before any model, corpus or index is opened
+        if before is not None:
+            return Report(**before, already=True)
+        check_resumable(run.path, manifest_section, recipe, free_keys(type(recipe)))
+        ...                                               # what is left: a question to the store, a checkpoint
+        mark_completed(run.path, "sample", key, asdict(report), [run.store])
+        return report
+
+Three questions, and nothing else decides them:
+
+- **Is it done?** `stage_key` names all that the result follows from: every key of the recipe, and the input files by
+  name, size and time of change. `completed` compares it with the mark that `mark_completed` left in ``DIR/STAGE.done``
+  and with the sizes of the result's files.
+- **May it go on?** `check_resumable` lists each key that differs between what was begun and what is asked for now. Keys
+  that decide no result are marked `Free` in `leret.config`; `free_keys` reads the marks. Digests of contents (corpus,
+  program, parent policy) are compared with them: ``{**recipe, "digest": {"corpus": ...}}``.
+- **What is left?** A stage's own question, to its store or checkpoint.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from leret.core.runs import Run
-from leret.core.types import digest
+from leret.core.errors import RunError
+from leret.core.files import write_atomically
+from leret.core.types import Json, digest
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 
-def finished(run: Run, recipe: Any) -> dict[str, Any] | None:
-    """The report of the call that finished this recipe on this run, as long as the files it names are the same.
+def input_stamps(*paths: str | Path | None) -> list[list[tuple[str, int, int]]]:
+    """Names, sizes and times of change (ns) of files, and of all files in directories; None is left out.
 
-    Pairs that `leret pairs` has made since stay: they were asked for.
+    As long as the stamps are equal, the contents are taken as equal. A path that does not exist has no stamps.
     """
-    mark = run.manifest().get("sampled")
-    if not run.store.is_file() or not isinstance(mark, Mapping) or mark.get("key") != _key(recipe):
-        return None
-    whole = mark.get("bytes") == run.store.stat().st_size and is_whole(run.preferences / "train.parquet")
-    return dict(mark["report"]) if whole else None  # the long way refuses a damaged store, and makes the pairs again
+    return [[_stamp(file) for file in _files(Path(path))] for path in paths if path]
 
 
-def mark_finished(run: Run, recipe: Any, report: Mapping[str, Any]) -> None:
-    """Remember that nothing is left, unless questions wait for a resume."""
-    outages = any(report["failures"].get(kind) for kind in ("policy", "retrieval", "program"))
-    key = None if report["waiting"] or outages else _key(recipe)
-    run.update(sampled={"key": key, "report": dict(report), "bytes": run.store.stat().st_size})
+def stage_key(recipe: BaseModel | Json, *inputs: Json) -> str:
+    """Names a stage's result by all that it follows from: the whole recipe, and digests or stamps of its inputs."""
+    return digest(recipe if isinstance(recipe, dict | list | str) else recipe.model_dump(mode="json"), inputs)
 
 
-def file_stamps(recipe: Any) -> list[list[tuple[str, int, int]]]:
-    """Names, sizes and times of the files that a recipe names: as long as they are equal, so is what is in them."""
-    named = [
-        recipe.data.corpus,
-        recipe.data.questions,
-        recipe.program.path.rpartition(":")[0],
-        recipe.sampling.bank.path,
-        recipe.retriever.index,
+def completed(directory: Path, stage: str, key: str) -> dict[str, Any] | None:
+    """The report of the call that completed this stage, as long as the result's files have the sizes they had.
+
+    Args:
+        directory: that holds the result: of a run, an evaluation, a policy, an index.
+        stage: ``sample``, ``train``, ``eval`` ...
+        key: see `stage_key`.
+    """
+    try:
+        mark = json.loads(_mark(directory, stage).read_text(encoding="utf-8"))
+        same = mark["key"] == key and all(_size(directory / name) == size for name, size in mark["files"].items())
+        return dict(mark["report"]) if same else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # no mark, or one that cannot be read: the stage looks for itself what is left
+
+
+def mark_completed(
+    directory: Path, stage: str, key: str, report: Mapping[str, Json], files: Iterable[Path] = ()
+) -> None:
+    """Note that nothing is left to do; see `completed`.
+
+    Args:
+        directory: as for `completed`.
+        stage: as for `completed`.
+        key: as for `completed`.
+        report: what `completed` returns.
+        files: of the result, or directories of such; best inside ``directory``, so that both can be moved.
+    """
+    sizes = {os.path.relpath(file, directory): _size(file) for path in files for file in _files(path)}
+    mark = {"key": key, "report": dict(report), "files": sizes}
+    write_atomically(_mark(directory, stage), json.dumps(mark, indent=1, ensure_ascii=False))
+
+
+def check_resumable(
+    where: object,
+    old: BaseModel | Mapping[str, Any],
+    new: BaseModel | Mapping[str, Any],
+    free: Collection[str] = (),
+    otherwise: str = "name a new run directory",
+) -> None:
+    """Refuse to go on with what another recipe began.
+
+    Args:
+        where: the directory that holds it.
+        old: recipe and digests that it was begun with.
+        new: those of now.
+        free: dotted keys that may differ, with all that is below them; items of a list are ``engines.model``, without
+            their number.
+        otherwise: what to do instead of going back to the old values.
+
+    Raises:
+        RunError: every key that differs is listed, with both values; of a digest, only that it differs.
+    """
+    before, now = dict(_flat(old)), dict(_flat(new))
+    changed = [
+        f"  {key.removeprefix('digest.')}: its content has changed since"
+        if key.startswith("digest.")
+        else f"  {key}: {before.get(key)!r} in the run, {now.get(key)!r} in the recipe"
+        for key in dict.fromkeys([*before, *now])
+        if before.get(key) != now.get(key) and not _is_free(key, free)
     ]
-    if recipe.policy.kind == "local":
-        named.append(recipe.policy.model)
-    return [list(stamps(name)) for name in named if name]
+    if changed:
+        listed = "\n".join(changed)
+        raise RunError(f"{where} was begun with another recipe:\n{listed}\nuse the same values, or {otherwise}")
 
 
-def _key(recipe: Any) -> str:
-    return digest(recipe.model_dump(mode="json"), file_stamps(recipe))
-
-
-def is_whole(path: Path) -> bool:
+def is_complete_parquet(path: Path) -> bool:
     """Whether a Parquet file is there to its end, where its table of contents is."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -59,10 +130,36 @@ def is_whole(path: Path) -> bool:
     return True
 
 
-def stamps(name: str | Path) -> Iterator[tuple[str, int, int]]:
-    """Name, size and time of change of a file, or of the files of a directory and of those in it."""
-    path = Path(name)
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if file.is_file():
-            stat = file.stat()
-            yield file.name, stat.st_size, stat.st_mtime_ns
+def _mark(directory: Path, stage: str) -> Path:
+    return directory / f"{stage}.done"
+
+
+def _files(path: Path) -> list[Path]:
+    return [file for file in (sorted(path.rglob("*")) if path.is_dir() else [path]) if file.is_file()]
+
+
+def _stamp(file: Path) -> tuple[str, int, int]:
+    stat = file.stat()
+    return file.name, stat.st_size, stat.st_mtime_ns
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size
+
+
+def _is_free(key: str, free: Collection[str]) -> bool:
+    parts = [part for part in key.split(".") if not part.isdigit()]
+    return any(".".join(parts[:n]) in free for n in range(1, len(parts) + 1))
+
+
+def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Json]]:
+    """Leaves by dotted key; a list of sections is one of numbered sections. None and {} are as if not given."""
+    if hasattr(value, "model_dump"):
+        value = value.model_dump(mode="json")
+    if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+        value = dict(enumerate(value))
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _flat(inner, f"{key}.{name}" if key else str(name))
+    elif value not in ({}, None):
+        yield key, list(value) if isinstance(value, tuple) else value

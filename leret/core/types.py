@@ -36,27 +36,58 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """One question with its gold documents.
+class Task:
+    """What a program is run on, and what is known of it. A question is a task with one text input.
 
-    ``gold`` is read by rewards and evaluation alone. ``type`` (bridge, comparison ...) and ``hops`` are for breaking
-    results down; both may be unknown. ``split`` is the data set's own split, where it has one. ``relevance`` holds the
-    grades of the gold documents where the data grade them; nDCG alone looks at it, rewards are binary.
+    Attributes:
+        inputs: by the names of the program's arguments; a single one goes to the program's only argument.
+        gold: ids of the relevant documents; may be empty. Read by rewards and evaluation alone.
+        answers: reference answers, any of which is right; may be empty.
+        type: bridge, comparison ...; with ``hops`` for breaking results down.
+        split: the data set's own, where it has one.
+        relevance: grades of the gold documents where the data grade them; nDCG alone looks at it.
     """
 
     id: str
-    text: str
-    answer: str | None = None
+    inputs: Mapping[str, Json] = field(hash=False)
     gold: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
     type: str | None = None
     hops: int | None = None
     split: str | None = None
     relevance: Mapping[str, int] = field(default_factory=dict, hash=False)
 
+    @classmethod
+    def question(
+        cls,
+        id: str,
+        text: str,
+        answer: str | None = None,
+        gold: Iterable[str] = (),
+        type: str | None = None,
+        hops: int | None = None,
+        split: str | None = None,
+        relevance: Mapping[str, int] | None = None,
+    ) -> Task:
+        """A task with one text input, ``question``, and at most one reference answer."""
+        answers = () if answer is None else (answer,)
+        return cls(id, {"question": text}, tuple(gold), answers, type, hops, split, relevance or {})
+
+    @property
+    def text(self) -> str:
+        """The only input, where it is a text; else all inputs as JSON."""
+        values = list(self.inputs.values())
+        return values[0] if len(values) == 1 and isinstance(values[0], str) else _encode(self.inputs)
+
     @property
     def grades(self) -> dict[str, int]:
         """The gold documents with their grades, 1 where the data have none."""
         return {doc_id: self.relevance.get(doc_id, 1) for doc_id in self.gold}
+
+    def is_solved_by(self, doc_ids: Sequence[str]) -> bool:
+        """Whether nothing is left to find or to rank better: all gold documents, and only they, lead the ranking."""
+        gold = set(self.gold)
+        return bool(gold) and set(doc_ids[: len(gold)]) == gold
 
 
 class Passage(NamedTuple):
@@ -125,8 +156,40 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an action led to: all that a reward or a measure may look at. An outage is not an outcome.
+
+    Attributes:
+        text: what the policy wrote at this step.
+        outputs: the fields parsed from it; empty where it does not parse.
+        ranking: the union of all that was retrieved by the end of the step, best first.
+        prediction: what the program returned; None where it goes on.
+        n_steps: LM calls so far.
+        failure: of kind ``parse``, where the completion is not in the adapter's format.
+    """
+
+    task: Task
+    text: str = ""
+    outputs: Mapping[str, Json] = field(default_factory=dict)
+    ranking: Ranking = ()
+    prediction: Any = None
+    n_steps: int = 1
+    failure: Failure | None = None
+
+    @property
+    def doc_ids(self) -> tuple[str, ...]:
+        """Of the ranking, best first."""
+        return tuple([passage.doc_id for passage in self.ranking])
+
+    @property
+    def solved(self) -> bool:
+        """Whether nothing is left to find; see `Task.is_solved_by`."""
+        return self.task.is_solved_by(self.doc_ids)
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
-    """One completion at one state under one prompt of the bank.
+    """One action at one state under one prompt of the bank, with what came of it. The action is a completion.
 
     Attributes:
         id: digest of all that asked for it: state, prompt, index, seed, sampling settings, policy.
@@ -134,7 +197,8 @@ class Sample:
         outputs: the fields parsed from the completion.
         doc_ids: the accumulated ranking after this step, best first.
         scores: the retriever's scores of ``doc_ids``.
-        reward: in [0, 1]; None exactly when ``failure`` is set.
+        reward: any real number; None exactly when ``failure`` is set. A completion that does not parse stays in its
+            group with a failure of kind ``parse``, so that an algorithm may put a price on it.
         components: named parts of the reward, and measures beside it (``recall``).
     """
 
@@ -154,3 +218,62 @@ class Sample:
     failure: Failure | None = None
     n_prompt_tokens: int | None = None
     n_completion_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One step of a rollout.
+
+    Attributes:
+        messages: what was sent, under the rollout's prompt; empty where nothing was (a rule answered).
+        completion: what the policy wrote; None for a system without an LM.
+        outputs: the fields parsed from it; None where it does not parse.
+        ranking: the union of all that was retrieved by the end of this step; what was known before it, where the
+            step failed.
+    """
+
+    predictor: str
+    inputs: Mapping[str, Json]
+    messages: tuple[Mapping[str, str], ...]
+    completion: str | None
+    outputs: Mapping[str, Json] | None
+    ranking: Ranking
+    n_prompt_tokens: int | None = None
+    n_completion_tokens: int | None = None
+
+    @property
+    def query(self) -> str | None:
+        """The last output: what a predictor reasons comes before what it answers. None where nothing was parsed."""
+        if not self.outputs:
+            return None
+        value = list(self.outputs.values())[-1]
+        return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One run of a program on one task, without branching.
+
+    Attributes:
+        finished: the program returned; ``prediction`` is what it returned.
+        failure: why it did not: ``parse`` is the policy's own fault, ``prompt`` one that does not fit it; ``policy``,
+            ``retrieval`` and ``program`` are outages and crashes, which say nothing about the policy.
+        index: which of several runs on the same task.
+    """
+
+    question_id: str
+    hops: tuple[Hop, ...]
+    finished: bool
+    failure: Failure | None = None
+    prediction: Any = None
+    index: int = 0
+
+    @property
+    def ranking(self) -> Ranking:
+        """All that was retrieved."""
+        return self.hops[-1].ranking if self.hops else ()
+
+    @property
+    def unparsed(self) -> bool:
+        """Whether the last completion was not in the adapter's format, and ended the run there."""
+        return self.failure is not None and self.failure.kind == "parse"

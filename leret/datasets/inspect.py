@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
 
-from leret.core.types import Question, digest
+from leret.core.types import Task, digest
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load, load_questions, split_name
 from leret.datasets.records import Problems
@@ -62,7 +62,7 @@ class DataReport:
     duplicate_documents: int
     skipped: Mapping[str, int]
     problems: tuple[str, ...]
-    examples: tuple[Question, ...]
+    examples: tuple[Task, ...]
 
 
 def inspect(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from leret.core.errors import DataError
-from leret.core.types import Document, Question
+from leret.core.types import Document, Task
 from leret.datasets.corpus import Corpus
 from leret.datasets.formats.load import FORMATS, read_documents, read_questions
 from leret.datasets.records import Problems
@@ -56,7 +56,7 @@ class Data:
         problems: bad records of the corpus left out.
     """
 
-    questions: Loaded[Question]
+    questions: Loaded[Task]
     corpus: Corpus
     problems: Problems
 
@@ -111,7 +111,7 @@ def load_questions(
     skip_bad: bool = False,
     corpus: Container[str] | None = None,
     options: Mapping[str, Any] | None = None,
-) -> Loaded[Question]:
+) -> Loaded[Task]:
     """Questions alone.
 
     Args:
@@ -167,12 +167,12 @@ def load_corpus(
     return _read_corpus(kind, str(path), skip_bad)[0]
 
 
-def split_name(question: Question, seed: int = 0) -> str:
+def split_name(question: Task, seed: int = 0) -> str:
     """The split of a question: the data set's own, or else by the hash of its id."""
     return question.split or split_of(question.id, seed)
 
 
-def limited(questions: Iterable[Question], limit: int | None, seed: int = 0) -> tuple[Question, ...]:
+def limited(questions: Iterable[Task], limit: int | None, seed: int = 0) -> tuple[Task, ...]:
     """At most so many questions, by a hash of their ids; None takes all, in their order."""
     if limit is None:
         return tuple(questions)
@@ -189,14 +189,14 @@ def _read_corpus(kind: str, source: str, skip_bad: bool) -> tuple[Corpus, Proble
 
 
 def _choose(
-    questions: Iterable[Question],
+    questions: Iterable[Task],
     source: str,
     split: str | None,
     limit: int | None,
     seed: int,
     problems: Problems | None = None,
     skip_bad: bool = False,
-) -> tuple[Question, ...]:
+) -> tuple[Task, ...]:
     """The questions of a split, at most ``limit`` of them; the source is read to its end, so that all faults show."""
     split = split or "all"
     if split not in _SPLITS:
@@ -205,7 +205,7 @@ def _choose(
         raise DataError(f"limit {limit}: ask for one question at least")
     sizes: Counter[str] = Counter()
 
-    def wanted() -> Iterator[Question]:
+    def wanted() -> Iterator[Task]:
         for question in questions:
             name = split_name(question, seed)
             sizes[name] += 1
@@ -221,7 +221,7 @@ def _choose(
     return chosen
 
 
-def _world(seed: int, options: Mapping[str, Any] | None) -> tuple[tuple[Document, ...], tuple[Question, ...]]:
+def _world(seed: int, options: Mapping[str, Any] | None) -> tuple[tuple[Document, ...], tuple[Task, ...]]:
     known = [name for name in inspect.signature(generate).parameters if name != "seed"]
     for name, value in (options or {}).items():
         if name not in known:

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Literal
 
 from leret.core.errors import DataError
-from leret.core.types import Question
+from leret.core.types import Task
 
 SplitName = Literal["train", "dev", "test"]
 
@@ -70,7 +70,7 @@ def refuse_leak(training_ids: Iterable[str], evaluation_ids: Iterable[str]) -> N
     )
 
 
-def refuse_doubles(training: Iterable[Question], evaluation: Iterable[Question]) -> None:
+def refuse_doubles(training: Iterable[Task], evaluation: Iterable[Task]) -> None:
     """Refuse to evaluate on a text that is trained on under another id.
 
     Raises:

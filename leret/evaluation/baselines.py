@@ -15,7 +15,7 @@ from typing import Any
 import dspy
 
 from leret.core.errors import ConfigError
-from leret.core.types import Document, Question, Ranking
+from leret.core.types import Document, Ranking, Task
 from leret.evaluation.results import Hop, Trace
 from leret.programs.replay import Finished, NeedsCompletion, NeedsSearch, Replay
 from leret.retrieval.base import Retriever
@@ -26,7 +26,7 @@ MAX_HOPS = 64
 _HEAD_WORDS = 12
 """Words of a document without a title that stand for it."""
 
-Script = Callable[[Question, int], Sequence[str]]
+Script = Callable[[Task, int], Sequence[str]]
 """(question, step from 0) to the texts to search for at that step."""
 
 
@@ -34,14 +34,14 @@ Script = Callable[[Question, int], Sequence[str]]
 class _Run:
     """A question on its way through the program."""
 
-    question: Question
+    question: Task
     outputs: list[Mapping[str, Any]] = field(default_factory=list)
     queries: list[str] = field(default_factory=list)
     hops: list[Hop] = field(default_factory=list)
     done: bool = False
 
 
-def raw_question(question: Question, step: int) -> Sequence[str]:
+def raw_question(question: Task, step: int) -> Sequence[str]:
     """The question itself, at every hop."""
     return (question.text,)
 
@@ -56,7 +56,7 @@ def oracle_titles(corpus: Mapping[str, Document], n_steps: Mapping[str, int]) ->
         n_steps: steps of the program by question id.
     """
 
-    def script(question: Question, step: int) -> Sequence[str]:
+    def script(question: Task, step: int) -> Sequence[str]:
         titles = [_title(corpus[doc_id]) for doc_id in question.gold if doc_id in corpus] or [question.text]
         if step >= n_steps.get(question.id, 1) - 1:
             return titles[step:] or titles[-1:]
@@ -65,7 +65,7 @@ def oracle_titles(corpus: Mapping[str, Document], n_steps: Mapping[str, int]) ->
     return script
 
 
-def run_scripted(replay: Replay, retriever: Retriever, questions: Sequence[Question], script: Script) -> list[Trace]:
+def run_scripted(replay: Replay, retriever: Retriever, questions: Sequence[Task], script: Script) -> list[Trace]:
     """Run a program on a rule instead of an LM.
 
     Args:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from leret.core.progress import Progress
 from leret.core.runs import Run
-from leret.core.types import Document, Question, digest
+from leret.core.types import Document, Task, digest
 from leret.evaluation.baselines import oracle_titles, raw_question, run_scripted
 from leret.evaluation.fused import expanding, fuse
 from leret.evaluation.measures import Scorer
-from leret.evaluation.results import Kept, Row, Trace, read_kept, write_kept
-from leret.evaluation.runner import Setting, run_policy
+from leret.evaluation.results import ScoredHop, SystemResults, Trace, read_results, write_results
+from leret.evaluation.runner import EvaluationSetup, run_policy
 from leret.evaluation.systems import ORACLE, RM3, System
 from leret.policies.base import Policy
 
@@ -56,10 +56,10 @@ class Evaluator:
         self,
         run: Run,
         directory: Path,
-        setting: Setting,
+        setting: EvaluationSetup,
         policies: Policies,
         *,
-        questions: Sequence[Question],
+        questions: Sequence[Task],
         corpus: Mapping[str, Document],
         measures: Sequence[str],
         key: str,
@@ -77,7 +77,7 @@ class Evaluator:
         self._progress = progress
         self._open: tuple[str, Policy, asyncio.Runner] | None = None  # a policy's connections are of one event loop
 
-    def evaluate(self, system: System) -> tuple[Kept, bool]:
+    def evaluate(self, system: System) -> tuple[SystemResults, bool]:
         """The system's rows, and whether anything had to be asked for them.
 
         Raises:
@@ -90,18 +90,18 @@ class Evaluator:
         if system.prompt is not None:
             self._policy(system)  # loading it is not the system's time
         began = time.monotonic()
-        new: list[Row] = []
+        new: list[ScoredHop] = []
         try:
             self._ask(system, todo, lambda trace: new.extend(self._scorer.rows(trace)), len(kept.runs()))
         finally:  # an interruption or an outage keeps what is done
             kept.rows += new
             kept.seconds += time.monotonic() - began
-            everything = Kept(kept.key, _in_order(kept.rows, self._questions), kept.seconds)
+            everything = SystemResults(kept.key, _in_order(kept.rows, self._questions), kept.seconds)
             with self._run.writing(), ThreadPoolExecutor(1) as writer:  # which Ctrl-C does not interrupt
-                writer.submit(write_kept, self._directory / system.name, everything, self._measures).result()
+                writer.submit(write_results, self._directory / system.name, everything, self._measures).result()
         return everything, True
 
-    def missing(self, system: System) -> tuple[Kept, dict[int, list[Question]]]:
+    def missing(self, system: System) -> tuple[SystemResults, dict[int, list[Task]]]:
         """What is there of a system, and the questions that are not, by sample.
 
         Raises:
@@ -109,7 +109,7 @@ class Evaluator:
         """
         samples = self._setting.samples if system.prompt is not None else 1
         ids = [question.id for question in self._questions]
-        kept = read_kept(self._directory / system.name, self._key_of(system)).only(ids, samples)
+        kept = read_results(self._directory / system.name, self._key_of(system)).only(ids, samples)
         done = kept.runs()
         todo = {sample: [q for q in self._questions if (q.id, sample) not in done] for sample in range(samples)}
         return kept, {sample: questions for sample, questions in todo.items() if questions}
@@ -131,7 +131,7 @@ class Evaluator:
         return digest(self._key, self._policies.digest(system), system.prompt.digest, sampling)
 
     def _ask(
-        self, system: System, todo: Mapping[int, Sequence[Question]], on_trace: Callable[[Trace], None], n_done: int
+        self, system: System, todo: Mapping[int, Sequence[Task]], on_trace: Callable[[Trace], None], n_done: int
     ) -> None:
         self._progress.start(f"evaluating {system.name}", sum(map(len, todo.values())))
         failures = 0
@@ -151,7 +151,7 @@ class Evaluator:
         finally:
             self._progress.finish()
 
-    def _ask_baseline(self, system: System, questions: Sequence[Question], on_trace: Callable[[Trace], None]) -> None:
+    def _ask_baseline(self, system: System, questions: Sequence[Task], on_trace: Callable[[Trace], None]) -> None:
         setting = self._setting
         if system.parts:
             for trace in fuse([self.missing(part)[0].rows for part in system.parts], questions):
@@ -177,6 +177,6 @@ class Evaluator:
         return self._open[1:]
 
 
-def _in_order(rows: Sequence[Row], questions: Sequence[Question]) -> list[Row]:
+def _in_order(rows: Sequence[ScoredHop], questions: Sequence[Task]) -> list[ScoredHop]:
     place = {question.id: i for i, question in enumerate(questions)}
     return sorted(rows, key=lambda row: (row.sample, place[row.question_id], row.hop))

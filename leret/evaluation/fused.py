@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from leret.core.errors import ConfigError, RetrievalError
-from leret.core.types import Passage, Question
-from leret.evaluation.results import Hop, Row, Trace
+from leret.core.types import Passage, Task
+from leret.evaluation.results import Hop, ScoredHop, Trace
 from leret.retrieval.base import Retriever
-from leret.retrieval.fusion import reciprocal_ranks
+from leret.retrieval.fusion import reciprocal_rank_fusion
 
 
 def expanding(retriever: Retriever) -> Retriever:
@@ -21,12 +21,12 @@ def expanding(retriever: Retriever) -> Retriever:
     from leret.retrieval.engines.rm3 import RM3
 
     try:
-        return RM3.over(retriever)
+        return RM3(retriever)
     except RetrievalError as error:
         raise ConfigError(f"systems: rm3 cannot be evaluated: {error}; leave it out of `systems`") from error
 
 
-def fuse(parts: Sequence[Sequence[Row]], questions: Sequence[Question]) -> Iterator[Trace]:
+def fuse(parts: Sequence[Sequence[ScoredHop]], questions: Sequence[Task]) -> Iterator[Trace]:
     """Traces whose ranking at each hop fuses those of other systems, by reciprocal rank.
 
     A system that ended earlier keeps its last ranking at later hops. Of several samples, the first is taken.
@@ -47,15 +47,15 @@ def fuse(parts: Sequence[Sequence[Row]], questions: Sequence[Question]) -> Itera
         yield Trace(question.id, tuple(_hop(rows) for rows in at_hop))
 
 
-def _by_question(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = defaultdict(list)
+def _by_question(rows: Sequence[ScoredHop]) -> dict[str, list[ScoredHop]]:
+    found: dict[str, list[ScoredHop]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.hop):
         if row.sample == 0:
             found[row.question_id].append(row)
     return found
 
 
-def _hop(rows: Sequence[Row]) -> Hop:
+def _hop(rows: Sequence[ScoredHop]) -> Hop:
     found = [[Passage(doc_id, "", "", 0.0) for doc_id in row.doc_ids] for row in rows]
     query = " + ".join(row.query for row in rows if row.query)
-    return Hop(query or None, None, reciprocal_ranks([tuple(ranking) for ranking in found], [1.0] * len(found)))
+    return Hop(query or None, None, reciprocal_rank_fusion([tuple(ranking) for ranking in found], [1.0] * len(found)))

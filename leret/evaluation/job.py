@@ -12,12 +12,13 @@ from leret.config.evaluation import EvalRecipe
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
-from leret.core.stages import file_stamps, is_whole, stamps
+from leret.core.stages import input_stamps, is_complete_parquet
 from leret.core.types import digest
 from leret.evaluation.evaluator import Policies
 from leret.evaluation.measures import all_measures
 from leret.evaluation.policies import policies_of
 from leret.evaluation.systems import System, available, chosen
+from leret.sampling.changes import recipe_stamps
 
 _RENAME = "give this evaluation another name: --set evaluation=NAME"
 
@@ -70,8 +71,8 @@ def resolve(recipe: EvalRecipe, run: Run) -> Job:
         sampling,
         run.manifest().get("digests"),
         [[s.name, s.prompt and s.prompt.digest, s.prompt and policies.digest(s)] for s in systems],
-        [list(stamps(path)) for path in (run.store, run.preferences / "train.parquet", recipe.questions) if path],
-        file_stamps(SamplingRecipe.model_validate(sampling)),
+        input_stamps(run.store, run.preferences / "train.parquet", recipe.questions),
+        recipe_stamps(SamplingRecipe.model_validate(sampling)),
     )
     directory = run.eval / (recipe.evaluation_name or "")
     names = [*known, *(system.name for system in systems)]
@@ -90,7 +91,9 @@ def finished(job: Job) -> dict[str, Any] | None:
     folders = [job.directory / system.name for system in job.systems]
     files = [job.page, job.directory / "qrels.trec", *(folder / "evaluated.json" for folder in folders)]
     files += [job.run.program / "policy.json"] if job.delivers else []
-    whole = all(f.is_file() for f in files) and all(is_whole(folder / "per_question.parquet") for folder in folders)
+    whole = all(f.is_file() for f in files) and all(
+        is_complete_parquet(folder / "per_question.parquet") for folder in folders
+    )
     return summary if whole else None
 
 

@@ -6,9 +6,10 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-from leret.core.types import Document, Question
-from leret.evaluation.results import Row, Trace
-from leret.rewards.ranking import Measure, measure, recall
+from leret.core.types import Document, Outcome, Ranking, Task
+from leret.evaluation.results import ScoredHop, Trace
+from leret.rewards import Reward, reward
+from leret.rewards.ranking import recall
 
 BRIDGE_FOUND = "bridge_found"
 """Recall of the gold documents whose title the question does not name: those that have to be read about first."""
@@ -25,7 +26,7 @@ def all_measures(names: Sequence[str]) -> tuple[str, ...]:
     every = tuple(dict.fromkeys((*names, *_ALWAYS)))
     for name in every:
         if name != BRIDGE_FOUND:
-            measure(name)
+            reward(name, "measures")
     return every
 
 
@@ -38,19 +39,19 @@ class Scorer:
         corpus: for the titles of the gold documents.
     """
 
-    def __init__(self, names: Sequence[str], questions: Sequence[Question], corpus: Mapping[str, Document]) -> None:
-        self._measures: dict[str, Measure] = {name: measure(name) for name in names if name != BRIDGE_FOUND}
+    def __init__(self, names: Sequence[str], questions: Sequence[Task], corpus: Mapping[str, Document]) -> None:
+        self._measures: dict[str, Reward] = {name: reward(name) for name in names if name != BRIDGE_FOUND}
         self._questions = {question.id: question for question in questions}
         self._hidden = {q.id: hidden_gold(q, corpus) for q in questions} if BRIDGE_FOUND in names else {}
 
-    def rows(self, trace: Trace) -> list[Row]:
+    def rows(self, trace: Trace) -> list[ScoredHop]:
         """One row a hop, and one more for what ended a run before its time."""
         question = self._questions[trace.question_id]
         rows = []
         for i, hop in enumerate(trace.hops):
             doc_ids = tuple(passage.doc_id for passage in hop.ranking)
             rows.append(
-                Row(
+                ScoredHop(
                     question_id=question.id,
                     type=question.type,
                     sample=trace.sample,
@@ -59,7 +60,7 @@ class Scorer:
                     completion=hop.completion,
                     doc_ids=doc_ids,
                     scores=tuple(passage.score for passage in hop.ranking),
-                    measures={} if trace.failure else self._values(question, doc_ids),
+                    measures={} if trace.failure else self._values(question, hop.ranking),
                     unparsed=trace.unparsed and i == len(trace.hops) - 1,
                 )
             )
@@ -67,23 +68,27 @@ class Scorer:
             rows.append(self._end(question, trace))
         return rows
 
-    def _values(self, question: Question, doc_ids: Sequence[str]) -> dict[str, float]:
-        values = {name: value(doc_ids, question.grades) for name, value in self._measures.items()}
-        hidden = self._hidden.get(question.id)
-        return {**values, BRIDGE_FOUND: recall(doc_ids, hidden)} if hidden else values
+    def _values(self, question: Task, ranking: Ranking) -> dict[str, float]:
+        outcome = Outcome(question, ranking=ranking)
+        values = {name: value(outcome) for name, value in self._measures.items()}
+        if hidden := self._hidden.get(question.id):
+            values[BRIDGE_FOUND] = recall(outcome.doc_ids, hidden)
+        return {name: value for name, value in values.items() if value is not None}
 
-    def _end(self, question: Question, trace: Trace) -> Row:
+    def _end(self, question: Task, trace: Trace) -> ScoredHop:
         """A failure; or a program that ended without a step, which found nothing."""
         values = {} if trace.failure else self._values(question, ())
         hop = len(trace.hops) + 1
-        return Row(question.id, question.type, trace.sample, hop, None, None, (), (), values, failure=trace.failure)
+        return ScoredHop(
+            question.id, question.type, trace.sample, hop, None, None, (), (), values, failure=trace.failure
+        )
 
 
-def hidden_gold(question: Question, corpus: Mapping[str, Document]) -> tuple[str, ...]:
+def hidden_gold(question: Task, corpus: Mapping[str, Document]) -> tuple[str, ...]:
     """The gold documents whose title does not stand in the question; a title's last parentheses may be missing there.
 
     >>> corpus = {"a": Document("a", "Ed Wood (film)", ""), "b": Document("b", "Los Angeles", "")}
-    >>> hidden_gold(Question("q", "Where was Ed Wood shot?", gold=("a", "b")), corpus)
+    >>> hidden_gold(Task.question("q", "Where was Ed Wood shot?", gold=("a", "b")), corpus)
     ('b',)
     """
     text = f" {_words(question.text)} "

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.files import write_atomically
 from leret.core.progress import Progress, Silent
-from leret.core.types import Question, Ranking
+from leret.core.types import Ranking, Task
 from leret.evaluation.statistics import bootstrap_intervals
 from leret.evaluation.trec import falling, write_qrels, write_run
 from leret.retrieval.base import Retriever
-from leret.retrieval.fusion import reciprocal_ranks
+from leret.retrieval.fusion import reciprocal_rank_fusion
 
 _OURS = {"R": "recall", "AP": "ap", "RR": "rr", "nDCG": "ndcg", "Success": "success"}
 """ir_measures' name of a measure, and that of our reward function."""
@@ -77,9 +77,7 @@ def reward_name(measure: str) -> str | None:
     return f"{_OURS[base]}{at}{cut}" if base in _OURS else None
 
 
-def values(
-    measures: Mapping[str, Any], questions: Sequence[Question], rankings: Sequence[Ranking]
-) -> NDArray[np.float64]:
+def values(measures: Mapping[str, Any], questions: Sequence[Task], rankings: Sequence[Ranking]) -> NDArray[np.float64]:
     """Every measure of every question.
 
     A question whose ranking is empty counts with 0. Readers of TREC runs sort by score in single precision; a score
@@ -144,7 +142,7 @@ class RetrieverReport:
 
     system: str
     retriever: str
-    questions: tuple[Question, ...]
+    questions: tuple[Task, ...]
     rankings: tuple[Ranking, ...]
     measures: Mapping[str, float]
     values: NDArray[np.float64]
@@ -202,7 +200,7 @@ class RetrieverReport:
 
 def evaluate_retriever(
     retriever: Retriever,
-    questions: Sequence[Question],
+    questions: Sequence[Task],
     measures: Sequence[str],
     *,
     rewrites: Mapping[str, str] | None = None,
@@ -248,7 +246,7 @@ def evaluate_retriever(
         found = retriever.search((rewritten or texts)[batch], asked)
         if fuse and rewritten is not None:
             raw = retriever.search(texts[batch], asked)
-            found = [reciprocal_ranks(pair, (1, 1))[:depth] for pair in zip(raw, found, strict=True)]
+            found = [reciprocal_rank_fusion(pair, (1, 1))[:depth] for pair in zip(raw, found, strict=True)]
         rankings += found
         progress.advance(len(found))
     progress.finish()
@@ -317,7 +315,7 @@ def read_rewrites(path: Path) -> dict[str, str]:
     return found
 
 
-def _check(questions: Sequence[Question], rewrites: Mapping[str, str] | None) -> None:
+def _check(questions: Sequence[Task], rewrites: Mapping[str, str] | None) -> None:
     if not questions:
         raise DataError("there is no question to evaluate on")
     bare = [question.id for question in questions if not question.gold]

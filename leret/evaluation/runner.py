@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from leret.core.errors import LeretError, PolicyError, ProgramError, RetrievalError
-from leret.core.types import Question
+from leret.core.types import Rollout, Task
 from leret.evaluation.results import Hop, Trace
 from leret.policies.base import Policy
 from leret.programs.prompts import Formatter, Prompt
 from leret.programs.replay import Replay
 from leret.retrieval.base import Retriever
-from leret.sampling.rollouts.rollout import Roller, Rollout
-from leret.sampling.rollouts.search_batcher import SearchFront
+from leret.retrieval.batching import SearchBatcher
+from leret.sampling.rollouts.rollout import RolloutRunner
 
 CONCURRENCY: Final = 256
 """Questions in flight: what waits together is decoded together."""
@@ -28,7 +28,7 @@ _BOUNDARY: Final[Mapping[str, type[LeretError]]] = {"retrieval": RetrievalError,
 
 
 @dataclass(frozen=True)
-class Setting:
+class EvaluationSetup:
     """A program over a retriever, and how completions are asked for.
 
     Attributes:
@@ -46,10 +46,10 @@ class Setting:
 
 
 async def run_policy(
-    setting: Setting,
+    setting: EvaluationSetup,
     policy: Policy,
     prompt: Prompt,
-    todo: Mapping[int, Sequence[Question]],
+    todo: Mapping[int, Sequence[Task]],
     on_trace: Callable[[Trace], None],
     n_done: int = 0,
 ) -> None:
@@ -67,8 +67,8 @@ async def run_policy(
         PolicyError, RetrievalError, ProgramError: more than half of the runs failed of this.
     """
     watch = _Watch(sum(len(questions) for questions in todo.values()), n_done)
-    front = SearchFront(setting.retriever)
-    roller = Roller(
+    front = SearchBatcher(setting.retriever)
+    roller = RolloutRunner(
         setting.replay,
         setting.formatter,
         policy,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from leret.evaluation.results import Row
+from leret.evaluation.results import ScoredHop
 
 Array = NDArray[np.float64]
 
@@ -30,7 +30,7 @@ class Scores:
     n_unparsed: int
 
 
-def score_table(rows: Sequence[Row], question_ids: Sequence[str], n_hops: int, measures: Sequence[str]) -> Scores:
+def score_table(rows: Sequence[ScoredHop], question_ids: Sequence[str], n_hops: int, measures: Sequence[str]) -> Scores:
     """Arrange rows; several runs of one question are averaged, failed runs left out.
 
     Args:
@@ -40,7 +40,7 @@ def score_table(rows: Sequence[Row], question_ids: Sequence[str], n_hops: int, m
         measures: names, in the order of the result.
     """
     place = {question_id: i for i, question_id in enumerate(question_ids)}
-    runs: dict[tuple[str, int], list[Row]] = defaultdict(list)
+    runs: dict[tuple[str, int], list[ScoredHop]] = defaultdict(list)
     for row in rows:
         runs[row.question_id, row.sample].append(row)
     per_question: dict[int, list[Array]] = defaultdict(list)
@@ -57,13 +57,13 @@ def score_table(rows: Sequence[Row], question_ids: Sequence[str], n_hops: int, m
     return Scores(values, n_failed=len(question_ids) - len(per_question), n_unparsed=len(unparsed))
 
 
-def n_hops(rows: Sequence[Row]) -> int:
+def n_hops(rows: Sequence[ScoredHop]) -> int:
     """The most hops of any run that did not fail; at least 1."""
     return max((row.hop for row in rows if row.failure is None), default=1)
 
 
-def _one_run(run: Sequence[Row], hops: int, measures: Sequence[str]) -> Array:
-    by_hop: Mapping[int, Row] = {row.hop: row for row in run}
+def _one_run(run: Sequence[ScoredHop], hops: int, measures: Sequence[str]) -> Array:
+    by_hop: Mapping[int, ScoredHop] = {row.hop: row for row in run}
     table = np.full((hops, len(measures)), np.nan)
     for hop in range(1, hops + 1):
         row = by_hop.get(hop)

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from leret.core.types import Question
+from leret.core.types import Task
 from leret.evaluation.report.labels import LABELS
-from leret.evaluation.results import Row
+from leret.evaluation.results import ScoredHop
 from leret.evaluation.scores import Array, Scores, n_hops, score_table
 from leret.evaluation.statistics import (
     Statistics,
@@ -56,7 +56,7 @@ class Evaluated:
     kind: str
     policy: str | None
     prompt: str | None
-    rows: Sequence[Row]
+    rows: Sequence[ScoredHop]
     seconds: float
     lm_calls: int
     rivals: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class Evaluated:
 
 def summarise(
     systems: Sequence[Evaluated],
-    questions: Sequence[Question],
+    questions: Sequence[Task],
     measures: Sequence[str],
     baseline: str,
     statistics: Statistics,
@@ -141,7 +141,7 @@ def _figure(hop: Mapping[str, Any], measure: str, with_interval: bool) -> str:
     return f"{value:.3f} [{bounds[0]:.3f}, {bounds[1]:.3f}]" if with_interval else f"{value:.3f}"
 
 
-def _groups(questions: Sequence[Question]) -> dict[str | None, list[int]]:
+def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:
     """All questions under None; and by type, where there is more than one."""
     groups: dict[str | None, list[int]] = {None: list(range(len(questions)))}
     types = Counter(question.type for question in questions if question.type)

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from leret.core.files import write_atomically
-from leret.core.types import Question
+from leret.core.types import Task
 
 _UNSAFE = re.compile(r"[\s%\x00-\x20\x7f-\xa0\u200b\ufeff\ud800-\udfff]")
 
@@ -53,7 +53,7 @@ def write_run(path: Path, tag: str, rankings: Iterable[tuple[str, Sequence[str],
     write_atomically(path, "".join(lines))
 
 
-def write_qrels(path: Path, questions: Iterable[Question]) -> None:
+def write_qrels(path: Path, questions: Iterable[Task]) -> None:
     """Write ``qid 0 docid grade`` lines, one a gold document."""
     lines = [f"{escape(q.id)} 0 {escape(doc_id)} {grade}\n" for q in questions for doc_id, grade in q.grades.items()]
     write_atomically(path, "".join(lines))

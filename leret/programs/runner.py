@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from leret.core.types import Question, Ranking, State, digest
+from leret.core.types import Ranking, State, Task, digest
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Finished, NeedsCompletion, NeedsSearch, Replay
-from leret.sampling.rollouts.search_batcher import SearchFront
+from leret.retrieval.batching import SearchBatcher
 
 MAX_STEPS = 64
 """LM calls after which a program is taken not to end."""
@@ -17,7 +17,7 @@ Known = dict[tuple[str, int], Ranking]
 """The retriever's answers on one path, by (query, k)."""
 
 
-class Stepper:
+class ProgramRunner:
     """One program over one retriever.
 
     Args:
@@ -26,13 +26,13 @@ class Stepper:
         front: the retriever.
     """
 
-    def __init__(self, replay: Replay, formatter: Formatter, front: SearchFront) -> None:
+    def __init__(self, replay: Replay, formatter: Formatter, front: SearchBatcher) -> None:
         self.replay = replay
         self.formatter = formatter
         self.front = front
 
-    async def go(
-        self, question: Question, outputs: Sequence[Mapping[str, Any]], known: Known
+    async def advance(
+        self, question: Task, outputs: Sequence[Mapping[str, Any]], known: Known
     ) -> NeedsCompletion | Finished:
         """Run up to the next step without a completion.
 
@@ -49,9 +49,9 @@ class Stepper:
             need = self.replay.run(question.text, outputs, lambda query, k: known.get((query, k)))
             if not isinstance(need, NeedsSearch):
                 return need
-            known[need.query, need.k] = await self.front.search(need.query, need.k)
+            [known[need.query, need.k]] = await self.front.search([need.query], need.k)
 
-    def state(self, question: Question, need: NeedsCompletion, step: int, parent: str | None = None) -> State:
+    def state(self, question: Task, need: NeedsCompletion, step: int, parent: str | None = None) -> State:
         """The state that the program stands at."""
         return State(
             id=digest(question.id, need.predictor, need.inputs),

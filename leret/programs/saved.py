@@ -12,24 +12,30 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import dspy
+from pydantic import BaseModel
 
+from leret.config.base import RecipePath, with_paths
 from leret.config.data import DataSettings
 from leret.config.policy import PolicySettings
-from leret.config.retriever import RetrieverSettings
+from leret.config.retriever import RetrieverSettings, retriever_settings
 from leret.config.sampling import AdapterSettings
 from leret.core.errors import ProgramError
 from leret.core.files import write_atomically
+from leret.core.yaml import Key
 from leret.datasets.load import load_corpus
 from leret.programs.adapters import make_adapter
 from leret.programs.load import load_program
 from leret.programs.search import Search
 from leret.retrieval.base import Retriever
+from leret.retrieval.caching import with_cache
 from leret.retrieval.load import load_retriever
 
 _VERSION = 2
+
+S = TypeVar("S", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -91,11 +97,9 @@ def save_program(
         "version": _VERSION,
         "program": {"file": source.path.name, "class": source.name, "arguments": source.arguments},
         "adapter": adapter.model_dump(mode="json"),
-        "policy": _portable(policy.model_dump(mode="json"), ("model", "tokenizer"), directory),
-        "retriever": _portable(
-            retriever.with_paths(lambda path: _relative(path, directory)).model_dump(mode="json"), ("index",), directory
-        ),
-        "data": _portable(data.model_dump(mode="json"), ("corpus", "questions"), directory),
+        "policy": _portable(policy, directory),
+        "retriever": _portable(retriever, directory),
+        "data": _portable(data, directory),
     }
     write_atomically(directory / "policy.json", json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
@@ -115,8 +119,7 @@ def load(directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Ret
     """
     directory = Path(directory)
     saved = _read(directory)
-    settings = RetrieverSettings(**_located(saved["retriever"], ("index",), directory))
-    settings = settings.with_paths(lambda path: _found(path, directory))
+    settings = _located(retriever_settings(saved["retriever"]), directory)
     entry = saved["program"]
     program = load_program(
         directory / entry["file"], entry["class"], entry["arguments"], k=settings.k, exclude_seen=settings.exclude_seen
@@ -125,16 +128,16 @@ def load(directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Ret
     if lm is None:
         from leret.policies.dspy_lm import policy_lm
 
-        lm = policy_lm(PolicySettings(**_located(saved["policy"], ("model", "tokenizer"), directory)), temperature=0.0)
+        lm = policy_lm(_located(PolicySettings(**saved["policy"]), directory), temperature=0.0)
     program.set_lm(lm)
     if retriever is None:
-        data = DataSettings(**_located(saved["data"], ("corpus", "questions"), directory))
+        data = _located(DataSettings(**saved["data"]), directory)
         corpus = None
         if settings.needs_corpus or data.corpus is not None:
             corpus = load_corpus(
                 data.kind, data.corpus or data.questions, seed=data.seed, skip_bad=data.skip_bad, options=data.options
             )
-        retriever = load_retriever(settings, corpus, directory / "cache")
+        retriever = with_cache(load_retriever(settings, corpus, directory / "cache"), settings)
     for _, search in program.named_sub_modules(type_=Search):
         search.retriever = retriever
     return TrainedProgram(program, make_adapter(AdapterSettings(**saved["adapter"])))
@@ -153,19 +156,19 @@ def _read(directory: Path) -> dict[str, Any]:
     return saved
 
 
-def _portable(values: dict[str, Any], keys: tuple[str, ...], directory: Path) -> dict[str, Any]:
+def _portable(settings: BaseModel, directory: Path) -> dict[str, Any]:
     """Paths that exist become relative to ``directory``; names stay names."""
-    return {**values, **{key: _relative(values[key], directory) for key in keys if values.get(key)}}
+
+    def relative(key: Key, path: str, mark: RecipePath) -> str:
+        return os.path.relpath(path, directory) if Path(path).exists() else path
+
+    return with_paths(settings, relative).model_dump(mode="json")
 
 
-def _located(values: dict[str, Any], keys: tuple[str, ...], directory: Path) -> dict[str, Any]:
+def _located(settings: S, directory: Path) -> S:
     """Undoes `_portable`."""
-    return {**values, **{key: _found(values[key], directory) for key in keys if values.get(key)}}
 
+    def found(key: Key, path: str, mark: RecipePath) -> str:
+        return str((directory / path).resolve()) if (directory / path).exists() else path
 
-def _relative(path: str, directory: Path) -> str:
-    return os.path.relpath(path, directory) if Path(path).exists() else path
-
-
-def _found(path: str, directory: Path) -> str:
-    return str((directory / path).resolve()) if (directory / path).exists() else path
+    return with_paths(settings, found)

@@ -10,18 +10,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from leret.core.runs import Run
-from leret.core.usage import Ledger
+from leret.core.usage import UsageByPrompt
 
 if TYPE_CHECKING:
     from leret.policies.base import Policy
-    from leret.sampling.rollouts.search_batcher import SearchFront
+    from leret.retrieval.batching import SearchBatcher
 
 
 _EVENT_S = 30.0
 _FACTS_S = 1.0
 
 
-class Accounting:
+class UsageEvents:
     """Watches one session of sampling. An async context: an ``accounts`` event every half a minute, and one at its end.
 
     Args:
@@ -32,7 +32,9 @@ class Accounting:
         every_s: seconds between two events.
     """
 
-    def __init__(self, run: Run, ledger: Ledger, policy: Policy, front: SearchFront, every_s: float = _EVENT_S) -> None:
+    def __init__(
+        self, run: Run, ledger: UsageByPrompt, policy: Policy, front: SearchBatcher, every_s: float = _EVENT_S
+    ) -> None:
         self._run = run
         self._ledger = ledger
         self._snapshot: Callable[[], Mapping[str, float]] | None = getattr(
@@ -67,13 +69,10 @@ class Accounting:
 
     def _brief(self) -> dict[str, float | int | str]:
         total = self._ledger.total
-        searches = self._front.counts()
         facts: dict[str, float | int | str] = {
             "calls": total.calls,
             "tokens": f"{_short(total.prompt_tokens)}+{_short(total.completion_tokens)}",
         }
-        if searches["asked"]:
-            facts["cached"] = f"{1 - searches['searched'] / searches['asked']:.0%}"
         if total.calls:
             facts["p90"] = f"{total.latencies.percentile(90):.2g} s"
         retries = self._snapshot().get("retries", 0) if self._snapshot is not None else 0

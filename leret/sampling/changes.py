@@ -2,98 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-from leret.core.errors import RunError
+from leret.config.base import free_keys, paths_in
+from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
-from leret.sampling.rollouts.environment import Workbench, questions_digest
+from leret.core.stages import check_resumable, input_stamps
+from leret.core.types import Json
+from leret.sampling.rollouts.environment import Environment, questions_digest
 
-_FREE = (
-    "data.corpus",
-    "data.questions",
-    "data.limit",
-    "data.skip_bad",
-    "retriever.index",
-    "retriever.answers",
-    *(f"retriever.remote.{key}" for key in ("urls", "queries_per_request", "requests_per_s", "token_env")),
-    *(
-        f"retriever.{kind}.{key}"
-        for kind in ("remote", "pubmed", "clinicaltrials")
-        for key in ("timeout_s", "patience_s", "concurrency", "offline", "api_key_env", "email", "tool")
-    ),
-    "program.path",
-    *(
-        f"policy.{key}"
-        for key in (
-            *("kind", "model", "urls", "api_key_env", "tokenizer", "device", "dtype", "timeout_s", "deadline_s"),
-            *("max_retries", "concurrency", "logprobs", "best_of"),
-            *("price_prompt", "price_completion"),
-        )
-    ),
-    *(f"sampling.{key}" for key in ("concurrency", "max_error_rate", "max_unparsed_rate")),
-    *(f"sampling.{key}" for key in ("strategy", "margin", "max_pairs")),
-    "pretrain",
-)
+_FREE = free_keys(SamplingRecipe)
 """May change: what decides no sample, what a digest stands for (files), and the policy (another round)."""
 
-_FILES = {"corpus": "data.corpus", "questions": "data.questions", "retriever": "retriever", "program": "program.path"}
-"""Digests of what the free keys name."""
 
-
-def refuse_changes(run: Run, recipe: Mapping[str, Any], digests: Mapping[str, str]) -> None:
+def refuse_changes(run: Run, recipe: SamplingRecipe, digests: Mapping[str, str]) -> None:
     """Refuse to mix samples of two recipes in one run.
 
     Args:
         run: new, or sampled before.
-        recipe: resolved, as it would be written into the run.
-        digests: of what it names now; of the questions, those under the run's own limit.
+        recipe: with paths that can be opened from here.
+        digests: of the files that it names, by name; those that the run does not know are not compared.
 
     Raises:
         RunError: something that decides a sample has changed; every such key is listed.
     """
     manifest = run.manifest()
     before = manifest.get("sampling")
-    if before is None:
-        return
-    old, new = dict(_flat(before)), dict(_flat(recipe))
-    keys = [key for key in dict.fromkeys([*old, *new]) if not any(key == f or key.startswith(f"{f}.") for f in _FREE)]
-    changed = [
-        f"{key}: {old.get(key)!r} in the run, {new.get(key)!r} in the recipe"
-        for key in keys
-        if old.get(key) != new.get(key)
-    ]
-    known = manifest.get("digests", {})
-    changed += [
-        f"{key}: its content is not the same as when the run began"
-        for name, key in _FILES.items()
-        if name in digests and known.get(name, digests[name]) != digests[name]
-    ]
-    if changed:
-        listed = "\n".join(f"  {line}" for line in changed)
-        raise RunError(
-            f"{run.path} was sampled from another recipe:\n{listed}\nuse the same values, or name a new run directory"
-        )
+    if before is not None:
+        known = {name: value for name, value in manifest.get("digests", {}).items() if name in digests}
+        now = {**recipe.model_dump(mode="json"), "digest": {name: digests[name] for name in known}}
+        check_resumable(run.path, {**before, "digest": known}, now, _FREE)
 
 
-def refuse_changed_files(run: Run, bench: Workbench) -> None:
-    """Refuse a program, a corpus, or questions, that are not those of the sampling; of a new run, nothing.
-
-    Raises:
-        RunError: the content of such a file has changed; each is named.
-    """
+def refuse_changed_files(run: Run, bench: Environment) -> None:
+    """Refuse a program, a corpus, or questions, that are not those of the sampling; of a new run, nothing."""
     before = run.manifest().get("sampling")
     if before is None:
         return
-    recipe = bench.recipe.model_dump(mode="json")
-    refuse_changes(run, recipe, {"program": bench.program_digest, "corpus": bench.corpus.digest})
+    refuse_changes(run, bench.recipe, {"program": bench.program_digest, "corpus": bench.corpus.digest})
     sampled = bench.questions(limit=before["data"]["limit"])
-    refuse_changes(run, recipe, {"questions": questions_digest([q for q in sampled if q.gold])})
+    refuse_changes(run, bench.recipe, {"questions": questions_digest([q for q in sampled if q.gold])})
 
 
-def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for name, inner in value.items():
-            yield from _flat(inner, f"{key}.{name}" if key else str(name))
-    elif value not in ({}, None):
-        yield key, list(value) if isinstance(value, tuple) else value
+def recipe_stamps(recipe: SamplingRecipe) -> Json:
+    """Stamps of the files that a recipe names."""
+    return input_stamps(*(path for _, path, _ in paths_in(recipe)))

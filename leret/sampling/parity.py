@@ -17,9 +17,9 @@ import dspy
 from dspy import lm15
 from pydantic import BaseModel, ValidationError
 
-from leret.core.aio import muted
+from leret.core.aio import suppress_output
 from leret.core.errors import ProgramError, RetrievalError
-from leret.core.types import Question, Ranking
+from leret.core.types import Ranking, Task
 from leret.policies.base import Messages
 from leret.programs.prompts import Formatter, Prompt
 from leret.programs.replay import NeedsCompletion, NeedsSearch, Replay, question_argument
@@ -44,7 +44,7 @@ def check_messages(
     formatter: Formatter,
     retriever: Retriever,
     prompts: Sequence[Prompt],
-    questions: Sequence[Question],
+    questions: Sequence[Task],
 ) -> tuple[int, tuple[str, ...]]:
     """Compare what leret sends with what the program sends, for the first question that calls an LM.
 
@@ -88,7 +88,7 @@ def check_messages(
 
 
 def replayed_steps(
-    replay: Replay, formatter: Formatter, retriever: Retriever, question: Question, prompt: Prompt
+    replay: Replay, formatter: Formatter, retriever: Retriever, question: Task, prompt: Prompt
 ) -> tuple[list[Step], str | None]:
     """The steps of one run as sampling sees them, answered by `made_up` outputs.
 
@@ -122,7 +122,7 @@ def program_messages(
     program: dspy.Module,
     formatter: Formatter,
     retriever: Retriever,
-    question: Question,
+    question: Task,
     prompt: Prompt,
     steps: Sequence[Step],
 ) -> list[Messages]:
@@ -143,7 +143,7 @@ def program_messages(
     lm = dspy.LM("leret/recorder", engine=recorder, cache=False, num_retries=0)
     try:
         with (
-            muted("dspy"),
+            suppress_output("dspy"),
             _prompted(program, formatter, prompt),
             dspy.context(lm=lm, adapter=formatter.adapter, rm=retriever, disable_history=True),
         ):
@@ -260,7 +260,7 @@ def _value(kind: Any, text: str) -> Any:
 
 
 def _refusal(
-    program: dspy.Module, question: Question, prompt: Prompt, place: int, step: Step, theirs: Messages | None
+    program: dspy.Module, question: Task, prompt: Prompt, place: int, step: Step, theirs: Messages | None
 ) -> str:
     return (
         f"{type(program).__name__}, question {question.id}, prompt {prompt.name}, LM call {place + 1} (predictor "

@@ -14,22 +14,24 @@ from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, DataError
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
-from leret.core.stages import finished, mark_finished
-from leret.core.types import Question
+from leret.core.stages import completed, is_complete_parquet, mark_completed, stage_key
+from leret.core.types import Task
 from leret.policies.load import probe
-from leret.sampling.changes import refuse_changed_files, refuse_changes
+from leret.rewards import reward
+from leret.sampling.changes import recipe_stamps, refuse_changed_files, refuse_changes
 from leret.sampling.preferences.dataset import PreferenceReport, build_preferences
-from leret.sampling.rollouts.environment import Workbench, located, questions_digest
+from leret.sampling.rollouts.environment import Environment, located, questions_digest
 from leret.sampling.store.merge import rescue
+from leret.sampling.store.schema import OUTAGES
 from leret.sampling.store.store import Store
 
 if TYPE_CHECKING:
-    from leret.core.usage import Ledger
+    from leret.core.usage import UsageByPrompt
     from leret.policies.base import Policy
     from leret.programs.prompts import Prompt
+    from leret.retrieval.batching import SearchBatcher
     from leret.sampling.ray.scaleout import Cluster
-    from leret.sampling.rollouts.scheduler import Scheduler, Tally
-    from leret.sampling.rollouts.search_batcher import SearchFront
+    from leret.sampling.rollouts.scheduler import SamplingStats, Scheduler
 
 
 @dataclass(frozen=True)
@@ -92,36 +94,39 @@ def sample(
     began = time.monotonic()
     progress = progress or Silent()
     recipe = located(recipe, base_dir or Path.cwd())
+    reward(recipe.sampling.reward, "sampling.reward")
     if recipe.policy.temperature == 0 and recipe.sampling.samples > 1:
         raise ConfigError(
             f"sampling.samples is {recipe.sampling.samples}, but at policy.temperature 0 they would all be the same; "
             "raise the temperature, or set samples: 1"
         )
-    before = finished(run, recipe)
-    if before is not None:
+    key = stage_key(recipe, recipe_stamps(recipe))
+    before = completed(run.path, "sample", key)
+    if before is not None and is_complete_parquet(run.preferences / "train.parquet"):
         return SampleReport(
             **{**before, "already": True, "new_questions": 0, "new_samples": 0, "seconds": time.monotonic() - began}
         )
-    refuse_changes(run, recipe.model_dump(mode="json"), {})
+    refuse_changes(run, recipe, {})
     asyncio.run(probe(recipe.policy))
-    with Workbench(recipe, run.cache, progress) as bench, cluster or nullcontext():
+    with Environment(recipe, run.cache, progress) as bench, cluster or nullcontext():
         progress.start("data and index", None)
         refuse_changed_files(run, bench)
         questions = _questions(bench)
         digests = _digests(bench, questions)
         progress.finish()
-        refuse_changes(run, recipe.model_dump(mode="json"), {"retriever": digests["retriever"]})
+        refuse_changes(run, recipe, {"retriever": digests["retriever"]})
         if bench.skipped:
             run.event("sample", "skipped", **bench.skipped)
         report = _sample(bench, run, questions, digests, progress, began, cluster)
-    mark_finished(run, recipe, asdict(report))
+    if not report.waiting and not any(report.failures.get(kind) for kind in OUTAGES):
+        mark_completed(run.path, "sample", key, asdict(report), [run.store])
     return report
 
 
 def _sample(
-    bench: Workbench,
+    bench: Environment,
     run: Run,
-    questions: Sequence[Question],
+    questions: Sequence[Task],
     digests: dict[str, str],
     progress: Progress,
     began: float,
@@ -155,32 +160,32 @@ def _sample(
 
 
 async def _work(
-    bench: Workbench,
+    bench: Environment,
     run: Run,
     policy: Policy,
     store: Store,
-    questions: Sequence[Question],
+    questions: Sequence[Task],
     progress: Progress,
     here: bool,
-) -> tuple[list[Prompt], Tally, tuple[str, ...]]:
+) -> tuple[list[Prompt], SamplingStats, tuple[str, ...]]:
     """The bank, the samples where sampling is done ``here``, and where `check_messages` had to stop."""
-    from leret.core.usage import Ledger
-    from leret.sampling.accounting import Accounting
+    from leret.core.usage import UsageByPrompt
+    from leret.retrieval.batching import SearchBatcher
+    from leret.sampling.accounting import UsageEvents
     from leret.sampling.bank.load import prompts_of
     from leret.sampling.parity import check_messages
-    from leret.sampling.rollouts.scheduler import Tally
-    from leret.sampling.rollouts.search_batcher import SearchFront
+    from leret.sampling.rollouts.scheduler import SamplingStats
 
-    front = SearchFront(bench.retriever)
+    front = SearchBatcher(bench.retriever)
     try:
         prompts = await prompts_of(run, bench, policy, front, questions, progress)
         parts = (bench.program(), bench.replay, bench.formatter, bench.retriever)
         _, stops = check_messages(*parts, prompts, questions[:20])
         if not here:
-            return prompts, Tally(), stops
+            return prompts, SamplingStats(), stops
         settings = bench.recipe.sampling
-        ledger = Ledger(bench.recipe.policy.price_prompt, bench.recipe.policy.price_completion)
-        accounting = Accounting(run, ledger, policy, front)
+        ledger = UsageByPrompt(bench.recipe.policy.price_prompt, bench.recipe.policy.price_completion)
+        accounting = UsageEvents(run, ledger, policy, front)
         scheduler = scheduler_of(
             bench, policy, prompts, front, store, ledger, max_error_rate=settings.max_error_rate, facts=accounting.facts
         )
@@ -197,12 +202,12 @@ async def _work(
 
 
 def scheduler_of(
-    bench: Workbench,
+    bench: Environment,
     policy: Policy,
     prompts: Sequence[Prompt],
-    front: SearchFront,
+    front: SearchBatcher,
     store: Store,
-    ledger: Ledger,
+    ledger: UsageByPrompt,
     *,
     max_error_rate: float | None,
     facts: Callable[[], Mapping[str, float | int | str]] = dict,
@@ -219,16 +224,16 @@ def scheduler_of(
         max_error_rate: see `Scheduler`.
         facts: see `Scheduler`.
     """
-    from leret.programs.runner import Stepper
-    from leret.sampling.rollouts.branching import Branch, Brancher
+    from leret.programs.runner import ProgramRunner
+    from leret.sampling.rollouts.branching import SamplingPlan, StateSampler
     from leret.sampling.rollouts.scheduler import Scheduler
 
     lm, settings = bench.recipe.policy, bench.recipe.sampling
-    stepper = Stepper(bench.replay, bench.formatter, front)
-    branch = Branch(
+    stepper = ProgramRunner(bench.replay, bench.formatter, front)
+    branch = SamplingPlan(
         tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens, settings.reward
     )
-    brancher = Brancher(stepper, policy, store, branch, ledger)
+    brancher = StateSampler(stepper, policy, store, branch, ledger)
     return Scheduler(
         stepper,
         brancher,
@@ -241,7 +246,7 @@ def scheduler_of(
     )
 
 
-def _questions(bench: Workbench) -> list[Question]:
+def _questions(bench: Environment) -> list[Task]:
     data = bench.recipe.data
     questions = bench.questions(data.split, data.limit)
     usable = [question for question in questions if question.gold]
@@ -253,7 +258,7 @@ def _questions(bench: Workbench) -> list[Question]:
     return usable
 
 
-def _digests(bench: Workbench, questions: Sequence[Question]) -> dict[str, str]:
+def _digests(bench: Environment, questions: Sequence[Task]) -> dict[str, str]:
     return {
         "corpus": bench.corpus.digest,
         "retriever": bench.retriever.digest,
@@ -262,7 +267,7 @@ def _digests(bench: Workbench, questions: Sequence[Question]) -> dict[str, str]:
     }
 
 
-def _write_sections(run: Run, bench: Workbench, policy: Policy, digests: dict[str, str]) -> None:
+def _write_sections(run: Run, bench: Environment, policy: Policy, digests: dict[str, str]) -> None:
     """The recipe, as later stages read it. Its policy stays the one of the first round: the base of all others."""
     manifest = run.manifest()
     section: dict[str, Any] = bench.recipe.model_dump(mode="json")
@@ -290,9 +295,9 @@ def _notes(prompts: Sequence[Prompt], wanted: int, pairs: PreferenceReport) -> I
 
 def _report(
     policy: Policy,
-    questions: Sequence[Question],
+    questions: Sequence[Task],
     prompts: Sequence[Prompt],
-    tally: Tally,
+    tally: SamplingStats,
     counts: dict[str, int],
     n_before: int,
     pairs: PreferenceReport,

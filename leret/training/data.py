@@ -11,7 +11,7 @@ from typing import Any
 
 from leret.core.errors import DataError, TrainingError
 from leret.core.runs import Run
-from leret.core.types import Question
+from leret.core.types import Task
 from leret.datasets.load import load_questions, split_name
 from leret.datasets.splits import refuse_doubles, refuse_leak, split_of
 from leret.policies.base import Messages
@@ -128,7 +128,7 @@ def refuse_leaks(run: Run, examples: Sequence[Example]) -> None:
         raise TrainingError(str(error)) from error
 
 
-def _questions(data: Mapping[str, Any], seed: int) -> Sequence[Question]:
+def _questions(data: Mapping[str, Any], seed: int) -> Sequence[Task]:
     """All of the run's data; none where their file is not on this machine, and the hash of an id tells its split."""
     kind, source = data.get("kind"), str(data.get("questions"))
     if kind not in {"beir", "world"} and not source.startswith("hf:") and not Path(source).exists():

@@ -17,7 +17,7 @@ from leret.core.errors import LeretError, TrainingError
 from leret.core.runs import Run
 from leret.policies.base import Messages
 from leret.policies.local.chat_template import PromptEncoder
-from leret.sampling.store.schema import Group
+from leret.sampling.store.schema import StateSamples
 from leret.sampling.store.store import Store
 from leret.training.data import Example
 from leret.training.initial import Initial
@@ -81,7 +81,7 @@ def _check_ids(encoder: Encoder, examples: Sequence[Example], encoded: Sequence[
             )
 
 
-def _check_counts(run: Run, initial: Initial, encoder: Encoder, groups: Sequence[Group]) -> None:
+def _check_counts(run: Run, initial: Initial, encoder: Encoder, groups: Sequence[StateSamples]) -> None:
     """The sampler counted as many tokens in a zero-shot prompt as are trained, where it was the same model."""
     settings = run.section("sampling", "leret sample RECIPE").get("policy", {})
     served = str(settings.get("model", "")).rstrip("/").rpartition("/")[2]
@@ -100,7 +100,7 @@ def _check_counts(run: Run, initial: Initial, encoder: Encoder, groups: Sequence
             )
 
 
-def _check_examples(run: Run, groups: Sequence[Group], examples: Sequence[Example]) -> None:
+def _check_examples(run: Run, groups: Sequence[StateSamples], examples: Sequence[Example]) -> None:
     """A prompt that is trained is one that the store has for its question."""
     known: dict[str, list[Messages]] = defaultdict(list)
     for group in groups:
@@ -117,7 +117,7 @@ def _check_examples(run: Run, groups: Sequence[Group], examples: Sequence[Exampl
             )
 
 
-def _check_states(formatter: Formatter, groups: Iterable[Group]) -> None:
+def _check_states(formatter: Formatter, groups: Iterable[StateSamples]) -> None:
     """The stored messages are what the program sends today."""
     for group in groups:
         state = group.state
@@ -145,10 +145,10 @@ def _difference(ours: Messages, theirs: Messages, *names: str) -> str:
 
 def _formatter(run: Run) -> tuple[Formatter | None, str]:
     """The formatter of the run's program; None with the reason where it cannot be opened."""
-    from leret.sampling.rollouts.environment import Workbench
+    from leret.sampling.rollouts.environment import Environment
 
     try:
-        return Workbench.open(run).formatter, ""
+        return Environment.open(run).formatter, ""
     except ValidationError as error:
         return None, f"the run holds no whole recipe: {error.error_count()} keys are amiss"
     except (LeretError, OSError) as error:

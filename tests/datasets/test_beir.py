@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from leret.core.errors import DataError
-from leret.core.types import Question
+from leret.core.types import Task
 from leret.datasets.load import load, load_corpus, load_questions
 from tests.datasets.writing import compressed, json_lines
 
@@ -26,8 +26,8 @@ def folder(tmp_path: Path) -> Path:
 def test_qrels_are_the_splits_and_judgements_above_zero_the_gold(folder: Path) -> None:
     data = load("beir", str(folder))
     assert data.questions.items == (
-        Question("q0", "query 0", None, ("d0", "d1"), split="train", relevance={"d0": 1, "d1": 2}),
-        Question("q2", "query 2", None, ("d2",), split="test"),
+        Task.question("q0", "query 0", None, ("d0", "d1"), split="train", relevance={"d0": 1, "d1": 2}),
+        Task.question("q2", "query 2", None, ("d2",), split="test"),
     )
     assert len(data.corpus) == 4
     assert [question.id for question in load_questions("beir", str(folder), split="test")] == ["q2"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from leret.core.errors import DataError
-from leret.core.types import Document, Question, digest
+from leret.core.types import Document, Task, digest
 from leret.datasets.load import load, load_corpus, load_questions
 from tests.datasets.writing import DOCUMENTS, HOTPOT, HOVER, MUSIQUE, QUESTIONS, array, json_lines
 
@@ -15,8 +15,8 @@ from tests.datasets.writing import DOCUMENTS, HOTPOT, HOVER, MUSIQUE, QUESTIONS,
 def test_our_own_lines(tmp_path: Path) -> None:
     data = load("jsonl", json_lines(tmp_path / "q", QUESTIONS), json_lines(tmp_path / "c", DOCUMENTS))
     assert data.questions.items == (
-        Question("q1", "Who wrote the first program?", "Ada", ("A",), "bridge", 2),
-        Question("q2", "Who was a poet?", None, ("B", "A")),
+        Task.question("q1", "Who wrote the first program?", "Ada", ("A",), "bridge", 2),
+        Task.question("q2", "Who was a poet?", None, ("B", "A")),
     )
     assert data.corpus["B"] == Document("B", "Byron", "Byron was a poet.")
 
@@ -25,7 +25,7 @@ def test_queries_without_ids_over_an_array_without_titles(tmp_path: Path) -> Non
     queries = json_lines(tmp_path / "q", [{"query": "a poet", "relevant_doc_ids": ["B"]}])
     corpus = array(tmp_path / "c.json", [{"doc_id": "B", "text": "Byron was a poet."}])
     data = load("jsonl", queries, corpus)
-    assert data.questions.items == (Question(digest("a poet"), "a poet", None, ("B",)),)
+    assert data.questions.items == (Task.question(digest("a poet"), "a poet", None, ("B",)),)
     assert list(data.corpus.values()) == [Document("B", "", "Byron was a poet.")]
 
 
@@ -37,7 +37,9 @@ def test_a_named_set_in_our_own_format_is_told_by_its_fields(tmp_path: Path) -> 
 
 def test_hotpotqa_gold_and_corpus_come_from_titles(tmp_path: Path) -> None:
     data = load("hotpotqa", array(tmp_path / "h.json", HOTPOT))
-    assert data.questions.items[0] == Question("5a", "Whose father was a poet?", "Ada", ("Ada", "Byron"), "bridge", 2)
+    assert data.questions.items[0] == Task.question(
+        "5a", "Whose father was a poet?", "Ada", ("Ada", "Byron"), "bridge", 2
+    )
     assert list(data.corpus) == ["Ada", "Byron", "Café"]
     assert data.corpus["Ada"].text == "Ada wrote. She was Byron's."
 
@@ -76,7 +78,9 @@ def test_2wiki_hops_are_its_gold_documents(tmp_path: Path) -> None:
 
 def test_hover_claims_over_hotpotqa_documents(tmp_path: Path) -> None:
     data = load("hover", array(tmp_path / "v", HOVER), array(tmp_path / "h", HOTPOT))
-    assert data.questions.items == (Question("u1", "Ada was Byron's.", "SUPPORTED", ("Ada", "Byron"), "SUPPORTED", 2),)
+    assert data.questions.items == (
+        Task.question("u1", "Ada was Byron's.", "SUPPORTED", ("Ada", "Byron"), "SUPPORTED", 2),
+    )
 
 
 def test_hover_facts_as_the_hub_holds_them(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import bm25s
 import pytest
 
 from leret.core.errors import DataError
-from leret.core.types import Document, Question
+from leret.core.types import Document, Task
 from leret.datasets.world import cast as lexicon
 from leret.datasets.world.generate import generate
 
@@ -18,7 +18,7 @@ TITLE_CASED = re.compile(r"[A-Z]\w+(?: [A-Z]\w+)+")
 
 
 @cache
-def world(seed: int) -> tuple[tuple[Document, ...], tuple[Question, ...]]:
+def world(seed: int) -> tuple[tuple[Document, ...], tuple[Task, ...]]:
     return generate(seed)
 
 
@@ -26,7 +26,7 @@ def by_id(documents: Sequence[Document]) -> dict[str, Document]:
     return {document.doc_id: document for document in documents}
 
 
-def of_split(questions: Sequence[Question], split: str) -> list[Question]:
+def of_split(questions: Sequence[Task], split: str) -> list[Task]:
     return [question for question in questions if question.split == split]
 
 
@@ -105,7 +105,7 @@ def test_the_answer_of_a_bridge_question_stands_in_its_last_document() -> None:
     known = by_id(documents)
     bridges = [question for question in questions if question.type == "bridge"]
     assert bridges
-    assert all(q.answer is not None and q.answer in known[q.gold[-1]].text for q in bridges)
+    assert all(q.answers and q.answers[0] in known[q.gold[-1]].text for q in bridges)
 
 
 def test_three_hop_questions_come_in_the_share_that_was_asked_for() -> None:
@@ -168,9 +168,7 @@ class _searcher:  # noqa: N801
         return [[self.ids[i] for i in row] for row in found]
 
 
-def _recall(
-    search: _searcher, questions: Sequence[Question], first: list[str], second: list[str]
-) -> tuple[float, float]:
+def _recall(search: _searcher, questions: Sequence[Task], first: list[str], second: list[str]) -> tuple[float, float]:
     """Mean recall after each hop."""
     totals = [0.0, 0.0]
     for question, one, two in zip(questions, search(first, 3), search(second, 6), strict=True):

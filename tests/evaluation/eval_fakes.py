@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from leret.core.errors import PolicyError
-from leret.core.types import Document, Passage, Question
+from leret.core.types import Document, Passage, Task
 from leret.policies.base import Completion
 from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 TITLES = ["Ann", "Bob", "Cid", "Dee", "Eve", "Fay"]
 CORPUS = {f"d{i}": Document(f"d{i}", title, f"{title} knows {TITLES[i - 1]}") for i, title in enumerate(TITLES)}
 QUESTIONS = [
-    Question(
+    Task.question(
         f"q{i}", f"Whom does {title} know?", gold=(f"d{i}", f"d{(i - 1) % 6}"), type=("bridge", "comparison")[i % 2]
     )
     for i, title in enumerate(TITLES)

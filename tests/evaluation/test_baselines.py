@@ -6,7 +6,7 @@ import dspy
 import pytest
 
 from leret.core.errors import ConfigError
-from leret.core.types import Document, Passage, Question
+from leret.core.types import Document, Passage, Task
 from leret.evaluation.baselines import answer_fields, oracle_titles, raw_question, run_scripted
 from leret.programs import Found, Search
 from leret.programs.load import load_program
@@ -40,7 +40,10 @@ def multihop(hops=2, **more):
     return Replay(load_program(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": hops}, k=1, **more))
 
 
-QUESTIONS = [Question("q1", "Who knew Ann and Bob?", gold=("d1", "d2")), Question("q2", "Bob?", gold=("d2", "d3"))]
+QUESTIONS = [
+    Task.question("q1", "Who knew Ann and Bob?", gold=("d1", "d2")),
+    Task.question("q2", "Bob?", gold=("d2", "d3")),
+]
 
 
 def found(trace):
@@ -71,18 +74,18 @@ def test_the_oracle_asks_for_one_title_a_hop():
 
 
 def test_the_last_hop_of_the_oracle_asks_for_all_that_remain():
-    question = Question("q", "?", gold=("d1", "d2", "d3"))
+    question = Task.question("q", "?", gold=("d1", "d2", "d3"))
     script = oracle_titles(CORPUS, {"q": 2})
     assert [script(question, 0), script(question, 1)] == [("Ann",), ["Bob", "Cid"]]
 
 
 def test_an_oracle_with_hops_to_spare_asks_for_its_last_title_again():
     script = oracle_titles(CORPUS, {"q": 3})
-    assert [list(script(Question("q", "?", gold=("d1",)), step)) for step in range(3)] == [["Ann"]] * 3
+    assert [list(script(Task.question("q", "?", gold=("d1",)), step)) for step in range(3)] == [["Ann"]] * 3
 
 
 def test_a_document_without_a_title_is_asked_for_by_its_first_words():
-    assert list(oracle_titles(CORPUS, {"q": 1})(Question("q", "?", gold=("d4",)), 0)) == ["text"]
+    assert list(oracle_titles(CORPUS, {"q": 1})(Task.question("q", "?", gold=("d4",)), 0)) == ["text"]
 
 
 def test_a_chain_of_thought_says_it_in_every_text_field():

@@ -1,21 +1,21 @@
 """The questions that were gained and lost most on."""
 
-from leret.core.types import Document, Question
+from leret.core.types import Document, Task
 from leret.evaluation.report.examples import examples
-from leret.evaluation.results import Row
+from leret.evaluation.results import ScoredHop
 
 CORPUS = {"a": Document("a", "Ann", ""), "b": Document("b", "", "")}
-QUESTIONS = [Question(f"q{i}", f"text {i}", gold=("a", "b")) for i in range(4)]
+QUESTIONS = [Task.question(f"q{i}", f"text {i}", gold=("a", "b")) for i in range(4)]
 
 
 def rows(values, docs=("a",), failed=()):
     made = []
     for i, value in enumerate(values):
         question = f"q{i}"
-        made.append(Row(question, None, 0, 1, "first", "first", (), (), {"ap": 0.0, "recall": 0.0}))
-        made.append(Row(question, None, 0, 2, "second", "second", docs, (), {"ap": value, "recall": value}))
+        made.append(ScoredHop(question, None, 0, 1, "first", "first", (), (), {"ap": 0.0, "recall": 0.0}))
+        made.append(ScoredHop(question, None, 0, 2, "second", "second", docs, (), {"ap": value, "recall": value}))
         if i in failed:
-            made.append(Row(question, None, 0, 3, None, None, (), (), {}, failure="down"))
+            made.append(ScoredHop(question, None, 0, 3, None, None, (), (), {}, failure="down"))
     return made
 
 

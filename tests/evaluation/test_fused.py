@@ -6,9 +6,9 @@ import pytest
 
 from leret.config.evaluation import EvalRecipe
 from leret.core.errors import ConfigError
-from leret.core.types import Passage, Question
+from leret.core.types import Passage, Task
 from leret.evaluation.fused import expanding, fuse
-from leret.evaluation.results import Row, read_rows
+from leret.evaluation.results import ScoredHop, read_rows
 from leret.evaluation.stage import evaluate
 from leret.retrieval.fusion import reciprocal_ranks
 from tests.evaluation import test_stage
@@ -17,13 +17,13 @@ base, run = test_stage.base, test_stage.run
 
 
 def row(question, hop, *doc_ids, sample=0, failure=None, query="q"):
-    return Row(question, None, sample, hop, query, None, doc_ids, (1.0,) * len(doc_ids), {}, failure=failure)
+    return ScoredHop(question, None, sample, hop, query, None, doc_ids, (1.0,) * len(doc_ids), {}, failure=failure)
 
 
 def test_each_hop_fuses_the_rankings_of_that_hop():
     a = [row("1", 1, "x", "y"), row("1", 2, "x", "y", "z"), row("1", 1, "other sample", sample=1)]
     b = [row("1", 1, "y", "w", query="rewrite")]
-    (trace,) = fuse([a, b], [Question("1", "t")])
+    (trace,) = fuse([a, b], [Task.question("1", "t")])
     # hop 1: y 1/62 + 1/61, x 1/61, w 1/62; hop 2: the ranking of b stays what it was
     assert [[p.doc_id for p in hop.ranking] for hop in trace.hops] == [["y", "x", "w"], ["y", "x", "w", "z"]]
     assert trace.hops[0].ranking[0].score == pytest.approx(1 / 62 + 1 / 61)
@@ -33,8 +33,8 @@ def test_each_hop_fuses_the_rankings_of_that_hop():
 
 def test_a_part_that_failed_fails_the_fusion_and_is_not_scored():
     ok, bad = [row("1", 1, "x")], [row("1", 1, failure="policy: away")]
-    assert next(iter(fuse([ok, bad], [Question("1", "t")]))).failure == "policy: away"
-    assert next(iter(fuse([ok, []], [Question("1", "t")]))).failure
+    assert next(iter(fuse([ok, bad], [Task.question("1", "t")]))).failure == "policy: away"
+    assert next(iter(fuse([ok, []], [Task.question("1", "t")]))).failure
 
 
 def test_rm3_and_a_fusion_are_rows_of_the_summary(run):

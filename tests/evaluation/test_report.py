@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from leret.core.types import Document, Passage, Question
+from leret.core.types import Document, Passage, Task
 from leret.evaluation.measures import Scorer, all_measures
 from leret.evaluation.report.examples import examples
 from leret.evaluation.report.page import render
@@ -17,7 +17,7 @@ from leret.evaluation.summary import Evaluated, summarise
 EVIL = '<script>alert("x")</script><img src=x onerror=y>'
 CORPUS = {f"d{i}": Document(f"d{i}", f"{EVIL} {i}", "text") for i in range(9)}
 QUESTIONS = [
-    Question(f"q{i}", f"{EVIL}?", gold=(f"d{i}", f"d{i + 1}"), type=(EVIL, "comparison")[i % 2], answer=EVIL)
+    Task.question(f"q{i}", f"{EVIL}?", gold=(f"d{i}", f"d{i + 1}"), type=(EVIL, "comparison")[i % 2], answer=EVIL)
     for i in range(8)
 ]
 LOG = [

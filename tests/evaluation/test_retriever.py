@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from leret.cli import app
 from leret.core.errors import ConfigError, DataError, RetrievalError
-from leret.core.types import Document, Passage, Question, Ranking
+from leret.core.types import Document, Outcome, Passage, Ranking, Task
 from leret.datasets.corpus import Corpus
 from leret.evaluation import retriever as ir
 from leret.evaluation.retriever import evaluate_retriever, read_rewrites
 from leret.evaluation.trec import unescape
 from leret.retrieval.engines.bm25 import BM25
-from leret.rewards.ranking import measure
+from leret.rewards import reward
 from tests.retrieval.serving import Echo, running
 
 NAMES = ["R@1", "R@10", "R@100", "AP", "AP@10", "RR", "RR@10", "nDCG", "nDCG@10", "Success@1", "Success@5"]
@@ -45,8 +45,8 @@ class Table:
         ]
 
 
-def q(question_id: str, *gold: str) -> Question:
-    return Question(question_id, f"text {question_id}", gold=gold)
+def q(question_id: str, *gold: str) -> Task:
+    return Task.question(question_id, f"text {question_id}", gold=gold)
 
 
 def test_by_hand() -> None:
@@ -63,14 +63,13 @@ def test_by_hand() -> None:
         assert low <= report.measures[name] <= high
 
 
-def difference(questions: Sequence[Question], rankings: Sequence[Ranking]) -> float:
+def difference(questions: Sequence[Task], rankings: Sequence[Ranking]) -> float:
     """The largest difference between ir_measures and our reward functions, over questions and measures."""
     values = ir.values(ir.parsed(NAMES), questions, rankings)
     worst = 0.0
     for i, (question, ranking) in enumerate(zip(questions, rankings, strict=True)):
-        ids = [passage.doc_id for passage in ranking]
         for j, name in enumerate(NAMES):
-            ours = measure(ir.reward_name(name) or "")(ids, question.grades)
+            ours = reward(ir.reward_name(name) or "")(Outcome(question, ranking=ranking)) or 0.0
             worst = max(worst, abs(ours - values[i, j]))
     return worst
 

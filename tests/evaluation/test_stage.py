@@ -184,7 +184,7 @@ def test_unknown_systems_baselines_and_measures_are_refused_before_anything_is_o
         evaluate(EvalRecipe(systems=("ipo",)), run)
     with pytest.raises(ConfigError, match="baseline: 'bass' is not in this run"):
         evaluate(EvalRecipe(baseline="bass"), run)
-    with pytest.raises(ConfigError, match="'recal' is not a measure"):
+    with pytest.raises(ConfigError, match="measures: unknown measure 'recal'"):
         evaluate(EvalRecipe(measures=("recal",)), run)
     assert not run.eval.exists()
 

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from leret.core.types import Question
-from leret.evaluation.results import Row
+from leret.core.types import Task
+from leret.evaluation.results import ScoredHop
 from leret.evaluation.statistics import Statistics, pairs_of
 from leret.evaluation.summary import Evaluated, summarise, table, table_by_hop
 
-QUESTIONS = [Question(f"q{i}", "?", type="bridge" if i < 3 else "comparison") for i in range(5)]
+QUESTIONS = [Task.question(f"q{i}", "?", type="bridge" if i < 3 else "comparison") for i in range(5)]
 STATISTICS = Statistics(500, 0.95, 0)
 
 
@@ -17,9 +17,9 @@ def system(name, recalls, rivals=(), failed=()):
     rows = []
     for i, (first, second) in enumerate(recalls):
         for hop, value in enumerate((first, second), start=1):
-            rows.append(Row(f"q{i}", None, 0, hop, "x", "x", (), (), {"recall": value}))
+            rows.append(ScoredHop(f"q{i}", None, 0, hop, "x", "x", (), (), {"recall": value}))
         if i in failed:
-            rows.append(Row(f"q{i}", None, 0, 3, None, None, (), (), {}, failure="down"))
+            rows.append(ScoredHop(f"q{i}", None, 0, 3, None, None, (), (), {}, failure="down"))
     return Evaluated(name, "policy", name, "0", rows, 1.5, 10, rivals)
 
 

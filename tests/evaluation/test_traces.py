@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from leret.core.errors import RunError
-from leret.evaluation.results import Row, read_rows, write_rows
+from leret.evaluation.results import ScoredHop, read_rows, write_rows
 from leret.evaluation.scores import n_hops, score_table
 
 
 def row(question, hop, recall, sample=0, **more):
     measures = {} if recall is None else {"recall": recall}
-    return Row(question, "bridge", sample, hop, "a query", None, ("d1", "d2"), (2.0, 1.0), measures, **more)
+    return ScoredHop(question, "bridge", sample, hop, "a query", None, ("d1", "d2"), (2.0, 1.0), measures, **more)
 
 
 def test_rows_survive_the_file(tmp_path):
@@ -26,7 +26,7 @@ def test_an_empty_system_has_a_file(tmp_path):
 
 
 def test_text_that_is_not_unicode_is_written(tmp_path):
-    bad = Row("q", None, 0, 1, "\ud800", "a\ud800", (), (), {})
+    bad = ScoredHop("q", None, 0, 1, "\ud800", "a\ud800", (), (), {})
     write_rows(tmp_path / "p.parquet", [bad], [])
     assert read_rows(tmp_path / "p.parquet")[0].completion == "a?"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leret.core.types import Question
+from leret.core.types import Task
 from leret.evaluation.trec import escape, unescape, write_qrels, write_run
 
 
@@ -30,7 +30,7 @@ def test_ir_measures_finds_the_same_measures(tmp_path):
         order = rng.permutation(30)[: rng.integers(0, 7)]
         scores = sorted(rng.integers(0, 4, len(order)) + 0.0, reverse=True)
         gold = tuple(documents[j] for j in rng.permutation(30)[: rng.integers(1, 4)])
-        questions.append(Question(f"q {i}", "?", gold=gold))
+        questions.append(Task.question(f"q {i}", "?", gold=gold))
         rankings.append((f"q {i}", [documents[j] for j in order], scores))
     write_run(tmp_path / "run.trec", "a system", rankings)
     write_qrels(tmp_path / "qrels.trec", questions)
@@ -55,5 +55,5 @@ def test_ties_and_order_of_a_run_are_written_as_falling_scores(tmp_path):
 
 
 def test_a_gold_document_named_twice_is_one_line(tmp_path):
-    write_qrels(tmp_path / "q", [Question("q", "?", gold=("d", "d"))])
+    write_qrels(tmp_path / "q", [Task.question("q", "?", gold=("d", "d"))])
     assert (tmp_path / "q").read_text() == "q 0 d 1\n"

@@ -5,18 +5,18 @@ import threading
 import numpy as np
 import pytest
 
-from leret.core.usage import Meter
+from leret.core.usage import UsageMeter
 from leret.policies.base import Request
 from leret.policies.local.policy import LocalPolicy
 
 
 def test_a_meter_starts_at_nothing() -> None:
-    assert set(Meter().snapshot().values()) == {0}
+    assert set(UsageMeter().snapshot().values()) == {0}
 
 
 def test_percentiles_are_those_of_the_latencies_to_a_twentieth() -> None:
     latencies = np.random.default_rng(0).lognormal(-2.0, 1.0, 5000)
-    meter = Meter()
+    meter = UsageMeter()
     for latency in latencies:
         meter.answered(float(latency))
     told = meter.snapshot()
@@ -26,14 +26,14 @@ def test_percentiles_are_those_of_the_latencies_to_a_twentieth() -> None:
 
 
 def test_latencies_out_of_range_are_kept_at_its_ends() -> None:
-    meter = Meter()
+    meter = UsageMeter()
     for latency in (0.0, -1.0, 1e9):
         meter.answered(latency)
     assert meter.snapshot()["calls"] == 3
 
 
 def test_counts_of_several_threads_add_up() -> None:
-    meter = Meter(price_prompt=3.0, price_completion=15.0)
+    meter = UsageMeter(price_prompt=3.0, price_completion=15.0)
 
     def work() -> None:
         for _ in range(1000):
@@ -54,7 +54,7 @@ def test_counts_of_several_threads_add_up() -> None:
 
 
 def test_gauges_are_read_at_every_snapshot() -> None:
-    meter, now = Meter(), [1.0]
+    meter, now = UsageMeter(), [1.0]
     meter.watch(lambda: {"concurrency": now[0]})
     now[0] = 7.0
     assert meter.snapshot()["concurrency"] == 7.0

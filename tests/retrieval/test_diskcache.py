@@ -19,7 +19,7 @@ from leret.config.retriever import AnswersSettings
 from leret.core.errors import RetrievalError
 from leret.core.files import cache_directory as default_directory
 from leret.core.types import Passage, Ranking
-from leret.retrieval.base import PartlyAnsweredError, Retriever
+from leret.retrieval.base import PartialResultsError, Retriever
 from leret.retrieval.caching import Kept, keep_answers
 from leret.retrieval.diskcache import DiskCache
 
@@ -42,7 +42,7 @@ class Engine:
         self.asked += queries
         if self.bad & set(queries):
             good = {query: ranking(query, k) for query in queries if query not in self.bad}
-            raise PartlyAnsweredError(RetrievalError("down").failed(), good)
+            raise PartialResultsError(RetrievalError("down").failed(), good)
         return [ranking(query, k) for query in queries]
 
 
@@ -74,7 +74,7 @@ def test_a_failure_is_raised_and_the_rest_of_its_batch_is_kept(tmp_path: Path) -
     engine.bad = {"b"}
     kept = Kept(engine, DiskCache(tmp_path))
     kept.search(["z"], 2)
-    with pytest.raises(PartlyAnsweredError, match="down") as caught:
+    with pytest.raises(PartialResultsError, match="down") as caught:
         kept.search(["a", "b", "z"], 2)
     assert set(caught.value.answered) == {"a", "z"}
     assert caught.value.exit_code == 1

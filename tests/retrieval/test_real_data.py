@@ -7,7 +7,7 @@ from pathlib import Path
 import ir_measures
 import pytest
 
-from leret.core.types import Question
+from leret.core.types import Task
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load
 from leret.evaluation.trec import unescape, write_qrels, write_run
@@ -23,7 +23,7 @@ LEAST = {"bm25": 0.85, "tantivy": 0.85, "dense": 0.85, "hybrid": 0.9}
 
 
 @pytest.fixture(scope="module")
-def data(shared_data: Path) -> tuple[Corpus, list[Question]]:
+def data(shared_data: Path) -> tuple[Corpus, list[Task]]:
     """Questions whose gold is among the first documents that are gold for any."""
     folder = shared_data / "hotpotqa"
     whole = load("jsonl", str(folder / "queries_all.jsonl.gz"), str(folder / "corpus.jsonl.gz"))
@@ -34,9 +34,7 @@ def data(shared_data: Path) -> tuple[Corpus, list[Question]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_file_is_measured_as_it_is_rewarded(
-    kind: str, data: tuple[Corpus, list[Question]], tmp_path: Path
-) -> None:
+def test_a_run_file_is_measured_as_it_is_rewarded(kind: str, data: tuple[Corpus, list[Task]], tmp_path: Path) -> None:
     corpus, questions = data
     retriever = load_retriever(settings(kind, tmp_path), corpus, tmp_path / "cache")
     rankings = retriever.search([question.text for question in questions], DEPTH)

@@ -4,7 +4,7 @@ import asyncio
 import random
 
 from leret.core.errors import PolicyError, RetrievalError
-from leret.core.types import Passage, Question
+from leret.core.types import Passage, Task
 from leret.policies.base import Completion
 
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta")
@@ -16,7 +16,7 @@ DOCS = {word: f"{word} leads to {WORDS[(i + 1) % len(WORDS)]}" for i, word in en
 def questions(n=12):
     """Questions whose gold is two neighbouring words."""
     return [
-        Question(f"q{i:02d}", f"what follows {WORDS[i % 6]} number {i}", gold=(WORDS[i % 6], WORDS[(i + 1) % 6]))
+        Task.question(f"q{i:02d}", f"what follows {WORDS[i % 6]} number {i}", gold=(WORDS[i % 6], WORDS[(i + 1) % 6]))
         for i in range(n)
     ]
 

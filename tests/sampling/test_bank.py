@@ -6,7 +6,7 @@ from dspy.lm15 import ContextLengthError, Message, Response, TextPart, Usage
 
 from leret.core.errors import PolicyError, ProgramError, RetrievalError
 from leret.programs.adapters import CompactAdapter
-from leret.rewards import ap
+from leret.rewards import REWARDS
 from leret.sampling.bank.bank import BankPlan, build_bank
 from tests.sampling.fakes import WORDS, FakeRetriever, questions
 
@@ -41,7 +41,7 @@ def bank(program, lm=scripted, plan=PLAN, retriever=None, train=None):
         CompactAdapter(),
         lm(0.0),
         retriever or FakeRetriever(),
-        ap,
+        REWARDS["ap"],
         train or questions(12),
         questions(24)[12:],
         plan,

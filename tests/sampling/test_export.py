@@ -15,7 +15,7 @@ from leret.core.runs import Run
 from leret.core.types import Sample, State, digest
 from leret.sampling.stage import sample
 from leret.sampling.store.export import COLUMNS, export_store, query_of
-from leret.sampling.store.schema import Origin
+from leret.sampling.store.schema import SamplingParams
 from leret.sampling.store.store import Store
 from tests.sampling.fakes import FakePolicy
 from tests.sampling.test_stage import content, recipe_of, write_data
@@ -115,7 +115,7 @@ def test_a_place_that_takes_no_file_is_a_mistake(run, tmp_path, out):
 def test_memory_does_not_grow_with_the_store(tmp_path):
     def peak(n):
         run = Run.create(tmp_path / str(n))
-        origin = Origin("p", "p", "0", 1.0, 1.0, 8)
+        origin = SamplingParams("p", "p", "0", 1.0, 1.0, 8)
         with Store(run.store) as store:
             for i in range(n):
                 state = State(digest(i), f"q{i}", 0, "write", {}, ({"role": "user", "content": "x" * 1000},))

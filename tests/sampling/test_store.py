@@ -14,10 +14,10 @@ import pytest
 
 from leret.core.errors import RunError
 from leret.core.types import Failure, Sample, State
-from leret.sampling.store.schema import STORE_SCHEMA, Origin, Visit, run_error
+from leret.sampling.store.schema import STORE_SCHEMA, PathStep, SamplingParams, run_error
 from leret.sampling.store.store import Store
 
-ORIGIN = Origin("fake", "P", "D", 1.0, 1.0, 8)
+ORIGIN = SamplingParams("fake", "P", "D", 1.0, 1.0, 8)
 STATE = State("s1", "q1", 0, "write", {"context": ["é", "\ud800"]}, ({"role": "user", "content": "who?"},))
 
 
@@ -43,14 +43,14 @@ def store(tmp_path):
 def test_what_is_put_comes_back_as_it_was(store):
     store.put_state(STATE)
     store.put_samples([made("a"), failed("b", "parse", index=1)], ORIGIN)
-    store.put_visit(Visit("q1", 0, "P", "s1", None, "a", "next"))
+    store.put_visit(PathStep("q1", 0, "P", "s1", None, "a", "next"))
     assert store.sample("a") == made("a")
     assert store.sample("b") == failed("b", "parse", index=1)
     assert store.sample("c") is None
     [group] = store.groups()
     assert (group.state, group.policy_digest) == (STATE, "P")
     assert [s.id for s in group.samples] == ["a", "b"]
-    assert store.visits("P", "q1") == [Visit("q1", 0, "P", "s1", None, "a", "next")]
+    assert store.visits("P", "q1") == [PathStep("q1", 0, "P", "s1", None, "a", "next")]
     assert store.counts() == {"states": 1, "samples": 2, "rewarded": 1, "failed_parse": 1}
 
 
@@ -79,7 +79,7 @@ def test_policies_are_kept_apart(store):
 
 def test_a_question_with_an_outage_is_not_done(store):
     for question in ("q1", "q2", "q3"):
-        store.put_visit(Visit(question, 0, "P", "s1", None, None, "next" if question == "q3" else "solved"))
+        store.put_visit(PathStep(question, 0, "P", "s1", None, None, "next" if question == "q3" else "solved"))
     store.put_samples([replace(failed("x", "program"), question_id="q2")], ORIGIN)
     assert store.done("P") == {"q1"}
     assert store.done("Q") == set()

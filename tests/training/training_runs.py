@@ -9,7 +9,7 @@ from leret.core.runs import Run
 from leret.core.types import Sample, State, digest
 from leret.datasets.splits import split_of
 from leret.sampling.preferences.dataset import build_preferences
-from leret.sampling.store.schema import Origin, Visit
+from leret.sampling.store.schema import PathStep, SamplingParams
 from leret.sampling.store.store import Store
 from tests.tiny import WORDS
 
@@ -33,7 +33,7 @@ def sampled_run(
         digests={"policy": POLICY},
     )
     rng = random.Random(0)
-    origin = Origin("base", POLICY, "p", 1.0, 1.0, 16)
+    origin = SamplingParams("base", POLICY, "p", 1.0, 1.0, 16)
     with Store(run.store) as store:
         for id in train_ids(n_questions):
             asked = {"role": "user", "content": f"question: {_text(rng, rng.randint(3, words))}"}
@@ -44,7 +44,7 @@ def sampled_run(
             store.put_samples(
                 [_sample(state, i, _text(rng, 2 + i), reward) for i, reward in enumerate(rewards)], origin
             )
-            store.put_visit(Visit(id, 0, POLICY, state.id, None, None, "finished"))
+            store.put_visit(PathStep(id, 0, POLICY, state.id, None, None, "finished"))
     build_preferences(run)
     return run
 

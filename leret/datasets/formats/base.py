@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leret.core.types import Document, Question
+from leret.core.types import Document, Task
 from leret.datasets.records import BadRecord
 
 
@@ -22,7 +22,7 @@ class Format:
     """
 
     name: str
-    question: Callable[[Mapping[str, Any]], Question]
+    question: Callable[[Mapping[str, Any]], Task]
     documents: Callable[[Mapping[str, Any]], Iterable[Document]]
     shared: bool = False
 

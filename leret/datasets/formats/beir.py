@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from leret.core.errors import DataError
-from leret.core.types import Question
+from leret.core.types import Task
 from leret.datasets.formats.base import text
 from leret.datasets.formats.jsonl import SPLITS
 from leret.datasets.records import BadRecord, Problems, Record, lines, records
@@ -31,7 +31,7 @@ def beir_corpus(folder: Path) -> Path:
     return folder if folder.is_file() else _file(folder, "corpus.jsonl")
 
 
-def beir_questions(folder: Path, problems: Problems) -> Iterator[tuple[Record, Question]]:
+def beir_questions(folder: Path, problems: Problems) -> Iterator[tuple[Record, Task]]:
     """Judged queries of every split, with the records they come from.
 
     Raises:
@@ -40,7 +40,7 @@ def beir_questions(folder: Path, problems: Problems) -> Iterator[tuple[Record, Q
     judged = _judgements(folder, problems)
     for record in records(_file(folder, "queries.jsonl"), problems):
         try:
-            query = Question(text(record.value, "_id", "id"), text(record.value, "text"))
+            query = Task.question(text(record.value, "_id", "id"), text(record.value, "text"))
         except BadRecord as problem:
             problems.add(record.place, problem)
             continue

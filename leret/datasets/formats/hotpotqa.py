@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from leret.core.types import Document, Question
+from leret.core.types import Document, Task
 from leret.datasets.formats.base import Format, optional_number, optional_text, rows, sentences, text
 from leret.datasets.records import BadRecord
 
@@ -39,8 +39,8 @@ def context_documents(record: Mapping[str, Any]) -> Iterable[Document]:
         yield Document(title, title, sentences(body, title))
 
 
-def _question(record: Mapping[str, Any]) -> Question:
-    return Question(
+def _question(record: Mapping[str, Any]) -> Task:
+    return Task.question(
         id=text(record, "_id", "id"),
         text=text(record, "question"),
         answer=optional_text(record, "answer"),

@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from leret.core.types import Document, Question
+from leret.core.types import Document, Task
 from leret.datasets.formats.base import Format, optional_number, optional_text, text
 from leret.datasets.formats.hotpotqa import context_documents, gold_titles
 from leret.datasets.records import BadRecord
 
 
-def _question(record: Mapping[str, Any]) -> Question:
+def _question(record: Mapping[str, Any]) -> Task:
     label = optional_text(record, "label") if isinstance(record.get("label"), str) else None
-    return Question(
+    return Task.question(
         id=text(record, "uid"),
         text=text(record, "claim"),
         answer=label,

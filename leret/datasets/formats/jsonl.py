@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from leret.core.types import Document, Question, digest
+from leret.core.types import Document, Task, digest
 from leret.datasets.formats.base import Format, grades, optional_number, optional_text, sentences, text, text_list
 from leret.datasets.records import BadRecord
 
@@ -27,13 +27,13 @@ SPLITS: Mapping[str, str] = {
 """What data sets call their splits, and what leret does."""
 
 
-def _question(record: Mapping[str, Any]) -> Question:
+def _question(record: Mapping[str, Any]) -> Task:
     question = text(record, "question", "query")
     split = optional_text(record, "split")
     if split is not None and split not in SPLITS:
         raise BadRecord("unknown split", f"field 'split' is {split!r}; it should be train, dev or test")
     gold = text_list(record, "relevant_doc_ids")
-    return Question(
+    return Task.question(
         id=text(record, "id") if "id" in record else digest(question),
         text=question,
         answer=optional_text(record, "answer"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from leret.core.errors import DataError
-from leret.core.types import Document, Question
+from leret.core.types import Document, Task
 from leret.datasets.formats.base import Format
 from leret.datasets.formats.beir import beir_corpus, beir_questions
 from leret.datasets.formats.hotpotqa import HOTPOTQA
@@ -30,9 +30,7 @@ FORMATS: Mapping[str, Format] = {
 }
 
 
-def read_questions(
-    kind: str, source: str, problems: Problems, corpus: Container[str] | None = None
-) -> Iterator[Question]:
+def read_questions(kind: str, source: str, problems: Problems, corpus: Container[str] | None = None) -> Iterator[Task]:
     """Questions of a file, a BEIR folder or a data set of the hub.
 
     Args:
@@ -85,7 +83,7 @@ def read_documents(kind: str, source: str, problems: Problems) -> Iterator[Docum
             problems.add(record.place, problem)
 
 
-def _questions(kind: str, source: str, problems: Problems) -> Iterator[tuple[Record, Question]]:
+def _questions(kind: str, source: str, problems: Problems) -> Iterator[tuple[Record, Task]]:
     if kind == "beir":
         if source.startswith(PREFIX):
             raise DataError(f"{source}: kind beir reads a folder on disk; download it, or use kind jsonl")
@@ -111,7 +109,7 @@ def _format(kind: str, first: Mapping[str, Any]) -> Format:
     return JSONL if "relevant_doc_ids" in first or "doc_id" in first else FORMATS[kind]
 
 
-def _with_gold(question: Question, corpus: Container[str]) -> Question:
+def _with_gold(question: Task, corpus: Container[str]) -> Task:
     """The question, its gold ids as the corpus writes them."""
     gold: dict[str, int] = {}
     for doc_id, grade in question.grades.items():

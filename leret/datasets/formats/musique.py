@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from leret.core.types import Document, Question, digest
+from leret.core.types import Document, Task, digest
 from leret.datasets.formats.base import Format, optional_text, text
 from leret.datasets.records import BadRecord
 
@@ -35,13 +35,13 @@ def _documents(record: Mapping[str, Any]) -> Iterable[Document]:
     return [document for document, _ in _paragraphs(record)]
 
 
-def _question(record: Mapping[str, Any]) -> Question:
+def _question(record: Mapping[str, Any]) -> Task:
     gold = dict.fromkeys(document.doc_id for document, supporting in _paragraphs(record) if supporting)
     if not gold:
         raise BadRecord("no gold", "no paragraph has 'is_supporting': a question needs gold documents to be scored")
     steps = record.get("question_decomposition")
     hops = len(steps) if isinstance(steps, Sequence) and steps else len(gold)
-    return Question(
+    return Task.question(
         id=text(record, "id"),
         text=text(record, "question"),
         answer=optional_text(record, "answer"),

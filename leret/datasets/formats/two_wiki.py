@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from leret.core.types import Question
+from leret.core.types import Task
 from leret.datasets.formats.base import Format, optional_text, text
 from leret.datasets.formats.hotpotqa import context_documents, gold_titles
 
 
-def _question(record: Mapping[str, Any]) -> Question:
+def _question(record: Mapping[str, Any]) -> Task:
     gold = gold_titles(record)
-    return Question(
+    return Task.question(
         id=text(record, "_id", "id"),
         text=text(record, "question"),
         answer=optional_text(record, "answer"),

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 from leret.core.errors import DataError
-from leret.core.types import Document, Question
+from leret.core.types import Document, Task
 from leret.datasets.world import cast as lexicon
 from leret.datasets.world.cast import KINDS, Cast, Company, Kind, Names, Person, Work, make_cast
 
@@ -29,7 +29,7 @@ def generate(
     n_test: int = 550,
     comparison: float = 0.25,
     three_hop: float = 0.0,
-) -> tuple[tuple[Document, ...], tuple[Question, ...]]:
+) -> tuple[tuple[Document, ...], tuple[Task, ...]]:
     """Generate a world.
 
     Args:
@@ -60,11 +60,11 @@ def generate(
     documents = [document for cast in casts.values() for document in _describe(cast)]
     documents += universities.values()
     documents += _traps(rng, names, list(casts.values()))
-    questions: list[Question] = []
+    questions: list[Task] = []
     for split, cast in casts.items():
         asked = _ask(rng, cast, sizes[split], comparison, three_hop, universities)
         questions += [
-            Question(f"w{seed}-{split}-{i:04d}", text, answer, gold, kind, len(gold), split)
+            Task.question(f"w{seed}-{split}-{i:04d}", text, answer, gold, kind, len(gold), split)
             for i, (text, answer, gold, kind) in enumerate(asked)
         ]
     return tuple(sorted(documents, key=lambda document: document.doc_id)), tuple(questions)

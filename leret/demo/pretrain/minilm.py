@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import TrainingError
-from leret.core.types import Document, Question, digest
+from leret.core.types import Document, Task, digest
 from leret.demo.pretrain.decoder import POSITIONS, around, build_model, build_tokenizer
 from leret.demo.pretrain.examples import Example, ExampleSettings, Prompting, examples, pseudo_questions
 from leret.demo.pretrain.exercises import copying, interleaved
@@ -77,7 +77,7 @@ class MiniLMSettings:
 
 
 def pretrain_minilm(
-    questions: Sequence[Question],
+    questions: Sequence[Task],
     corpus: Iterable[Document],
     retriever: Retriever,
     settings: MiniLMSettings,

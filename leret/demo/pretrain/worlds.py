@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from leret.core.types import Question, Ranking, merge
+from leret.core.types import Ranking, Task, merge
 from leret.datasets.corpus import Corpus
 from leret.datasets.world.generate import generate
 from leret.demo.pretrain.batch import Row
@@ -75,7 +75,7 @@ class StreamSettings:
 class Scene:
     """A question of a world, what a first query found, and the means to write on."""
 
-    question: Question
+    question: Task
     found: Ranking
     idf: Idf
     rng: random.Random

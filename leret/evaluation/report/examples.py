@@ -6,17 +6,17 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from leret.core.types import Document, Question
-from leret.evaluation.results import Row
+from leret.core.types import Document, Task
+from leret.evaluation.results import ScoredHop
 
 MEASURE = "ap"
 """What a gain is counted in: it also sees where in the ranking a document stands."""
 
 
 def examples(
-    policy: tuple[str, Sequence[Row]],
-    rival: tuple[str, Sequence[Row]],
-    questions: Sequence[Question],
+    policy: tuple[str, Sequence[ScoredHop]],
+    rival: tuple[str, Sequence[ScoredHop]],
+    questions: Sequence[Task],
     corpus: Mapping[str, Document],
     n: int,
 ) -> dict[str, Any]:
@@ -41,11 +41,11 @@ def examples(
     best = sorted((g for g in gains if g[0] > 0), key=lambda g: (-g[0], g[1]))[:n]
     worst = sorted((g for g in gains if g[0] < 0), key=lambda g: (g[0], g[1]))[:n]
 
-    def show(gain: float, question: Question) -> dict[str, Any]:
+    def show(gain: float, question: Task) -> dict[str, Any]:
         return {
             "question_id": question.id,
             "question": question.text,
-            "answer": question.answer,
+            "answer": question.answers[0] if question.answers else None,
             "type": question.type,
             "gold": [_title(corpus, doc_id) for doc_id in question.gold],
             "difference": round(gain, 6),
@@ -62,9 +62,9 @@ def examples(
     }
 
 
-def _first_runs(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def _first_runs(rows: Sequence[ScoredHop]) -> dict[str, list[ScoredHop]]:
     """The first run's rows by question, in the order of the hops; runs that failed are left out."""
-    runs: dict[str, list[Row]] = defaultdict(list)
+    runs: dict[str, list[ScoredHop]] = defaultdict(list)
     for row in rows:
         if row.sample == 0:
             runs[row.question_id].append(row)
@@ -75,17 +75,17 @@ def _first_runs(rows: Sequence[Row]) -> dict[str, list[Row]]:
     }
 
 
-def _last(run: Sequence[Row]) -> float:
+def _last(run: Sequence[ScoredHop]) -> float:
     return run[-1].measures.get(MEASURE, 0.0)
 
 
-def _with_before(run: Sequence[Row]) -> list[tuple[Row, frozenset[str]]]:
+def _with_before(run: Sequence[ScoredHop]) -> list[tuple[ScoredHop, frozenset[str]]]:
     """Each row with the documents of the row before it."""
     before = [frozenset[str](), *(frozenset(row.doc_ids) for row in run)]
     return list(zip(run, before, strict=False))
 
 
-def _hop(row: Row, before: frozenset[str], question: Question, corpus: Mapping[str, Document]) -> dict[str, Any]:
+def _hop(row: ScoredHop, before: frozenset[str], question: Task, corpus: Mapping[str, Document]) -> dict[str, Any]:
     return {
         "hop": row.hop,
         "query": row.query,

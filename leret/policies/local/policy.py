@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import PolicyError
-from leret.core.usage import Meter
+from leret.core.usage import UsageMeter
 from leret.policies.base import Completion, Request
 from leret.policies.checkpoints import find_model, load_model, model_digest
 from leret.policies.local.batching import BatchWorker
@@ -77,7 +77,7 @@ class LocalPolicy:
         loaded = load_model(self.path, device=device, dtype=dtype)
         self.device = str(next(loaded.model.parameters()).device)
         self.tokenizer = loaded.tokenizer
-        self._meter = Meter(price_prompt, price_completion)
+        self._meter = UsageMeter(price_prompt, price_completion)
         self.enable_thinking = enable_thinking
         self._encoder = PromptEncoder(loaded.tokenizer, _n_positions(loaded.model), self._name, enable_thinking)
         self.max_batch_tokens = max_batch_tokens or (16_384 if self.device == "cpu" else 131_072)
@@ -147,7 +147,7 @@ class LocalPolicy:
         return [future.result() for future in futures]
 
     @property
-    def meter(self) -> Meter:
+    def meter(self) -> UsageMeter:
         """What was asked, what failed, what it cost."""
         return self._meter
 

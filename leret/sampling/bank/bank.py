@@ -18,11 +18,11 @@ import dspy
 from dspy.teleprompt import BootstrapFewShotWithRandomSearch
 from pydantic_core import to_jsonable_python
 
-from leret.core.aio import muted
-from leret.core.types import Question
+from leret.core.aio import suppress_output
+from leret.core.types import Outcome, Task
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.retrieval.base import Retriever
-from leret.rewards import Measure
+from leret.rewards import Reward
 from leret.sampling.bank.bootstrap import Student, Watch
 
 _NEVER = 1_000_000_000
@@ -53,9 +53,9 @@ def build_bank(
     adapter: dspy.Adapter,
     lm: dspy.BaseLM,
     retriever: Retriever,
-    reward: Measure,
-    train: Sequence[Question],
-    dev: Sequence[Question],
+    reward: Reward,
+    train: Sequence[Task],
+    dev: Sequence[Task],
     plan: BankPlan,
     *,
     teacher: dspy.BaseLM,
@@ -93,11 +93,11 @@ def build_bank(
             on_scored()
         elif not prediction.complete:
             return 0.0  # half a run is no demo
-        return reward(prediction.doc_ids, example.gold)
+        return reward(Outcome(example.task, ranking=prediction.ranking)) or 0.0
 
     student = Student(program, watch)
     try:
-        with muted("dspy"), dspy.context(lm=lm, adapter=adapter, disable_history=True):
+        with suppress_output("dspy"), dspy.context(lm=lm, adapter=adapter, disable_history=True):
             candidates = _search(student, metric, teacher, train, dev, plan)
     except Exception:
         watch.raise_first()
@@ -110,8 +110,8 @@ def _search(
     student: Student,
     metric: Callable[..., float],
     teacher: dspy.BaseLM,
-    train: Sequence[Question],
-    dev: Sequence[Question],
+    train: Sequence[Task],
+    dev: Sequence[Task],
     plan: BankPlan,
 ) -> list[Mapping[str, Any]]:
     """DSPy's candidates: ``program``, ``score`` in percent, ``seed``."""
@@ -131,8 +131,8 @@ def _search(
     return list(best.candidate_programs)
 
 
-def _examples(questions: Sequence[Question]) -> list[dspy.Example]:
-    return [dspy.Example(question=q.text, gold=list(q.gold)).with_inputs("question") for q in questions]
+def _examples(questions: Sequence[Task]) -> list[dspy.Example]:
+    return [dspy.Example(question=q.text, task=q).with_inputs("question") for q in questions]
 
 
 def _distinct(candidates: Sequence[Mapping[str, Any]], n: int) -> list[Prompt]:

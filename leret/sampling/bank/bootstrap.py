@@ -79,7 +79,7 @@ class _Recorder:
 
 
 class Student(dspy.Module):
-    """Runs a program and returns what it retrieved: ``doc_ids``, and whether it came to its end (``complete``).
+    """Runs a program and returns what it retrieved: ``ranking``, and whether it came to its end (``complete``).
 
     Args:
         program: the user's.
@@ -111,4 +111,4 @@ class Student(dspy.Module):
             raise
         finally:
             observed.reset(token)
-        return dspy.Prediction(doc_ids=[passage.doc_id for passage in merge(recorder.rankings)], complete=complete)
+        return dspy.Prediction(ranking=merge(recorder.rankings), complete=complete)

@@ -13,8 +13,7 @@ from typing import Any, cast
 import dspy
 from dspy import lm15
 
-from leret.core.types import digest
-from leret.sampling.rollouts.rollout import Rollout
+from leret.core.types import Rollout, digest
 
 Memory = Mapping[str, str]
 """Completions by the digest of their messages."""
@@ -22,7 +21,9 @@ Memory = Mapping[str, str]
 
 def memory_of(rollouts: Iterable[Rollout]) -> dict[str, str]:
     """What a policy wrote in these rollouts."""
-    return {_key((m["role"], m["content"]) for m in hop.messages): hop.completion for r in rollouts for hop in r.hops}
+    return {
+        _key((m["role"], m["content"]) for m in hop.messages): hop.completion or "" for r in rollouts for hop in r.hops
+    }
 
 
 def remembering(memory: Memory, lm: Callable[[], dspy.BaseLM], **settings: Any) -> dspy.LM:

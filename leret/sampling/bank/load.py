@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 from leret.core.errors import ConfigError, RunError
 from leret.core.progress import Progress
 from leret.core.runs import Run
-from leret.core.types import Question
+from leret.core.types import Outcome, Rollout, Task
 from leret.datasets.splits import rank_of
 from leret.policies.base import Policy
 from leret.programs.prompts import ZERO_SHOT, Prompt
-from leret.rewards import measure
+from leret.retrieval.batching import SearchBatcher
+from leret.rewards import reward
 from leret.sampling.plan import n_bank_questions
-from leret.sampling.rollouts.environment import Workbench
-from leret.sampling.rollouts.rollout import Roller, Rollout
+from leret.sampling.rollouts.environment import Environment
+from leret.sampling.rollouts.rollout import RolloutRunner
 from leret.sampling.rollouts.scheduler import refuse_unparsed
-from leret.sampling.rollouts.search_batcher import SearchFront
 
 if TYPE_CHECKING:
     import dspy
@@ -33,7 +33,7 @@ _LEAST = 1e-9
 
 
 async def prompts_of(
-    run: Run, bench: Workbench, policy: Policy, front: SearchFront, questions: Sequence[Question], progress: Progress
+    run: Run, bench: Environment, policy: Policy, front: SearchBatcher, questions: Sequence[Task], progress: Progress
 ) -> list[Prompt]:
     """The prompts of a run, the zero-shot one first.
 
@@ -87,7 +87,7 @@ def _given(directory: Path, n: int) -> list[Prompt]:
 
 
 async def _bootstrapped(
-    run: Run, bench: Workbench, policy: Policy, front: SearchFront, questions: Sequence[Question], progress: Progress
+    run: Run, bench: Environment, policy: Policy, front: SearchBatcher, questions: Sequence[Task], progress: Progress
 ) -> list[Prompt]:
     from leret.policies.dspy_lm import policy_lm
     from leret.sampling.bank.lm import memory_of, remembering
@@ -125,11 +125,11 @@ async def _bootstrapped(
 
 
 async def _zero_shot(
-    bench: Workbench, policy: Policy, front: SearchFront, train: Sequence[Question], progress: Progress
+    bench: Environment, policy: Policy, front: SearchBatcher, train: Sequence[Task], progress: Progress
 ) -> list[Rollout]:
     """The runs whose steps may become demos."""
     recipe, settings = bench.recipe, bench.recipe.sampling
-    roller = Roller(
+    roller = RolloutRunner(
         bench.replay,
         bench.formatter,
         policy,
@@ -142,21 +142,21 @@ async def _zero_shot(
     return await roller.run(train, concurrency=settings.concurrency, on_done=lambda rollout: progress.advance(1))
 
 
-def _threshold(bench: Workbench, train: Sequence[Question], rollouts: Sequence[Rollout]) -> float:
+def _threshold(bench: Environment, train: Sequence[Task], rollouts: Sequence[Rollout]) -> float:
     """The reward that the best quarter of zero-shot runs reaches; above 0."""
-    reward = measure(bench.recipe.sampling.reward)
+    value = reward(bench.recipe.sampling.reward)
     ended = [(q, rollout) for q, rollout in zip(train, rollouts, strict=True) if rollout.finished]
-    rewards = sorted((reward([p.doc_id for p in rollout.ranking], q.gold) for q, rollout in ended), reverse=True)
+    rewards = sorted((value(Outcome(q, ranking=rollout.ranking)) or 0.0 for q, rollout in ended), reverse=True)
     good = rewards[: max(1, round(_GOOD_SHARE * len(rewards)))]
     return max(good[-1], _LEAST) if good else _LEAST
 
 
 def _build(
-    bench: Workbench,
+    bench: Environment,
     cold: dspy.LM,
     teacher: dspy.LM,
-    train: Sequence[Question],
-    dev: Sequence[Question],
+    train: Sequence[Task],
+    dev: Sequence[Task],
     threshold: float,
     stop: threading.Event,
     progress: Progress,
@@ -170,7 +170,7 @@ def _build(
         bench.adapter,
         cold,
         bench.retriever,
-        measure(settings.reward),
+        reward(settings.reward),
         train,
         dev,
         BankPlan(settings.prompts, settings.bank.max_demos, settings.bank.candidates, threshold),

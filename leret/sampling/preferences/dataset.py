@@ -19,8 +19,8 @@ from leret.core.runs import Run
 from leret.core.types import Sample
 from leret.sampling.preferences.card import card
 from leret.sampling.preferences.pairs import Pair, Strategy, distinct, make_pairs
-from leret.sampling.rollouts.selection import levels
-from leret.sampling.store.schema import Group
+from leret.sampling.rollouts.selection import reward_levels
+from leret.sampling.store.schema import StateSamples
 from leret.sampling.store.store import Store
 
 N_BINS = 10
@@ -127,7 +127,7 @@ def _rows(store: Store, policy_digest: str | None, report: PreferenceReport) -> 
         )
 
 
-def _count(group: Group, report: PreferenceReport) -> list[Sample]:
+def _count(group: StateSamples, report: PreferenceReport) -> list[Sample]:
     """Note one state's samples; returns the distinct ones."""
     rewarded = [sample for sample in group.samples if sample.reward is not None]
     different = distinct(rewarded)
@@ -136,7 +136,7 @@ def _count(group: Group, report: PreferenceReport) -> list[Sample]:
     report.rewarded += len(rewarded)
     report.duplicates += len(rewarded) - len(different)
     report.unscored += not rewarded
-    report.no_spread += len(levels(rewarded)) == 1
+    report.no_spread += len(reward_levels(rewarded)) == 1
     report.failures.update(sample.failure.kind for sample in group.samples if sample.failure is not None)
     for sample in rewarded:
         reward = sample.reward or 0.0
@@ -145,7 +145,7 @@ def _count(group: Group, report: PreferenceReport) -> list[Sample]:
     return different
 
 
-def _row(group: Group, pair: Pair, report: PreferenceReport) -> dict[str, Any]:
+def _row(group: StateSamples, pair: Pair, report: PreferenceReport) -> dict[str, Any]:
     chosen, rejected = pair
     report.pairs += 1
     report.margin_sum += (chosen.reward or 0.0) - (rejected.reward or 0.0)

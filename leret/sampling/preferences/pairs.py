@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Literal
 
 from leret.core.types import Sample
-from leret.sampling.rollouts.selection import levels
+from leret.sampling.rollouts.selection import reward_levels
 
 Strategy = Literal["adjacent", "best-worst", "all", "margin"]
 Pair = tuple[Sample, Sample]
@@ -39,7 +39,7 @@ def make_pairs(
     Returns:
         By level, then in the order of the samples.
     """
-    pairs = list(_STRATEGIES[strategy]([members for _, members in levels(samples)]))
+    pairs = list(_STRATEGIES[strategy]([members for _, members in reward_levels(samples)]))
     if strategy == "margin":
         pairs = [pair for pair in pairs if _margin(pair) >= margin]
     if max_pairs is not None:

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from leret.core.types import Sample, digest
 from leret.sampling.preferences.pairs import distinct
-from leret.sampling.rollouts.selection import levels
-from leret.sampling.store.schema import Group
+from leret.sampling.rollouts.selection import reward_levels
+from leret.sampling.store.schema import StateSamples
 from leret.sampling.store.store import Store
 
 
@@ -41,7 +41,7 @@ def sft_targets(
     """
     rows = []
     for group in store.finished(policy_digest):
-        by_level = levels(group.samples)
+        by_level = reward_levels(group.samples)
         if not by_level or (only_spread and len(by_level) == 1):
             continue
         rng = random.Random(int(digest("target", seed, which, group.state.id), 16))
@@ -51,7 +51,7 @@ def sft_targets(
     return rows
 
 
-def _row(group: Group, sample: Sample) -> dict[str, Any]:
+def _row(group: StateSamples, sample: Sample) -> dict[str, Any]:
     return {
         "prompt": [dict(message) for message in group.state.messages],
         "completion": sample.completion,

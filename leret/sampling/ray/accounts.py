@@ -8,9 +8,9 @@ from dataclasses import fields
 from typing import Any
 
 from leret.core.types import Failure
-from leret.core.usage import Ledger
+from leret.core.usage import UsageByPrompt
 from leret.sampling.ray.wire import Batch
-from leret.sampling.rollouts.scheduler import Tally, refuse_failures
+from leret.sampling.rollouts.scheduler import SamplingStats, refuse_failures
 from leret.sampling.store.merge import Rows, column
 
 
@@ -29,11 +29,11 @@ class Accounts:
         total: of the shards that have ended.
     """
 
-    def __init__(self, ledger: Ledger, max_error_rate: float, max_unparsed_rate: float) -> None:
-        self.total = Tally()
+    def __init__(self, ledger: UsageByPrompt, max_error_rate: float, max_unparsed_rate: float) -> None:
+        self.total = SamplingStats()
         self._ledger = ledger
         self._rates = max_error_rate, max_unparsed_rate
-        self._live = Tally()
+        self._live = SamplingStats()
         self._ended: set[str] = set()
         self._searches: Counter[str] = Counter()
 
@@ -91,9 +91,9 @@ class Accounts:
         return len(ended)
 
 
-def _add(total: Tally, part: Tally) -> None:
+def _add(total: SamplingStats, part: SamplingStats) -> None:
     """Field by field."""
-    for own in fields(Tally):
+    for own in fields(SamplingStats):
         before, more = getattr(total, own.name), getattr(part, own.name)
         if isinstance(before, Counter):
             before.update(more)

@@ -17,12 +17,12 @@ from leret.config.sampling import SamplingSettings
 from leret.core.errors import LeretError, RunError
 from leret.core.progress import Progress
 from leret.core.runs import Run
-from leret.core.types import Question
-from leret.core.usage import Ledger
+from leret.core.types import Task
+from leret.core.usage import UsageByPrompt
 from leret.sampling.ray.accounts import Accounts
 from leret.sampling.ray.wire import Batch, Job, Place, Shard
 from leret.sampling.ray.worker import Worker
-from leret.sampling.rollouts.scheduler import Tally
+from leret.sampling.rollouts.scheduler import SamplingStats
 from leret.sampling.store.merge import merge_file, remove_store
 from leret.sampling.store.store import Store
 
@@ -82,9 +82,9 @@ class Driver:
         self._at_once = 1
         self._began = time.monotonic()
         prices = job.recipe["policy"]["price_prompt"], job.recipe["policy"]["price_completion"]
-        self._accounts = Accounts(Ledger(*prices), settings.max_error_rate, settings.max_unparsed_rate)
+        self._accounts = Accounts(UsageByPrompt(*prices), settings.max_error_rate, settings.max_unparsed_rate)
 
-    def plan(self, questions: Sequence[Question]) -> int:
+    def plan(self, questions: Sequence[Task]) -> int:
         """Cut what is not done into shards.
 
         Returns:
@@ -102,7 +102,7 @@ class Driver:
         self._at_once = max(1, min(concurrency // size, -(-len(self._shards) // (2 * self._n_workers))))
         return len(todo)
 
-    def run(self, progress: Progress) -> Tally:
+    def run(self, progress: Progress) -> SamplingStats:
         """Sample all shards.
 
         Raises:

@@ -15,17 +15,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from leret.core.aio import muted_threads
+from leret.core.aio import suppress_threads
 from leret.core.errors import ConfigError, MissingDependency, RunError
-from leret.core.types import Question
+from leret.core.types import Task
 
 if TYPE_CHECKING:
     from leret.core.progress import Progress
     from leret.core.runs import Run
     from leret.policies.base import Policy
     from leret.programs.prompts import Prompt
-    from leret.sampling.rollouts.environment import Workbench
-    from leret.sampling.rollouts.scheduler import Tally
+    from leret.sampling.rollouts.environment import Environment
+    from leret.sampling.rollouts.scheduler import SamplingStats
     from leret.sampling.store.store import Store
 
 
@@ -59,15 +59,15 @@ class Cluster:
 
     def sample(
         self,
-        bench: Workbench,
+        bench: Environment,
         run: Run,
         policy: Policy,
         prompts: Sequence[Prompt],
         store: Store,
-        questions: Sequence[Question],
+        questions: Sequence[Task],
         digests: dict[str, str],
         progress: Progress,
-    ) -> Tally:
+    ) -> SamplingStats:
         """Sample questions into a store on this cluster's workers.
 
         Args:
@@ -100,13 +100,13 @@ class Cluster:
         driver = Driver(job, run, store, self.workers, self._options(bench), bench.recipe.sampling)
         progress.start("sampling", driver.plan(questions))
         try:
-            with muted_threads("ray_"):  # it prints a paragraph for every worker that dies
+            with suppress_threads("ray_"):  # it prints a paragraph for every worker that dies
                 return driver.run(progress)
         finally:
             progress.finish()
             _remove_if_empty(run.workers, TOKEN)
 
-    def _options(self, bench: Workbench) -> dict[str, Any]:
+    def _options(self, bench: Environment) -> dict[str, Any]:
         """What a worker asks of Ray."""
         import ray
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leret.core.types import Question
+from leret.core.types import Task
 from leret.sampling.store.merge import Rows
 from leret.sampling.store.schema import STORE_SCHEMA
 
 if TYPE_CHECKING:
-    from leret.core.usage import Ledger
+    from leret.core.usage import UsageByPrompt
     from leret.programs.prompts import Prompt
-    from leret.sampling.rollouts.scheduler import Tally
+    from leret.sampling.rollouts.scheduler import SamplingStats
 
 
 TOKEN = "token"
@@ -57,7 +57,7 @@ class Shard:
     """
 
     number: int
-    questions: tuple[Question, ...]
+    questions: tuple[Task, ...]
     known: Rows = field(default_factory=Rows)
 
 
@@ -84,8 +84,8 @@ class Ended:
     """A shard that was worked through, outages included."""
 
     number: int
-    tally: Tally
-    ledger: Ledger
+    tally: SamplingStats
+    ledger: UsageByPrompt
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,11 @@ from leret.sampling.store.merge import Rows, remove_store
 from leret.sampling.store.store import Store
 
 if TYPE_CHECKING:
-    from leret.core.usage import Ledger
+    from leret.core.usage import UsageByPrompt
     from leret.policies.base import Policy
-    from leret.sampling.rollouts.environment import Workbench
-    from leret.sampling.rollouts.scheduler import Tally
-    from leret.sampling.rollouts.search_batcher import SearchFront
+    from leret.retrieval.batching import SearchBatcher
+    from leret.sampling.rollouts.environment import Environment
+    from leret.sampling.rollouts.scheduler import SamplingStats
 
 
 _TAKE_S = 0.5
@@ -57,8 +57,8 @@ class Worker:
         self._scratch: Path | None = None
         self._prefix = Path()
         self._policy: Policy | None = None
-        self._front: SearchFront | None = None
-        self._bench: Workbench | None = None
+        self._front: SearchBatcher | None = None
+        self._bench: Environment | None = None
 
     async def place(self) -> tuple[str, int]:
         """Host and process id: says that the process is there."""
@@ -141,8 +141,8 @@ class Worker:
         except BaseException as error:  # told at the next `take`, so that the driver stops with it
             self._error = error
 
-    async def _sample(self, shard: Shard) -> tuple[Tally, Ledger]:
-        from leret.core.usage import Ledger
+    async def _sample(self, shard: Shard) -> tuple[SamplingStats, UsageByPrompt]:
+        from leret.core.usage import UsageByPrompt
         from leret.sampling.stage import scheduler_of
 
         assert self._bench is not None
@@ -155,7 +155,7 @@ class Worker:
                 self._rows.extend(rows)
 
         settings = self._bench.recipe.policy
-        ledger = Ledger(settings.price_prompt, settings.price_completion)
+        ledger = UsageByPrompt(settings.price_prompt, settings.price_completion)
         with Store(self._path(shard.number), on_commit=committed) as store:
             self._open_stores.add(store)
             try:
@@ -179,11 +179,11 @@ class Worker:
 
     def _open(self, cache: Path) -> None:
         from leret.policies.load import policy_of
-        from leret.sampling.rollouts.environment import Workbench
-        from leret.sampling.rollouts.search_batcher import SearchFront
+        from leret.retrieval.batching import SearchBatcher
+        from leret.sampling.rollouts.environment import Environment
 
         recipe = SamplingRecipe.model_validate(self._job.recipe)
-        self._bench = bench = Workbench(recipe, cache)
+        self._bench = bench = Environment(recipe, cache)
         self._policy = policy_of(recipe.policy)
         here = {
             "corpus": bench.corpus.digest,
@@ -192,7 +192,7 @@ class Worker:
             "policy": self._policy.digest,
         }
         self._refuse_other(here)
-        self._front = SearchFront(bench.retriever)
+        self._front = SearchBatcher(bench.retriever)
 
     def _refuse_other(self, here: dict[str, str]) -> None:
         other = [name for name, digest in here.items() if self._job.digests[name] != digest]
@@ -204,9 +204,9 @@ class Worker:
 
 
 def _prepare_process() -> None:
-    from leret.core.memory import keep_memory
+    from leret.core.memory import tune_malloc
 
-    keep_memory()
+    tune_malloc()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     if "DSPY_CACHEDIR" not in os.environ:  # opened on import, and not used: leret samples without

@@ -12,14 +12,14 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from leret.core.errors import PolicyError, ProgramError, RetrievalError
-from leret.core.types import Failure, Question, Ranking, Sample, State, digest
-from leret.core.usage import Ledger
+from leret.core.types import Failure, Outcome, Ranking, Sample, State, Task, digest
+from leret.core.usage import UsageByPrompt
 from leret.policies.base import Policy, Request
 from leret.programs.prompts import Prompt
-from leret.programs.runner import Known, Stepper
-from leret.rewards import Measure, measure
+from leret.programs.runner import Known, ProgramRunner
+from leret.rewards import Reward, reward
 from leret.sampling.rollouts.rollout import failure_of, seed_of, unparsed
-from leret.sampling.store.schema import Origin, is_final, storable
+from leret.sampling.store.schema import SamplingParams, is_final, storable
 from leret.sampling.store.store import Store
 
 _REPORTED = ("recall", "ap")
@@ -31,7 +31,7 @@ _Found = dict[str, "asyncio.Future[Ranking | Failure]"]
 
 
 @dataclass(frozen=True)
-class Branch:
+class SamplingPlan:
     """What is tried at every state.
 
     Args:
@@ -60,14 +60,14 @@ class Here:
         fresh: the store held nothing of the question when the session began, so it need not be asked.
     """
 
-    question: Question
+    question: Task
     state: State
     outputs: Sequence[Mapping[str, Any]]
     known: Known
     fresh: bool = False
 
 
-class Brancher:
+class StateSampler:
     """Makes the samples of a state, each of them once in the life of a run.
 
     Args:
@@ -79,19 +79,25 @@ class Brancher:
     """
 
     def __init__(
-        self, stepper: Stepper, policy: Policy, store: Store, branch: Branch, ledger: Ledger | None = None
+        self,
+        stepper: ProgramRunner,
+        policy: Policy,
+        store: Store,
+        branch: SamplingPlan,
+        ledger: UsageByPrompt | None = None,
     ) -> None:
-        self.ledger = ledger or Ledger()
+        self.ledger = ledger or UsageByPrompt()
         self._stepper = stepper
         self._policy = policy
         self._store = store
         self._branch = branch
         self._policy_digest = policy.digest
-        self._measures: dict[str, Measure] = {
-            name: measure(name) for name in dict.fromkeys((branch.reward, *_REPORTED))
-        }
+        names = dict.fromkeys((branch.reward, *_REPORTED))
+        self._rewards: dict[str, Reward] = {name: reward(name) for name in names}
         self._origins = [
-            Origin(policy.name, self._policy_digest, prompt.digest, branch.temperature, branch.top_p, branch.max_tokens)
+            SamplingParams(
+                policy.name, self._policy_digest, prompt.digest, branch.temperature, branch.top_p, branch.max_tokens
+            )
             for prompt in branch.prompts
         ]
 
@@ -151,7 +157,9 @@ class Brancher:
         except PolicyError as error:
             self.ledger.failed(state.step, prompt.name, len(blank))
             return [replace(sample, failure=failure_of(error)) for sample in blank]
-        self.ledger.answered(state.step, prompt.name, completions, time.monotonic() - began)
+        tokens = [completion.n_completion_tokens for completion in completions]
+        seconds = time.monotonic() - began
+        self.ledger.answered(state.step, prompt.name, completions[0].n_prompt_tokens, tokens, seconds)
         return [
             replace(
                 sample,
@@ -196,20 +204,20 @@ class Brancher:
         plain, ranking = result
         if isinstance(ranking, Failure):
             return replace(sample, outputs=plain, failure=ranking)
-        doc_ids = tuple([passage.doc_id for passage in ranking])
-        values = {name: value(doc_ids, here.question.gold) for name, value in self._measures.items()}
+        outcome = Outcome(here.question, sample.completion, plain, ranking, n_steps=here.state.step + 1)
+        values = {name: value(outcome) for name, value in self._rewards.items()}
         return replace(
             sample,
             outputs=plain,
-            doc_ids=doc_ids,
+            doc_ids=tuple([passage.doc_id for passage in ranking]),
             scores=tuple([passage.score for passage in ranking]),
             reward=values[self._branch.reward],
-            components=values,
+            components={name: value for name, value in values.items() if value is not None},
             failure=None,
         )
 
     async def _ranking(self, here: Here, outputs: Mapping[str, Any]) -> Ranking | Failure:
         try:
-            return (await self._stepper.go(here.question, [*here.outputs, outputs], here.known)).ranking
+            return (await self._stepper.advance(here.question, [*here.outputs, outputs], here.known)).ranking
         except (RetrievalError, ProgramError) as error:
             return failure_of(error)

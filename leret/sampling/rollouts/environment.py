@@ -13,10 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from leret.config.base import RecipePath, with_paths
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ProgramError
 from leret.core.runs import Run
-from leret.core.types import Question, digest
+from leret.core.types import Task, digest
+from leret.core.yaml import Key
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load_corpus, load_questions
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from leret.retrieval.base import Retriever
 
 
-class Workbench:
+class Environment:
     """Everything behind a program but its policy; each part is opened when it is first asked for.
 
     Args:
@@ -47,7 +49,7 @@ class Workbench:
         """Bad records that the last `questions` left out, by kind of fault."""
 
     @classmethod
-    def open(cls, run: Run) -> Workbench:
+    def open(cls, run: Run) -> Environment:
         """The workbench of a sampled run.
 
         Raises:
@@ -56,7 +58,7 @@ class Workbench:
         section = run.section("sampling", "leret sample RECIPE")
         return cls(SamplingRecipe.model_validate(section), run.cache)
 
-    def questions(self, split: str | None = None, limit: int | None = None, *, check: bool = True) -> list[Question]:
+    def questions(self, split: str | None = None, limit: int | None = None, *, check: bool = True) -> list[Task]:
         """Questions of a split; a smaller limit gives a part of a larger one's.
 
         Args:
@@ -111,6 +113,13 @@ class Workbench:
         Raises:
             RetrievalError: the index cannot be built, or is of another corpus.
         """
+        from leret.retrieval.caching import with_cache
+
+        return with_cache(self.engine, self.recipe.retriever)
+
+    @cached_property
+    def engine(self) -> Retriever:
+        """The search engine, without the cache of rankings."""
         from leret.retrieval.load import load_retriever
 
         corpus = self.corpus if self._has_corpus else None
@@ -202,7 +211,7 @@ class Workbench:
         self.close()
 
 
-def questions_digest(questions: Sequence[Question]) -> str:
+def questions_digest(questions: Sequence[Task]) -> str:
     """Names questions by all that is scored with: `digest` of their list, without making the list's text."""
     name = hashlib.blake2b(digest_size=16)
     separator = b"[["
@@ -217,23 +226,11 @@ def questions_digest(questions: Sequence[Question]) -> str:
 
 def located(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:
     """The recipe with its relative paths made absolute where they exist under ``base_dir``."""
+    served = recipe.policy.kind in {"openai", "together"}
 
-    def found(value: str) -> str:
-        path = base_dir / value
-        return str(path.resolve()) if path.exists() else value
+    def found(key: Key, given: str, mark: RecipePath) -> str:
+        path = base_dir / given
+        name = given in mark.names or (served and key[0] == "policy")
+        return given if name or not (path.exists() or mark.may_be_missing) else str(path.resolve())
 
-    def find(value: str | None) -> str | None:
-        return found(value) if value else value
-
-    data, policy, program = recipe.data, recipe.policy, recipe.program
-    file, colon, name = program.path.rpartition(":")
-    changes: dict[str, object] = {
-        "data": data.model_copy(update={"corpus": find(data.corpus), "questions": find(data.questions)}),
-        "program": program.model_copy(update={"path": f"{find(file)}{colon}{name}"}),
-        "retriever": recipe.retriever.with_paths(found).model_copy(
-            update={"index": recipe.retriever.index and str((base_dir / recipe.retriever.index).resolve())}
-        ),
-    }
-    if policy.kind in {"local", "tgi"} and policy.model != "demo":
-        changes["policy"] = policy.model_copy(update={"model": find(policy.model), "tokenizer": find(policy.tokenizer)})
-    return recipe.model_copy(update=changes)
+    return with_paths(recipe, found)

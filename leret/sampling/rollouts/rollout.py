@@ -6,65 +6,20 @@ Evaluation and the demo's baselines go this way; sampling tries several completi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from leret.core.aio import each
+from leret.core.aio import for_each
 from leret.core.errors import PolicyError, ProgramError, RetrievalError
-from leret.core.types import Failure, Question, Ranking, digest
-from leret.policies.base import Messages, Policy, Request
-from leret.policies.remote.replies import PromptTooLongError
+from leret.core.types import Failure, Hop, Rollout, Task, digest
+from leret.policies.base import Policy, PromptTooLongError, Request
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
 from leret.programs.replay import NeedsCompletion, Replay
-from leret.programs.runner import MAX_STEPS, Known, Stepper
-from leret.sampling.rollouts.search_batcher import SearchFront
+from leret.programs.runner import MAX_STEPS, Known, ProgramRunner
+from leret.retrieval.batching import SearchBatcher
 
 
-@dataclass(frozen=True, slots=True)
-class Hop:
-    """One step of a rollout.
-
-    Attributes:
-        messages: what was sent, under the rollout's prompt.
-        completion: what the policy wrote.
-        outputs: the fields parsed from it; None where it does not parse.
-        ranking: the union of all that was retrieved by the end of this step; what was known before it, where the
-            step failed.
-    """
-
-    predictor: str
-    inputs: Mapping[str, Any]
-    messages: Messages
-    completion: str
-    outputs: Mapping[str, Any] | None
-    ranking: Ranking
-    n_prompt_tokens: int | None = None
-    n_completion_tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """One run of a program on one question.
-
-    Attributes:
-        finished: the program returned; ``prediction`` is what it returned.
-        failure: why it did not: ``parse`` is the policy's own fault, ``prompt`` one that does not fit it; ``policy``,
-            ``retrieval`` and ``program`` are outages and crashes, which say nothing about the policy.
-    """
-
-    question_id: str
-    hops: tuple[Hop, ...]
-    finished: bool
-    failure: Failure | None = None
-    prediction: Any = None
-
-    @property
-    def ranking(self) -> Ranking:
-        """All that was retrieved."""
-        return self.hops[-1].ranking if self.hops else ()
-
-
-class Roller:
+class RolloutRunner:
     """Runs one program with one policy.
 
     Args:
@@ -83,14 +38,14 @@ class Roller:
         replay: Replay,
         formatter: Formatter,
         policy: Policy,
-        front: SearchFront,
+        front: SearchBatcher,
         *,
         max_tokens: int,
         temperature: float = 0.0,
         top_p: float = 1.0,
         seed: int = 0,
     ) -> None:
-        self._stepper = Stepper(replay, formatter, front)
+        self._stepper = ProgramRunner(replay, formatter, front)
         self._policy = policy
         self._max_tokens = max_tokens
         self._temperature = temperature
@@ -99,7 +54,7 @@ class Roller:
 
     async def run(
         self,
-        questions: Sequence[Question],
+        questions: Sequence[Task],
         prompt: Prompt = ZERO_SHOT,
         *,
         sample: int = 0,
@@ -123,35 +78,35 @@ class Roller:
             if on_done is not None:
                 on_done(rollout)
 
-        await each(range(len(questions)), one, min(concurrency, max(1, len(questions))))
+        await for_each(range(len(questions)), one, min(concurrency, max(1, len(questions))))
         return [rollout for rollout in rollouts if rollout is not None]
 
-    async def run_one(self, question: Question, prompt: Prompt = ZERO_SHOT, sample: int = 0) -> Rollout:
+    async def run_one(self, question: Task, prompt: Prompt = ZERO_SHOT, sample: int = 0) -> Rollout:
         """Run one question; what fails is in the rollout."""
         hops: list[Hop] = []
         outputs: list[Mapping[str, Any]] = []
         known: Known = {}
 
         def ended(failure: Failure | None, prediction: Any = None) -> Rollout:
-            return Rollout(question.id, tuple(hops), failure is None, failure, prediction)
+            return Rollout(question.id, tuple(hops), failure is None, failure, prediction, sample)
 
         try:
-            need = await self._stepper.go(question, outputs, known)
+            need = await self._stepper.advance(question, outputs, known)
             while isinstance(need, NeedsCompletion):
                 if len(outputs) == MAX_STEPS:
                     return ended(Failure("program", f"the program asks for more than {MAX_STEPS} completions"))
                 hop = await self._complete(question, need, len(outputs), prompt, sample)
                 hops.append(hop)
                 if hop.outputs is None:
-                    return ended(unparsed(self._stepper.formatter, hop.predictor, hop.completion))
+                    return ended(unparsed(self._stepper.formatter, hop.predictor, hop.completion or ""))
                 outputs.append(hop.outputs)
-                need = await self._stepper.go(question, outputs, known)
+                need = await self._stepper.advance(question, outputs, known)
                 hops[-1] = replace(hop, ranking=need.ranking)
         except (PolicyError, RetrievalError, ProgramError) as error:
             return ended(failure_of(error))
         return ended(None, need.prediction)
 
-    async def _complete(self, question: Question, need: NeedsCompletion, step: int, prompt: Prompt, sample: int) -> Hop:
+    async def _complete(self, question: Task, need: NeedsCompletion, step: int, prompt: Prompt, sample: int) -> Hop:
         formatter = self._stepper.formatter
         messages = formatter.messages(need.predictor, need.inputs, prompt)
         seed = seed_of(self._seed, question.id, step, prompt.digest, sample)

@@ -14,17 +14,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from leret.core.aio import each
+from leret.core.aio import for_each
 from leret.core.errors import LeretError, PolicyError, ProgramError, RetrievalError, RunError
-from leret.core.memory import unwalked
+from leret.core.memory import gc_frozen
 from leret.core.progress import Progress, Silent
-from leret.core.types import Failure, Question, Sample
+from leret.core.types import Failure, Sample, Task
 from leret.programs.replay import Finished, NeedsCompletion
-from leret.programs.runner import MAX_STEPS, Known, Stepper
-from leret.sampling.rollouts.branching import Brancher, Here
+from leret.programs.runner import MAX_STEPS, Known, ProgramRunner
+from leret.sampling.rollouts.branching import Here, StateSampler
 from leret.sampling.rollouts.rollout import failure_of
-from leret.sampling.rollouts.selection import choose_next, is_solved
-from leret.sampling.store.schema import Visit
+from leret.sampling.rollouts.selection import select_next
+from leret.sampling.store.schema import PathStep
 from leret.sampling.store.store import Store
 
 _MIN_SAMPLES, _MIN_UNPARSED = 50, 5
@@ -40,7 +40,7 @@ _BOUNDARY: dict[str, type[LeretError]] = {"retrieval": RetrievalError, "program"
 
 
 @dataclass
-class Tally:
+class SamplingStats:
     """What this session did.
 
     Attributes:
@@ -101,8 +101,8 @@ class Scheduler:
 
     def __init__(
         self,
-        stepper: Stepper,
-        brancher: Brancher,
+        stepper: ProgramRunner,
+        brancher: StateSampler,
         store: Store,
         policy_digest: str,
         *,
@@ -121,7 +121,7 @@ class Scheduler:
         self._facts = facts
         self._begun: set[str] = set()
 
-    async def run(self, questions: Iterable[Question], concurrency: int, progress: Progress | None = None) -> Tally:
+    async def run(self, questions: Iterable[Task], concurrency: int, progress: Progress | None = None) -> SamplingStats:
         """Sample every question to the end of its path.
 
         Args:
@@ -136,9 +136,9 @@ class Scheduler:
         progress = progress or Silent()
         done = self._store.done(self._policy_digest)
         self._begun = self._store.begun(self._policy_digest)
-        tally = Tally()
+        tally = SamplingStats()
 
-        async def one(question: Question) -> None:
+        async def one(question: Task) -> None:
             await self._walk(question, tally)
             tally.questions += 1
             progress.advance(
@@ -151,8 +151,8 @@ class Scheduler:
 
         saving = asyncio.create_task(self._save_now_and_then())
         try:
-            with unwalked():
-                await each((question for question in questions if question.id not in done), one, concurrency)
+            with gc_frozen():
+                await for_each((question for question in questions if question.id not in done), one, concurrency)
         finally:
             saving.cancel()
             self._store.flush()
@@ -166,13 +166,13 @@ class Scheduler:
             with suppress(RunError):  # what could not be written is kept, and whoever puts the next sample is told
                 self._store.flush()
 
-    async def _walk(self, question: Question, tally: Tally) -> None:
+    async def _walk(self, question: Task, tally: SamplingStats) -> None:
         """One question, from its first state to the end of its path or to an outage."""
         known: Known = {}
         fresh = question.id not in self._begun
         visits = {} if fresh else {v.step: v for v in self._store.visits(self._policy_digest, question.id)}
         try:
-            need = await self._stepper.go(question, (), known)
+            need = await self._stepper.advance(question, (), known)
             place = _Place(question, need, (), known, None, fresh)
             while isinstance(place.need, NeedsCompletion):
                 further = await self._step(place, place.need, visits.get(len(place.outputs)), tally)
@@ -184,7 +184,9 @@ class Scheduler:
             tally.waiting += 1
             self._check(tally)
 
-    async def _step(self, place: _Place, need: NeedsCompletion, before: Visit | None, tally: Tally) -> _Place | None:
+    async def _step(
+        self, place: _Place, need: NeedsCompletion, before: PathStep | None, tally: SamplingStats
+    ) -> _Place | None:
         """Sample one state and go on from it; None where the path ends or waits."""
         question, step = place.question, len(place.outputs)
         if step == MAX_STEPS:
@@ -200,24 +202,24 @@ class Scheduler:
             tally.waiting += 1  # choosing among the others would make this run another one than without the outage
             return None
         else:
-            chosen = choose_next(samples, self._seed, state.id)
+            chosen = select_next(samples, question, self._seed, state.id)
         name = None if chosen is None else chosen.id
-        visit = Visit(question.id, step, self._policy_digest, state.id, place.parent, name, "")
+        visit = PathStep(question.id, step, self._policy_digest, state.id, place.parent, name, "")
         if chosen is None:
-            solved = any(is_solved(sample) for sample in samples)
+            solved = any(question.is_solved_by(sample.doc_ids) for sample in samples)
             self._store.put_visit(replace(visit, outcome="solved" if solved else "stuck"))
             return None
         outputs = (*place.outputs, self._stepper.formatter.parse(state.predictor, chosen.completion or "") or {})
-        further = await self._stepper.go(question, outputs, place.known)
+        further = await self._stepper.advance(question, outputs, place.known)
         self._store.put_visit(replace(visit, outcome="next" if isinstance(further, NeedsCompletion) else "finished"))
         return _Place(question, further, outputs, place.known, chosen.id, place.fresh)
 
-    def _check(self, tally: Tally, last: bool = False) -> None:
+    def _check(self, tally: SamplingStats, last: bool = False) -> None:
         if self._max_error_rate is not None:
             refuse_failures(tally, self._max_error_rate, self._max_unparsed_rate, last)
 
 
-def refuse_failures(tally: Tally, max_error_rate: float, max_unparsed_rate: float, last: bool = False) -> None:
+def refuse_failures(tally: SamplingStats, max_error_rate: float, max_unparsed_rate: float, last: bool = False) -> None:
     """Stop where too much fails, or where everything did.
 
     Args:
@@ -264,7 +266,7 @@ def refuse_unparsed(failures: Iterable[Failure], n_unparsed: int, n_samples: int
 class _Place:
     """Where a question's path has come to."""
 
-    question: Question
+    question: Task
     need: NeedsCompletion | Finished
     outputs: tuple[dict[str, Any], ...]
     known: Known

@@ -11,7 +11,7 @@ import random
 from collections import defaultdict
 from collections.abc import Sequence
 
-from leret.core.types import Sample, digest
+from leret.core.types import Sample, Task, digest
 
 TOP_BONUS = 0.5
 """Added to the weight of the highest level, so that a state where nothing was found can go on as well."""
@@ -20,12 +20,7 @@ _DIGITS = 9
 """Rewards that differ by less than a rounding error are one level."""
 
 
-def is_solved(sample: Sample) -> bool:
-    """Whether a sample has nothing left to find: a perfect reward, and all gold documents."""
-    return sample.reward is not None and sample.reward >= 1 and sample.components.get("recall", 1.0) >= 1
-
-
-def levels(samples: Sequence[Sample]) -> list[tuple[float, list[Sample]]]:
+def reward_levels(samples: Sequence[Sample]) -> list[tuple[float, list[Sample]]]:
     """Samples with a reward, grouped by it; the highest level first, members in their given order."""
     by_reward: dict[float, list[Sample]] = defaultdict(list)
     for sample in samples:
@@ -34,21 +29,23 @@ def levels(samples: Sequence[Sample]) -> list[tuple[float, list[Sample]]]:
     return sorted(by_reward.items(), reverse=True, key=lambda level: level[0])
 
 
-def choose_next(samples: Sequence[Sample], seed: int, state_id: str) -> Sample | None:
+def select_next(samples: Sequence[Sample], task: Task, seed: int, state_id: str) -> Sample | None:
     """The sample that goes on.
 
     Args:
         samples: all of one state; those without a reward are passed over.
+        task: whose gold documents tell which samples are solved.
         seed: of the run.
         state_id: makes the draw of every state its own.
 
     Returns:
         None where every sample is solved or none has a reward.
     """
-    open_levels = levels([sample for sample in samples if not is_solved(sample)])
-    if not open_levels:
+    levels = reward_levels([sample for sample in samples if not task.is_solved_by(sample.doc_ids)])
+    if not levels:
         return None
     rng = random.Random(int(digest("next", seed, state_id), 16))
-    weights = [reward + (TOP_BONUS if place == 0 else 0.0) for place, (reward, _) in enumerate(open_levels)]
-    [(_, members)] = rng.choices(open_levels, weights)
+    least = min(0.0, levels[-1][0])  # a weight is not negative: below zero, the lowest level weighs nothing
+    weights = [reward - least + (TOP_BONUS if place == 0 else 0.0) for place, (reward, _) in enumerate(levels)]
+    [(_, members)] = rng.choices(levels, weights)
     return rng.choice(members)

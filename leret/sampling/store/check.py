@@ -15,8 +15,8 @@ from typing import Any
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import LeretError, RunError
 from leret.core.runs import Run
-from leret.core.types import digest
-from leret.rewards import Measure, measure
+from leret.core.types import Outcome, Passage, Task, digest
+from leret.rewards import Reward, reward
 from leret.sampling.rollouts.rollout import seed_of
 from leret.sampling.store.merge import leftovers
 from leret.sampling.store.schema import OUTAGES, SCHEMA_SQL, STORE_SCHEMA, run_error
@@ -49,7 +49,7 @@ class Known:
         reward: name of the measure.
         policies: digests of those that were sampled.
         prompts: of the bank, digests by name.
-        gold: documents by question.
+        gold: questions with gold documents, by id.
         n_recomputed: rewards that were computed again.
     """
 
@@ -57,7 +57,7 @@ class Known:
     reward: str | None = None
     policies: set[str] | None = None
     prompts: Mapping[str, str] | None = None
-    gold: Mapping[str, tuple[str, ...]] | None = None
+    gold: Mapping[str, Task] | None = None
     n_recomputed: int = 0
 
 
@@ -78,7 +78,7 @@ def state_faults(database: sqlite3.Connection) -> Faulty:
 
 def sample_faults(database: sqlite3.Connection, known: Known) -> Faulty:
     """Samples that break a rule."""
-    value = measure(known.reward) if known.reward else None
+    value = reward(known.reward) if known.reward else None
     for row in database.execute(_SAMPLES):
         name = row["id"]
         for what in _identity(row, known):
@@ -113,10 +113,10 @@ def _identity(row: sqlite3.Row, known: Known) -> Iterator[str]:
         yield "a sample was asked with another prompt than the one of that name in the bank"
 
 
-def _content(row: sqlite3.Row, parsed: Mapping[str, Any], known: Known, value: Measure | None) -> Iterator[str]:
+def _content(row: sqlite3.Row, parsed: Mapping[str, Any], known: Known, value: Reward | None) -> Iterator[str]:
     """Faults of what came back."""
-    doc_ids, scores, kind, reward = parsed["doc_ids"], parsed["scores"], row["failure_kind"], row["reward"]
-    if (reward is None) == (kind is None):
+    doc_ids, scores, kind, stored = parsed["doc_ids"], parsed["scores"], row["failure_kind"], row["reward"]
+    if (stored is None) == (kind is None):
         yield "a sample has both a reward and a failure, or neither"
         return
     if kind is not None:
@@ -129,14 +129,15 @@ def _content(row: sqlite3.Row, parsed: Mapping[str, Any], known: Known, value: M
         yield "a scored sample has no completion, or nothing was parsed from it"
     if len(doc_ids) != len(scores) or len(set(doc_ids)) != len(doc_ids) or _rises(scores):
         yield "a sample's ranking is none: a document twice, scores that rise, or not one a document"
-    if not 0 <= reward <= 1:
+    if not 0 <= stored <= 1:
         yield "a reward is outside of 0 to 1"
-    if known.reward in parsed["components"] and parsed["components"][known.reward] != reward:
+    if known.reward in parsed["components"] and parsed["components"][known.reward] != stored:
         yield "a reward is not the component that it is made of"
     gold = (known.gold or {}).get(row["question_id"])
     if value is not None and gold:
         known.n_recomputed += 1
-        if abs(value(doc_ids, gold) - reward) > _TOLERANCE:
+        ranking = tuple(Passage(doc_id, "", "", 0.0) for doc_id in doc_ids)
+        if abs((value(Outcome(gold, ranking=ranking)) or 0.0) - stored) > _TOLERANCE:
             yield f"a reward is not the {known.reward} of its ranking"
 
 
@@ -340,17 +341,17 @@ def _prompts(run: Run, manifest: Mapping[str, Any]) -> dict[str, str] | None:
     return {name: Prompt.load(run.prompts / f"{name}.json").digest for name in bank["prompts"]}
 
 
-def _gold(section: Mapping[str, Any], run: Run) -> dict[str, tuple[str, ...]] | None:
+def _gold(section: Mapping[str, Any], run: Run) -> dict[str, Task] | None:
     from pydantic import ValidationError
 
-    from leret.sampling.rollouts.environment import Workbench
+    from leret.sampling.rollouts.environment import Environment
 
     try:
         recipe = SamplingRecipe.model_validate(section)
     except ValidationError as error:
         raise RunError(f"{run.manifest_path} holds no whole recipe: {error.error_count()} keys are amiss") from error
-    questions = Workbench(recipe, run.cache).questions(recipe.data.split, None, check=False)
-    return {question.id: question.gold for question in questions}
+    questions = Environment(recipe, run.cache).questions(recipe.data.split, None, check=False)
+    return {question.id: question for question in questions if question.gold}
 
 
 def _gather(found: Iterator[tuple[str, str]], faults: dict[str, Fault]) -> None:

@@ -19,7 +19,7 @@ OUTAGES = ("policy", "retrieval", "program")
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class SamplingParams:
     """Who completed, and how: the same for all samples that one prompt of the bank gets in one round."""
 
     policy: str
@@ -31,7 +31,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class PathStep:
     """One step on the path of a question.
 
     Attributes:
@@ -50,7 +50,7 @@ class Visit:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class StateSamples:
     """All samples of one policy at one visit of a state, in the order of prompt and index."""
 
     state: State
@@ -100,7 +100,7 @@ def state_of(row: sqlite3.Row, step: int, parent: str | None) -> State:
     return State(row["state_id"], row["question_id"], step, row["predictor"], inputs, messages, parent)
 
 
-def sample_row(sample: Sample, origin: Origin) -> tuple[Any, ...]:
+def sample_row(sample: Sample, origin: SamplingParams) -> tuple[Any, ...]:
     """Columns of ``samples``."""
     failure = sample.failure
     return (

@@ -19,9 +19,9 @@ from leret.core.types import Sample, State
 from leret.sampling.store.merge import Rows, of_questions
 from leret.sampling.store.schema import (
     OUTAGES,
-    Group,
-    Origin,
-    Visit,
+    PathStep,
+    SamplingParams,
+    StateSamples,
     connect,
     lock,
     run_error,
@@ -85,14 +85,14 @@ class Store:
         """Keep a state; one that is there already stays."""
         self._states.append(state_row(state))
 
-    def put_samples(self, samples: Iterable[Sample], origin: Origin) -> None:
+    def put_samples(self, samples: Iterable[Sample], origin: SamplingParams) -> None:
         """Keep samples, together or not at all; a sample that is there is replaced only where it was an outage."""
         self._samples.extend(sample_row(sample, origin) for sample in samples)
         late = time.monotonic() - self._last_flush > _FLUSH_S
         if late or len(self._samples) >= _FLUSH_ROWS:
             self.flush()
 
-    def put_visit(self, visit: Visit) -> None:
+    def put_visit(self, visit: PathStep) -> None:
         """Keep where a question's path went."""
         row = (visit.question_id, visit.step, visit.policy_digest, visit.state_id, visit.parent, visit.chosen)
         self._visits.append((*row, visit.outcome))
@@ -150,10 +150,10 @@ class Store:
         )
         return [sample_of(row) for row in rows]
 
-    def visits(self, policy_digest: str, question_id: str) -> list[Visit]:
+    def visits(self, policy_digest: str, question_id: str) -> list[PathStep]:
         """The path of a question so far, as far as it is committed."""
         sql = "SELECT * FROM visits WHERE question_id = ? AND policy_digest = ? ORDER BY step"
-        return [Visit(**row) for row in self._read(sql, (question_id, policy_digest), flush=False)]
+        return [PathStep(**row) for row in self._read(sql, (question_id, policy_digest), flush=False)]
 
     def done(self, policy_digest: str) -> set[str]:
         """Questions whose path ended and that have nothing to try again."""
@@ -166,7 +166,7 @@ class Store:
         sql = f"SELECT DISTINCT question_id FROM samples WHERE policy_digest = ? EXCEPT SELECT * FROM ({_DONE_SQL})"
         return self._ids(sql, (policy_digest,) * 3)
 
-    def groups(self, policy_digest: str | None = None) -> Iterator[Group]:
+    def groups(self, policy_digest: str | None = None) -> Iterator[StateSamples]:
         """Samples by visit, ordered by policy, question, step, state, prompt and index; read as they are taken.
 
         Args:
@@ -185,9 +185,9 @@ class Store:
                 members = list(group)
                 first = members[0]
                 state = state_of(first, step, first["parent"])
-                yield Group(state, digest, tuple(sample_of(row) for row in members))
+                yield StateSamples(state, digest, tuple(sample_of(row) for row in members))
 
-    def finished(self, policy_digest: str | None = None) -> Iterator[Group]:
+    def finished(self, policy_digest: str | None = None) -> Iterator[StateSamples]:
         """The `groups` of questions that are done."""
         done = {digest: self.done(digest) for digest in self.policy_digests()}
         return (group for group in self.groups(policy_digest) if group.state.question_id in done[group.policy_digest])
@@ -221,7 +221,7 @@ class Store:
             return self._database.execute(sql, values).fetchall()
 
     def _ids(self, sql: str, values: Sequence[Any]) -> set[str]:
-        """Question ids, one at a time: there may be many."""
+        """Task ids, one at a time: there may be many."""
         with self._reporting():
             return {row[0] for row in self._database.execute(sql, values)}
 

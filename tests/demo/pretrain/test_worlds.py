@@ -63,7 +63,7 @@ def test_contexts_are_three_passages_or_six_at_a_third_hop() -> None:
 def test_demonstrators_do_not_look_at_the_gold() -> None:
     """Writing on a question whose gold, answer and type were taken away gives the same queries."""
     for scene in scenes(9, SMALL):
-        blind = replace(scene.question, gold=(), answer=None, type=None, hops=None)
+        blind = replace(scene.question, gold=(), answers=(), type=None, hops=None)
         for style in HOP2_STYLES:
             one = write(style, Scene(scene.question, scene.found, scene.idf, random.Random(1)))
             two = write(style, Scene(blind, scene.found, scene.idf, random.Random(1)))

@@ -1,4 +1,4 @@
-"""Searches of many tasks: batched, asked once, answered from memory."""
+"""Searches of many tasks share batches."""
 
 import asyncio
 import threading
@@ -7,13 +7,13 @@ import time
 import pytest
 
 from leret.core.errors import RetrievalError
-from leret.sampling.rollouts.search_batcher import SearchFront
+from leret.retrieval.batching import SearchBatcher
 from tests.sampling.fakes import FakeRetriever
 
 
 def run(work, retriever=None, **settings):
     async def main():
-        front = SearchFront(retriever or FakeRetriever(), **settings)
+        front = SearchBatcher(retriever or FakeRetriever(), **settings)
         try:
             return await work(front), front
         finally:
@@ -25,15 +25,15 @@ def run(work, retriever=None, **settings):
 def test_what_is_asked_at_once_is_one_batch_without_repeats():
     retriever = FakeRetriever()
     asked = ["alpha", "beta", "alpha", "gamma", "beta"]
-    rankings, front = run(lambda f: asyncio.gather(*(f.search(q, 2) for q in asked)), retriever)
+    rankings, front = run(lambda f: asyncio.gather(*(f.search([q], 2) for q in asked)), retriever)
     assert retriever.batches == [["alpha", "beta", "gamma"]]
-    assert rankings == [FakeRetriever().search([q], 2)[0] for q in asked]
+    assert rankings == [FakeRetriever().search([q], 2) for q in asked]
     assert front.counts() == {"asked": 5, "searched": 3, "batches": 1}
 
 
 def test_the_same_query_with_another_k_is_another_search():
-    rankings, front = run(lambda f: asyncio.gather(f.search("alpha", 1), f.search("alpha", 2)))
-    assert [len(ranking) for ranking in rankings] == [1, 2]
+    rankings, front = run(lambda f: asyncio.gather(f.search(["alpha"], 1), f.search(["alpha"], 2)))
+    assert [len(ranking) for [ranking] in rankings] == [1, 2]
     assert front.counts()["searched"] == 2
 
 
@@ -54,24 +54,15 @@ def test_searches_that_come_while_a_batch_is_out_are_the_next_batch():
     retriever = Slow()
 
     async def work(front):
-        first = asyncio.create_task(front.search("alpha", 2))
+        first = asyncio.create_task(front.search(["alpha"], 2))
         await asyncio.sleep(0.05)
-        rest = [asyncio.create_task(front.search(q, 2)) for q in ("alpha", "beta", "gamma")]
+        rest = [asyncio.create_task(front.search([q], 2)) for q in ("beta", "gamma", "beta")]
         await asyncio.sleep(0.05)
         retriever.go.set()
         await asyncio.gather(first, *rest)
 
     run(work, retriever)
-    assert retriever.batches == [["alpha"], ["beta", "gamma"]], "alpha was on its way already"
-
-
-def test_old_answers_make_room():
-    async def work(front):
-        for query in ("alpha", "beta", "gamma", "alpha", "gamma"):
-            await front.search(query, 2)
-
-    _, front = run(work, max_entries=2)
-    assert front.counts()["searched"] == 4, "alpha was forgotten, gamma was not"
+    assert retriever.batches == [["alpha"], ["beta", "gamma"]]
 
 
 def test_a_failure_is_not_remembered():
@@ -79,11 +70,11 @@ def test_a_failure_is_not_remembered():
 
     async def work(front):
         with pytest.raises(RetrievalError):
-            await front.search("alpha", 2)
+            await front.search(["alpha"], 2)
         retriever.broken.clear()
-        return await front.search("alpha", 2)
+        return await front.search(["alpha"], 2)
 
-    ranking, _ = run(work, retriever)
+    [ranking], _ = run(work, retriever)
     assert ranking
 
 
@@ -117,7 +108,7 @@ def test_only_quick_computing_is_done_on_the_loop(only_computes, cpu_s, where):
 
     async def work(front):
         for query in ("alpha", "beta", "gamma"):
-            assert await front.search(query, 2) == FakeRetriever().search([query], 2)[0]
+            assert await front.search([query], 2) == FakeRetriever().search([query], 2)
 
     run(work, retriever)
     assert retriever.on_the_loop == where
@@ -129,7 +120,7 @@ def test_a_search_that_turns_slow_leaves_the_loop_and_comes_back():
     async def work(front):
         for query, cpu_s in (("alpha", 0.0), ("beta", 0.005), ("gamma", 0.0), ("delta", 0.0)):
             retriever.cpu_s = cpu_s
-            await front.search(query, 2)
+            await front.search([query], 2)
 
     run(work, retriever)
     assert retriever.on_the_loop == [False, True, False, True]
@@ -140,10 +131,10 @@ def test_a_failure_on_the_loop_reaches_whoever_waits():
     retriever.broken = ["beta"]
 
     async def work(front):
-        await front.search("alpha", 2)
+        await front.search(["alpha"], 2)
         with pytest.raises(RetrievalError):
-            await front.search("beta", 2)
-        return await front.search("gamma", 2)
+            await front.search(["beta"], 2)
+        return await front.search(["gamma"], 2)
 
-    assert run(work, retriever)[0]
+    assert run(work, retriever)[0][0]
     assert retriever.on_the_loop == [False, True, True]

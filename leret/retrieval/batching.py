@@ -1,0 +1,186 @@
+"""Dynamic batching: concurrent searches share one call of the retriever. The sampler and the server both use it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from leret.core.errors import RetrievalError
+from leret.core.types import Ranking
+from leret.retrieval.base import PartialResultsError, Retriever
+
+_QUICK_S = 0.0005
+"""CPU-seconds a query below which a thread costs more than it frees (benchmarks/RESULTS.md)."""
+
+_QUICK_BATCH_S = 0.02
+"""CPU-seconds that a batch may keep an event loop from its other work."""
+
+
+class QueueFullError(Exception):
+    """The queue has no room; nothing is wrong with the request.
+
+    Args:
+        wait_s: when there should be room again.
+    """
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__(f"the queue is full; try again in {wait_s:g} s")
+        self.wait_s = wait_s
+
+
+@dataclass(eq=False, slots=True)
+class _Entry:
+    queries: Sequence[str]
+    k: int
+    future: asyncio.Future[list[Ranking]]
+
+
+class SearchBatcher:
+    """Awaitable searches on one event loop.
+
+    Searches that arrive while a batch is being answered wait for the next one, so batches grow with the load and no
+    search waits for a batch to fill. Queries with the same k are searched together, equal ones once.
+
+    A retriever with ``only_computes`` is called on the event loop itself while its searches are quick: handing them to
+    a thread and back takes longer.
+
+    Args:
+        retriever: called with one batch at a time, in a thread of its own unless it is quick.
+        max_batch: queries of a batch, but for a single request with more.
+        max_waiting: queries that may wait; a request that does not fit is refused whole.
+        on_batch: receives the number of queries of each batch and its seconds.
+    """
+
+    def __init__(
+        self,
+        retriever: Retriever,
+        max_batch: int = 1024,
+        max_waiting: float = math.inf,
+        on_batch: Callable[[int, float], None] | None = None,
+    ) -> None:
+        self.retriever = retriever
+        self._max_batch = max_batch
+        self._max_waiting = max_waiting
+        self._on_batch = on_batch
+        self._waiting: deque[_Entry] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="leret-search")
+        self._running: Future[list[Ranking]] | None = None
+        self._only_computes = getattr(retriever, "only_computes", False)
+        self._cpu_s = math.inf  # a query, in the last batch
+        self._wall_s: float | None = None  # a query, smoothed
+        self._counts = {"asked": 0, "searched": 0, "batches": 0}
+        self.n_waiting = 0
+        """Queries in the queue."""
+
+    async def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
+        """One ranking a query, in their order.
+
+        Raises:
+            QueueFullError: there is no room.
+            RetrievalError: the retriever could not answer one of the queries.
+            CancelledError: the caller was cancelled; queries that still waited are not searched for.
+        """
+        if not queries:
+            return []
+        if self.n_waiting + len(queries) > self._max_waiting:
+            raise QueueFullError(min(30.0, max(1.0, round(self.n_waiting * (self._wall_s or 0.0)))))
+        entry = _Entry(queries, k, asyncio.get_running_loop().create_future())
+        self._waiting.append(entry)
+        self.n_waiting += len(queries)
+        self._counts["asked"] += len(queries)
+        if self._task is None:
+            self._task = asyncio.create_task(self._work())
+        try:
+            return await entry.future
+        except asyncio.CancelledError:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+                self.n_waiting -= len(queries)
+            raise
+
+    def counts(self) -> dict[str, int]:
+        """Queries ``asked`` for, those ``searched`` (the others were equal to one of their batch), ``batches``."""
+        return dict(self._counts)
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether the retriever is at work in its thread."""
+        return self._running is not None and not self._running.done()
+
+    def close(self) -> None:
+        """End the thread when its batch is done."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                await asyncio.sleep(0)  # let all tasks that are ready ask first
+                await self._answer(self._next_batch())
+        finally:
+            self._task = None
+
+    def _next_batch(self) -> list[_Entry]:
+        """The next entries with the k of the first; entries with another k keep their places."""
+        batch: list[_Entry] = []
+        later: deque[_Entry] = deque()
+        n = 0
+        while self._waiting and n < self._max_batch:
+            entry = self._waiting.popleft()
+            if not batch or (entry.k == batch[0].k and n + len(entry.queries) <= self._max_batch):
+                batch.append(entry)
+                n += len(entry.queries)
+            else:
+                later.append(entry)
+        self._waiting.extendleft(reversed(later))
+        self.n_waiting -= n
+        return batch
+
+    async def _answer(self, batch: list[_Entry]) -> None:
+        if not batch:  # all of them were cancelled meanwhile
+            return
+        queries = list(dict.fromkeys(query for entry in batch for query in entry.queries))
+        began = time.monotonic()
+        error: Exception | None = None
+        try:
+            found = dict(zip(queries, await self._search(queries, batch[0].k), strict=True))
+        except Exception as failure:  # raised where the search is awaited
+            error = failure
+            found = failure.answered if isinstance(failure, PartialResultsError) else {}
+        seconds = time.monotonic() - began
+        for entry in batch:
+            if entry.future.done():
+                continue
+            if error is None or all(query in found for query in entry.queries):
+                entry.future.set_result([found[query] for query in entry.queries])
+            else:
+                entry.future.set_exception(error)
+                entry.future.exception()  # read, so that a caller that was cancelled meanwhile leaves no warning
+        if error is None:
+            a_query = seconds / len(queries)
+            self._wall_s = a_query if self._wall_s is None else 0.8 * self._wall_s + 0.2 * a_query
+            if self._on_batch is not None:
+                self._on_batch(len(queries), seconds)
+
+    async def _search(self, queries: list[str], k: int) -> list[Ranking]:
+        self._counts["batches"] += 1
+        self._counts["searched"] += len(queries)
+        if self._only_computes and self._cpu_s < min(_QUICK_S, _QUICK_BATCH_S / len(queries)):
+            rankings = self._timed(queries, k)
+        else:
+            self._running = self._thread.submit(self._timed, queries, k)
+            rankings = await asyncio.wrap_future(self._running)
+        if len(rankings) != len(queries):
+            raise RetrievalError(f"the engine sent {len(rankings)} rankings for {len(queries)} queries").failed()
+        return rankings
+
+    def _timed(self, queries: list[str], k: int) -> list[Ranking]:
+        began = time.thread_time()
+        rankings = self.retriever.search(queries, k)
+        self._cpu_s = (time.thread_time() - began) / len(queries)
+        return rankings
