@@ -1,13 +1,23 @@
+# ruff: noqa: D102  a property of a base class has its text
 """The `retriever` section: one settings class a kind, used by its engine as it is."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, FiniteFloat, NonNegativeInt, PositiveInt, TypeAdapter
-from pydantic import field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveInt,
+    TypeAdapter,
+    field_validator,
+    model_validator,
+)
 
 from leret.config.base import BaseUrl, BaseUrls, Free, RecipePath, Settings, mark_of
 
@@ -47,12 +57,19 @@ class RetrieverSettings(Settings):
         """Does the engine search the documents of ``data.corpus``? A server has its own."""
         return self.index_kind is not None
 
+    def index_directory(self, cache: Path) -> Path | None:
+        """Where the index is: as named, or in a run's cache; None where a server has it."""
+        named: str | None = getattr(self, "index", None)
+        return Path(named) if named else cache / self.index_kind if self.index_kind else None
+
     def ranking_keys(self) -> dict[str, Any]:
         """The keys of this kind that decide the rankings, but for paths, with their values."""
         return {
             name: getattr(self, name)
             for name, field in type(self).model_fields.items()
-            if name not in RetrieverSettings.model_fields and not mark_of(field, Free) and not mark_of(field, RecipePath)
+            if name not in RetrieverSettings.model_fields
+            and not mark_of(field, Free)
+            and not mark_of(field, RecipePath)
         }
 
 
@@ -118,7 +135,9 @@ class DenseSettings(IndexedSettings):
     """An embedding model, and where its vectors are searched."""
 
     kind: Literal["dense"] = "dense"
-    model: ModelPath = Field(min_length=1, description="directory of a sentence-transformers model, or its name on the hub")
+    model: ModelPath = Field(
+        min_length=1, description="directory of a sentence-transformers model, or its name on the hub"
+    )
     query_prefix: str = Field("", description='put before a query: "query: " for E5')
     document_prefix: str = Field("", description='put before a document: "passage: " for E5')
     separator: str = Field(". ", description="between the title and the text of a document")
@@ -136,7 +155,9 @@ class ColbertSettings(IndexedSettings):
     """A ColBERT checkpoint, and its PLAID index."""
 
     kind: Literal["colbert"] = "colbert"
-    checkpoint: ModelPath | None = Field(None, description="its directory; None takes one inside of the downloaded index")
+    checkpoint: ModelPath | None = Field(
+        None, description="its directory; None takes one inside of the downloaded index"
+    )
     index_root: Annotated[str | None, RecipePath("directory of indexes")] = Field(
         None, description="of a downloaded index: the folder it is in"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from leret.config.evaluation import EvalRecipe
 from leret.core.progress import Silent
@@ -82,6 +81,5 @@ def _n_missing(job: Job, evaluator: Evaluator | None, n_questions: int, name: st
 
 def _has_index(bench: Environment) -> bool:
     """Opening the retriever would build an index that is not there."""
-    settings = bench.recipe.retriever
-    kind = settings.index_kind
-    return kind is None or (Path(settings.index) if settings.index else bench.cache / kind).is_dir()
+    index = bench.recipe.retriever.index_directory(bench.cache)
+    return index is None or index.is_dir()

@@ -53,15 +53,13 @@ def deliver(run: Run, bench: Environment, system: System | None) -> None:
         OSError: it cannot be written.
     """
     settings = bench.recipe.retriever
-    index = settings.index
-    if index is None and settings.index_kind is not None:
-        index = str((bench.cache / settings.index_kind).resolve())
+    index = settings.index_directory(bench.cache)
     save_program(
         run.program,
         bench.program(),
         bench.source,
         adapter=bench.recipe.program.adapter,
         policy=settings_of(system, bench.recipe.policy),
-        retriever=settings.model_copy(update={"index": index}),
+        retriever=settings.model_copy(update={"index": str(index.resolve())}) if index else settings,
         data=bench.recipe.data,
     )

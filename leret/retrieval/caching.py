@@ -1,3 +1,4 @@
+# ruff: noqa: D102  methods of a protocol have its text
 """A retriever whose rankings are cached on disk, in a diskcache that runs and processes share."""
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import diskcache
+import diskcache  # type: ignore[import-untyped]
 
 from leret.config.retriever import CacheSettings, RetrieverSettings
 from leret.core.files import cache_directory
@@ -24,7 +25,7 @@ _FAST = frozenset({"bm25", "rm3"})
 _FAULTS = (sqlite3.Error, diskcache.Timeout, OSError, ValueError, TypeError, zlib.error)
 
 
-class JsonDisk(diskcache.JSONDisk):  # type: ignore[misc]
+class JsonDisk(diskcache.JSONDisk):
     """Values as compressed JSON; a row that claims to be a pickle is refused."""
 
     def fetch(self, mode: int, filename: str, value: Any, read: bool) -> Any:

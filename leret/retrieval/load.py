@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from leret.config.base import RecipePath, mark_of
 from leret.config.retriever import (
     BM25Settings,
     ClinicalTrialsSettings,
@@ -46,9 +47,9 @@ class EngineKind:
     Attributes:
         settings: class of its section in a recipe.
         target: ``module:Class`` below leret.retrieval, imported when it is first used.
-        role: what the class is. ``index``: an `IndexEngine`, made from settings. ``parts``: a retriever over others, made
-            from theirs and its settings; ``Class.parts(settings)`` names them. ``server``: a retriever, made from
-            settings. ``corpus server``: the same, made from settings and corpus, with a ``check`` that it answers.
+        role: what the class is. ``index``: an `IndexEngine`, made from settings. ``parts``: a retriever made from the
+            retrievers that ``Class.parts(settings)`` names, and settings. ``server``: a retriever made from settings.
+            ``corpus server``: one made from settings and corpus, with a ``check`` that it answers.
     """
 
     settings: type[RetrieverSettings]
@@ -183,6 +184,43 @@ def build_index(
         if not _holds(own, plan_index(part, corpus)):
             build_index(part, corpus, own, progress)
     return write_manifest(planned, directory)
+
+
+def model_keys() -> dict[str, str]:
+    """The key that names the model, of every kind that has one."""
+    return {
+        kind: name
+        for kind, engine in ENGINES.items()
+        for name, field in engine.settings.model_fields.items()
+        if (mark := mark_of(field, RecipePath)) and mark.hub
+    }
+
+
+def check_index(directory: Path, corpus: Documents | None = None) -> Manifest:
+    """Read an index through, open it and search it.
+
+    Args:
+        directory: of the index.
+        corpus: that it should be of.
+
+    Raises:
+        RetrievalError: it is broken, of another corpus, or cannot be opened.
+    """
+    manifest = read_manifest(directory)
+    if manifest.engine == "hybrid":
+        for name in ("first", "second"):
+            check_index(directory / manifest.places[name], corpus)
+        open_index(directory)
+        return manifest
+    problems = check_files(manifest, directory, content=True)
+    if problems:
+        raise RetrievalError(f"{directory}: {'; '.join(problems)}; build the index again")
+    if corpus is not None:
+        manifest.require_corpus(corpus, directory)
+    documents = MappedDocuments(directory, manifest.corpus)
+    _, title, text = next((documents.at(row) for row in range(len(documents))), ("", "", ""))
+    open_index(directory).search([f"{title} {text}", ""], 1)
+    return manifest
 
 
 def _holds(directory: Path, planned: Manifest) -> bool:

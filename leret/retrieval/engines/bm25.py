@@ -1,3 +1,4 @@
+# ruff: noqa: D102  methods of a protocol have its text
 """BM25 over an index that bm25s makes, mapped into memory.
 
 ::

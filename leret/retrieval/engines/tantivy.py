@@ -1,3 +1,4 @@
+# ruff: noqa: D102  methods of a protocol have its text
 """BM25 over a tantivy index: built and searched from the disk, for corpora too large for bm25s's build.
 
 The terms are those of `engines.analysis`, joined by spaces, so that tantivy only splits at spaces. A query becomes
@@ -7,7 +8,6 @@ the lengths of long documents roughly: its scores are not those of bm25s.
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# ruff: noqa: D102  methods of a protocol have its text
 """The documents of a corpus as an index directory keeps them: two files, mapped into memory.
 
 ::
@@ -167,10 +168,7 @@ class Passages:
         get, read = self._cache.get, self._read
         # as Passage(...) does it, without a call of its __new__ for each
         return tuple(
-            [
-                _new_passage(Passage, (*(get(row) or read(row)), score))
-                for row, score in zip(rows, scores, strict=True)
-            ]
+            [_new_passage(Passage, (*(get(row) or read(row)), score)) for row, score in zip(rows, scores, strict=True)]
         )
 
     def _read(self, row: int) -> tuple[str, str, str]:

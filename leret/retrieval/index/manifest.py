@@ -213,9 +213,7 @@ def read_manifest(directory: Path) -> Manifest:
         raise RetrievalError(f"{directory} is no index ({error}); build one, or name another directory") from error
     form = values.get("format") if isinstance(values, dict) else None
     if form != _FORMAT:
-        raise RetrievalError(
-            f"{path} is no manifest of format {_FORMAT} (it says {form!r}); build the index again"
-        )
+        raise RetrievalError(f"{path} is no manifest of format {_FORMAT} (it says {form!r}); build the index again")
     try:
         files = {str(name): (int(size), str(content)) for name, (size, content) in values["files"].items()}
         rest = {name: values[name] for name in _TYPES}
