@@ -14,16 +14,16 @@ import leret.http.messages
 import pytest
 
 from leret.config.load import load_recipe
-from leret.config.retriever import AnswersSettings, RemoteSettings
+from leret.config.retriever import CacheSettings, RemoteSettings
 from leret.config.sampling import SamplingRecipe
 from leret.core import yaml
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.types import Document, Passage
 from leret.datasets.corpus import Corpus
 from leret.retrieval.base import PartialResultsError
-from leret.retrieval.caching import Kept, keep_answers
+from leret.retrieval.caching import CachedRetriever, with_cache
 from leret.retrieval.clients.leret import Remote
-from leret.retrieval.open import opened
+from leret.retrieval.load import open_retriever
 from tests.retrieval.loopback import Asked, Reply, loopback
 
 INDEX = "i" * 32
@@ -302,9 +302,9 @@ def test_answers_of_a_server_that_nobody_named_are_kept_only_where_it_is_wished(
         ("colbert", "wiki", "auto", True),
         ("leret", None, "auto", True),
     ):
-        answers = AnswersSettings(path=str(tmp_path), use=use)
-        found = keep_answers(remote(url, protocol=protocol, name=name), "remote", answers)
-        assert isinstance(found, Kept) is kept, (protocol, name, use)
+        settings = RemoteSettings(urls=(url,), cache=CacheSettings(path=str(tmp_path), use=use))
+        found = with_cache(remote(url, protocol=protocol, name=name), settings)
+        assert isinstance(found, CachedRetriever) is kept, (protocol, name, use)
 
 
 def test_the_token_goes_into_the_header_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +345,7 @@ def test_a_url_with_a_password_is_refused_with_the_key_to_use_instead(url: str, 
     assert "s3c" not in str(caught.value)
     if url.startswith("http://leret"):
         with pytest.raises(ConfigError, match="--token-env") as caught:
-            opened(url)
+            open_retriever(url)
         assert "s3c" not in str(caught.value)
 
 

@@ -143,7 +143,7 @@ def rankings_of(queries: Sequence[str], outcomes: Sequence[Ranking | HttpError])
 
 
 def refuse_offline(kind: str, queries: Sequence[str]) -> None:
-    """Refuse what reaches the engine: the cache of answers, which stands before it, does not hold it.
+    """Refuse what reaches the engine: the cache, which stands before it, does not hold it.
 
     Raises:
         RetrievalError: any query says something.
@@ -151,7 +151,7 @@ def refuse_offline(kind: str, queries: Sequence[str]) -> None:
     lacking = [query for query in queries if has_terms(query)]
     if lacking:
         raise RetrievalError(
-            f"retriever.{kind}.offline is set, and the cache of answers does not hold {len(lacking)} queries, "
+            f"retriever.offline is set, and the cache does not hold {len(lacking)} queries, "
             f"{lacking[0][:80]!r} first; run with offline: false once, with the same cache"
         )
 
