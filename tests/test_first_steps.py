@@ -72,7 +72,7 @@ def test_a_policy_at_hand_is_checked_and_named(folder: Path) -> None:
     assert recipe("own/sample.yaml")["policy"]["model"] == "mine"
     assert leret("sample", "own/sample.yaml", "--run", "r", "--dry-run")[0] == 0
     code, out = leret("init", *FILES, "--policy", "http://127.0.0.1:1/v1", "--model", "a: b", "--out", "served")
-    assert (code, "train sft --run runs/first --set init=" in out) == (0, True), out
+    assert (code, "train sft --run runs/first --set init_from=" in out) == (0, True), out
     policy = recipe("served/sample.yaml")["policy"]
     assert (policy["kind"], policy["model"], policy["urls"]) == ("openai", "a: b", ["http://127.0.0.1:1/v1"])
     assert leret("init", *FILES, "--policy", "demo", "--out", "demo")[0] == 0
@@ -144,7 +144,7 @@ def test_inspect_tells_one_bad_record_among_good_ones(folder: Path) -> None:
         file.write('{"id": "a", "question": "Who?", "relevant_doc_ids": ["Z"]}\n')
     code, out = leret("data", "inspect", *FILES)
     assert (code, "unknown gold 1" in out, "jsonl:101: gold document 'Z'" in out) == (2, True, True), out
-    assert leret("data", "inspect", *FILES, "--skip-bad")[0] == 0
+    assert leret("data", "inspect", *FILES, "--skip-invalid")[0] == 0
 
 
 def test_inspect_shows_many_gold_documents_in_short(folder: Path) -> None:

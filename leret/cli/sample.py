@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from leret.cli.options import AsJson, DryRun, Overrides, RecipeArgument, RunOption, SkipBad
+from leret.cli.options import AsJson, DryRun, Overrides, RecipeArgument, RunOption, SkipInvalid
 
 if TYPE_CHECKING:
     from leret.sampling.ray.scaleout import Cluster
@@ -22,7 +22,7 @@ def sample(
     recipe: RecipeArgument,
     run: RunOption,
     overrides: Overrides = None,
-    skip_bad: SkipBad = False,
+    skip_invalid: SkipInvalid = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
     engine: Annotated[Engine, typer.Option(help="Sample in this process, or on a Ray cluster.")] = "process",
@@ -39,7 +39,7 @@ def sample(
     from leret.config.sampling import SamplingRecipe
     from leret.core.runs import Run
 
-    settings = load_recipe(recipe, SamplingRecipe, (overrides or []) + ["data.skip_bad=true"] * skip_bad)
+    settings = load_recipe(recipe, SamplingRecipe, (overrides or []) + ["data.skip_invalid=true"] * skip_invalid)
     cluster = _cluster(engine, workers, address)
     warn_of_demo(settings.data.kind, settings.policy.model)
     from leret.sampling.plan import plan  # after the recipe is read: a mistake in it is told at once

@@ -15,9 +15,7 @@ from pydantic import (
 from leret.config.base import Free, RecipePath, Settings
 from leret.config.data import DataSettings
 from leret.config.policy import AnyPolicy, LocalPolicySettings
-from leret.config.retriever import (
-    RetrieverSettings,
-)
+from leret.config.retriever import AnyRetriever, BM25Settings
 
 
 class AdapterSettings(Settings):
@@ -101,7 +99,7 @@ class SamplingRecipe(Settings):
     """`leret sample`: everything that later stages read from the run."""
 
     data: DataSettings
-    retriever: RetrieverSettings = RetrieverSettings()
+    retriever: AnyRetriever = BM25Settings()
     policy: AnyPolicy = LocalPolicySettings()
     program: ProgramSettings = ProgramSettings()
     sampling: SamplingSettings = SamplingSettings()

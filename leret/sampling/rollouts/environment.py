@@ -76,7 +76,7 @@ class Environment:
             split=split or data.split,
             limit=limit,
             seed=data.seed,
-            skip_bad=data.skip_bad,
+            skip_invalid=data.skip_invalid,
             corpus=self.corpus if check and data.kind != "world" and self._has_corpus else None,
             options=data.options or None,
         )
@@ -97,7 +97,7 @@ class Environment:
             data.kind,
             data.corpus or data.questions,
             seed=data.seed,
-            skip_bad=data.skip_bad,
+            skip_invalid=data.skip_invalid,
             options=data.options or None,
         )
 
@@ -113,6 +113,13 @@ class Environment:
         Raises:
             RetrievalError: the index cannot be built, or is of another corpus.
         """
+        from leret.retrieval.caching import with_cache
+
+        return with_cache(self.engine, self.recipe.retriever)
+
+    @cached_property
+    def engine(self) -> Retriever:
+        """The search engine, without the cache of rankings."""
         from leret.retrieval.load import load_retriever
 
         corpus = self.corpus if self._has_corpus else None
