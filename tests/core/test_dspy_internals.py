@@ -1,5 +1,7 @@
 """What leret expects of DSPy beyond its documented interface; a failure here names what a new version changed."""
 
+import copy
+
 import dspy
 import pytest
 
@@ -68,7 +70,7 @@ def test_a_marker_splits_a_message():
 def test_an_engine_of_a_function_gets_the_messages_and_gives_the_text():
     lm = EngineLM("echo", echo, temperature=0.5)
     assert lm("say hello") == ["hello"]
-    assert lm.deepcopy()("say hello") == ["hello"]
+    assert copy.deepcopy(lm)("say hello") == ["hello"], "optimizers copy programs with their LM"
 
 
 def test_messages_of_more_than_text_are_refused():

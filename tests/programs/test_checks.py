@@ -368,14 +368,15 @@ def test_the_stage_tells_where_the_comparison_had_to_stop(tmp_path, monkeypatch)
         "    def __init__(self, k=3):\n        super().__init__()\n"
         "        self.write = dspy.Predict('question -> query')\n        self.search = Search(k=k)\n\n"
         "    def forward(self, question):\n"
-        "        for _ in range(65):\n            question = self.write(question=question).query\n"
-        "        self.search(question)\n"
+        "        query = self.write(question=question).query\n"
+        "        if query[-1].isdigit():\n            raise KeyError(query)\n"
+        "        self.search(query)\n"
     )
     recipe = recipe_of(prompts=1)
     program = ProgramSettings(path=f"{tmp_path}/long.py:Long", adapter=recipe.program.adapter)
     run = Run.create(tmp_path / "run")
     report = sample(recipe.model_copy(update={"program": program}), run, base_dir=tmp_path)
-    assert "after LM call 64" in report.notes[0]
+    assert "after LM call 1: Long failed" in report.notes[0]
 
 
 def test_a_difference_is_told_at_its_first_place():

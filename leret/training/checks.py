@@ -1,49 +1,115 @@
-"""What is trained is what was sent: messages as the program formats them, tokens as the sampler made them.
+"""What is refused before the first step, because it would be trained wrongly without a word.
 
-Refused where they differ, since nothing else would tell: a program or an adapter that has changed since sampling, a
-file of preferences that was edited, a chat template that is not the sampler's.
+The trainer's loss must be the algorithm's, on the model's plain forward. What is trained must be what was sent:
+messages as the program formats them, tokens as the sampler made them. A program or an adapter that has changed since
+sampling, a file of preferences that was edited, a chat template that is not the sampler's: nothing else would tell.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from leret.config.training import TrainingRecipe
 from leret.core.errors import LeretError, TrainingError
 from leret.core.runs import Run
 from leret.policies.base import Messages
 from leret.policies.local.chat_template import PromptEncoder
-from leret.sampling.store.schema import StateSamples
-from leret.sampling.store.store import Store
-from leret.training.data import Example
-from leret.training.initial import Initial
-from leret.training.tokens import Encoded, Encoder
+from leret.training.algorithms.base import Algorithm
+from leret.training.data import Encoded, Encoder, Example
+from leret.training.model import InitialPolicy
 
 if TYPE_CHECKING:
     from leret.programs.prompts import Formatter
+    from leret.sampling.store.schema import StateSamples
 
-
-_GROUPS = 8
+_ROWS = 4
+_SMALL = 1 << 20
+_STATES = 8
 """States of the store that are formatted again."""
-
 _EXAMPLES = 16
 
 
+def check_loss(trainer: Any, recipe: TrainingRecipe, algorithm: Algorithm) -> float:
+    """The trainer's loss must be the model's own, on weights that have been moved away from the reference.
+
+    TRL multiplies the last hidden state by the output matrix itself. For a model whose head is more than that, its
+    log-probabilities are wrong, and the loss of DPO and IPO is still right at the first step.
+
+    Args:
+        trainer: before its first step; left as it was.
+        recipe: that it was built from.
+        algorithm: whose oracle is compared with.
+
+    Returns:
+        The difference, as a fraction of the loss or of 1, whichever is larger.
+
+    Raises:
+        TrainingError: the two differ.
+    """
+    import torch
+    from accelerate.utils import send_to_device
+
+    model, data = trainer.model, trainer.train_dataset
+    shortest = sorted(range(len(data)), key=lambda i: sum(len(v) for v in data[i].values() if isinstance(v, list)))
+    rows = [data[i] for i in shortest[:_ROWS]]
+    batch = send_to_device(trainer.data_collator(rows), next(model.parameters()).device)
+    model.eval()
+    try:
+        with torch.no_grad(), _moved(model):
+            found = float(trainer.compute_loss(model, dict(batch)))
+            expected = algorithm.oracle_loss(recipe, model, rows)
+    finally:
+        model.train()
+    difference = abs(found - expected) / max(1.0, abs(expected))
+    if not difference <= (1e-4 if recipe.dtype == "float32" else 5e-2):
+        raise TrainingError(
+            f"TRL computes a loss of {found:.6g} for {type(model).__name__} where the model itself gives "
+            f"{expected:.6g}: its log-probabilities are not the last hidden state times one output matrix, and it "
+            "would be trained on the wrong loss. Use an architecture with such a head (Llama, Qwen, OPT ...)"
+        )
+    return difference
+
+
+@contextmanager
+def _moved(model: Any) -> Iterator[None]:
+    """Weights with noise added for a while: all that are small, and all outside the backbone."""
+    import torch
+
+    inner = model.get_base_model() if hasattr(model, "peft_config") else model
+    backbone = {id(parameter) for parameter in inner.base_model.parameters()}
+    noise = torch.Generator().manual_seed(0)
+    before: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+    for parameter in model.parameters():
+        if parameter.numel() > _SMALL and id(parameter) in backbone:
+            continue
+        before.append((parameter, parameter.detach().clone()))
+        scale = 0.05 + 0.1 * float(parameter.detach().float().abs().mean())
+        step = torch.randn(parameter.shape, generator=noise) * scale
+        parameter.data.add_(step.to(parameter.device, parameter.dtype))
+    try:
+        yield
+    finally:
+        for parameter, value in before:
+            parameter.data.copy_(value)
+
+
 def check_parity(
-    run: Run, initial: Initial, encoder: Encoder, examples: Sequence[Example], encoded: Sequence[Encoded]
+    run: Run, initial: InitialPolicy, examples: Sequence[Example], encoder: Encoder, encoded: Sequence[Encoded]
 ) -> None:
     """Compare some of what is trained with what was sent.
 
     Args:
         run: that was sampled.
         initial: the policy that is trained.
-        encoder: of its tokenizer.
         examples: as text.
-        encoded: the same as ids.
+        encoder: of its tokenizer.
+        encoded: the examples as ids.
 
     Raises:
         TrainingError: messages or tokens differ; with the first place.
@@ -51,16 +117,17 @@ def check_parity(
     _check_ids(encoder, examples, encoded)
     if not run.store.is_file():
         return
-    digest = run.manifest().get("digests", {}).get("policy")
+    from leret.sampling.store.store import Store
+
     with Store(run.store, read_only=True) as store:
-        groups = list(islice(store.groups(digest), _GROUPS))
-    _check_counts(run, initial, encoder, groups)
-    _check_examples(run, groups, examples)
+        states = list(islice(store.groups(run.manifest().get("digests", {}).get("policy")), _STATES))
+    _check_counts(run, initial, encoder, states)
+    _check_examples(run, states, examples)
     formatter, why = _formatter(run)
     if formatter is None:
         run.event("train", "messages not checked", why=why)
     else:
-        _check_states(formatter, groups)
+        _check_states(formatter, states)
 
 
 def _check_ids(encoder: Encoder, examples: Sequence[Example], encoded: Sequence[Encoded]) -> None:
@@ -81,13 +148,13 @@ def _check_ids(encoder: Encoder, examples: Sequence[Example], encoded: Sequence[
             )
 
 
-def _check_counts(run: Run, initial: Initial, encoder: Encoder, groups: Sequence[StateSamples]) -> None:
+def _check_counts(run: Run, initial: InitialPolicy, encoder: Encoder, states: Sequence[StateSamples]) -> None:
     """The sampler counted as many tokens in a zero-shot prompt as are trained, where it was the same model."""
     settings = run.section("sampling", "leret sample RECIPE").get("policy", {})
     served = str(settings.get("model", "")).rstrip("/").rpartition("/")[2]
     if initial.name != "base" and served != initial.directory.name:
         return  # another model's tokenizer may count as it likes
-    for group in groups:
+    for group in states:
         state, ids = group.state, encoder.prompt_ids(_plain(group.state.messages))
         counts = {sample.n_prompt_tokens for sample in group.samples if sample.prompt == "0"}
         other = sorted(n for n in counts if n is not None and n != len(ids))
@@ -100,13 +167,13 @@ def _check_counts(run: Run, initial: Initial, encoder: Encoder, groups: Sequence
             )
 
 
-def _check_examples(run: Run, groups: Sequence[StateSamples], examples: Sequence[Example]) -> None:
+def _check_examples(run: Run, states: Sequence[StateSamples], examples: Sequence[Example]) -> None:
     """A prompt that is trained is one that the store has for its question."""
     known: dict[str, list[Messages]] = defaultdict(list)
-    for group in groups:
+    for group in states:
         known[group.state.question_id].append(_plain(group.state.messages))
-    if len(groups) == _GROUPS:
-        del known[groups[-1].state.question_id]  # it may have further states
+    if len(states) == _STATES:
+        del known[states[-1].state.question_id]  # it may have further states
     for example in examples:
         sent, trained = known.get(example.question_id), _plain(example.prompt)
         if sent and trained not in sent:
@@ -117,10 +184,9 @@ def _check_examples(run: Run, groups: Sequence[StateSamples], examples: Sequence
             )
 
 
-def _check_states(formatter: Formatter, groups: Iterable[StateSamples]) -> None:
+def _check_states(formatter: Formatter, states: Iterable[StateSamples]) -> None:
     """The stored messages are what the program sends today."""
-    for group in groups:
-        state = group.state
+    for state in (group.state for group in states):
         try:
             today = _plain(formatter.messages(state.predictor, state.inputs))
         except KeyError:

@@ -10,15 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from leret.config.training import TrainingRecipe
-from leret.core.errors import RunError, TrainingError
-from leret.training.checkpoints import Workplace
+from leret.core.errors import RunError
+from leret.training.algorithms.preference import IPORecipe
+from leret.training.algorithms.sft import SFTRecipe
+from leret.training.checkpoints import CheckpointDirectory
 from leret.training.stage import plan, train
 from tests.training.training_runs import sampled_run
 
 ROOT = Path(__file__).parents[2]
-SFT = TrainingRecipe(algorithm="sft", learning_rate=1e-3, batch_size=4, epochs=2, save_steps=4, log_steps=2)
-IPO = TrainingRecipe(algorithm="ipo", learning_rate=1e-3, batch_size=8, epochs=2, save_steps=4, log_steps=2)
+KEYS = {"learning_rate": 1e-3, "num_train_epochs": 2, "save_steps": 4, "logging_steps": 2}
+SFT = SFTRecipe(per_device_train_batch_size=4, **KEYS)
+IPO = IPORecipe(per_device_train_batch_size=8, **KEYS)
 
 
 class Stopper:
@@ -114,13 +116,13 @@ def test_a_killed_process_goes_on_from_its_last_checkpoint(tmp_path, base, strai
         "from pathlib import Path\n"
         "from leret.core.runs import Run\n"
         "from leret.training.stage import train\n"
-        "from tests.training.test_resume import SFT, Stopper\n"
+        "from tests.training.test_fit import SFT, Stopper\n"
         "stopper = Stopper(10, lambda: os.kill(os.getpid(), signal.SIGKILL))\n"
         f"train(SFT, Run.open(Path({str(run.path)!r})), progress=stopper)\n"
     )
     process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=120, check=False)
     assert process.returncode == -signal.SIGKILL, process.stderr.decode()
-    cut = Workplace(run.policies, "sft").path / "checkpoint-8" / "trainer_state.json"
+    cut = CheckpointDirectory(run.policies, "sft").path / "checkpoint-8" / "trainer_state.json"
     cut.write_text(cut.read_text()[:20])  # as if the crash had come while this checkpoint was written
     resumed = train(SFT, run)
     assert resumed.resumed_from == 4
@@ -131,21 +133,24 @@ def test_an_interrupted_training_refuses_another_recipe(tmp_path, base):
     run = sampled_run(tmp_path / "run", base)
     with pytest.raises(PowerCutError):
         train(SFT, run, progress=Stopper(6, fail))
-    other = TrainingRecipe(**{**SFT.model_dump(), "seed": 5})
-    with pytest.raises(TrainingError, match=r"interrupted training that differs in recipe\.seed: 0 then, 5 now"):
+    other = SFTRecipe(**{**SFT.model_dump(), "seed": 5})
+    with pytest.raises(RunError, match=r"\.sft was begun with another recipe:\n  seed: 0 in the run, 5 in the recipe"):
         train(other, run)
 
 
 def test_two_processes_do_not_train_under_one_name(tmp_path, base):
     run = sampled_run(tmp_path / "run", base)
-    with Workplace(run.policies, "sft").lock(), pytest.raises(RunError, match=r"\.sft is being trained by another"):
+    with (
+        CheckpointDirectory(run.policies, "sft").lock(),
+        pytest.raises(RunError, match=r"\.sft is being trained by another"),
+    ):
         train(SFT, run, progress=Stopper(1, fail))
     with pytest.raises(PowerCutError):
         train(SFT, run, progress=Stopper(1, fail))
 
 
 def test_the_seed_decides_the_weights(tmp_path, base, straight):
-    other = train(TrainingRecipe(**{**SFT.model_dump(), "seed": 1}), sampled_run(tmp_path / "run", base))
+    other = train(SFTRecipe(**{**SFT.model_dump(), "seed": 1}), sampled_run(tmp_path / "run", base))
     weights = load_file(other.path / "model.safetensors")
     assert any(not torch.equal(value, weights[name]) for name, value in straight(SFT).items())
 
@@ -154,10 +159,10 @@ def test_a_control_interrupted_at_its_last_step_takes_no_step_more(tmp_path, bas
     run = sampled_run(tmp_path / "run", base)
     (run.policies / "other").mkdir(parents=True)
     (run.policies / "other" / "training.json").write_text('{"total_steps": 8}')  # 6 steps an epoch
-    control = TrainingRecipe(**{**SFT.model_dump(), "match_steps_of": "other"})
+    control = SFTRecipe(**{**SFT.model_dump(), "match_steps_of": "other"})
     with pytest.raises(KeyboardInterrupt):
         train(control, run, progress=Stopper(8, interrupt))
-    weights = load_file(Workplace(run.policies, "sft").path / "checkpoint-8" / "model.safetensors")
+    weights = load_file(CheckpointDirectory(run.policies, "sft").path / "checkpoint-8" / "model.safetensors")
     report = train(control, run)
     assert (report.resumed_from, report.steps) == (8, 8)
     assert_same_bits(report, weights)

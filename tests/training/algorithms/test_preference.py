@@ -1,16 +1,17 @@
 """TRL's trainer, as it is built here, against the losses written out."""
 
 import copy
+import math
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from leret.config.training import TrainingRecipe
-from leret.training.algorithms.losses import dpo_loss, ipo_loss
-from leret.training.algorithms.preference import preference_trainer
-from leret.training.process import surroundings
-from leret.training.tokens import Encoded
+from leret.training.algorithms import ALGORITHMS
+from leret.training.algorithms.base import TrainerInputs
+from leret.training.algorithms.preference import PairCollator, dpo_loss, ipo_loss
+from leret.training.data import Encoded
+from leret.training.process import training_process
 
 PAIRS = [
     Encoded([3, 40, 41, 42, 4], ([50, 51, 52, 53, 5], [60, 5])),
@@ -37,11 +38,11 @@ def logp(model, prompt, completion):
     return sum(logps[len(prompt) - 1 + i, token] for i, token in enumerate(completion))
 
 
-def built(base, tmp_path, **keys):
-    recipe = TrainingRecipe(algorithm=keys.pop("algorithm", "ipo"), init="base", batch_size=4, **keys)
-    model = AutoModelForCausalLM.from_pretrained(base)
-    with surroundings(tmp_path, 1):
-        return preference_trainer(recipe, model, AutoTokenizer.from_pretrained(base), PAIRS, tmp_path, "cpu")
+def built(base, tmp_path, algorithm="ipo", **keys):
+    recipe = ALGORITHMS[algorithm].recipe(init_from="base", per_device_train_batch_size=4, **keys)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
+    with training_process(tmp_path, 1):
+        return ALGORITHMS[algorithm].make_trainer(recipe, TrainerInputs(model, tokenizer, PAIRS, tmp_path, "cpu"))
 
 
 def loss_and_gradients(trainer, model):
@@ -111,3 +112,29 @@ def test_metrics_of_trl_are_untouched_by_the_sequence_reduction(base, tmp_path):
         loss_and_gradients(trainer, policy)
         logged.append({name: values[-1] for name, values in trainer._metrics["train"].items()})
     assert logged[0] == pytest.approx(logged[1])
+
+
+def test_ipo_of_two_pairs_by_hand():
+    # pair 1: h = (-3 + 5) - (-4 + 2) = 2 + 2 = 4, loss (4 - 10)^2 = 36
+    # pair 2: h = (-1 + 1) - (-9 + 6) = 0 + 3 = 3, loss (3 - 10)^2 = 49
+    columns = [torch.tensor(x, dtype=torch.float64) for x in ([-3.0, -1], [-4.0, -9], [-5.0, -1], [-2.0, -6])]
+    assert ipo_loss(*columns, beta=0.05).tolist() == pytest.approx([36.0, 49.0], abs=1e-12)
+
+
+def test_dpo_of_one_pair_by_hand():
+    # h = (-3 + 5) - (-4 + 2) = 4, loss -log(1 / (1 + exp(-0.1 * 4)))
+    columns = [torch.tensor([x], dtype=torch.float64) for x in (-3.0, -4.0, -5.0, -2.0)]
+    assert float(dpo_loss(*columns, beta=0.1)) == pytest.approx(math.log(1 + math.exp(-0.4)), abs=1e-12)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("sequence", [True, False])
+def test_the_mask_of_the_sequence_reduction_sums_to_one(packed, sequence):
+    rows = [
+        {"prompt_tokens": [1, 2], "chosen_tokens": [3, 4, 5], "rejected_tokens": [6]},
+        {"prompt_tokens": [7], "chosen_tokens": [8], "rejected_tokens": [9, 9]},
+    ]
+    mask = PairCollator(0, sequence=sequence, packed=packed)(rows)["completion_mask"]
+    lengths = [3, 1, 1, 2]
+    assert mask[:, 1:].sum(dim=1).tolist() == lengths
+    assert mask.sum(dim=1).tolist() == ([1] * 4 if sequence else lengths)

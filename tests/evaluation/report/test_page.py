@@ -7,9 +7,8 @@ import pytest
 
 from leret.core.types import Document, Hop, Passage, Rollout, Task
 from leret.evaluation.measures import Scorer, all_measures
-from leret.evaluation.report.examples import examples
+from leret.evaluation.report.content import TrainingData, examples
 from leret.evaluation.report.page import render
-from leret.evaluation.report.training_stats import Learned, curves_of
 from leret.evaluation.statistics import Statistics
 from leret.evaluation.summary import Evaluated, summarise
 
@@ -45,7 +44,7 @@ def page(systems, focus, **more):
     return render(
         summary,
         [("fact", EVIL)],
-        more.get("learned", Learned()),
+        more.get("learned", TrainingData()),
         more.get("training", {}),
         shown,
         name=EVIL,
@@ -60,7 +59,7 @@ def full():
         system("base", "base", lambda i: [f"d{i}"] if i else ["d0", "d1"]),
         system(EVIL, "policy", lambda i: [f"d{i}", f"d{i + 1}"] if i else [], ("raw-question",)),
     ]
-    learned = Learned({1: [0.0, 0.5, 1.0], 2: [1.0]}, {1: [0.5]}, 2, 1, {"parse": 3})
+    learned = TrainingData({1: [0.0, 0.5, 1.0], 2: [1.0]}, {1: [0.5]}, 2, 1, {"parse": 3})
     return page(systems, EVIL, learned=learned, training={EVIL: {"log_history": LOG}})
 
 
@@ -182,12 +181,3 @@ def test_only_a_sure_difference_has_a_colour():
 
 def test_a_run_without_any_system_has_a_report():
     assert "How it was made" in page([], None)
-
-
-def test_curves_of_a_log():
-    ((name, panels),) = curves_of({"ipo": {"log_history": LOG}, "sft": {"log_history": LOG[:1]}})
-    assert (name, [title for title, _ in panels]) == (
-        "ipo",
-        ["loss", "chosen preferred to rejected, share", "implicit rewards"],
-    )
-    assert panels[0][1] == {"loss": [(1, 1.0), (2, 0.5), (3, 1 / 3)]}
