@@ -169,18 +169,16 @@ async def _work(
     here: bool,
 ) -> tuple[list[Prompt], SamplingStats, tuple[str, ...]]:
     """The bank, the samples where sampling is done ``here``, and where `check_messages` had to stop."""
-    from leret.core.usage import UsageByPrompt
+    from leret.core.usage import UsageByPrompt, UsageEvents
+    from leret.programs.checks import check_messages
     from leret.retrieval.batching import SearchBatcher
-    from leret.sampling.accounting import UsageEvents
-    from leret.sampling.bank.load import prompts_of
-    from leret.sampling.parity import check_messages
+    from leret.sampling.bank.bank import load_or_build_bank
     from leret.sampling.rollouts.scheduler import SamplingStats
 
     front = SearchBatcher(bench.retriever)
     try:
-        prompts = await prompts_of(run, bench, policy, front, questions, progress)
-        parts = (bench.program(), bench.replay, bench.formatter, bench.retriever)
-        _, stops = check_messages(*parts, prompts, questions[:20])
+        prompts = await load_or_build_bank(run, bench, policy, front, questions, progress)
+        _, stops = await check_messages(bench.program(), bench.runner(front), prompts, questions[:20])
         if not here:
             return prompts, SamplingStats(), stops
         settings = bench.recipe.sampling
@@ -224,18 +222,17 @@ def scheduler_of(
         max_error_rate: see `Scheduler`.
         facts: see `Scheduler`.
     """
-    from leret.programs.runner import ProgramRunner
     from leret.sampling.rollouts.branching import SamplingPlan, StateSampler
     from leret.sampling.rollouts.scheduler import Scheduler
 
     lm, settings = bench.recipe.policy, bench.recipe.sampling
-    stepper = ProgramRunner(bench.replay, bench.formatter, front)
+    runner = bench.runner(front)
     branch = SamplingPlan(
         tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens, settings.reward
     )
-    brancher = StateSampler(stepper, policy, store, branch, ledger)
+    brancher = StateSampler(runner, policy, store, branch, ledger)
     return Scheduler(
-        stepper,
+        runner,
         brancher,
         store,
         policy.digest,

@@ -65,13 +65,13 @@ class Accounts:
             "mean_reward": self._live.mean_reward,
             "failures": self._live.failures.total(),
             "samples": self._live.samples,
-            "calls": self._ledger.total.calls,
+            "calls": self._ledger.total["calls"],
         }
 
     def facts(self) -> dict[str, Any]:
         """All of it, for an event."""
         return {
-            **self._ledger.facts(self._ledger.total),
+            **self._ledger.total,
             "searches": dict(self._searches),
             "by_hop_and_prompt": list(self._ledger.rows()),
         }
