@@ -14,7 +14,7 @@ from dspy.utils.exceptions import AdapterParseError
 from leret.programs.prompts import Prompt
 from leret.programs.search import Found
 from leret.rewards.ranking import ap
-from leret.sampling.rollouts.environment import Workbench
+from leret.sampling.rollouts.environment import Environment
 
 THREADS = 32
 
@@ -69,7 +69,7 @@ class Loop(dspy.Module):
         return list(made.completions.query)
 
 
-def dspy_loop(bench: Workbench, prompts: Sequence[Prompt], questions: int, n: int) -> Timed:
+def dspy_loop(bench: Environment, prompts: Sequence[Prompt], questions: int, n: int) -> Timed:
     """A recipe's sampling by ``dspy.Evaluate``, a thread a question; nothing is stored.
 
     Args:

@@ -83,7 +83,7 @@ def clients(url: str, expected: Path, kinds: list[str], seconds: float, seed: in
 
     def asker(kind: str) -> Any:
         if kind == "leret":
-            remote = Remote(RemoteSettings(urls=(url,), patience_s=120))
+            remote = Remote(RemoteSettings(urls=(url,), retry_for_s=120))
             return lambda query: [passage.doc_id for passage in remote.search([query], K)[0]]
         server = dspy.ColBERTv2(url, post_requests=kind == "dspy-post")
         return lambda query: [passage["pid"] for passage in server(query, k=K)]

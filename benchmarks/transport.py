@@ -17,9 +17,10 @@ import time
 from multiprocessing.connection import Connection
 
 import aiohttp
-
-from leret.policies.base import Request
 from leret.policies.remote.chat import server_seed
+
+from leret.config.policy import PolicySettings
+from leret.policies.base import Request
 from leret.policies.remote.openai import OpenAIPolicy
 
 MESSAGES = (
@@ -80,7 +81,7 @@ async def bare(url: str, bodies: list[bytes], connections: int) -> float:
 
 async def ours(url: str, requests: list[Request], connections: int) -> float:
     """CPU-seconds a request of the policy."""
-    policy = OpenAIPolicy("m", [url], concurrency=connections)
+    policy = OpenAIPolicy(PolicySettings(kind="openai", model="m", urls=(url,), concurrency=connections))
 
     async def one(request: Request) -> None:
         assert (await policy.complete(request))[0].text

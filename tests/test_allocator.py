@@ -10,20 +10,20 @@ import sys
 
 import pytest
 
-from leret.core.memory import unwalked
+from leret.core.memory import gc_frozen
 
 GAPS = """
 from pathlib import Path
-from leret.allocator import give_back, keep_memory
+from leret.allocator import trim_malloc, tune_malloc
 import numpy as np
 def resident_mb():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
-assert keep_memory()
+assert tune_malloc()
 held = [np.ones(1 << 17) for _ in range(200)]  # a MB each
 del held[::2]
 held.append(np.ones(1))
 before = resident_mb()
-given = give_back()
+given = trim_malloc()
 print(given, before - resident_mb())
 """
 
@@ -39,10 +39,10 @@ def test_gaps_between_living_arrays_are_given_back() -> None:
 
 def test_the_collector_passes_over_what_is_there_until_the_end() -> None:
     assert not gc.get_freeze_count()
-    with unwalked():
+    with gc_frozen():
         frozen = gc.get_freeze_count()
         assert frozen > 1000
-        with unwalked():  # in another task, say
+        with gc_frozen():  # in another task, say
             assert still(frozen)
         assert still(frozen)
     assert not gc.get_freeze_count()

@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from leret.cli import app
+from leret.core import yaml
+from leret.core.bundled import demo_policy
 from leret.datasets.world.generate import generate
-from leret.policies.load import demo_directory
 from leret.policies.serving.model import find_served
 from tests.datasets.writing import DOCUMENTS, json_lines
 from tests.first_steps import write_world
@@ -49,7 +49,7 @@ def write_questions(folder: Path, n: int, n_gold: int = 1, **fields: object) -> 
 
 
 def recipe(name: str = "sample.yaml") -> dict[str, dict[str, object]]:
-    value: dict[str, dict[str, object]] = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
+    value: dict[str, dict[str, object]] = yaml.load(Path(name).read_text(encoding="utf-8"))
     return value
 
 
@@ -231,7 +231,7 @@ def test_the_path_of_the_readme_runs_from_a_wheel_in_an_empty_directory(
         commands = [command for command in commands if command[0] != "train"]
     else:  # the shipped policy stands where pretraining would put one
         commands.pop(2)
-        shutil.copytree(demo_directory(), tmp_path / "policies" / "minilm")
+        shutil.copytree(demo_policy(), tmp_path / "policies" / "minilm")
     environment = {**os.environ, "PYTHONPATH": str(wheel)}
     driven = subprocess.run([sys.executable, "-c", DRIVER, str(wheel), json.dumps(commands)], cwd=tmp_path,
                             env=environment, capture_output=True, text=True, check=False)  # fmt: skip

@@ -16,11 +16,11 @@ from leret.config.load import flag_recipe
 from leret.config.policy import PolicySettings
 from leret.config.sampling import SamplingRecipe
 from leret.core import bundled as shipped
+from leret.core.bundled import demo_policy
 from leret.core.errors import ConfigError, DataError
 from leret.datasets.formats.detect import detect_kind
 from leret.datasets.inspect import DataReport, inspect
 from leret.policies.checkpoints import find_model
-from leret.policies.load import demo_directory
 
 _SMALL_BYTES = 400 * 2**20
 """Weights of at most so many bytes are of a small policy, which wants short prompts and high learning rates."""
@@ -80,7 +80,7 @@ def _rendered(template: Path, values: Mapping[str, Any]) -> str:
 
 
 def _is_small(policy: PolicySettings) -> bool:
-    path = demo_directory() if policy.model == "demo" else find_model(policy.model)
+    path = demo_policy() if policy.model == "demo" else find_model(policy.model)
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     return size <= _SMALL_BYTES and not (path / "adapter_config.json").is_file()
 

@@ -10,7 +10,7 @@ import tempfile
 import warnings
 
 from leret.cli.console import plain
-from leret.core.memory import keep_memory
+from leret.core.memory import tune_malloc
 
 _DEFAULTS = {
     "DATASETS_VERBOSITY": "error",
@@ -36,7 +36,7 @@ def prepare(debug: bool) -> None:
     Args:
         debug: let libraries log and warn.
     """
-    keep_memory()
+    tune_malloc()
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Plain())
     for name, value in _DEFAULTS.items():

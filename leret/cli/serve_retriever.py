@@ -26,12 +26,12 @@ def retriever(
 ) -> None:
     """Serve an index to dspy.ColBERTv2, to kind: remote, and to search-RL projects."""
     from leret.cli.console import complain, say
-    from leret.retrieval.clients.http import token_of
+    from leret.http.answers import ApiKey
     from leret.retrieval.open import opened as open_
     from leret.retrieval.server.app import RetrieverServer, ServerSettings
     from leret.retrieval.server.serving import run
 
-    token = token_of(token_env, "--token-env")
+    token = ApiKey.from_env(token_env, "--token-env").reveal()
     if token is None and not _is_loopback(host):
         complain(
             f"{host} can be reached by other machines, and no --token-env is given: everybody may search", "warning: "

@@ -9,7 +9,7 @@ from leret.config.base import Settings
 from leret.config.evaluation import EvalRecipe
 from leret.config.sampling import SamplingRecipe
 from leret.config.training import TrainingRecipe
-from leret.config.yaml import Key
+from leret.core.yaml import Key
 
 
 @dataclass(frozen=True)

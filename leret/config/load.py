@@ -19,9 +19,9 @@ from leret.config.messages import describe
 from leret.config.paths import DataRecipe, IndexRecipe, locate
 from leret.config.sampling import SamplingRecipe
 from leret.config.training import TrainingRecipe
-from leret.config.yaml import Key, Placed, parse
 from leret.core import bundled as shipped
 from leret.core.errors import ConfigError
+from leret.core.yaml import Key, Placed, parse
 
 R = TypeVar("R", SamplingRecipe, TrainingRecipe, EvalRecipe, DataRecipe, IndexRecipe)
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from leret.config.yaml import Key, Placed, dotted
+from leret.core.yaml import Key, Placed, dotted
 
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "text", "tuple": "a list",
           "dict": "a mapping", "list": "a list"}  # fmt: skip

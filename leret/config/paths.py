@@ -12,8 +12,8 @@ from leret.config.base import RecipePath, Settings, with_paths
 from leret.config.data import DataSettings
 from leret.config.retriever import RetrieverSettings
 from leret.config.sampling import SamplingRecipe
-from leret.config.yaml import Key, Placed, dotted
 from leret.core import bundled as shipped
+from leret.core.yaml import Key, Placed, dotted
 
 M = TypeVar("M", bound=BaseModel)
 

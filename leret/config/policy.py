@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from pydantic import (
     Field,
-    NonNegativeInt,
     PositiveInt,
     field_validator,
     model_validator,
@@ -41,10 +40,9 @@ class PolicySettings(Settings):
     device: Annotated[str, Free()] = "auto"
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Free()] = "auto"
     timeout_s: Annotated[float, Free()] = Field(60.0, gt=0, description="of servers: deadline of an attempt")
-    deadline_s: Annotated[float, Free()] = Field(
-        600.0, gt=0, description="of servers: of a request, all attempts and waits together"
+    retry_for_s: Annotated[float, Free()] = Field(
+        300.0, ge=0, description="of servers: an outage is waited for so long, then it is an error; 0 tries once"
     )
-    max_retries: Annotated[NonNegativeInt, Free()] = Field(6, description="of servers: attempts after the first")
     concurrency: Annotated[PositiveInt, Free()] = Field(32, description="of servers: requests in flight at most")
     logprobs: Annotated[bool, Free()] = Field(
         False, description="openai, together: ask for log-probabilities and token ids"

@@ -24,7 +24,7 @@ class _HttpSettings(Settings):
     """How servers are asked."""
 
     timeout_s: Annotated[float, Free()] = Field(30.0, gt=0, description="an attempt's deadline")
-    patience_s: Annotated[float, Free()] = Field(
+    retry_for_s: Annotated[float, Free()] = Field(
         300.0, ge=0, description="an outage is waited for so long, then it is an error"
     )
     concurrency: Annotated[PositiveInt, Free()] = Field(16, description="requests in flight")

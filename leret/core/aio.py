@@ -39,7 +39,7 @@ def _loop() -> asyncio.AbstractEventLoop:
         return _running[1]
 
 
-async def each(items: Iterable[T], do: Callable[[T], Awaitable[None]], concurrency: int) -> None:
+async def for_each(items: Iterable[T], do: Callable[[T], Awaitable[None]], concurrency: int) -> None:
     """Await ``do(item)`` for every item, with no barrier between items.
 
     Args:
@@ -53,9 +53,14 @@ async def each(items: Iterable[T], do: Callable[[T], Awaitable[None]], concurren
         for item in waiting:
             await do(item)
 
-    tasks = [asyncio.create_task(work()) for _ in range(concurrency)]
+    await gathered(work() for _ in range(concurrency))
+
+
+async def gathered(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results in their order; what one raises, or a cancellation, ends the whole: the others are waited for."""
+    tasks = [asyncio.create_task(one) for one in work]
     try:
-        await asyncio.gather(*tasks)
+        return list(await asyncio.gather(*tasks))
     except BaseException:
         for task in tasks:
             task.cancel()
@@ -64,7 +69,7 @@ async def each(items: Iterable[T], do: Callable[[T], Awaitable[None]], concurren
 
 
 class _Muted(io.TextIOBase):
-    """Swallows what the muted threads write; a live progress display, in its own thread, still gets through."""
+    """Swallows what these threads write; a live progress display, in its own thread, still gets through."""
 
     def __init__(self, stream: TextIO, threads: set[int]) -> None:
         super().__init__()
@@ -73,7 +78,7 @@ class _Muted(io.TextIOBase):
 
     def write(self, text: str) -> int:
         if threading.get_ident() in self._threads or type(threading.current_thread()).__name__ == "TMonitor":
-            return len(text)  # tqdm's monitor redraws the bars of muted threads
+            return len(text)  # tqdm's monitor redraws the bars of such threads
         return self._stream.write(text)
 
     def flush(self) -> None:
@@ -84,7 +89,7 @@ class _Muted(io.TextIOBase):
 
 
 @contextmanager
-def muted(logger: str) -> Iterator[None]:
+def suppress_output(logger: str) -> Iterator[None]:
     """Drop what this thread prints, and the log lines of one library.
 
     Args:
@@ -104,7 +109,7 @@ def muted(logger: str) -> Iterator[None]:
 
 
 @contextmanager
-def muted_threads(prefix: str) -> Iterator[None]:
+def suppress_threads(prefix: str) -> Iterator[None]:
     """Drop what a library's own threads print on standard output.
 
     Args:

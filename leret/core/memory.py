@@ -16,7 +16,7 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
 _GIB = 1 << 30
 
 
-def keep_memory() -> bool:
+def tune_malloc() -> bool:
     """Raise the thresholds of this process; elsewhere than on glibc nothing happens.
 
     Returns:
@@ -34,7 +34,7 @@ def keep_memory() -> bool:
     return all(mallopt(name, value) for name, value in wanted.items())
 
 
-def give_back() -> bool:
+def trim_malloc() -> bool:
     """Return free pages to the system; elsewhere than on glibc nothing happens.
 
     Returns:
@@ -47,7 +47,7 @@ def give_back() -> bool:
 
 
 @contextmanager
-def unwalked() -> Iterator[None]:
+def gc_frozen() -> Iterator[None]:
     """The garbage collector passes over all that exists now: imported libraries and loaded data, most of a process.
 
     Nothing happens where somebody has frozen objects already.

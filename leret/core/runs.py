@@ -12,7 +12,8 @@
     R/report.html
     R/events.jsonl    what happened
     R/cache/          indexes and other things that can be built again
-    R/workers/        stores of workers, while several sample at once
+    R/shards/         stores of shards, until they are merged into rollouts.db
+    R/STAGE.done      what `leret.core.stages.mark_completed` noted
 """
 
 from __future__ import annotations
@@ -103,9 +104,9 @@ class Run:
         return self.path / "rollouts.db"
 
     @property
-    def workers(self) -> Path:
-        """Stores of workers, while several sample at once; they are merged into `store`."""
-        return self.path / "workers"
+    def shards(self) -> Path:
+        """Stores of shards that were sampled apart; they are merged into `store`."""
+        return self.path / "shards"
 
     @property
     def preferences(self) -> Path:

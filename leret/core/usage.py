@@ -161,7 +161,7 @@ class Latencies:
 
 
 @dataclass
-class Line:
+class Usage:
     """One hop and prompt.
 
     Attributes:
@@ -177,7 +177,7 @@ class Line:
     failed: int = 0
     latencies: Latencies = field(default_factory=Latencies)
 
-    def add(self, other: Line) -> None:
+    def add(self, other: Usage) -> None:
         """Add another one's counts."""
         self.calls += other.calls
         self.samples += other.samples
@@ -187,7 +187,7 @@ class Line:
         self.latencies.update(other.latencies)
 
 
-class Ledger:
+class UsageByPrompt:
     """Counts by hop and prompt.
 
     Args:
@@ -197,7 +197,7 @@ class Ledger:
 
     def __init__(self, price_prompt: float = 0.0, price_completion: float = 0.0) -> None:
         self._prices = price_prompt, price_completion
-        self._lines: defaultdict[tuple[int, str], Line] = defaultdict(Line)
+        self._lines: defaultdict[tuple[int, str], Usage] = defaultdict(Usage)
 
     def answered(
         self, step: int, prompt: str, n_prompt_tokens: int, n_completion_tokens: Sequence[int], seconds: float
@@ -216,13 +216,13 @@ class Ledger:
         line.calls += 1
         line.failed += n_samples
 
-    def add(self, other: Ledger) -> None:
+    def add(self, other: UsageByPrompt) -> None:
         """Add all that another one counted, of a worker say."""
         for key, line in other._lines.items():
             self._lines[key].add(line)
 
     @property
-    def total(self) -> Line:
+    def total(self) -> Usage:
         """All hops and prompts."""
         return _sum(self._lines.values())
 
@@ -233,7 +233,7 @@ class Ledger:
         ):
             yield {"hop": step + 1, "prompt": prompt, **self.facts(line)}
 
-    def facts(self, line: Line) -> dict[str, float | int]:
+    def facts(self, line: Usage) -> dict[str, float | int]:
         """A line's counts; ``cost`` where prices are given."""
         facts: dict[str, float | int] = {
             "calls": line.calls,
@@ -247,13 +247,13 @@ class Ledger:
             facts["cost"] = round(self.cost(line), 6)
         return facts
 
-    def cost(self, line: Line) -> float:
+    def cost(self, line: Usage) -> float:
         """At the given prices."""
         return (line.prompt_tokens * self._prices[0] + line.completion_tokens * self._prices[1]) / _MILLION
 
 
-def _sum(lines: Iterable[Line]) -> Line:
-    total = Line()
+def _sum(lines: Iterable[Usage]) -> Usage:
+    total = Usage()
     for line in lines:
         total.add(line)
     return total

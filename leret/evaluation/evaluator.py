@@ -15,8 +15,8 @@ from leret.core.types import Document, Task, digest
 from leret.evaluation.baselines import oracle_titles, raw_question, run_scripted
 from leret.evaluation.fused import expanding, fuse
 from leret.evaluation.measures import Scorer
-from leret.evaluation.results import Kept, ScoredHop, Trace, read_kept, write_kept
-from leret.evaluation.runner import Setting, run_policy
+from leret.evaluation.results import ScoredHop, SystemResults, Trace, read_results, write_results
+from leret.evaluation.runner import EvaluationSetup, run_policy
 from leret.evaluation.systems import ORACLE, RM3, System
 from leret.policies.base import Policy
 
@@ -56,7 +56,7 @@ class Evaluator:
         self,
         run: Run,
         directory: Path,
-        setting: Setting,
+        setting: EvaluationSetup,
         policies: Policies,
         *,
         questions: Sequence[Task],
@@ -77,7 +77,7 @@ class Evaluator:
         self._progress = progress
         self._open: tuple[str, Policy, asyncio.Runner] | None = None  # a policy's connections are of one event loop
 
-    def evaluate(self, system: System) -> tuple[Kept, bool]:
+    def evaluate(self, system: System) -> tuple[SystemResults, bool]:
         """The system's rows, and whether anything had to be asked for them.
 
         Raises:
@@ -96,12 +96,12 @@ class Evaluator:
         finally:  # an interruption or an outage keeps what is done
             kept.rows += new
             kept.seconds += time.monotonic() - began
-            everything = Kept(kept.key, _in_order(kept.rows, self._questions), kept.seconds)
+            everything = SystemResults(kept.key, _in_order(kept.rows, self._questions), kept.seconds)
             with self._run.writing(), ThreadPoolExecutor(1) as writer:  # which Ctrl-C does not interrupt
-                writer.submit(write_kept, self._directory / system.name, everything, self._measures).result()
+                writer.submit(write_results, self._directory / system.name, everything, self._measures).result()
         return everything, True
 
-    def missing(self, system: System) -> tuple[Kept, dict[int, list[Task]]]:
+    def missing(self, system: System) -> tuple[SystemResults, dict[int, list[Task]]]:
         """What is there of a system, and the questions that are not, by sample.
 
         Raises:
@@ -109,7 +109,7 @@ class Evaluator:
         """
         samples = self._setting.samples if system.prompt is not None else 1
         ids = [question.id for question in self._questions]
-        kept = read_kept(self._directory / system.name, self._key_of(system)).only(ids, samples)
+        kept = read_results(self._directory / system.name, self._key_of(system)).only(ids, samples)
         done = kept.runs()
         todo = {sample: [q for q in self._questions if (q.id, sample) not in done] for sample in range(samples)}
         return kept, {sample: questions for sample, questions in todo.items() if questions}

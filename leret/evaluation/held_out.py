@@ -8,11 +8,11 @@ from leret.core.runs import Run
 from leret.core.types import Task
 from leret.datasets.load import limited
 from leret.datasets.splits import refuse_doubles, refuse_leak
-from leret.sampling.rollouts.environment import Workbench, questions_digest
+from leret.sampling.rollouts.environment import Environment, questions_digest
 from leret.sampling.store.store import Store
 
 
-def held_out(recipe: EvalRecipe, run: Run, bench: Workbench) -> tuple[list[Task], str]:
+def held_out(recipe: EvalRecipe, run: Run, bench: Environment) -> tuple[list[Task], str]:
     """The recipe's questions, as many of them as have gold documents, in a fixed order; and their digest.
 
     Args:
@@ -42,7 +42,7 @@ def held_out(recipe: EvalRecipe, run: Run, bench: Workbench) -> tuple[list[Task]
     return scored, questions_digest(split)
 
 
-def _bench(recipe: EvalRecipe, bench: Workbench) -> Workbench:
+def _bench(recipe: EvalRecipe, bench: Environment) -> Environment:
     if recipe.questions is None:
         return bench
     if bench.recipe.data.kind == "world":
@@ -50,4 +50,4 @@ def _bench(recipe: EvalRecipe, bench: Workbench) -> Workbench:
             f"questions: {recipe.questions!r} cannot be asked of a generated world, which brings its own; leave it out"
         )
     data = bench.recipe.data.model_copy(update={"questions": recipe.questions})
-    return Workbench(bench.recipe.model_copy(update={"data": data}), bench.cache)
+    return Environment(bench.recipe.model_copy(update={"data": data}), bench.cache)

@@ -18,7 +18,7 @@ from leret.evaluation.evaluator import Policies
 from leret.evaluation.measures import all_measures
 from leret.evaluation.policies import policies_of
 from leret.evaluation.systems import System, available, chosen
-from leret.sampling.changes import recipe_stamps
+from leret.sampling.rollouts.environment import recipe_stamps
 
 _RENAME = "give this evaluation another name: --set evaluation=NAME"
 

@@ -12,9 +12,8 @@ from leret.evaluation.evaluator import Evaluator
 from leret.evaluation.held_out import held_out
 from leret.evaluation.job import Job, finished, on_data, resolve
 from leret.evaluation.stage import open_evaluator
-from leret.sampling.changes import refuse_changed_files
 from leret.sampling.plan import steps_of
-from leret.sampling.rollouts.environment import Workbench
+from leret.sampling.rollouts.environment import Environment, refuse_changed_files
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def plan(recipe: EvalRecipe, run: Run) -> EvalPlan:
     if before is not None:
         names = tuple(system.name for system in job.systems)
         return EvalPlan(before["n_questions"], names, (), before["n_hops"], 0, True)
-    with Workbench.open(run) as bench:
+    with Environment.open(run) as bench:
         refuse_changed_files(run, bench)
         questions, data = held_out(recipe, run, bench)
         job = on_data(job, data)
@@ -80,7 +79,7 @@ def _n_missing(job: Job, evaluator: Evaluator | None, n_questions: int, name: st
     return sum(map(len, evaluator.missing(system)[1].values()))
 
 
-def _has_index(bench: Workbench) -> bool:
+def _has_index(bench: Environment) -> bool:
     """Opening the retriever would build an index that is not there."""
     settings = bench.recipe.retriever
     kind = settings.index_kind

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from leret.config.policy import PolicySettings
+from leret.core.bundled import demo_policy
 from leret.core.runs import Run
 from leret.evaluation.evaluator import Policies
 from leret.evaluation.systems import System
 from leret.policies.base import Policy
 from leret.policies.checkpoints import find_model, model_digest
-from leret.policies.load import demo_directory, policy_of
+from leret.policies.load import policy_of
 from leret.programs.saved import save_program
-from leret.sampling.rollouts.environment import Workbench
+from leret.sampling.rollouts.environment import Environment
 
 
 def policies_of(run: Run) -> Policies:
@@ -25,7 +26,7 @@ def policies_of(run: Run) -> Policies:
         settings = settings_of(system, base)
         if settings.kind != "local":
             return policy_of(settings).digest
-        return model_digest(demo_directory() if settings.model == "demo" else find_model(settings.model))
+        return model_digest(demo_policy() if settings.model == "demo" else find_model(settings.model))
 
     def open_policy(system: System) -> Policy:
         return policy_of(settings_of(system, base))
@@ -40,7 +41,7 @@ def settings_of(system: System | None, base: PolicySettings) -> PolicySettings:
     return base.in_process(str(system.directory.resolve()))
 
 
-def deliver(run: Run, bench: Workbench, system: System | None) -> None:
+def deliver(run: Run, bench: Environment, system: System | None) -> None:
     """Write R/program: what `leret.load` needs to run the program with a policy.
 
     Args:

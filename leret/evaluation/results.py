@@ -139,7 +139,7 @@ pass
 
 
 @dataclass
-class Kept:
+class SystemResults:
     """The rows of one system.
 
     Attributes:
@@ -156,7 +156,7 @@ class Kept:
         """Completions that the rows stand for."""
         return sum(row.completion is not None for row in self.rows)
 
-    def only(self, question_ids: Sequence[str], samples: int) -> Kept:
+    def only(self, question_ids: Sequence[str], samples: int) -> SystemResults:
         """The rows of runs that are asked for and did not fail, in the order of the questions."""
         failed = {(row.question_id, row.sample) for row in self.rows if row.failure is not None}
         place = {question_id: i for i, question_id in enumerate(question_ids)}
@@ -166,14 +166,14 @@ class Kept:
             if row.question_id in place and row.sample < samples and (row.question_id, row.sample) not in failed
         ]
         rows.sort(key=lambda row: (row.sample, place[row.question_id], row.hop))
-        return Kept(self.key, rows, self.seconds)
+        return SystemResults(self.key, rows, self.seconds)
 
     def runs(self) -> set[tuple[str, int]]:
         """(question id, sample) of every run."""
         return {(row.question_id, row.sample) for row in self.rows}
 
 
-def read_kept(directory: Path, key: str) -> Kept:
+def read_results(directory: Path, key: str) -> SystemResults:
     """What is there under this key; nothing, where it was evaluated otherwise or not at all.
 
     Raises:
@@ -182,13 +182,13 @@ def read_kept(directory: Path, key: str) -> Kept:
     try:
         note = json.loads((directory / "evaluated.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return Kept(key)
+        return SystemResults(key)
     if not isinstance(note, dict) or note.get("key") != key:
-        return Kept(key)
-    return Kept(key, read_rows(directory / "per_question.parquet"), float(note.get("seconds", 0.0)))
+        return SystemResults(key)
+    return SystemResults(key, read_rows(directory / "per_question.parquet"), float(note.get("seconds", 0.0)))
 
 
-def write_kept(directory: Path, kept: Kept, measures: Sequence[str]) -> None:
+def write_results(directory: Path, kept: SystemResults, measures: Sequence[str]) -> None:
     """Write the rows, then the note that makes them count."""
     note = directory / "evaluated.json"
     note.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from leret.programs.prompts import Formatter, Prompt
 from leret.programs.replay import Replay
 from leret.retrieval.base import Retriever
 from leret.retrieval.batching import SearchBatcher
-from leret.sampling.rollouts.rollout import Roller
+from leret.sampling.rollouts.rollout import RolloutRunner
 
 CONCURRENCY: Final = 256
 """Questions in flight: what waits together is decoded together."""
@@ -28,7 +28,7 @@ _BOUNDARY: Final[Mapping[str, type[LeretError]]] = {"retrieval": RetrievalError,
 
 
 @dataclass(frozen=True)
-class Setting:
+class EvaluationSetup:
     """A program over a retriever, and how completions are asked for.
 
     Attributes:
@@ -46,7 +46,7 @@ class Setting:
 
 
 async def run_policy(
-    setting: Setting,
+    setting: EvaluationSetup,
     policy: Policy,
     prompt: Prompt,
     todo: Mapping[int, Sequence[Task]],
@@ -68,7 +68,7 @@ async def run_policy(
     """
     watch = _Watch(sum(len(questions) for questions in todo.values()), n_done)
     front = SearchBatcher(setting.retriever)
-    roller = Roller(
+    roller = RolloutRunner(
         setting.replay,
         setting.formatter,
         policy,

@@ -21,15 +21,14 @@ from leret.evaluation.job import Job, finished, on_data, resolve
 from leret.evaluation.policies import deliver, settings_of
 from leret.evaluation.report.examples import examples
 from leret.evaluation.report.page import write_page
-from leret.evaluation.results import Kept
-from leret.evaluation.runner import Setting
+from leret.evaluation.results import SystemResults
+from leret.evaluation.runner import EvaluationSetup
 from leret.evaluation.statistics import Statistics
 from leret.evaluation.summary import Evaluated, summarise
 from leret.evaluation.systems import System, focus
 from leret.evaluation.trec import write_qrels, write_run
 from leret.policies.load import probe
-from leret.sampling.changes import refuse_changed_files, refuse_changes
-from leret.sampling.rollouts.environment import Workbench
+from leret.sampling.rollouts.environment import Environment, refuse_changed_files, refuse_changes
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
     before = finished(job)
     if before is not None:
         return _report(job, before, began, already=True)
-    with Workbench.open(run) as bench:
+    with Environment.open(run) as bench:
         refuse_changed_files(run, bench)
         questions, data = held_out(recipe, run, bench)
         job = on_data(job, data)
@@ -94,7 +93,7 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
     return _report(job, summary, began, asked=asked)
 
 
-def open_evaluator(job: Job, bench: Workbench, questions: Sequence[Task], progress: Progress) -> Evaluator:
+def open_evaluator(job: Job, bench: Environment, questions: Sequence[Task], progress: Progress) -> Evaluator:
     """The evaluator of a job.
 
     Args:
@@ -108,7 +107,7 @@ def open_evaluator(job: Job, bench: Workbench, questions: Sequence[Task], progre
     """
     recipe, policy, retriever = job.recipe, bench.recipe.policy, bench.recipe.retriever
     refuse_changes(job.run, bench.recipe, {"retriever": bench.retriever.digest})
-    setting = Setting(
+    setting = EvaluationSetup(
         bench.replay,
         bench.formatter,
         bench.retriever,
@@ -137,8 +136,8 @@ def open_evaluator(job: Job, bench: Workbench, questions: Sequence[Task], progre
 
 
 def _evaluate(
-    job: Job, bench: Workbench, questions: Sequence[Task], progress: Progress
-) -> tuple[tuple[str, ...], dict[str, Kept]]:
+    job: Job, bench: Environment, questions: Sequence[Task], progress: Progress
+) -> tuple[tuple[str, ...], dict[str, SystemResults]]:
     """Every system's rows, and the names of those that anything was asked of."""
     evaluator = open_evaluator(job, bench, questions, progress)
     asked, kept = [], {}
@@ -157,7 +156,7 @@ def _evaluate(
     return tuple(asked), kept
 
 
-def _note(job: Job, system: System, kept: Kept) -> None:
+def _note(job: Job, system: System, kept: SystemResults) -> None:
     """The run file and the event of a system that has just been evaluated."""
     last = {row.question_id: row for row in kept.rows if row.sample == 0 and row.failure is None}
     with job.run.writing():
@@ -177,7 +176,7 @@ def _note(job: Job, system: System, kept: Kept) -> None:
     )
 
 
-def _summarise(job: Job, questions: Sequence[Task], kept: Mapping[str, Kept]) -> dict[str, Any]:
+def _summarise(job: Job, questions: Sequence[Task], kept: Mapping[str, SystemResults]) -> dict[str, Any]:
     recipe = job.recipe
     evaluated = [
         Evaluated(
@@ -208,7 +207,7 @@ def _summarise(job: Job, questions: Sequence[Task], kept: Mapping[str, Kept]) ->
 
 
 def _examples(
-    job: Job, bench: Workbench, questions: Sequence[Task], kept: Mapping[str, Kept], name: str | None
+    job: Job, bench: Environment, questions: Sequence[Task], kept: Mapping[str, SystemResults], name: str | None
 ) -> dict[str, Any] | None:
     rival = job.recipe.baseline
     if name is None or rival not in kept or rival == name:

@@ -20,11 +20,10 @@ from leret.config.policy import PolicySettings
 from leret.core.aio import submit
 from leret.core.errors import LeretError, PolicyError
 from leret.core.types import digest
-from leret.http.secrets import Key
-from leret.policies.base import Completion, Messages, Policy, Request
+from leret.http.answers import ApiKey
+from leret.policies.base import Completion, Messages, Policy, PromptTooLongError, Request
 from leret.policies.load import policy_state, shared_policy
 from leret.policies.local.policy import LocalPolicy
-from leret.policies.remote.replies import PromptTooLongError
 
 
 def messages_of(request: lm15.Request) -> Messages:
@@ -129,7 +128,7 @@ def _served_lm(settings: PolicySettings, asked: dict[str, Any]) -> dspy.LM:
         f"openai/{settings.model}",
         **{
             "api_base": settings.urls[0],
-            "api_key": Key.of(settings.api_key_env).reveal() or "none",
+            "api_key": ApiKey.from_env(settings.api_key_env, "policy.api_key_env").reveal() or "none",
             "engine": "litellm",
             "num_retries": 5,
             "timeout": settings.timeout_s,

@@ -17,7 +17,7 @@ Known = dict[tuple[str, int], Ranking]
 """The retriever's answers on one path, by (query, k)."""
 
 
-class Stepper:
+class ProgramRunner:
     """One program over one retriever.
 
     Args:
@@ -31,7 +31,7 @@ class Stepper:
         self.formatter = formatter
         self.front = front
 
-    async def go(
+    async def advance(
         self, question: Task, outputs: Sequence[Mapping[str, Any]], known: Known
     ) -> NeedsCompletion | Finished:
         """Run up to the next step without a completion.

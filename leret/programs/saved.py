@@ -22,9 +22,9 @@ from leret.config.data import DataSettings
 from leret.config.policy import PolicySettings
 from leret.config.retriever import RetrieverSettings
 from leret.config.sampling import AdapterSettings
-from leret.config.yaml import Key
 from leret.core.errors import ProgramError
 from leret.core.files import write_atomically
+from leret.core.yaml import Key
 from leret.datasets.load import load_corpus
 from leret.programs.adapters import make_adapter
 from leret.programs.load import load_program

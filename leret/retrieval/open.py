@@ -33,13 +33,13 @@ class Opened:
         return frozenset(StoredDocuments(self.directory, self.corpus))
 
 
-def opened(index: str, *, token_env: str | None = None, patience_s: float = 30.0) -> Opened:
+def opened(index: str, *, token_env: str | None = None, retry_for_s: float = 30.0) -> Opened:
     """Open an index directory, or connect to a ``leret`` server.
 
     Args:
         index: a directory, or a URL.
         token_env: environment variable that holds the server's bearer token.
-        patience_s: how long a server that does not answer is waited for.
+        retry_for_s: how long a server that does not answer is waited for.
 
     Raises:
         ConfigError: the URL is none or holds a password, or the variable is not set.
@@ -53,7 +53,7 @@ def opened(index: str, *, token_env: str | None = None, patience_s: float = 30.0
             raise ConfigError(
                 "the server's URL holds no user and no password; put the token in a variable (--token-env)"
             )
-        remote = Remote(RemoteSettings(urls=(index,), token_env=token_env, patience_s=patience_s))
+        remote = Remote(RemoteSettings(urls=(index,), token_env=token_env, retry_for_s=retry_for_s))
         served = remote.served()
         return Opened(remote, served.engine, served.corpus, served.documents)
     from leret.retrieval.engines.colbert_index import Downloaded

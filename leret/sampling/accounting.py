@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from leret.core.runs import Run
-from leret.core.usage import Ledger
+from leret.core.usage import UsageByPrompt
 
 if TYPE_CHECKING:
     from leret.policies.base import Policy
@@ -21,7 +21,7 @@ _EVENT_S = 30.0
 _FACTS_S = 1.0
 
 
-class Accounting:
+class UsageEvents:
     """Watches one session of sampling. An async context: an ``accounts`` event every half a minute, and one at its end.
 
     Args:
@@ -33,7 +33,7 @@ class Accounting:
     """
 
     def __init__(
-        self, run: Run, ledger: Ledger, policy: Policy, front: SearchBatcher, every_s: float = _EVENT_S
+        self, run: Run, ledger: UsageByPrompt, policy: Policy, front: SearchBatcher, every_s: float = _EVENT_S
     ) -> None:
         self._run = run
         self._ledger = ledger

@@ -17,7 +17,7 @@ import dspy
 from dspy import lm15
 from pydantic import BaseModel, ValidationError
 
-from leret.core.aio import muted
+from leret.core.aio import suppress_output
 from leret.core.errors import ProgramError, RetrievalError
 from leret.core.types import Ranking, Task
 from leret.policies.base import Messages
@@ -143,7 +143,7 @@ def program_messages(
     lm = dspy.LM("leret/recorder", engine=recorder, cache=False, num_retries=0)
     try:
         with (
-            muted("dspy"),
+            suppress_output("dspy"),
             _prompted(program, formatter, prompt),
             dspy.context(lm=lm, adapter=formatter.adapter, rm=retriever, disable_history=True),
         ):

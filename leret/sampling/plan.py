@@ -15,7 +15,7 @@ from leret.core.errors import LeretError, ProgramError
 from leret.core.runs import Run
 from leret.core.types import Passage, Ranking, Task
 from leret.rewards import reward
-from leret.sampling.rollouts.environment import Workbench, located
+from leret.sampling.rollouts.environment import Environment, located
 
 if TYPE_CHECKING:
     from leret.programs.replay import NeedsCompletion, Replay
@@ -65,7 +65,7 @@ def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> P
         LeretError: the recipe's files cannot be read.
         PromptTooLongError: a prompt without demos does not fit the policy.
     """
-    bench = Workbench(located(recipe, base_dir or Path.cwd()), run.cache)
+    bench = Environment(located(recipe, base_dir or Path.cwd()), run.cache)
     settings = recipe.sampling
     reward(settings.reward, "sampling.reward")
     questions = bench.questions(recipe.data.split, recipe.data.limit)
@@ -123,15 +123,15 @@ def _calls(
         outputs.append({name: [text] if info.annotation == list[str] else text for name, info in fields.items()})
 
 
-def _lengths(bench: Workbench, questions: Sequence[Task]) -> tuple[int | None, int | None]:
+def _lengths(bench: Environment, questions: Sequence[Task]) -> tuple[int | None, int | None]:
     """Tokens of the longest of some prompts, with documents of the corpus as what is found; the policy's positions."""
+    from leret.core.bundled import demo_policy
     from leret.policies.checkpoints import load_tokenizer, read_model_json
-    from leret.policies.load import demo_directory
     from leret.policies.local.chat_template import PromptEncoder
     from leret.programs.prompts import Prompt
 
     policy, formatter, settings = bench.recipe.policy, bench.formatter, bench.recipe.sampling
-    path = demo_directory() if policy.model == "demo" else Path(policy.model)
+    path = demo_policy() if policy.model == "demo" else Path(policy.model)
     positions = read_model_json(path / "config.json").get("max_position_embeddings") if path.is_dir() else None
     if policy.kind != "local" or positions is None:
         return None, None

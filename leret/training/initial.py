@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leret.core.bundled import demo_policy
 from leret.core.errors import PolicyError, TrainingError
 from leret.core.runs import Run
 from leret.policies.checkpoints import find_model, model_digest
-from leret.policies.load import demo_directory
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -48,7 +48,7 @@ def find_initial(run: Run, init: str) -> Initial:
     elif (trained / "training.json").is_file():
         model = str(trained)
     elif init == "demo":
-        model = str(demo_directory())
+        model = str(demo_policy())
     elif Path(init).is_dir() or _HUB_NAME.fullmatch(init):
         model = init
     else:
@@ -83,7 +83,7 @@ def _sampled_model(run: Run) -> str:
     policy: Mapping[str, Any] = run.section("sampling", "leret sample RECIPE").get("policy", {})
     model = str(policy.get("model", ""))
     if model == "demo":
-        return str(demo_directory())
+        return str(demo_policy())
     if Path(model).is_dir():
         return model
     if policy.get("kind") == "openai":

@@ -145,10 +145,10 @@ def _difference(ours: Messages, theirs: Messages, *names: str) -> str:
 
 def _formatter(run: Run) -> tuple[Formatter | None, str]:
     """The formatter of the run's program; None with the reason where it cannot be opened."""
-    from leret.sampling.rollouts.environment import Workbench
+    from leret.sampling.rollouts.environment import Environment
 
     try:
-        return Workbench.open(run).formatter, ""
+        return Environment.open(run).formatter, ""
     except ValidationError as error:
         return None, f"the run holds no whole recipe: {error.error_count()} keys are amiss"
     except (LeretError, OSError) as error:

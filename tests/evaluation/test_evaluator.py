@@ -9,7 +9,7 @@ from leret.core.progress import Silent
 from leret.core.runs import Run
 from leret.evaluation.evaluator import Evaluator, Policies
 from leret.evaluation.measures import all_measures
-from leret.evaluation.runner import Setting
+from leret.evaluation.runner import EvaluationSetup
 from leret.evaluation.systems import System
 from leret.policies.local.chat_template import PromptTooLongError
 from leret.programs.prompts import ZERO_SHOT, Prompt
@@ -32,7 +32,7 @@ def make(tmp_path):
             opened.append(Rule(rule, digest))
             return opened[-1]
 
-        setting = Setting(replay, formatter, Titles(), max_tokens=8, **more)
+        setting = EvaluationSetup(replay, formatter, Titles(), max_tokens=8, **more)
         policies = Policies(lambda system: digest, open_policy)
         made = Evaluator(
             run,

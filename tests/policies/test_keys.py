@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from aiohttp import web
+from leret.http.secrets import Key
 from typer.testing import CliRunner
 
 from leret.cli.app import app
 from leret.config.load import load_recipe
 from leret.config.policy import PolicySettings
 from leret.config.sampling import SamplingRecipe
+from leret.core import yaml
 from leret.core.errors import ConfigError, PolicyError
-from leret.http.secrets import Key
 from leret.policies.load import load_policy, policy_of, policy_state
 from leret.policies.remote import dispatch
 from tests.policies.conftest import ask
@@ -113,7 +113,7 @@ def test_a_recipe_that_holds_the_key_itself_is_refused_without_repeating_it(tmp_
     recipe = tmp_path / "r.yaml"
     policy = {"kind": "openai", "model": "m", "urls": ["http://a/v1"], "api_key_env": value}
     data = {"kind": "world"}
-    recipe.write_text(yaml.safe_dump({"data": data, "policy": policy}))
+    recipe.write_text(yaml.dump({"data": data, "policy": policy}))
     with pytest.raises(ConfigError, match=r"r\.yaml:\d+: policy\.api_key_env: names an environment variable") as caught:
         load_recipe(recipe, SamplingRecipe)
     assert value not in str(caught.value)
@@ -156,14 +156,14 @@ def test_a_run_keeps_no_key_in_its_manifest_its_events_or_its_store_and_the_comm
     recipe = {
         "data": {"kind": "world", "limit": 4, "options": {}},
         "program": {"path": "pipelines/multihop.py:MultiHop", "adapter": {"kind": "compact"}},
-        "policy": {"kind": "openai", "model": "m", "api_key_env": "TINY_KEY", "max_retries": 0},
+        "policy": {"kind": "openai", "model": "m", "api_key_env": "TINY_KEY", "retry_for_s": 0},
         "sampling": {"prompts": 1, "samples": 2, "max_error_rate": 1.0},
     }
 
     async def main() -> str:
         async with serving(Chat(), under="/v1") as urls:
             recipe["policy"]["urls"] = urls
-            (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+            (tmp_path / "r.yaml").write_text(yaml.dump(recipe))
             command = ["--debug", "sample", str(tmp_path / "r.yaml"), "--run", str(run)]
             result = await asyncio.to_thread(CliRunner().invoke, app, command)
             return result.output + (result.stderr or "")

@@ -8,10 +8,10 @@ import json
 import tracemalloc
 from typing import Any
 
+import leret.http.messages
 import pytest
 from aiohttp import web
 
-import leret.http.messages
 from leret.core.errors import PolicyError
 from leret.policies.remote import dispatch
 from leret.policies.remote.openai import OpenAIPolicy

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from leret.policies.remote.chat import server_seed
 
 from leret.core.errors import PolicyError
 from leret.policies.base import Request
 from leret.policies.remote import dispatch
-from leret.policies.remote.chat import server_seed
 from tests.policies.conftest import ask
 from tests.policies.servers import TgiServer, serving
 

@@ -8,13 +8,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import leret.http.messages
 import pytest
 from aiohttp import web
+from leret.policies.remote.chat import server_seed
 
-import leret.http.messages
 from leret.core.errors import PolicyError
 from leret.policies.remote import dispatch
-from leret.policies.remote.chat import server_seed
 from tests.policies.conftest import ask
 from tests.policies.servers import TogetherServer, completion, serving
 

@@ -24,7 +24,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trials(url: str, **settings: Any) -> ClinicalTrials:
-    given = {"url": f"{url}/api/v2", "patience_s": 0.0, "timeout_s": 5.0, "requests_per_s": 1000.0, **settings}
+    given = {"url": f"{url}/api/v2", "retry_for_s": 0.0, "timeout_s": 5.0, "requests_per_s": 1000.0, **settings}
     return ClinicalTrials(ClinicalTrialsSettings(**given))
 
 

@@ -39,7 +39,7 @@ def recipe(url: str, offline: bool) -> SamplingRecipe:
     return SamplingRecipe.model_validate(
         {
             "data": {"kind": "jsonl", "questions": "questions.jsonl", "split": "all"},
-            "retriever": {"kind": "pubmed", "k": 2, "pubmed": {"url": url, "offline": offline, "patience_s": 5}},
+            "retriever": {"kind": "pubmed", "k": 2, "pubmed": {"url": url, "offline": offline, "retry_for_s": 5}},
             "policy": {"model": "fake", "max_tokens": 8},
             "program": {"path": f"{ROOT}/pipelines/multihop.py:MultiHop", "hops": 2, "adapter": {"kind": "compact"}},
             "sampling": {"prompts": 1, "samples": 3, "seed": 1},

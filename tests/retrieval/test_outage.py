@@ -72,8 +72,8 @@ def recipe(retriever: dict[str, Any]) -> SamplingRecipe:
     )
 
 
-def remote(url: str, patience_s: float) -> dict[str, Any]:
-    settings = {"urls": [url], "patience_s": patience_s, "timeout_s": 10}
+def remote(url: str, retry_for_s: float) -> dict[str, Any]:
+    settings = {"urls": [url], "retry_for_s": retry_for_s, "timeout_s": 10}
     return {"kind": "remote", "remote": settings, "answers": {"use": "off"}}
 
 
@@ -84,7 +84,7 @@ def test_a_url_of_no_retriever_is_told_before_an_lm_is_asked(
     policy = FakePolicy()
     monkeypatch.setattr("leret.policies.load.policy_of", lambda settings: policy)
     with loopback(lambda _: Reply("<html>It works!</html>")) as server:
-        settings = {"urls": [server.url], "protocol": protocol, "patience_s": 60}
+        settings = {"urls": [server.url], "protocol": protocol, "retry_for_s": 60}
         with pytest.raises(RetrievalError, match="sent no JSON"):
             sample(recipe({"kind": "remote", "remote": settings}), Run.create(place / "run"), base_dir=place)
     assert not policy.requests
@@ -94,7 +94,7 @@ def test_a_server_that_is_being_started_is_waited_for_when_a_run_opens_it(place:
     replies = [Reply("starting", 503), Reply({"topk": [{"pid": "1", "text": "T | x", "score": 1.0}]})]
     with loopback(lambda _: replies.pop(0) if len(replies) > 1 else replies[0]) as server:
         settings = RetrieverSettings(
-            kind="remote", remote=RemoteSettings(urls=(server.url,), protocol="colbert", patience_s=60)
+            kind="remote", remote=RemoteSettings(urls=(server.url,), protocol="colbert", retry_for_s=60)
         )
         load_live(settings, None)
         assert len(server.asked) == 2

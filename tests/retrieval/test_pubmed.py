@@ -9,6 +9,7 @@ from itertools import chain, pairwise, repeat
 from typing import Any
 
 import pytest
+from leret.retrieval.clients.http import Client
 from pydantic import ValidationError
 
 from leret.config.retriever import AnswersSettings, PubMedSettings, RetrieverSettings
@@ -16,7 +17,6 @@ from leret.core.errors import RetrievalError
 from leret.core.types import digest
 from leret.retrieval.caching import keep_answers
 from leret.retrieval.clients import ratelimit
-from leret.retrieval.clients.http import Client
 from leret.retrieval.clients.pubmed import PubMed
 from leret.retrieval.load import load_retriever
 from tests.retrieval.loopback import Asked, Reply, loopback
@@ -33,7 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pubmed(url: str, **settings: Any) -> PubMed:
-    return PubMed(PubMedSettings(**{"url": url, "patience_s": 0.0, "timeout_s": 5.0, **settings}))
+    return PubMed(PubMedSettings(**{"url": url, "retry_for_s": 0.0, "timeout_s": 5.0, **settings}))
 
 
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_records_that_an_answer_lacks_are_asked_for_again(monkeypatch: pytest.Mo
     with loopback(site(chain([True], repeat(False)))) as server:
         assert all(p.title for p in pubmed(server.url).search(["q"], 9)[0])
     with loopback(site(repeat(True))) as server, pytest.raises(RetrievalError, match="too few records"):
-        pubmed(server.url, patience_s=20).search(["q"], 9)
+        pubmed(server.url, retry_for_s=20).search(["q"], 9)
 
 
 def test_fewer_ids_than_were_found_and_asked_for_are_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_a_key_that_ncbi_sends_back_is_in_no_message(status: int, cut: int, monk
         loopback(lambda _: Reply(body, status)) as server,
         pytest.raises(RetrievalError, match="API key invalid") as caught,
     ):
-        pubmed(server.url, patience_s=20).search(["q"], 1)
+        pubmed(server.url, retry_for_s=20).search(["q"], 1)
     assert "s3c" not in str(caught.value)
 
 
@@ -232,7 +232,7 @@ def test_a_failed_fetch_is_an_error(reply: Reply, monkeypatch: pytest.MonkeyPatc
 def test_429_with_retry_after_is_waited_for_by_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     replies = [Reply({"error": "API rate limit exceeded"}, 429, {"Retry-After": "0.5"}), esearch(["7"])]
     with loopback(lambda _: replies.pop(0) if len(replies) > 1 else replies[0]) as server:
-        assert pubmed(server.url, patience_s=20, texts=False).search(["a"], 1)[0][0].doc_id == "7"
+        assert pubmed(server.url, retry_for_s=20, texts=False).search(["a"], 1)[0][0].doc_id == "7"
         assert server.asked[1].at - server.asked[0].at >= 0.5
 
 

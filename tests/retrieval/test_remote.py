@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pytest
-import yaml
-
 import leret.http.messages
+import pytest
+
 from leret.config.load import load_recipe
 from leret.config.retriever import AnswersSettings, RemoteSettings
 from leret.config.sampling import SamplingRecipe
+from leret.core import yaml
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.types import Document, Passage
 from leret.datasets.corpus import Corpus
@@ -31,7 +31,7 @@ HEALTH = Reply({"status": "ok", "engine": "bm25", "index": INDEX, "corpus": "c1"
 
 
 def remote(url: str, **settings: Any) -> Remote:
-    given = {"urls": (url,), "protocol": "leret", "timeout_s": 2.0, "patience_s": 0.0, **settings}
+    given = {"urls": (url,), "protocol": "leret", "timeout_s": 2.0, "retry_for_s": 0.0, **settings}
     return Remote(RemoteSettings(**given))
 
 
@@ -97,7 +97,7 @@ def test_documents_are_named_by_title_or_by_their_row_in_the_corpus() -> None:
     with loopback(lambda _: topk) as server:
         named = remote(server.url, protocol="colbert", doc_id="title").search(["q"], 1)
         assert named[0][0].doc_id == "Ed Wood"
-        rows = RemoteSettings(urls=(server.url,), protocol="colbert", doc_id="row", patience_s=0)
+        rows = RemoteSettings(urls=(server.url,), protocol="colbert", doc_id="row", retry_for_s=0)
         assert Remote(rows, corpus).search(["q"], 1)[0][0].doc_id == "b"
         short = Corpus([Document("a", "", "x")])
         with pytest.raises(RetrievalError, match="row '1' of a corpus of 1 documents"):
@@ -146,7 +146,7 @@ def test_a_refusal_is_told_at_once(status: int) -> None:
     with loopback(answers(reply)) as server:
         began = time.monotonic()
         with pytest.raises(RetrievalError, match=f"answered {status}: no such thing; look at"):
-            remote(server.url, patience_s=60).search(["a"], 3)
+            remote(server.url, retry_for_s=60).search(["a"], 3)
         assert time.monotonic() - began < 20
         assert sum(a.path == "/search" for a in server.asked) == 1
 
@@ -162,7 +162,7 @@ def test_an_error_under_status_200_is_an_error_of_colberts_protocol() -> None:
 def test_it_is_tried_again_and_retry_after_is_kept() -> None:
     replies = (Reply("busy", 503, {"Retry-After": "0.4"}), Reply("boom", 500), Reply("<html>"), good())
     with loopback(answers(*replies)) as server:
-        assert remote(server.url, patience_s=30).search(["a"], 3)[0][0].doc_id == "d"
+        assert remote(server.url, retry_for_s=30).search(["a"], 3)[0][0].doc_id == "d"
         searches = [a for a in server.asked if a.path == "/search"]
         assert len(searches) == 4
         assert searches[1].at - searches[0].at >= 0.4
@@ -171,7 +171,7 @@ def test_it_is_tried_again_and_retry_after_is_kept() -> None:
 def test_what_makes_no_sense_three_times_is_not_waited_for() -> None:
     with loopback(answers(Reply("<html>"))) as server:
         with pytest.raises(RetrievalError, match="no answer of such a server"):
-            remote(server.url, patience_s=600).search(["a"], 3)
+            remote(server.url, retry_for_s=600).search(["a"], 3)
         assert sum(a.path == "/search" for a in server.asked) == 3
 
 
@@ -179,7 +179,7 @@ def test_a_server_that_comes_back_in_time_is_waited_for() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    asker = remote(f"http://127.0.0.1:{port}", patience_s=60)
+    asker = remote(f"http://127.0.0.1:{port}", retry_for_s=60)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(asker.search, ["a"], 3)
         time.sleep(0.5)
@@ -192,7 +192,7 @@ def test_an_outage_ends_as_an_error_after_the_patience_however_many_wait() -> No
     with loopback(answers(Reply("boom", 500))) as server:
         began = time.monotonic()
         with pytest.raises(RetrievalError, match=r"answered 500: boom; tried .* times"):
-            remote(server.url, patience_s=0.5, concurrency=2, queries_per_request=1).search(list("abcdefgh"), 3)
+            remote(server.url, retry_for_s=0.5, concurrency=2, queries_per_request=1).search(list("abcdefgh"), 3)
         assert time.monotonic() - began < 20
 
 
@@ -261,7 +261,7 @@ def test_a_server_is_sent_no_more_queries_at_once_than_it_takes() -> None:
 
 def test_of_several_servers_the_one_that_answers_is_used() -> None:
     with loopback(lambda _: Reply("down", 500)) as bad, loopback(echo) as good_one:
-        asker = Remote(RemoteSettings(urls=(bad.url, good_one.url), patience_s=30, queries_per_request=1))
+        asker = Remote(RemoteSettings(urls=(bad.url, good_one.url), retry_for_s=30, queries_per_request=1))
         assert len(asker.search([f"q{i}" for i in range(8)], 1)) == 8
         assert sum(a.path == "/search" for a in good_one.asked) == 8
 
@@ -271,13 +271,13 @@ def test_another_index_than_at_the_beginning_is_refused() -> None:
         loopback(answers(Reply({"index": "other", "rankings": [[entry()]]}))) as server,
         pytest.raises(RetrievalError, match="serves another index"),
     ):
-        remote(server.url, patience_s=60).search(["a"], 1)
+        remote(server.url, retry_for_s=60).search(["a"], 1)
 
 
 def test_an_index_of_another_corpus_is_refused() -> None:
     corpus = Corpus([Document("a", "", "x")])
     with loopback(echo) as server, pytest.raises(RetrievalError, match="an index of another corpus"):
-        Remote(RemoteSettings(urls=(server.url,), patience_s=0), corpus).search(["a"], 1)
+        Remote(RemoteSettings(urls=(server.url,), retry_for_s=0), corpus).search(["a"], 1)
 
 
 def test_the_digest_is_the_index_wherever_it_is_served() -> None:
@@ -323,7 +323,7 @@ def test_the_token_goes_into_the_header_and_nowhere_else(monkeypatch: pytest.Mon
 def test_a_health_that_tells_nothing_asks_for_the_token() -> None:
     with loopback(lambda _: Reply({"status": "ok"})) as server:
         with pytest.raises(RetrievalError, match=r"asks for a token.*token_env") as caught:
-            remote(server.url, patience_s=60).served()
+            remote(server.url, retry_for_s=60).served()
         assert caught.value.exit_code == 2
         assert len(server.asked) == 1
 
@@ -339,7 +339,7 @@ def test_a_token_that_no_header_can_hold_is_refused(monkeypatch: pytest.MonkeyPa
 def test_a_url_with_a_password_is_refused_with_the_key_to_use_instead(url: str, tmp_path: Path) -> None:
     recipe = tmp_path / "r.yaml"
     retriever = {"kind": "remote", "remote": {"urls": [url]}}
-    recipe.write_text(yaml.safe_dump({"data": {"kind": "world"}, "retriever": retriever}))
+    recipe.write_text(yaml.dump({"data": {"kind": "world"}, "retriever": retriever}))
     with pytest.raises(ConfigError, match=r"r\.yaml:\d+: retriever\.remote\.urls: .*token_env") as caught:
         load_recipe(recipe, SamplingRecipe)
     assert "s3c" not in str(caught.value)
@@ -390,7 +390,7 @@ def test_a_health_with_numbers_that_are_none_is_no_health() -> None:
 def test_a_row_of_5000_digits_is_no_document(tmp_path: Path) -> None:
     corpus = Corpus([Document("d", "T", "x")])
     with loopback(lambda _: Reply({"topk": [{"pid": "9" * 5000, "text": "T | x", "score": 1.0}]})) as server:
-        settings = RemoteSettings(urls=(server.url,), protocol="colbert", doc_id="row", patience_s=0.0)
+        settings = RemoteSettings(urls=(server.url,), protocol="colbert", doc_id="row", retry_for_s=0.0)
         with pytest.raises(RetrievalError, match="cannot be read"):
             Remote(settings, corpus).search(["a"], 1)
 
@@ -401,7 +401,7 @@ def test_a_row_of_5000_digits_is_no_document(tmp_path: Path) -> None:
 def test_a_server_that_asks_for_no_wait_is_not_asked_at_once(header: str) -> None:
     with loopback(answers(Reply("busy", 503, {"Retry-After": header}))) as server:
         with pytest.raises(RetrievalError, match="answered 503"):
-            remote(server.url, patience_s=1, queries_per_request=1).search([f"q{i}" for i in range(8)], 1)
+            remote(server.url, retry_for_s=1, queries_per_request=1).search([f"q{i}" for i in range(8)], 1)
         assert len(server.asked) < 8 * 10
 
 
@@ -419,7 +419,7 @@ def test_the_rate_is_kept() -> None:
 
 
 def test_closing_ends_a_wait() -> None:
-    asker = remote("http://127.0.0.1:9", protocol="colbert", patience_s=600)
+    asker = remote("http://127.0.0.1:9", protocol="colbert", retry_for_s=600)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(asker.search, ["a"], 3)
         time.sleep(0.3)

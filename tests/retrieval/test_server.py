@@ -58,7 +58,7 @@ def test_every_protocol_of_our_client_gives_what_the_engine_gave(protocol: Any) 
     queries = [query for query in ODD if protocol != "colbert-get" or len(query) < 9_999]
     with running(engine) as server:
         url = f"{server.url}/retrieve" if protocol == "retrieve" else server.url
-        asker = Remote(RemoteSettings(urls=(url,), protocol=protocol, patience_s=0, accept_empty=True))
+        asker = Remote(RemoteSettings(urls=(url,), protocol=protocol, retry_for_s=0, accept_empty=True))
         want = Echo().search([q.replace("\ud800", "?") if protocol == "colbert-get" else q for q in queries], 3)
         assert asker.search(queries, 3) == want
         asker.close()
@@ -180,7 +180,7 @@ def test_head_answers_as_get_does_and_a_null_k_is_no_k() -> None:
 
 def test_by_default_our_client_may_ask_as_much_as_it_does_by_default() -> None:
     with running(Echo()) as server:
-        asker = Remote(RemoteSettings(urls=(server.url,), patience_s=0))
+        asker = Remote(RemoteSettings(urls=(server.url,), retry_for_s=0))
         k = requests.get(f"{server.url}/health", timeout=20).json()["max_k"]
         assert [len(ranking) for ranking in asker.search(["a"] * 65, k)] == [1000] * 65
 
@@ -223,7 +223,7 @@ def test_an_engine_that_fails_is_500_and_an_outage_for_our_client() -> None:
             answer = requests.get(f"{server.url}/?query=a&k=1", timeout=20)
             assert (answer.status_code, answer.json()["error"]) == (500, True)
             with pytest.raises(RetrievalError) as caught:
-                Remote(RemoteSettings(urls=(server.url,), patience_s=0)).search(["a"], 1)
+                Remote(RemoteSettings(urls=(server.url,), retry_for_s=0)).search(["a"], 1)
             assert caught.value.exit_code == 1
         engine.error, engine.score = None, float("nan")
         assert requests.get(f"{server.url}/?query=a&k=1", timeout=20).status_code == 500
@@ -242,7 +242,7 @@ def test_a_token_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
             assert health.json() == {"status": "ok"}
         counted = requests.get(f"{server.url}/metrics", headers={"Authorization": "Bearer s3cret"}, timeout=20).text
         assert 'leret_requests_total{path="/",status="401"} 7\n' in counted
-        asker = Remote(RemoteSettings(urls=(server.url,), token_env="TOKEN", patience_s=0))
+        asker = Remote(RemoteSettings(urls=(server.url,), token_env="TOKEN", retry_for_s=0))
         assert asker.search(["a"], 1)[0][0].doc_id == "a#0"
         in_url = server.url.replace("http://", "http://me:s3cret@")
         assert dspy.ColBERTv2(in_url)("with a password", k=1)[0]["pid"] == "with a password#0"
@@ -313,7 +313,7 @@ def test_metrics_are_prometheus_text() -> None:
 def test_the_command_serves_an_index_refuses_a_taken_port_and_ends_on_sigterm(index: Path) -> None:
     engine = open_index(index)
     with served(index) as (url, process):
-        asker = Remote(RemoteSettings(urls=(url,), patience_s=0))
+        asker = Remote(RemoteSettings(urls=(url,), retry_for_s=0))
         assert asker.search(ODD, 4) == engine.search(ODD, 4)
         assert asker.digest == engine.digest
         taken = served(index, port=int(url.rsplit(":", 1)[1]))

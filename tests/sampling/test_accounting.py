@@ -6,9 +6,9 @@ import time
 import pytest
 
 from leret.core.runs import Run
-from leret.core.usage import Ledger
+from leret.core.usage import UsageByPrompt
 from leret.retrieval.batching import SearchBatcher
-from leret.sampling.accounting import Accounting
+from leret.sampling.accounting import UsageEvents
 from tests.sampling.fakes import FakePolicy, FakeRetriever
 
 
@@ -24,7 +24,7 @@ class Metered(FakePolicy):
 def watch(run, policy, ledger, every_s=30.0, during=lambda accounting: None, at_least=0):
     async def main():
         front = SearchBatcher(FakeRetriever())
-        async with Accounting(run, ledger, policy, front, every_s) as accounting:
+        async with UsageEvents(run, ledger, policy, front, every_s) as accounting:
             await asyncio.gather(front.search(["alpha"], 2), front.search(["alpha"], 2))
             await front.search(["alpha"], 2)
             until = time.monotonic() + 10
@@ -42,7 +42,7 @@ def accounts(run):
 
 
 def spent():
-    ledger = Ledger(price_prompt=1.0)
+    ledger = UsageByPrompt(price_prompt=1.0)
     ledger.answered(0, "0", 1500, [20, 20], 0.5)
     ledger.answered(1, "1", 500, [20], 0.5)
     return ledger
@@ -61,7 +61,7 @@ def test_the_last_account_holds_everything(tmp_path):
 
 
 def test_an_account_is_written_now_and_then(tmp_path):
-    assert len(watch(Run.create(tmp_path / "run"), FakePolicy(), Ledger(), every_s=0.02, at_least=2)) > 2
+    assert len(watch(Run.create(tmp_path / "run"), FakePolicy(), UsageByPrompt(), every_s=0.02, at_least=2)) > 2
 
 
 def test_an_account_is_written_where_sampling_failed(tmp_path):

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from leret.core.usage import Latencies, Ledger
+from leret.core.usage import Latencies, UsageByPrompt
 
 
 def test_a_prompt_counts_once_for_all_its_samples_and_costs_by_the_million():
-    ledger = Ledger(price_prompt=2.0, price_completion=10.0)
+    ledger = UsageByPrompt(price_prompt=2.0, price_completion=10.0)
     ledger.answered(0, "0", 100, [5, 7], 0.5)
     ledger.answered(1, "0", 300, [5], 1.0)
     ledger.failed(1, "0", 2)
@@ -22,13 +22,13 @@ def test_a_prompt_counts_once_for_all_its_samples_and_costs_by_the_million():
 
 
 def test_without_prices_there_is_no_cost():
-    ledger = Ledger()
+    ledger = UsageByPrompt()
     ledger.answered(0, "0", 100, [5], 0.5)
     assert all("cost" not in row for row in ledger.rows())
 
 
 def test_prompts_stand_in_the_order_of_their_numbers():
-    ledger = Ledger()
+    ledger = UsageByPrompt()
     for prompt in ("10", "2", "0"):
         ledger.answered(0, prompt, 1, [1], 0.1)
     assert [row["prompt"] for row in ledger.rows()] == ["0", "2", "10"]

@@ -18,10 +18,10 @@ from leret.programs.adapters import make_adapter
 from leret.programs.load import load_program
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
 from leret.programs.replay import Replay
-from leret.programs.runner import Stepper
+from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
 from leret.sampling.parity import check_messages, made_up, message_difference, program_messages
-from leret.sampling.rollouts.branching import Branch, Brancher
+from leret.sampling.rollouts.branching import SamplingPlan, StateSampler
 from leret.sampling.rollouts.scheduler import Scheduler
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
@@ -73,9 +73,9 @@ def test_what_the_sampler_sends_and_stores_is_what_the_program_sends(kind, tmp_p
     prompts, asked = prompts_for(formatter, program)[:3], questions(3)
     retriever, policy = FakeRetriever(), Writing(formatter, name)
     front = SearchBatcher(retriever)
-    stepper = Stepper(replay, formatter, front)
+    stepper = ProgramRunner(replay, formatter, front)
     with Store(tmp_path / "rollouts.db") as store:
-        brancher = Brancher(stepper, policy, store, Branch(tuple(prompts), 1, 1, 1.0, 1.0, 16))
+        brancher = StateSampler(stepper, policy, store, SamplingPlan(tuple(prompts), 1, 1, 1.0, 1.0, 16))
         scheduler = Scheduler(stepper, brancher, store, policy.digest, seed=1, max_error_rate=0.0)
         asyncio.run(scheduler.run(asked, 4))
         groups = list(store.groups())

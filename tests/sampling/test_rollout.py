@@ -6,14 +6,14 @@ import pytest
 
 from leret.programs.prompts import Prompt
 from leret.retrieval.batching import SearchBatcher
-from leret.sampling.rollouts.rollout import Roller
+from leret.sampling.rollouts.rollout import RolloutRunner
 from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
 
 
 def roll(replay, formatter, policy, retriever=None, n=12, **settings):
     async def main():
         front = SearchBatcher(retriever or FakeRetriever())
-        roller = Roller(replay, formatter, policy, front, max_tokens=8, **settings)
+        roller = RolloutRunner(replay, formatter, policy, front, max_tokens=8, **settings)
         done = []
         rollouts = await roller.run(questions(n), on_done=done.append, concurrency=5)
         front.close()
@@ -87,7 +87,7 @@ def test_a_prompt_puts_its_demos_first(replay, formatter):
 
     async def main():
         front = SearchBatcher(FakeRetriever())
-        await Roller(replay, formatter, policy, front, max_tokens=8).run(questions(1), prompt)
+        await RolloutRunner(replay, formatter, policy, front, max_tokens=8).run(questions(1), prompt)
         front.close()
 
     asyncio.run(main())

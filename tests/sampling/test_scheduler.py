@@ -9,9 +9,9 @@ import pytest
 from leret.core.errors import PolicyError, RunError
 from leret.core.types import Failure
 from leret.programs.prompts import ZERO_SHOT, Prompt
-from leret.programs.runner import Stepper
+from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
-from leret.sampling.rollouts.branching import Branch, Brancher
+from leret.sampling.rollouts.branching import SamplingPlan, StateSampler
 from leret.sampling.rollouts.scheduler import Scheduler, refuse_unparsed
 from leret.sampling.store.store import Store
 from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
@@ -25,10 +25,10 @@ def sample(path, replay, formatter, policy=None, retriever=None, n=12, concurren
     async def main():
         policy_ = policy or FakePolicy()
         front = SearchBatcher(retriever or FakeRetriever())
-        stepper = Stepper(replay, formatter, front)
-        branch = Branch((ZERO_SHOT, FEW), n_samples, 7, 1.0, 1.0, 8)
+        stepper = ProgramRunner(replay, formatter, front)
+        branch = SamplingPlan((ZERO_SHOT, FEW), n_samples, 7, 1.0, 1.0, 8)
         with Store(path) as store:
-            brancher = Brancher(stepper, policy_, store, branch)
+            brancher = StateSampler(stepper, policy_, store, branch)
             scheduler = Scheduler(stepper, brancher, store, policy_.digest, seed=7, max_error_rate=max_error_rate)
             try:
                 return await scheduler.run(questions(n), concurrency)

@@ -13,8 +13,7 @@ import pytest
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, DataError, PolicyError, RunError
 from leret.core.runs import Run
-from leret.policies.base import Completion
-from leret.policies.remote.replies import PromptTooLongError
+from leret.policies.base import Completion, PromptTooLongError
 from leret.sampling.plan import plan
 from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.stage import sample

@@ -10,10 +10,10 @@ import pytest
 
 from leret.config.sampling import SamplingRecipe
 from leret.config.training import TrainingRecipe
+from leret.core.bundled import demo_policy
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.policies.base import Request
-from leret.policies.load import demo_directory
 from leret.policies.local.policy import LocalPolicy
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
@@ -74,7 +74,7 @@ def test_the_trainer_gets_the_tokens_that_the_engine_sampled(original, encoder):
     """Prompt and completion ids of the engine, against those of the preference rows that reach TRL's loss."""
     with Store(original.store, read_only=True) as store:
         groups = list(store.groups())
-    policy = LocalPolicy(demo_directory(), threads=1)
+    policy = LocalPolicy(demo_policy(), threads=1)
     try:
         asked = [Request(g.state.messages, tuple(range(4)), 1.0, 12) for g in groups]
         completed = [pair for request in asked for pair in [(request, asyncio.run(policy.complete(request)))]]

@@ -3,8 +3,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertLMHeadModel
 
 from leret.config.training import TrainingRecipe
+from leret.core.bundled import demo_policy
 from leret.core.errors import TrainingError
-from leret.policies.load import demo_directory
 from leret.training.algorithms.preference import preference_trainer
 from leret.training.algorithms.sft import sft_trainer
 from leret.training.data import Example
@@ -107,7 +107,7 @@ def test_the_end_token_is_the_one_that_the_template_writes(base):
 
 
 def test_a_policy_that_does_not_know_the_words_of_the_probe_has_an_end_token():
-    tokenizer = AutoTokenizer.from_pretrained(demo_directory())  # of a closed lexicon
+    tokenizer = AutoTokenizer.from_pretrained(demo_policy())  # of a closed lexicon
     assert tokenizer.decode(end_token(tokenizer, [tokenizer.eos_token_id])) == tokenizer.eos_token
 
 

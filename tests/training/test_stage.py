@@ -5,9 +5,9 @@ import torch
 from safetensors.torch import load_file
 
 from leret.config.training import LoraSettings, TrainingRecipe
+from leret.core.bundled import demo_policy
 from leret.core.errors import MissingDependency, PolicyError, RunError, TrainingError
 from leret.core.runs import Run
-from leret.policies.load import demo_directory
 from leret.training.stage import plan, train
 from tests.training.training_runs import sampled_run, train_ids
 
@@ -224,7 +224,7 @@ def test_a_base_on_a_server_needs_a_directory(run):
     run.update(sampling={**run.manifest()["sampling"], "policy": {"kind": "openai", "model": "big"}})
     with pytest.raises(TrainingError, match=r"sampled from 'big' on a server; training needs its weights: set init"):
         train(SFT, run)
-    assert plan(changed(SFT, init="demo"), run).initial == str(demo_directory().resolve())
+    assert plan(changed(SFT, init="demo"), run).initial == str(demo_policy().resolve())
 
 
 def test_truncated_weights_are_refused(run, base, tmp_path):

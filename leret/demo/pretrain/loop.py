@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 from leret.core.errors import TrainingError
-from leret.core.memory import give_back
+from leret.core.memory import trim_malloc
 from leret.demo.pretrain import checkpoint
 from leret.demo.pretrain.batch import Batch, Row, collate
 
@@ -121,7 +121,7 @@ def train(
         figures = _step(model, batch, parts, settings, step)
         log.add(step + 1, figures)
         if (step + 1) % settings.log_every == 0:
-            give_back()  # no two batches have the same shape, and what was freed lies in gaps
+            trim_malloc()  # no two batches have the same shape, and what was freed lies in gaps
         done = step + 1 == settings.steps
         if probe is not None and ((step + 1) % settings.probe_every == 0 or done):
             log.write({"step": step + 1, **_probed(model, probe)})

@@ -64,7 +64,7 @@ def _minilm(recipe: SamplingRecipe, directory: Path, told: _Told) -> Path:
     from leret.demo.pretrain.examples import ExampleSettings, Prompting
     from leret.demo.pretrain.minilm import MiniLMSettings, pretrain_minilm
     from leret.programs.adapters import CompactAdapter, make_adapter
-    from leret.sampling.rollouts.environment import Workbench
+    from leret.sampling.rollouts.environment import Environment
 
     settings = recipe.pretrain
     assert settings is not None  # asked for in `pretrain`
@@ -79,7 +79,7 @@ def _minilm(recipe: SamplingRecipe, directory: Path, told: _Told) -> Path:
     if not isinstance(adapter, CompactAdapter):
         raise ConfigError("program.adapter.kind: kind minilm has 512 positions; set program.adapter.kind: compact")
     weights_dir()  # before the data is read: whether the package is there
-    bench = Workbench(recipe, directory / ".cache")
+    bench = Environment(recipe, directory / ".cache")
     questions = bench.questions("train")
     assert isinstance(how.examples, ExampleSettings)
     return pretrain_minilm(

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import PolicyError
-from leret.policies.base import Completion, Messages
-from leret.policies.remote.replies import PromptTooLongError
+from leret.policies.base import Completion, Messages, PromptTooLongError
 
 if TYPE_CHECKING:
     from leret.policies.local.decoder import Generated

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leret.core.bundled import demo_policy
 from leret.core.errors import ConfigError, PolicyError
 from leret.core.runs import Run
 from leret.policies.checkpoints import find_model, model_digest, read_model_json
-from leret.policies.load import demo_directory
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _FIT_NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")
@@ -70,7 +70,7 @@ def _resolve(policy: str, run: Run | None) -> tuple[str, Path | str]:
     if run is not None:
         return policy, _of_run(policy, run)
     if policy == "demo":
-        return "demo", demo_directory()
+        return "demo", demo_policy()
     path = Path(policy)
     if (path / "run.yaml").is_file():
         raise PolicyError(f"{policy} is a run, not a policy; name one of its policies: {_known(Run(path))}")
@@ -89,7 +89,7 @@ def _of_run(policy: str, run: Run) -> Path | str:
         sampled: Mapping[str, Any] = run.section("sampling", "leret sample RECIPE").get("policy", {})
         model = str(sampled.get("model", ""))
         if model == "demo":
-            return demo_directory()
+            return demo_policy()
         if not Path(model).is_dir() and sampled.get("kind") != "local":
             raise PolicyError(
                 f"{run.path} was sampled from {model!r} on a server, and the run does not know where its weights are; "

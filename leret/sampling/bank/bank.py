@@ -18,7 +18,7 @@ import dspy
 from dspy.teleprompt import BootstrapFewShotWithRandomSearch
 from pydantic_core import to_jsonable_python
 
-from leret.core.aio import muted
+from leret.core.aio import suppress_output
 from leret.core.types import Outcome, Task
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.retrieval.base import Retriever
@@ -97,7 +97,7 @@ def build_bank(
 
     student = Student(program, watch)
     try:
-        with muted("dspy"), dspy.context(lm=lm, adapter=adapter, disable_history=True):
+        with suppress_output("dspy"), dspy.context(lm=lm, adapter=adapter, disable_history=True):
             candidates = _search(student, metric, teacher, train, dev, plan)
     except Exception:
         watch.raise_first()

@@ -18,8 +18,8 @@ from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import reward
 from leret.sampling.plan import n_bank_questions
-from leret.sampling.rollouts.environment import Workbench
-from leret.sampling.rollouts.rollout import Roller
+from leret.sampling.rollouts.environment import Environment
+from leret.sampling.rollouts.rollout import RolloutRunner
 from leret.sampling.rollouts.scheduler import refuse_unparsed
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _LEAST = 1e-9
 
 
 async def prompts_of(
-    run: Run, bench: Workbench, policy: Policy, front: SearchBatcher, questions: Sequence[Task], progress: Progress
+    run: Run, bench: Environment, policy: Policy, front: SearchBatcher, questions: Sequence[Task], progress: Progress
 ) -> list[Prompt]:
     """The prompts of a run, the zero-shot one first.
 
@@ -87,7 +87,7 @@ def _given(directory: Path, n: int) -> list[Prompt]:
 
 
 async def _bootstrapped(
-    run: Run, bench: Workbench, policy: Policy, front: SearchBatcher, questions: Sequence[Task], progress: Progress
+    run: Run, bench: Environment, policy: Policy, front: SearchBatcher, questions: Sequence[Task], progress: Progress
 ) -> list[Prompt]:
     from leret.policies.dspy_lm import policy_lm
     from leret.sampling.bank.lm import memory_of, remembering
@@ -125,11 +125,11 @@ async def _bootstrapped(
 
 
 async def _zero_shot(
-    bench: Workbench, policy: Policy, front: SearchBatcher, train: Sequence[Task], progress: Progress
+    bench: Environment, policy: Policy, front: SearchBatcher, train: Sequence[Task], progress: Progress
 ) -> list[Rollout]:
     """The runs whose steps may become demos."""
     recipe, settings = bench.recipe, bench.recipe.sampling
-    roller = Roller(
+    roller = RolloutRunner(
         bench.replay,
         bench.formatter,
         policy,
@@ -142,7 +142,7 @@ async def _zero_shot(
     return await roller.run(train, concurrency=settings.concurrency, on_done=lambda rollout: progress.advance(1))
 
 
-def _threshold(bench: Workbench, train: Sequence[Task], rollouts: Sequence[Rollout]) -> float:
+def _threshold(bench: Environment, train: Sequence[Task], rollouts: Sequence[Rollout]) -> float:
     """The reward that the best quarter of zero-shot runs reaches; above 0."""
     value = reward(bench.recipe.sampling.reward)
     ended = [(q, rollout) for q, rollout in zip(train, rollouts, strict=True) if rollout.finished]
@@ -152,7 +152,7 @@ def _threshold(bench: Workbench, train: Sequence[Task], rollouts: Sequence[Rollo
 
 
 def _build(
-    bench: Workbench,
+    bench: Environment,
     cold: dspy.LM,
     teacher: dspy.LM,
     train: Sequence[Task],

@@ -13,10 +13,10 @@ from pydantic_core import to_jsonable_python
 
 from leret.core.errors import PolicyError, ProgramError, RetrievalError
 from leret.core.types import Failure, Outcome, Ranking, Sample, State, Task, digest
-from leret.core.usage import Ledger
+from leret.core.usage import UsageByPrompt
 from leret.policies.base import Policy, Request
 from leret.programs.prompts import Prompt
-from leret.programs.runner import Known, Stepper
+from leret.programs.runner import Known, ProgramRunner
 from leret.rewards import Reward, reward
 from leret.sampling.rollouts.rollout import failure_of, seed_of, unparsed
 from leret.sampling.store.schema import SamplingParams, is_final, storable
@@ -31,7 +31,7 @@ _Found = dict[str, "asyncio.Future[Ranking | Failure]"]
 
 
 @dataclass(frozen=True)
-class Branch:
+class SamplingPlan:
     """What is tried at every state.
 
     Args:
@@ -67,7 +67,7 @@ class Here:
     fresh: bool = False
 
 
-class Brancher:
+class StateSampler:
     """Makes the samples of a state, each of them once in the life of a run.
 
     Args:
@@ -79,9 +79,14 @@ class Brancher:
     """
 
     def __init__(
-        self, stepper: Stepper, policy: Policy, store: Store, branch: Branch, ledger: Ledger | None = None
+        self,
+        stepper: ProgramRunner,
+        policy: Policy,
+        store: Store,
+        branch: SamplingPlan,
+        ledger: UsageByPrompt | None = None,
     ) -> None:
-        self.ledger = ledger or Ledger()
+        self.ledger = ledger or UsageByPrompt()
         self._stepper = stepper
         self._policy = policy
         self._store = store
@@ -213,6 +218,6 @@ class Brancher:
 
     async def _ranking(self, here: Here, outputs: Mapping[str, Any]) -> Ranking | Failure:
         try:
-            return (await self._stepper.go(here.question, [*here.outputs, outputs], here.known)).ranking
+            return (await self._stepper.advance(here.question, [*here.outputs, outputs], here.known)).ranking
         except (RetrievalError, ProgramError) as error:
             return failure_of(error)

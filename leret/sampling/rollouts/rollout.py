@@ -9,18 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from leret.core.aio import each
+from leret.core.aio import for_each
 from leret.core.errors import PolicyError, ProgramError, RetrievalError
 from leret.core.types import Failure, Hop, Rollout, Task, digest
-from leret.policies.base import Policy, Request
-from leret.policies.remote.replies import PromptTooLongError
+from leret.policies.base import Policy, PromptTooLongError, Request
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
 from leret.programs.replay import NeedsCompletion, Replay
-from leret.programs.runner import MAX_STEPS, Known, Stepper
+from leret.programs.runner import MAX_STEPS, Known, ProgramRunner
 from leret.retrieval.batching import SearchBatcher
 
 
-class Roller:
+class RolloutRunner:
     """Runs one program with one policy.
 
     Args:
@@ -46,7 +45,7 @@ class Roller:
         top_p: float = 1.0,
         seed: int = 0,
     ) -> None:
-        self._stepper = Stepper(replay, formatter, front)
+        self._stepper = ProgramRunner(replay, formatter, front)
         self._policy = policy
         self._max_tokens = max_tokens
         self._temperature = temperature
@@ -79,7 +78,7 @@ class Roller:
             if on_done is not None:
                 on_done(rollout)
 
-        await each(range(len(questions)), one, min(concurrency, max(1, len(questions))))
+        await for_each(range(len(questions)), one, min(concurrency, max(1, len(questions))))
         return [rollout for rollout in rollouts if rollout is not None]
 
     async def run_one(self, question: Task, prompt: Prompt = ZERO_SHOT, sample: int = 0) -> Rollout:
@@ -92,7 +91,7 @@ class Roller:
             return Rollout(question.id, tuple(hops), failure is None, failure, prediction, sample)
 
         try:
-            need = await self._stepper.go(question, outputs, known)
+            need = await self._stepper.advance(question, outputs, known)
             while isinstance(need, NeedsCompletion):
                 if len(outputs) == MAX_STEPS:
                     return ended(Failure("program", f"the program asks for more than {MAX_STEPS} completions"))
@@ -101,7 +100,7 @@ class Roller:
                 if hop.outputs is None:
                     return ended(unparsed(self._stepper.formatter, hop.predictor, hop.completion or ""))
                 outputs.append(hop.outputs)
-                need = await self._stepper.go(question, outputs, known)
+                need = await self._stepper.advance(question, outputs, known)
                 hops[-1] = replace(hop, ranking=need.ranking)
         except (PolicyError, RetrievalError, ProgramError) as error:
             return ended(failure_of(error))

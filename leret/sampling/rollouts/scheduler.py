@@ -14,14 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from leret.core.aio import each
+from leret.core.aio import for_each
 from leret.core.errors import LeretError, PolicyError, ProgramError, RetrievalError, RunError
-from leret.core.memory import unwalked
+from leret.core.memory import gc_frozen
 from leret.core.progress import Progress, Silent
 from leret.core.types import Failure, Sample, Task
 from leret.programs.replay import Finished, NeedsCompletion
-from leret.programs.runner import MAX_STEPS, Known, Stepper
-from leret.sampling.rollouts.branching import Brancher, Here
+from leret.programs.runner import MAX_STEPS, Known, ProgramRunner
+from leret.sampling.rollouts.branching import Here, StateSampler
 from leret.sampling.rollouts.rollout import failure_of
 from leret.sampling.rollouts.selection import select_next
 from leret.sampling.store.schema import PathStep
@@ -40,7 +40,7 @@ _BOUNDARY: dict[str, type[LeretError]] = {"retrieval": RetrievalError, "program"
 
 
 @dataclass
-class Tally:
+class SamplingStats:
     """What this session did.
 
     Attributes:
@@ -76,6 +76,14 @@ class Tally:
                 self.reward_sum += sample.reward
                 self.n_rewarded += 1
 
+    def add(self, other: SamplingStats) -> None:
+        """Add what another session did."""
+        for name in ("questions", "samples", "reward_sum", "n_rewarded", "waiting"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.failures.update(other.failures)
+        self.last_failure = other.last_failure or self.last_failure
+        self.last_unparsed = other.last_unparsed or self.last_unparsed
+
     def fail(self, failure: Failure) -> None:
         """Take note of a failure."""
         self.failures[failure.kind] += 1
@@ -101,8 +109,8 @@ class Scheduler:
 
     def __init__(
         self,
-        stepper: Stepper,
-        brancher: Brancher,
+        stepper: ProgramRunner,
+        brancher: StateSampler,
         store: Store,
         policy_digest: str,
         *,
@@ -121,7 +129,7 @@ class Scheduler:
         self._facts = facts
         self._begun: set[str] = set()
 
-    async def run(self, questions: Iterable[Task], concurrency: int, progress: Progress | None = None) -> Tally:
+    async def run(self, questions: Iterable[Task], concurrency: int, progress: Progress | None = None) -> SamplingStats:
         """Sample every question to the end of its path.
 
         Args:
@@ -136,7 +144,7 @@ class Scheduler:
         progress = progress or Silent()
         done = self._store.done(self._policy_digest)
         self._begun = self._store.begun(self._policy_digest)
-        tally = Tally()
+        tally = SamplingStats()
 
         async def one(question: Task) -> None:
             await self._walk(question, tally)
@@ -151,8 +159,8 @@ class Scheduler:
 
         saving = asyncio.create_task(self._save_now_and_then())
         try:
-            with unwalked():
-                await each((question for question in questions if question.id not in done), one, concurrency)
+            with gc_frozen():
+                await for_each((question for question in questions if question.id not in done), one, concurrency)
         finally:
             saving.cancel()
             self._store.flush()
@@ -166,13 +174,13 @@ class Scheduler:
             with suppress(RunError):  # what could not be written is kept, and whoever puts the next sample is told
                 self._store.flush()
 
-    async def _walk(self, question: Task, tally: Tally) -> None:
+    async def _walk(self, question: Task, tally: SamplingStats) -> None:
         """One question, from its first state to the end of its path or to an outage."""
         known: Known = {}
         fresh = question.id not in self._begun
         visits = {} if fresh else {v.step: v for v in self._store.visits(self._policy_digest, question.id)}
         try:
-            need = await self._stepper.go(question, (), known)
+            need = await self._stepper.advance(question, (), known)
             place = _Place(question, need, (), known, None, fresh)
             while isinstance(place.need, NeedsCompletion):
                 further = await self._step(place, place.need, visits.get(len(place.outputs)), tally)
@@ -184,7 +192,9 @@ class Scheduler:
             tally.waiting += 1
             self._check(tally)
 
-    async def _step(self, place: _Place, need: NeedsCompletion, before: PathStep | None, tally: Tally) -> _Place | None:
+    async def _step(
+        self, place: _Place, need: NeedsCompletion, before: PathStep | None, tally: SamplingStats
+    ) -> _Place | None:
         """Sample one state and go on from it; None where the path ends or waits."""
         question, step = place.question, len(place.outputs)
         if step == MAX_STEPS:
@@ -208,16 +218,16 @@ class Scheduler:
             self._store.put_visit(replace(visit, outcome="solved" if solved else "stuck"))
             return None
         outputs = (*place.outputs, self._stepper.formatter.parse(state.predictor, chosen.completion or "") or {})
-        further = await self._stepper.go(question, outputs, place.known)
+        further = await self._stepper.advance(question, outputs, place.known)
         self._store.put_visit(replace(visit, outcome="next" if isinstance(further, NeedsCompletion) else "finished"))
         return _Place(question, further, outputs, place.known, chosen.id, place.fresh)
 
-    def _check(self, tally: Tally, last: bool = False) -> None:
+    def _check(self, tally: SamplingStats, last: bool = False) -> None:
         if self._max_error_rate is not None:
             refuse_failures(tally, self._max_error_rate, self._max_unparsed_rate, last)
 
 
-def refuse_failures(tally: Tally, max_error_rate: float, max_unparsed_rate: float, last: bool = False) -> None:
+def refuse_failures(tally: SamplingStats, max_error_rate: float, max_unparsed_rate: float, last: bool = False) -> None:
     """Stop where too much fails, or where everything did.
 
     Args:

@@ -119,12 +119,12 @@ def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) 
 
 
 def _reward_and_tasks(run: Run) -> tuple[str, dict[str, Task]]:
-    from leret.sampling.rollouts.environment import Workbench
+    from leret.sampling.rollouts.environment import Environment
 
     section: Any = run.section("sampling", "leret sample RECIPE")
     try:
         recipe = SamplingRecipe.model_validate(section)
     except ValidationError as error:
         raise RunError(f"{run.manifest_path} holds no whole recipe ({error.error_count()} errors)") from error
-    questions = Workbench(recipe, run.cache).questions(recipe.data.split, None, check=False)
+    questions = Environment(recipe, run.cache).questions(recipe.data.split, None, check=False)
     return recipe.sampling.reward, {question.id: question for question in questions}

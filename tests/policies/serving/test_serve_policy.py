@@ -12,9 +12,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-import yaml
 
 from leret.config.policy import PolicySettings
+from leret.core import yaml
 from tests.policies.serving.conftest import Serve, gone
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is Linux's")
@@ -34,7 +34,7 @@ def test_a_server_is_started_warmed_named_and_stopped(serve: Serve, tmp_path: Pa
     log = tmp_path / "logs" / "server.log"
     serve.start("demo", *flags(serve, "--log", str(log)), "--", "--max-model-len", "512")
     serve.wait_for("policy: {")
-    settings = PolicySettings.model_validate(yaml.safe_load(serve.out.splitlines()[-1])["policy"])
+    settings = PolicySettings.model_validate(yaml.load(serve.out.splitlines()[-1])["policy"])
     assert settings.kind == "openai"
     assert settings.urls == (f"http://127.0.0.1:{serve.port}/v1",)
     with urllib.request.urlopen(f"{settings.urls[0]}/models", timeout=5) as reply:
@@ -103,7 +103,7 @@ def test_a_taken_port_is_refused_before_anything_starts(serve: Serve) -> None:
 def test_port_0_takes_a_free_one(serve: Serve) -> None:
     serve.start("demo", "--executable", serve.executable, "--port", "0")
     serve.wait_for("policy: {")
-    url = yaml.safe_load(serve.out.splitlines()[-1])["policy"]["urls"][0]
+    url = yaml.load(serve.out.splitlines()[-1])["policy"]["urls"][0]
     with urllib.request.urlopen(f"{url}/models", timeout=5) as reply:
         assert reply.status == 200
     assert serve.end(signal.SIGTERM) == 0
@@ -167,7 +167,7 @@ def test_the_server_ends_when_leret_is_killed(serve: Serve) -> None:
 def test_a_key_reaches_server_and_client_and_is_never_shown(serve: Serve, tmp_path: Path) -> None:
     serve.start("demo", *flags(serve, "--api-key-env", "MY_KEY"), MY_KEY="s3cret-key")
     serve.wait_for("policy: {")
-    assert yaml.safe_load(serve.out.splitlines()[-1])["policy"]["api_key_env"] == "MY_KEY"
+    assert yaml.load(serve.out.splitlines()[-1])["policy"]["api_key_env"] == "MY_KEY"
     assert serve.end(signal.SIGTERM) == 0
     start = serve.recorded("start.json")
     assert start["environment"]["VLLM_API_KEY"] == "s3cret-key"

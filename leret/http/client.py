@@ -1,0 +1,312 @@
+"""Requests over equal servers: a slot, the least busy endpoint, and further attempts as long as an outage may pass."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import random
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote, urlencode
+
+from leret.http.answers import (
+    MALFORMED,
+    Answer,
+    ApiKey,
+    HttpError,
+    RetryableError,
+    one_line,
+    read_body,
+)
+from leret.http.endpoints import Clock, EndpointPool, RateLimit, checked_urls
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from leret.core.usage import UsageMeter
+
+_LOG = logging.getLogger("leret")
+
+T = TypeVar("T")
+Send = Callable[[str, float], Awaitable[T]]
+"""Takes a base URL and an attempt's deadline in seconds; raises `RetryableError` or `RejectedError`."""
+
+CONNECT_SHARE = 0.4
+"""Of an attempt's time, for connecting: a server that does not accept is away, one that is late to answer is slow."""
+
+BACKOFF_S = 0.2
+_LONGEST_BACKOFF_S = 10.0
+_SENSELESS = frozenset({"malformed", "incomplete"})
+_MAX_SENSELESS = 3
+"""Answers of one request that make no sense, after which time will not mend them."""
+
+_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # json.dumps would build an encoder a call
+
+
+def encoded(value: Any) -> bytes:
+    r"""JSON in UTF-8; half a surrogate pair, which UTF-8 cannot hold, is escaped.
+
+    >>> encoded(["é", "\ud800"]) == b'["\xc3\xa9","\\ud800"]'
+    True
+    """
+    return _json(value).encode("utf-8", "backslashreplace")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request, apart from the server that it goes to.
+
+    Attributes:
+        params: of the URL; half a surrogate pair becomes a question mark.
+        body: sent with ``content_type``.
+    """
+
+    method: str
+    path: str = ""
+    params: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+    content_type: str | None = None
+
+    @classmethod
+    def post(cls, path: str, value: Any) -> Call:
+        """A value as JSON."""
+        return cls("POST", path, {}, encoded(value), "application/json")
+
+    @classmethod
+    def form(cls, path: str, values: Mapping[str, str]) -> Call:
+        """Values URL-encoded in the body."""
+        body = urlencode(values, errors="replace").encode()
+        return cls("POST", path, {}, body, "application/x-www-form-urlencoded")
+
+
+@dataclass(slots=True)
+class _PerLoop:
+    """What an event loop cannot share with another one."""
+
+    session: aiohttp.ClientSession
+    slots: asyncio.Semaphore
+    pool: EndpointPool
+
+
+class Client:
+    """Sends requests until they are answered. Safe to use from several event loops, each with limits of its own.
+
+    Args:
+        urls: base URLs of equal servers.
+        setting: the recipe's section, for messages: ``policy`` or ``retriever``.
+        key: sent in a header.
+        secret: that requests hold otherwise; as the key, it is in no message.
+        timeout_s: an attempt's deadline.
+        retry_for_s: how long an outage is waited for, from its first failed attempt on; 0 tries once.
+        concurrency: requests in flight at most, in each event loop.
+        rate: of requests a second; None sets none.
+        also_retried: further status codes that are worth another attempt.
+        meter: counts attempts, failures and latencies.
+        clock: seconds, never going back.
+        sleep: waits.
+
+    Raises:
+        ConfigError: there is no URL, or one is none.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        setting: str,
+        key: ApiKey | None = None,
+        secret: ApiKey | None = None,
+        timeout_s: float = 60.0,
+        retry_for_s: float = 300.0,
+        concurrency: int = 32,
+        rate: RateLimit | None = None,
+        also_retried: frozenset[int] = frozenset(),
+        meter: UsageMeter | None = None,
+        clock: Clock = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.urls = checked_urls(urls, f"{setting}.urls")
+        self.key = key or ApiKey()
+        self._secret = secret or ApiKey()
+        self._advice = {
+            True: f"correct the key: {setting}.api_key_env" if setting == "policy" else f"correct {setting}.token_env",
+            False: f"correct {setting}.urls or the settings of the {setting}",
+        }
+        self._timeout_s, self._retry_for_s = timeout_s, retry_for_s
+        self._concurrency = concurrency
+        self._rate = rate
+        self._also_retried = also_retried
+        self._meter = meter
+        self._clock, self._sleep = clock, sleep
+        self._answered_at = float("-inf")  # when any request last was
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _PerLoop] = weakref.WeakKeyDictionary()
+        weakref.finalize(self, _close_all, self._loops, os.getpid())
+
+    async def request(
+        self,
+        call: Call,
+        read: Callable[[Answer], T],
+        *,
+        timeout_s: float | None = None,
+        retry_for_s: float | None = None,
+    ) -> T:
+        """Send a request until it is answered.
+
+        Args:
+            call: sent to one server after the other.
+            read: makes sense of an answer; what it raises (`RetryableError`, `RejectedError`, or anything that an
+                unexpected shape does) is the attempt's failure.
+            timeout_s: in place of the client's.
+            retry_for_s: likewise.
+
+        Raises:
+            RejectedError: refused for good.
+            RetryableError: still failing at the deadline.
+        """
+
+        async def send(base: str, seconds: float) -> T:
+            answer = await self._answer(base, call, seconds)
+            try:
+                return read(answer)
+            except MALFORMED as error:
+                raise answer.malformed(f"what cannot be read ({one_line(repr(error))})") from error
+
+        return await self.run(send, timeout_s=timeout_s, retry_for_s=retry_for_s)
+
+    async def run(self, send: Send[T], *, timeout_s: float | None = None, retry_for_s: float | None = None) -> T:
+        """As `request`, whatever carries the request."""
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        began = self._clock()
+        try:
+            return await self._attempt(send, timeout_s)
+        except RetryableError as failure:
+            retry_for_s = self._retry_for_s if retry_for_s is None else retry_for_s
+            return await self._retry(send, failure, began, timeout_s, retry_for_s)
+
+    def check(self, answer: Answer) -> None:
+        """Pass a success.
+
+        Raises:
+            RetryableError: another attempt may succeed.
+            RejectedError: it would not.
+        """
+        answer.check(self._advice, self._also_retried)
+
+    async def aclose(self) -> None:
+        """Close the running event loop's connections. May be called twice."""
+        mine = self._loops.pop(asyncio.get_running_loop(), None)
+        if mine is not None:
+            await mine.session.close()
+
+    async def _retry(
+        self, send: Send[T], failure: RetryableError, began: float, timeout_s: float, retry_for_s: float
+    ) -> T:
+        # In an outage, most of a large batch waits for a slot: the outage is as old as the last answer of any request.
+        deadline = max(began, self._answered_at) + retry_for_s
+        n_senseless = 0
+        for n_attempts in count(1):
+            backoff_s = min(_LONGEST_BACKOFF_S, BACKOFF_S * 2.0 ** min(n_attempts - 1, 10)) * random.uniform(0.5, 1.5)
+            wait_s = max(backoff_s, self._of_this_loop().pool.opens_in_s())
+            n_senseless += failure.kind in _SENSELESS
+            if n_senseless >= _MAX_SENSELESS or self._clock() + wait_s > deadline:
+                times = "1 attempt" if n_attempts == 1 else f"{n_attempts} attempts"
+                told = f"{failure}; gave up after {times}; see that the server is up, then run again"
+                raise RetryableError(told, failure.kind, failure.wait_s) from failure
+            _LOG.info("%s; attempt %d in %.3g s", failure, n_attempts + 1, wait_s)
+            if self._meter is not None:
+                self._meter.retried()
+            await self._sleep(wait_s)
+            try:
+                return await self._attempt(send, timeout_s)
+            except RetryableError as error:
+                failure = error
+        raise AssertionError("count() has no end")
+
+    async def _attempt(self, send: Send[T], timeout_s: float) -> T:
+        mine = self._of_this_loop()
+        pool = mine.pool
+        async with mine.slots:
+            while self._rate is not None and (wait_s := self._rate.wait_s()) > 0:
+                await self._sleep(wait_s)
+            while (endpoint := pool.take()) is None:
+                await self._sleep(pool.opens_in_s())
+            began = self._clock()
+            try:
+                value = await send(endpoint.url, timeout_s)
+            except HttpError as failure:
+                failure.args = (self._secret.redact(self.key.redact(str(failure))),)
+                pool.failed(endpoint, began, failure)
+                if self._meter is not None:
+                    self._meter.fault(failure.kind)
+                raise
+            except BaseException:
+                pool.succeeded(endpoint)  # interrupted: nothing is known of the server
+                raise
+            pool.succeeded(endpoint)
+            self._answered_at = self._clock()
+            if self._meter is not None:
+                self._meter.answered(self._answered_at - began)
+            return value
+
+    async def _answer(self, base: str, call: Call, timeout_s: float) -> Answer:
+        import aiohttp
+        from yarl import URL
+
+        url = base + call.path
+        query = f"?{urlencode(call.params, errors='replace', quote_via=quote)}" if call.params else ""
+        headers = {"Content-Type": call.content_type} if call.content_type else None
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_SHARE * timeout_s)
+        try:
+            async with self._of_this_loop().session.request(
+                call.method,
+                URL(url + query, encoded=True),
+                data=call.body,
+                headers=headers,
+                allow_redirects=False,
+                timeout=timeout,
+            ) as response:
+                body = await read_body(response.content.iter_any(), url)
+        except (aiohttp.ClientError, ConnectionError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise RetryableError(f"{url} cannot be reached ({what})", "connection") from error
+        except TimeoutError as error:
+            raise RetryableError(f"{url} did not answer within {timeout_s:.3g} s", "timeout") from error
+        answer = Answer(url, response.status, response.headers, body)
+        self.check(answer)
+        return answer
+
+    def _of_this_loop(self) -> _PerLoop:
+        loop = asyncio.get_running_loop()
+        mine = self._loops.get(loop)
+        if mine is None:
+            import aiohttp
+
+            session = aiohttp.ClientSession(
+                headers={"Accept": "application/json, text/xml;q=0.9, */*;q=0.1", **self.key.headers()},
+                connector=aiohttp.TCPConnector(limit=0),  # the slots count
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+            slots = asyncio.Semaphore(self._concurrency)
+            mine = self._loops[loop] = _PerLoop(session, slots, EndpointPool(self.urls, self._clock))
+        return mine
+
+
+def _close_all(loops: Mapping[asyncio.AbstractEventLoop, _PerLoop], pid: int) -> None:
+    """Close the connections of a client that nobody uses any more, or that is left over when the process ends."""
+    try:
+        running: object = asyncio.get_running_loop()
+    except RuntimeError:
+        running = None
+    for loop, mine in list(loops.items()):
+        if pid == os.getpid() and loop.is_running():
+            closing = asyncio.run_coroutine_threadsafe(mine.session.close(), loop)
+            if loop is not running:
+                with suppress(TimeoutError):
+                    closing.result(timeout=2)
