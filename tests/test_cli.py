@@ -182,7 +182,7 @@ def test_data_are_inspected(tmp_path: Path) -> None:
     assert code == 2
     assert "1 questions, 1 documents" in out
     assert "q.jsonl:2" in out
-    code, out = leret(*args, "--skip-bad", "--json")
+    code, out = leret(*args, "--skip-invalid", "--json")
     assert (code, json.loads(out)["n_questions"]) == (0, 1)
     code, out = leret("data", "inspect", tmp_path / "q.jsonl")
     assert (code, "--questions" in out) == (2, True)
@@ -201,8 +201,8 @@ def test_bad_lines_of_the_data_are_left_out_by_a_flag_of_sample(tmp_path: Path, 
     args = ["sample", "demo", "--run", str(tmp_path / "r"), "--dry-run", *small]
     args += [part for name, value in data.items() for part in ("--set", f"data.{name}={value}")]
     code, out = leret(*args)
-    assert (code, "--skip-bad" in out) == (2, True)
-    code, out = leret(*args, "--skip-bad", "--json")
+    assert (code, "--skip-invalid" in out) == (2, True)
+    code, out = leret(*args, "--skip-invalid", "--json")
     assert (code, json.loads(out)["questions"]) == (0, 1)
 
 

@@ -144,7 +144,7 @@ def test_inspect_tells_one_bad_record_among_good_ones(folder: Path) -> None:
         file.write('{"id": "a", "question": "Who?", "relevant_doc_ids": ["Z"]}\n')
     code, out = leret("data", "inspect", *FILES)
     assert (code, "unknown gold 1" in out, "jsonl:101: gold document 'Z'" in out) == (2, True, True), out
-    assert leret("data", "inspect", *FILES, "--skip-bad")[0] == 0
+    assert leret("data", "inspect", *FILES, "--skip-invalid")[0] == 0
 
 
 def test_inspect_shows_many_gold_documents_in_short(folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.cli.options import AsJson, DataOverrides, FormatOption, SkipBad
+from leret.cli.options import AsJson, DataOverrides, FormatOption, SkipInvalid
 
 if TYPE_CHECKING:
     from leret.config.data import DataSettings
@@ -32,7 +32,7 @@ def inspect(
     form: FormatOption = None,
     questions: Annotated[str | None, typer.Option(metavar="PATH", help="The question file, or hf:NAME.")] = None,
     corpus: Annotated[str | None, typer.Option(metavar="PATH", help="The corpus file, or hf:NAME.")] = None,
-    skip_bad: SkipBad = False,
+    skip_invalid: SkipInvalid = False,
     overrides: DataOverrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -42,7 +42,7 @@ def inspect(
 
     report = stage(data.kind, data.questions, data.corpus, seed=data.seed, options=data.options)
     _show(report)
-    if report.problems and not (skip_bad or data.skip_bad):
+    if report.problems and not (skip_invalid or data.skip_invalid):
         raise typer.Exit(2)
 
 
@@ -92,7 +92,6 @@ def _settings(
     recipe: str | None, form: str | None, questions: str | None, corpus: str | None, overrides: list[str]
 ) -> DataSettings:
     from leret.config.load import flag_recipe, load_recipe
-    from leret.config.paths import DataRecipe
     from leret.config.sampling import SamplingRecipe
     from leret.core.errors import ConfigError
     from leret.datasets.formats.detect import detect_kind
@@ -108,6 +107,5 @@ def _settings(
         raise ConfigError("name a sampling recipe, or give --questions and --corpus")
     if questions is not None and form is None:
         given["kind"] = detect_kind(questions)
-    flags: dict[tuple[str | int, ...], str] = {("data", name): f"--{name}" for name in given}
-    flags["data", "kind"] = "--format"
-    return flag_recipe({"data": given}, DataRecipe, flags, overrides).data
+    flags = {f"data.{name}": f"--{name}" for name in given} | {"data.kind": "--format"}
+    return flag_recipe({"data": given}, flags, overrides).data

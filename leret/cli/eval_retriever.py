@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leret.cli.options import AsJson, IndexOrUrl, SkipBad, TokenEnv
+from leret.cli.options import AsJson, IndexOrUrl, SkipInvalid, TokenEnv
 
 if TYPE_CHECKING:
     from leret.evaluation.retriever import RetrieverReport
@@ -39,7 +39,7 @@ def eval_retriever(
     resamples: Annotated[int, typer.Option(min=1, help="Of the bootstrap.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Of --limit and of the bootstrap.")] = 0,
     token_env: TokenEnv = None,
-    skip_bad: SkipBad = False,
+    skip_invalid: SkipInvalid = False,
 ) -> None:
     """Measure a retriever on questions whose relevant documents are known."""
     from leret.cli.console import complain
@@ -64,7 +64,7 @@ def eval_retriever(
         split=split,
         limit=limit,
         seed=seed,
-        skip_bad=skip_bad,
+        skip_invalid=skip_invalid,
         corpus=opened.ids(),
     )
     if loaded.n_skipped:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.cli.options import AsJson, DryRun, FormatOption, SkipBad
+from leret.cli.options import AsJson, DryRun, FormatOption, SkipInvalid
 
 if TYPE_CHECKING:
     from leret.retrieval.index.manifest import Manifest
@@ -32,7 +32,7 @@ def build(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A key of `retriever`: dense.store=hnsw. Repeatable."),
     ] = None,
-    skip_bad: SkipBad = False,
+    skip_invalid: SkipInvalid = False,
     force: Annotated[bool, typer.Option("--force", help="Replace another index that is there.")] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -41,7 +41,7 @@ def build(
     from leret.cli.console import done, facts, say
     from leret.cli.index_flags import settings_of
 
-    data, settings = settings_of(recipe, kind, corpus, form, model, overrides or [], skip_bad)
+    data, settings = settings_of(recipe, kind, corpus, form, model, overrides or [], skip_invalid)
     from leret.cli.progress import shown
     from leret.datasets.load import load_corpus
     from leret.retrieval.index.manifest import Manifest, write_index
@@ -50,7 +50,11 @@ def build(
     out = Path(os.path.abspath(out))
     engine = engine_of(settings)
     documents = load_corpus(
-        data.kind, data.corpus or data.questions, seed=data.seed, skip_bad=data.skip_bad, options=data.options or None
+        data.kind,
+        data.corpus or data.questions,
+        seed=data.seed,
+        skip_invalid=data.skip_invalid,
+        options=data.options or None,
     )
     planned = Manifest.planned(engine, documents)
     if _is_there(out, planned, force):
@@ -90,7 +94,7 @@ def check(
     index: IndexArgument,
     corpus: CorpusOption = None,
     form: FormatOption = None,
-    skip_bad: SkipBad = False,
+    skip_invalid: SkipInvalid = False,
 ) -> None:
     """Read an index through, open it and search it; with --corpus, compare that with the one it was made from."""
     from leret.cli.console import done
@@ -101,12 +105,12 @@ def check(
     from leret.retrieval.index.manifest import check_files, read_manifest
     from leret.retrieval.load import open_index
 
-    if corpus is None and (form is not None or skip_bad):
-        raise ConfigError("--format and --skip-bad say how --corpus is read; name it too, or leave them out")
+    if corpus is None and (form is not None or skip_invalid):
+        raise ConfigError("--format and --skip-invalid say how --corpus is read; name it too, or leave them out")
     if Downloaded.is_one(index):
         from leret.retrieval.engines.colbert_check import check_downloaded
 
-        n = check_downloaded(index, None if corpus is None else corpus_of(corpus, form, skip_bad))
+        n = check_downloaded(index, None if corpus is None else corpus_of(corpus, form, skip_invalid))
         done(f"{index}: sound; colbert, {n:,} documents")
         return
     manifest = read_manifest(index)
@@ -114,7 +118,7 @@ def check(
     if problems:
         raise RetrievalError(f"{index}: {'; '.join(problems)}; build the index again")
     if corpus is not None:
-        manifest.require(corpus_of(corpus, form, skip_bad), index)
+        manifest.require(corpus_of(corpus, form, skip_invalid), index)
     retriever = open_index(index)
     documents = StoredDocuments(index, manifest.corpus)
     first = next((documents.at(place) for place in range(len(documents))), ("", "", ""))

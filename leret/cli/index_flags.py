@@ -28,7 +28,7 @@ def settings_of(
     form: str | None,
     model: str | None,
     overrides: list[str],
-    skip_bad: bool,
+    skip_invalid: bool,
 ) -> tuple[DataSettings, RetrieverSettings]:
     """What to index, and how: of a recipe, or of the flags.
 
@@ -41,7 +41,13 @@ def settings_of(
 
     overrides = [f"retriever.{override.removeprefix('retriever.')}" for override in overrides]
     if recipe is not None:
-        flags = {"--kind": kind, "--corpus": corpus, "--format": form, "--model": model, "--skip-bad": skip_bad or None}
+        flags = {
+            "--kind": kind,
+            "--corpus": corpus,
+            "--format": form,
+            "--model": model,
+            "--skip-invalid": skip_invalid or None,
+        }
         given = [flag for flag, value in flags.items() if value is not None]
         if given:
             raise ConfigError(f"a recipe names the engine and the corpus; leave {', '.join(given)} out, or the recipe")
@@ -61,10 +67,10 @@ def settings_of(
             f"--kind hybrid needs two engines; add {_TWO_ENGINES}, say; one with a model is "
             "{kind: dense, dense: {model: DIR}}"
         )
-    return _flagged(corpus, form, retriever, overrides, skip_bad)
+    return _flagged(corpus, form, retriever, overrides, skip_invalid)
 
 
-def corpus_of(corpus: str, form: str | None, skip_bad: bool) -> Corpus:
+def corpus_of(corpus: str, form: str | None, skip_invalid: bool) -> Corpus:
     """The corpus that --corpus names.
 
     Raises:
@@ -73,21 +79,20 @@ def corpus_of(corpus: str, form: str | None, skip_bad: bool) -> Corpus:
     """
     from leret.datasets.load import load_corpus
 
-    data, _ = _flagged(corpus, form, {}, [], skip_bad)
-    return load_corpus(data.kind, data.corpus, skip_bad=data.skip_bad)
+    data, _ = _flagged(corpus, form, {}, [], skip_invalid)
+    return load_corpus(data.kind, data.corpus, skip_invalid=data.skip_invalid)
 
 
 def _flagged(
-    corpus: str, form: str | None, retriever: dict[str, Any], overrides: list[str], skip_bad: bool
+    corpus: str, form: str | None, retriever: dict[str, Any], overrides: list[str], skip_invalid: bool
 ) -> tuple[DataSettings, RetrieverSettings]:
     """What flags say, checked like a recipe."""
     from leret.config.load import flag_recipe
-    from leret.config.paths import IndexRecipe
 
-    data = {"kind": form or "jsonl", "corpus": corpus, "questions": corpus, "skip_bad": skip_bad}
-    flags: dict[tuple[str | int, ...], str] = {
-        ("data", "kind"): "--format", ("data", "corpus"): "--corpus", ("retriever", "kind"): "--kind",
-        ("retriever", "dense", "model"): "--model", ("retriever", "colbert", "checkpoint"): "--model",
+    data = {"kind": form or "jsonl", "corpus": corpus, "questions": corpus, "skip_invalid": skip_invalid}
+    flags = {
+        "data.kind": "--format", "data.corpus": "--corpus", "retriever.kind": "--kind",
+        "retriever.dense.model": "--model", "retriever.colbert.checkpoint": "--model",
     }  # fmt: skip
-    made = flag_recipe({"data": data, "retriever": retriever}, IndexRecipe, flags, overrides, ("data.questions",))
+    made = flag_recipe({"data": data, "retriever": retriever}, flags, overrides, ("data.questions",))
     return made.data, made.retriever

@@ -14,7 +14,6 @@ from jinja2 import Environment, StrictUndefined
 
 from leret.config.load import flag_recipe
 from leret.config.policy import PolicySettings
-from leret.config.sampling import SamplingRecipe
 from leret.core import bundled as shipped
 from leret.core.bundled import demo_policy
 from leret.core.errors import ConfigError, DataError
@@ -55,12 +54,11 @@ def write_starter(
     data = {"kind": detect_kind(questions), "questions": questions, "corpus": corpus}
     lm = {"kind": "openai", "model": model, "urls": [policy]} if served else {"model": policy or "policies/minilm"}
     recipe = flag_recipe(
-        {"data": {**data}, "policy": {**lm}, "program": {"adapter": {"kind": "compact"}}},
-        SamplingRecipe,
-        {("data", "corpus"): "--corpus", ("policy", "model"): "--policy", ("policy", "urls"): "--policy"},
+        {"data": {**data}, "policy": {**lm}},
+        {"data.corpus": "--corpus", "policy.model": "--policy", "policy.urls": "--policy"},
         optional=() if policy else ("policy.model",),
     )
-    report = inspect(str(data["kind"]), questions, corpus, skip_bad=False)
+    report = inspect(str(data["kind"]), questions, corpus, skip_invalid=False)
     values: dict[str, Any] = {**data, **lm, "report": report, "served": served, "pretrained": policy is None}
     values["held_out"] = _held_out(report, questions)
     values["small"] = not served and (policy is None or _is_small(recipe.policy))

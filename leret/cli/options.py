@@ -22,7 +22,7 @@ DataOverrides = Annotated[list[str] | None, _set("data.split=dev")]
 EvalOverrides = Annotated[list[str] | None, _set("limit=100")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what it costs; do nothing.")]
 AsJson = Annotated[bool, typer.Option("--json", callback=as_json, help="Print one JSON object alone.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable lines of the data out, and count them.")]
+SkipInvalid = Annotated[bool, typer.Option("--skip-invalid", help="Leave out bad lines of the data, and count them.")]
 FormatOption = Annotated[
     str | None,
     typer.Option("--format", help="Of the data: jsonl, beir, hotpotqa, hover, musique, 2wiki; jsonl if not given."),

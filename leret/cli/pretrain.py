@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from leret.cli.options import Overrides, RecipeArgument, SkipBad
+from leret.cli.options import Overrides, RecipeArgument, SkipInvalid
 
 
 def pretrain(
     recipe: RecipeArgument,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Model directory; default policy.model.")] = None,
     overrides: Overrides = None,
-    skip_bad: SkipBad = False,
+    skip_invalid: SkipInvalid = False,
 ) -> None:
     """Build a small policy from gold-blind demonstrations; goes on where it was stopped."""
     from leret.cli.console import done
@@ -23,7 +23,7 @@ def pretrain(
     from leret.config.sampling import SamplingRecipe
     from leret.demo.pretrain.stage import pretrain as stage
 
-    given = (overrides or []) + ["data.skip_bad=true"] * skip_bad
+    given = (overrides or []) + ["data.skip_invalid=true"] * skip_invalid
     settings = load_recipe(recipe, SamplingRecipe, given, optional=("policy.model",))
     with shown() as progress:
         path = stage(settings, out, progress=progress)

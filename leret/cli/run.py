@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from leret.cli.options import AsJson, DryRun, Overrides, RunOption, SkipBad
+from leret.cli.options import AsJson, DryRun, Overrides, RunOption, SkipInvalid
 
 if TYPE_CHECKING:
     from leret.evaluation.stage import EvalReport
@@ -17,7 +17,7 @@ def run(
     run: RunOption,
     rounds: Annotated[int, typer.Option(min=1, help="Each samples with what the last one trained.")] = 1,
     overrides: Overrides = None,
-    skip_bad: SkipBad = False,
+    skip_invalid: SkipInvalid = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -30,7 +30,7 @@ def run(
     from leret.core.runs import Run
     from leret.optimize.rounds import schedule, take
 
-    loaded = load_all(recipes, (overrides or []) + ["data.skip_bad=true"] * skip_bad)
+    loaded = load_all(recipes, (overrides or []) + ["data.skip_invalid=true"] * skip_invalid)
     for recipe in loaded:
         if isinstance(recipe, SamplingRecipe):
             warn_of_demo(recipe.data.kind, recipe.policy.model)

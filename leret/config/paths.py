@@ -8,27 +8,12 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from leret.config.base import RecipePath, Settings, with_paths
-from leret.config.data import DataSettings
-from leret.config.retriever import RetrieverSettings
+from leret.config.base import RecipePath, with_paths
 from leret.config.sampling import SamplingRecipe
 from leret.core import bundled as shipped
 from leret.core.yaml import Key, Placed, dotted
 
 M = TypeVar("M", bound=BaseModel)
-
-
-class DataRecipe(Settings):
-    """The part of a sampling recipe that says what the data are: all that looking at them takes."""
-
-    data: DataSettings
-
-
-class IndexRecipe(Settings):
-    """The part of a sampling recipe that an index is built from."""
-
-    data: DataSettings
-    retriever: RetrieverSettings
 
 
 def locate(recipe: M, placed: Placed, beside: Path, optional: Collection[str] = ()) -> tuple[M, list[str]]:

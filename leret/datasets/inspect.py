@@ -72,7 +72,7 @@ def inspect(
     *,
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
-    skip_bad: bool = True,
+    skip_invalid: bool = True,
     n_examples: int = 3,
 ) -> DataReport:
     """Look through a data set.
@@ -84,17 +84,17 @@ def inspect(
             they bring no documents.
         seed: of the splits, and of the generated world.
         options: of the generator, for kind world.
-        skip_bad: report bad records; off, refuse them as a stage would.
+        skip_invalid: report bad records; off, refuse them as a stage would.
         n_examples: questions shown.
 
     Raises:
-        DataError: a file as a whole cannot be read, not one record of it can, or some cannot without ``skip_bad``.
+        DataError: a file as a whole cannot be read, not one record of it can, or some cannot without ``skip_invalid``.
     """
     texts, problems = None, Problems()
     if corpus is None and kind in {"jsonl", "hover"}:
-        loaded = load_questions(kind, questions, seed=seed, skip_bad=skip_bad, options=options)
+        loaded = load_questions(kind, questions, seed=seed, skip_invalid=skip_invalid, options=options)
     else:
-        data = load(kind, questions, corpus, seed=seed, skip_bad=skip_bad, options=options)
+        data = load(kind, questions, corpus, seed=seed, skip_invalid=skip_invalid, options=options)
         loaded, texts, problems = data.questions, data.corpus, data.problems
     used = {doc_id for question in loaded for doc_id in question.gold}
     documents = () if texts is None else tuple(texts)

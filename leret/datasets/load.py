@@ -69,7 +69,7 @@ def load(
     split: str | None = None,
     limit: int | None = None,
     seed: int = 0,
-    skip_bad: bool = False,
+    skip_invalid: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> Data:
     """Questions with their corpus, every gold id checked.
@@ -82,7 +82,7 @@ def load(
         split: train, dev or test; None and ``all`` take every question.
         limit: questions at most; the same seed and a larger limit only add to them.
         seed: of the splits by hash, of the choice under ``limit``, of the generated world.
-        skip_bad: leave bad records out and count them.
+        skip_invalid: leave bad records out and count them.
         options: arguments of the generator, for kind world.
 
     Raises:
@@ -96,8 +96,10 @@ def load(
         raise DataError(f"data.questions is missing: kind {kind} reads a file")
     if corpus is None and kind in {"jsonl", "hover"}:
         raise DataError(f"data.corpus is missing: a file of kind {kind} holds questions alone; name the corpus")
-    texts, problems = _read_corpus(kind, corpus or questions, skip_bad)
-    loaded = load_questions(kind, questions, split=split, limit=limit, seed=seed, skip_bad=skip_bad, corpus=texts)
+    texts, problems = _read_corpus(kind, corpus or questions, skip_invalid)
+    loaded = load_questions(
+        kind, questions, split=split, limit=limit, seed=seed, skip_invalid=skip_invalid, corpus=texts
+    )
     return Data(loaded, texts, problems)
 
 
@@ -108,7 +110,7 @@ def load_questions(
     split: str | None = None,
     limit: int | None = None,
     seed: int = 0,
-    skip_bad: bool = False,
+    skip_invalid: bool = False,
     corpus: Container[str] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Loaded[Task]:
@@ -120,7 +122,7 @@ def load_questions(
         split: as in `load`.
         limit: as in `load`.
         seed: as in `load`.
-        skip_bad: as in `load`.
+        skip_invalid: as in `load`.
         corpus: where gold ids must be; None checks none.
         options: as in `load`.
 
@@ -134,7 +136,7 @@ def load_questions(
         raise DataError(f"data.questions is missing: kind {kind} reads a file")
     problems = Problems()
     chosen = _choose(
-        read_questions(kind, str(path), problems, corpus), str(path), split, limit, seed, problems, skip_bad
+        read_questions(kind, str(path), problems, corpus), str(path), split, limit, seed, problems, skip_invalid
     )
     return Loaded(chosen, dict(problems.kinds), tuple(problems.shown))
 
@@ -144,7 +146,7 @@ def load_corpus(
     path: str | None = None,
     *,
     seed: int = 0,
-    skip_bad: bool = False,
+    skip_invalid: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> Corpus:
     """A corpus alone.
@@ -153,7 +155,7 @@ def load_corpus(
         kind: as in `load`.
         path: path, or ``hf:NAME``; None for kind world.
         seed: of the generated world.
-        skip_bad: leave bad records out.
+        skip_invalid: leave bad records out.
         options: as in `load`.
 
     Raises:
@@ -164,7 +166,7 @@ def load_corpus(
     _check_kind(kind, options)
     if path is None:
         raise DataError(f"data.corpus is missing: kind {kind} reads a file")
-    return _read_corpus(kind, str(path), skip_bad)[0]
+    return _read_corpus(kind, str(path), skip_invalid)[0]
 
 
 def split_name(question: Task, seed: int = 0) -> str:
@@ -179,10 +181,10 @@ def limited(questions: Iterable[Task], limit: int | None, seed: int = 0) -> tupl
     return tuple(heapq.nsmallest(limit, questions, key=lambda question: rank_of(question.id, seed, "limit")))
 
 
-def _read_corpus(kind: str, source: str, skip_bad: bool) -> tuple[Corpus, Problems]:
+def _read_corpus(kind: str, source: str, skip_invalid: bool) -> tuple[Corpus, Problems]:
     problems = Problems()
     corpus = Corpus(read_documents(kind, source, problems))
-    problems.check(source, skip_bad, len(corpus) > 0)
+    problems.check(source, skip_invalid, len(corpus) > 0)
     if not len(corpus):
         raise DataError(f"{source} holds no document; name the corpus with data.corpus")
     return corpus, problems
@@ -195,7 +197,7 @@ def _choose(
     limit: int | None,
     seed: int,
     problems: Problems | None = None,
-    skip_bad: bool = False,
+    skip_invalid: bool = False,
 ) -> tuple[Task, ...]:
     """The questions of a split, at most ``limit`` of them; the source is read to its end, so that all faults show."""
     split = split or "all"
@@ -214,7 +216,7 @@ def _choose(
 
     chosen = limited(wanted(), limit, seed)
     if problems is not None:
-        problems.check(source, skip_bad, sizes.total() > 0)
+        problems.check(source, skip_invalid, sizes.total() > 0)
     if not chosen:
         there = ", ".join(f"{n} in {name}" for name, n in sorted(sizes.items())) or "none at all"
         raise DataError(f"{source}: no question in split {split}; there are {there}")

@@ -63,26 +63,26 @@ class Problems:
         """How many bad records there are."""
         return self.kinds.total()
 
-    def check(self, source: str, skip_bad: bool, any_good: bool = True) -> Mapping[str, int]:
+    def check(self, source: str, skip_invalid: bool, any_good: bool = True) -> Mapping[str, int]:
         """End of the reading: refuse the source, or count what was skipped.
 
         Args:
             source: the file, as messages call it.
-            skip_bad: count.
+            skip_invalid: count.
             any_good: the source has records that are not bad; one without any is refused in any case.
 
         Returns:
             How many records were skipped, by kind of fault.
 
         Raises:
-            DataError: there are bad records, and ``skip_bad`` is off.
+            DataError: there are bad records, and ``skip_invalid`` is off.
         """
-        if not self.n or (skip_bad and any_good):
+        if not self.n or (skip_invalid and any_good):
             return dict(self.kinds)
         more = [f"and {self.n - len(self.shown)} more"] if self.n > len(self.shown) else []
         fields = [FIELDS] if self.kinds["missing field"] else []
         lines = "\n  ".join([*self.shown, *more, *fields])
-        advice = ", or leave them out with data.skip_bad (--skip-bad), which counts them" if any_good else ""
+        advice = ", or leave them out with data.skip_invalid (--skip-invalid), which counts them" if any_good else ""
         raise DataError(
             f"{source}: {self.n} bad {'record' if self.n == 1 else 'records'}\n  {lines}\nmend them{advice}"
         )

@@ -134,7 +134,11 @@ def load(directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Ret
         corpus = None
         if settings.needs_corpus or data.corpus is not None:
             corpus = load_corpus(
-                data.kind, data.corpus or data.questions, seed=data.seed, skip_bad=data.skip_bad, options=data.options
+                data.kind,
+                data.corpus or data.questions,
+                seed=data.seed,
+                skip_invalid=data.skip_invalid,
+                options=data.options,
             )
         retriever = load_retriever(settings, corpus, directory / "cache")
     for _, search in program.named_sub_modules(type_=Search):

@@ -65,6 +65,7 @@ class Shard:
         """Where its samples go."""
         return run.shards / f"{self.index}-of-{self.count}.db"
 
+
 def sample_shard(
     recipe: SamplingRecipe, run: Run, shard: Shard, *, base_dir: Path | None = None, progress: Progress | None = None
 ) -> SamplingStats:

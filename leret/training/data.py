@@ -133,4 +133,4 @@ def _questions(data: Mapping[str, Any], seed: int) -> Sequence[Task]:
     kind, source = data.get("kind"), str(data.get("questions"))
     if kind not in {"beir", "world"} and not source.startswith("hf:") and not Path(source).exists():
         return ()
-    return load_questions(str(kind), source, seed=seed, skip_bad=True, options=data.get("options")).items
+    return load_questions(str(kind), source, seed=seed, skip_invalid=True, options=data.get("options")).items

@@ -252,6 +252,6 @@ def test_a_small_file_that_grows_is_read_in_pieces(
 
 def test_a_truncated_file_counts_as_one_skipped_record(tmp_path: Path) -> None:
     (tmp_path / "q.gz").write_bytes(gzip.compress(_MANY)[:-400])
-    loaded = load_questions("jsonl", str(tmp_path / "q.gz"), skip_bad=True)
+    loaded = load_questions("jsonl", str(tmp_path / "q.gz"), skip_invalid=True)
     assert loaded.skipped == {"truncated": 1}
     assert 0 < len(loaded) < 2000

@@ -55,7 +55,7 @@ def test_bad_records_are_reported_and_not_refused(tmp_path: Path) -> None:
     alone = inspect("jsonl", path)
     assert (alone.n_documents, alone.corpus_digest) == (0, None)
     with pytest.raises(DataError, match="was there before"):
-        inspect("jsonl", json_lines(tmp_path / "good", QUESTIONS), corpus, skip_bad=False)
+        inspect("jsonl", json_lines(tmp_path / "good", QUESTIONS), corpus, skip_invalid=False)
 
 
 def test_contexts_are_the_corpus_where_none_is_named(tmp_path: Path) -> None:

@@ -58,7 +58,9 @@ def test_skipped_records_are_counted_by_kind_and_the_rest_is_read(tmp_path: Path
     (tmp_path / "q").write_text(
         f'{good}\nnonsense\n{{"id": "q2"}}\n{good}\n{{"id": "q3", "question": "Who?", "relevant_doc_ids": ["Z"]}}\n'
     )
-    data = load("jsonl", str(tmp_path / "q"), json_lines(tmp_path / "c", [*DOCUMENTS, {"doc_id": "D"}]), skip_bad=True)
+    data = load(
+        "jsonl", str(tmp_path / "q"), json_lines(tmp_path / "c", [*DOCUMENTS, {"doc_id": "D"}]), skip_invalid=True
+    )
     assert [q.id for q in data.questions] == ["q1"]
     assert data.questions.skipped == {"broken JSON": 1, "missing field": 1, "duplicate id": 1, "unknown gold": 1}
     assert data.questions.n_skipped == 4
@@ -75,11 +77,11 @@ def test_all_faults_come_in_one_error_up_to_twenty(tmp_path: Path) -> None:
     assert f"{tmp_path / 'q'}:20: broken JSON" in text
     assert ":21:" not in text
     assert "and 5 more" in text
-    assert "--skip-bad" in text
+    assert "--skip-invalid" in text
     (tmp_path / "q").write_text("nonsense\n" * 25)
     with pytest.raises(DataError) as caught:
         load_questions("jsonl", str(tmp_path / "q"))
-    assert "--skip-bad" not in str(caught.value)  # nothing would be left
+    assert "--skip-invalid" not in str(caught.value)  # nothing would be left
 
 
 def test_the_generated_world_brings_its_splits() -> None:

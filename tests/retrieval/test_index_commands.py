@@ -101,7 +101,7 @@ def test_a_dry_run_builds_nothing(tmp_path: Path, corpus: Path) -> None:
         (["--kind", "hybrid", "--corpus", "CORPUS", "--model", "x"], "not of hybrid; remove it"),
         (["sampling/demo.yaml", "--corpus", "CORPUS", "--kind", "bm25"], "leave --kind, --corpus out"),
         (["sampling/demo.yaml", "--model", "x"], "leave --model out"),
-        (["sampling/demo.yaml", "--format", "jsonl", "--skip-bad"], "leave --format, --skip-bad out"),
+        (["sampling/demo.yaml", "--format", "jsonl", "--skip-invalid"], "leave --format, --skip-invalid out"),
     ],
 )
 def test_a_mistake_is_told_with_its_mend(tmp_path: Path, corpus: Path, args: list[str], says: str) -> None:
@@ -147,11 +147,11 @@ def test_an_index_that_left_bad_lines_out_is_checked_against_its_corpus(tmp_path
     with corpus.open("a") as file:
         file.write("{bad\n")
     index = tmp_path / "x"
-    assert leret("index", "build", "--kind", "bm25", "--corpus", corpus, "--out", index, "--skip-bad")[0] == 0
+    assert leret("index", "build", "--kind", "bm25", "--corpus", corpus, "--out", index, "--skip-invalid")[0] == 0
     code, _, err = leret("index", "check", index, "--corpus", corpus)
-    assert (code, "--skip-bad" in err) == (2, True)
-    assert leret("index", "check", index, "--corpus", corpus, "--skip-bad")[0] == 0
-    code, _, err = leret("index", "check", index, "--skip-bad")
+    assert (code, "--skip-invalid" in err) == (2, True)
+    assert leret("index", "check", index, "--corpus", corpus, "--skip-invalid")[0] == 0
+    code, _, err = leret("index", "check", index, "--skip-invalid")
     assert (code, "--corpus" in err) == (2, True)
 
 

@@ -451,7 +451,7 @@ def test_bad_lines_that_were_skipped_are_told(place):
     with (directory / "questions.jsonl").open("a") as file:
         file.write("{broken\n")
     run = Run.create(directory / "run")
-    sample(recipe_of(data={"skip_bad": True}, prompts=1), run, base_dir=directory)
+    sample(recipe_of(data={"skip_invalid": True}, prompts=1), run, base_dir=directory)
     [skipped] = [event for event in run.events() if event["event"] == "skipped"]
     assert sum(n for name, n in skipped.items() if name not in {"time", "stage", "event"}) == 1
 

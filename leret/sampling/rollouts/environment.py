@@ -77,7 +77,7 @@ class Environment:
             split=split or data.split,
             limit=limit,
             seed=data.seed,
-            skip_bad=data.skip_bad,
+            skip_invalid=data.skip_invalid,
             corpus=self.corpus if check and data.kind != "world" and self._has_corpus else None,
             options=data.options or None,
         )
@@ -98,7 +98,7 @@ class Environment:
             data.kind,
             data.corpus or data.questions,
             seed=data.seed,
-            skip_bad=data.skip_bad,
+            skip_invalid=data.skip_invalid,
             options=data.options or None,
         )
 
