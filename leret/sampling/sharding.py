@@ -100,6 +100,7 @@ def _sample(
         run.shards.mkdir(exist_ok=True)
     with Store(shard.store(run)) as store:
         policy = begin(run, bench, own, digests, policy_digest)
+        run.event("sample", "shard", shard=f"{shard.index}/{shard.count}", host=socket.gethostname(), pid=os.getpid())
         if run.store.is_file():  # what earlier commands have sampled
             with Store(run.store, read_only=True) as known:
                 done = known.done(policy.digest)

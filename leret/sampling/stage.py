@@ -1,7 +1,7 @@
 """`leret sample`: states of a program sampled with several prompts, scored, and paired.
 
-`sample_tasks` is the stage over objects: tasks, a program, its adapter, a policy, a reward, settings. `sample` makes them
-from a recipe, keeps them in a run directory, and adds what a run has beside: the bank, the preferences, the report.
+`sample_tasks` is the stage over objects: tasks, a program, its adapter, a policy, a reward, settings. `sample` makes
+them from a recipe, and adds what a run has beside its samples: the bank, the preferences, the report.
 """
 
 from __future__ import annotations
@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from leret.retrieval.batching import SearchBatcher
     from leret.sampling.rollouts.branching import SamplingPlan
     from leret.sampling.rollouts.scheduler import SamplingStats
-
-_SETUP = ".setup.lock"
-"""Held by one of several processes that sample shards of a run, while it makes what all of them use."""
 
 Distribute = Callable[[SamplingRecipe, Run, str, Sequence[Task], Progress], "SamplingStats"]
 """Samples tasks into the run's shards with other processes; takes the recipe, the run and the policy's digest."""
@@ -184,8 +181,8 @@ def sample(
             stats = distribute(recipe, run, policy.digest, tasks, progress)
             merge_shards(run, store=store)
         report = _report(bench, run, policy, store, stats, bank, notes)
-    new = {"questions": len(tasks), "new_samples": report.samples - n_before}
-    report = replace(report, **new, seconds=round(time.monotonic() - began, 3))
+    seconds = round(time.monotonic() - began, 3)
+    report = replace(report, questions=len(tasks), new_samples=report.samples - n_before, seconds=seconds)
     run.event("sample", "finished", **asdict(report))
     if not report.waiting and not any(report.failures.get(kind) for kind in OUTAGES):
         mark_completed(run.path, "sample", key, asdict(report), [run.store])
@@ -211,7 +208,7 @@ def opened(
         progress.start("data and index", None)
         refuse_changed_files(run, bench)
         questions = bench.questions(recipe.data.split, recipe.data.limit)
-        with FileLock(run.path / _SETUP):
+        with FileLock(run.setup_lock):
             retriever_digest = bench.retriever.digest
         digests = {
             "corpus": bench.corpus.digest,
@@ -241,7 +238,7 @@ def begin(
     policy = policy_of(bench.recipe.policy)
     if policy_digest not in {None, policy.digest}:
         raise RunError(f"policy.model: {bench.recipe.policy.model} is another model here than where sampling was begun")
-    with FileLock(run.path / _SETUP):
+    with FileLock(run.setup_lock):
         manifest = run.manifest()
         section: dict[str, Any] = bench.recipe.model_dump(mode="json")
         rounds: list[dict[str, str]] = manifest.get("rounds", [])
@@ -286,7 +283,7 @@ async def sample_session(
     recipe, program = bench.recipe, bench.replay.program
     search = SearchBatcher(bench.retriever)
     try:
-        async with AsyncFileLock(run.path / _SETUP, run_in_executor=False):
+        async with AsyncFileLock(run.setup_lock, run_in_executor=False):
             prompts = await prompts_of(run, bench, policy, search, tasks, progress)
         _, stops = check_messages(bench.program(), bench.replay, bench.formatter, bench.retriever, prompts, tasks[:20])
         notes = [*stops, *bench.notes()]

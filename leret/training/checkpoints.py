@@ -17,9 +17,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from leret.core.errors import TrainingError
-from leret.core.files import write_atomically
-from leret.sampling.store.schema import lock
+from leret.core.errors import RunError, TrainingError
+from leret.core.files import locked, write_atomically
 
 _NO_RESULT = {"save_steps", "log_steps", "report_to", "device"}
 """Keys of a recipe that change nothing in the weights."""
@@ -41,7 +40,8 @@ class Workplace:
     def lock(self) -> AbstractContextManager[Any]:
         """Held while a policy is trained; of the processes of one training, by the first. Raises RunError if taken."""
         self.path.mkdir(parents=True, exist_ok=True)
-        return nullcontext() if os.environ.get("RANK", "0") != "0" else lock(self.path / "training", "trained")
+        busy = RunError(f"{self.path} is being trained by another process; wait for it, or give another name")
+        return nullcontext() if os.environ.get("RANK", "0") != "0" else locked(self.path / "training.lock", busy)
 
     def begin(self, key: Mapping[str, Any]) -> None:
         """Note what is trained, or check that it is what was begun here.

@@ -8,10 +8,10 @@ from leret.core.errors import RunError
 from leret.core.runs import Run
 from leret.core.types import Failure, Sample, State
 from leret.evaluation.report.training_stats import Learned, learned
-from leret.sampling.store.schema import Origin
+from leret.sampling.store.schema import SamplingParams
 from leret.sampling.store.store import Store
 
-ORIGIN = Origin("p", "digest", "prompt", 1.0, 1.0, 8)
+ORIGIN = SamplingParams("p", "digest", "prompt", 1.0, 1.0, 8)
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def check_store(run: Run) -> StoreReport:
         try:
             database.execute("BEGIN")  # one view of the store, whatever is added meanwhile
             broken = [row[0] for row in database.execute("PRAGMA integrity_check(5)") if row[0] != "ok"]
-            report.add("SQLite finds the file damaged, or a rule of its tables broken; restore it", broken)
+            report.add("SQLite finds the file damaged; restore it", broken)
             lost = (f"{row['table']} row {row['rowid']}" for row in database.execute("PRAGMA foreign_key_check"))
             report.add("a row refers to a state or sample that is missing", lost)
             for what, sql in _PATHS.items():

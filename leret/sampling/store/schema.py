@@ -1,8 +1,7 @@
 """The tables of the store, its rows as values, and the opening of its file.
 
-What a row must keep is refused by SQLite itself, by named constraints: so a store that `PRAGMA integrity_check` and
-`PRAGMA foreign_key_check` pass holds no sample without its state, no reward beside a failure, no path through a sample
-that is missing.
+What a row must keep is refused by SQLite itself, by named constraints, whoever writes it: no sample without its state,
+no reward beside a failure, no question asked twice, no path through a sample that is missing.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ SCHEMA_SQL = f"""
 CREATE TABLE states (
     id TEXT NOT NULL, question_id TEXT NOT NULL, predictor TEXT NOT NULL,
     inputs TEXT NOT NULL CONSTRAINT "inputs are a JSON object" CHECK (json_type(inputs) = 'object'),
-    messages TEXT NOT NULL CONSTRAINT "messages are a JSON array" CHECK (json_array_length(messages) > 0),
+    messages TEXT NOT NULL CONSTRAINT "messages are a JSON array" CHECK (json_type(messages) = 'array'),
     PRIMARY KEY (id, question_id)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE samples (

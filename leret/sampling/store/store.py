@@ -202,6 +202,10 @@ class Store:
         sql = "SELECT policy_digest FROM samples GROUP BY policy_digest ORDER BY min(rowid)"
         return [row["policy_digest"] for row in self._read(sql)]
 
+    def reward_range(self) -> tuple[float, float]:
+        """The least and the greatest reward; 0 where there is none."""
+        return tuple(self._read("SELECT ifnull(min(reward), 0.0), ifnull(max(reward), 0.0) FROM samples")[0])
+
     def counts(self, policy_digest: str | None = None) -> dict[str, int]:
         """``states``, ``samples``, ``rewarded``, and the number of failures by kind as ``failed_KIND``."""
         where, values = ("WHERE policy_digest = ?", (policy_digest,)) if policy_digest else ("", ())
