@@ -255,6 +255,10 @@ def _ray_task(recipe: str, run: Path, shard: Shard, policy_digest: str) -> Sampl
         raise RunError(f"the worker on {socket.gethostname()}: {error}") from error
 
 
+_OPEN = ExitStack()
+"""What a worker has opened."""
+
+
 @cache
 def _opened(recipe: str, run: Path) -> tuple[Environment, list[Task], dict[str, str]]:
     """Opened once in the life of a worker."""
@@ -269,5 +273,4 @@ def _opened(recipe: str, run: Path) -> tuple[Environment, list[Task], dict[str, 
             f"the worker on {socket.gethostname()} does not see {run}; put the run on a file system that all machines "
             "share, or sample with --shard on each of them and merge with `leret store merge`"
         )
-    stack = ExitStack()
-    return stack.enter_context(opened(SamplingRecipe.model_validate_json(recipe), Run(run), Silent()))
+    return _OPEN.enter_context(opened(SamplingRecipe.model_validate_json(recipe), Run(run), Silent()))

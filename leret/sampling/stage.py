@@ -100,7 +100,7 @@ async def sample_tasks(
 
     Args:
         tasks: those that are done already cost nothing.
-        program: its retrieval goes to ``search``, its completions come from ``policy``.
+        program: a module of its own for this call, which changes it.
         adapter: how calls become messages, and completions fields.
         search: over the retriever, on this event loop.
         policy: completes.
@@ -280,7 +280,7 @@ async def sample_session(
     from leret.sampling.parity import check_messages
     from leret.sampling.rollouts.scheduler import SamplingStats
 
-    recipe, program = bench.recipe, bench.replay.program
+    recipe = bench.recipe
     search = SearchBatcher(bench.retriever)
     try:
         async with AsyncFileLock(run.setup_lock, run_in_executor=False):
@@ -297,7 +297,7 @@ async def sample_session(
         try:
             async with events:
                 stats = await sample_tasks(
-                    sampled, program, bench.adapter, search, policy, plan_of(recipe, prompts), store, recipe.sampling,
+                    sampled, bench.program(), bench.adapter, search, policy, plan_of(recipe, prompts), store, recipe.sampling,
                     usage=usage, progress=progress, facts=events.facts,
                 )  # fmt: skip
             return prompts, stats, notes

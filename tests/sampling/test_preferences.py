@@ -87,7 +87,7 @@ def test_the_report_counts_what_was_left_out(run):
 def test_datasets_reads_the_directory_and_its_card(run):
     build_preferences(run)
     loaded = datasets.load_dataset(str(run.preferences), cache_dir=str(run.cache))["train"]
-    assert tuple(loaded.column_names) == COLUMNS
+    assert tuple(loaded.column_names) == tuple(COLUMNS)
     assert len(loaded) == 3
     card = (run.preferences / "README.md").read_text()
     for line in (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from leret.config.sampling import SamplingRecipe
@@ -39,6 +39,8 @@ def merge_shards(run: Run, shards: Iterable[Path] = (), store: Store | None = No
                 target.merge(path)
             for suffix in ("", "-wal", "-shm", ".lock"):
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
+        with suppress(OSError):  # it is not there, or a shard has begun
+            run.shards.rmdir()
         return target.counts()
 
 
