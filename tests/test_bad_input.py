@@ -305,9 +305,9 @@ RUNS: dict[str, tuple[Callable[[], object], list[str], tuple[str, ...]]] = {
     "has no samples": (
         lambda: manifest(lambda m: m.pop("sampling")), ["train", "training/sft.yaml", "--run", "R"], ("leret sample",)),
     "has no such policy": (
-        lambda: None, ["train", "training/ipo.yaml", "--run", "R"], ("init: 'sft' is not base", "train sft first")),
+        lambda: None, ["train", "training/ipo.yaml", "--run", "R"], ("init_from: 'sft' is not base", "train sft first")),
     "has no preferences": (
-        lambda: shutil.rmtree("R/preferences"), ["train", "training/dpo.yaml", "--run", "R", "--set", "init=base"],
+        lambda: shutil.rmtree("R/preferences"), ["train", "training/dpo.yaml", "--run", "R", "--set", "init_from=base"],
         ("preferences",)),
     "has no such system": (
         lambda: None, ["eval", "eval/demo.yaml", "--run", "R", "--set", "systems=[bse]"], ("'bse'", "did you mean base?")),
@@ -340,7 +340,7 @@ def test_a_full_disk(folder: Path) -> None:
     before = snapshot(Path("R"))
     Path("R/events.jsonl").rename("kept.jsonl")
     Path("R/events.jsonl").symlink_to("/dev/full")
-    args = ["train", "training/sft.yaml", "--run", "R", "--set", "only_spread=false", "--set", "learning_rate=1e-3"]
+    args = ["train", "training/sft.yaml", "--run", "R", "--set", "require_spread=false", "--set", "learning_rate=1e-3"]
     refused(*args, says=("R cannot be written: the disk is full: free some space and run the same command again",))
     after = snapshot(Path("R"))
     assert {name: after.get(name) for name in before if name != "run.yaml"} == {

@@ -347,7 +347,7 @@ def test_the_whole_loop_runs_goes_on_and_ends_at_once(tmp_path: Path, small: lis
     assert (code, json.loads(out)["strategy"]) == (0, "all")
     code, out = leret("store", "check", "--run", run, "--json")
     assert (code, json.loads(out)["faults"]) == (0, [])
-    fast = ["--set", "learning_rate=1e-3", "--set", "only_spread=false"]
+    fast = ["--set", "learning_rate=1e-3", "--set", "require_spread=false"]
     code, out = leret("train", "training/sft.yaml", "--run", run, *fast, "--dry-run")
     assert (code, "examples" in out) == (0, True), out
     code, out = leret("train", "training/sft.yaml", "--run", run, *fast)

@@ -26,7 +26,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 SMALL = {
     "sample": ["data.limit=6", "sampling.samples=2", "sampling.prompts=1", "policy.max_tokens=6"],
-    "train": ["learning_rate=1e-3", "epochs=1", "max_length=512", "warmup_ratio=0", "only_spread=false"],
+    "train": ["learning_rate=1e-3", "num_train_epochs=1", "max_length=512", "warmup_ratio=0", "require_spread=false"],
     "eval": ["limit=4", "resamples=100", "systems=[raw-question, base, policies]"],
 }
 """Overrides by command; they come before those of the docs, which win."""

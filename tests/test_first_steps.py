@@ -72,7 +72,7 @@ def test_a_policy_at_hand_is_checked_and_named(folder: Path) -> None:
     assert recipe("own/sample.yaml")["policy"]["model"] == "mine"
     assert leret("sample", "own/sample.yaml", "--run", "r", "--dry-run")[0] == 0
     code, out = leret("init", *FILES, "--policy", "http://127.0.0.1:1/v1", "--model", "a: b", "--out", "served")
-    assert (code, "train sft --run runs/first --set init=" in out) == (0, True), out
+    assert (code, "train sft --run runs/first --set init_from=" in out) == (0, True), out
     policy = recipe("served/sample.yaml")["policy"]
     assert (policy["kind"], policy["model"], policy["urls"]) == ("openai", "a: b", ["http://127.0.0.1:1/v1"])
     assert leret("init", *FILES, "--policy", "demo", "--out", "demo")[0] == 0

@@ -9,15 +9,17 @@ import pytest
 
 from leret.config.evaluation import EvalRecipe
 from leret.config.sampling import SamplingRecipe
-from leret.config.training import TrainingRecipe
 from leret.core.errors import ConfigError
 from leret.core.runs import Run
 from leret.optimize.rounds import Recipe, Step, schedule
+from leret.training.algorithms import TrainingRecipe
+from leret.training.algorithms.preference import IPORecipe
+from leret.training.algorithms.sft import SFTRecipe
 
 SAMPLING = SamplingRecipe.model_validate({"data": {"kind": "world"}, "policy": {"model": "demo"}})
-SFT = TrainingRecipe(algorithm="sft")
-IPO = TrainingRecipe(algorithm="ipo", init="sft")
-MORE = TrainingRecipe(algorithm="sft", name="sft-more", match_steps_of="ipo")
+SFT = SFTRecipe()
+IPO = IPORecipe(init_from="sft")
+MORE = SFTRecipe(name="sft-more", match_steps_of="ipo")
 EVAL = EvalRecipe()
 ALL: list[Recipe] = [SAMPLING, SFT, IPO, MORE, EVAL]
 
@@ -25,7 +27,7 @@ ALL: list[Recipe] = [SAMPLING, SFT, IPO, MORE, EVAL]
 def trained(steps: list[Step], number: int) -> list[tuple[str, str, str | None]]:
     """Name, init and control of the trainings of a round."""
     recipes = [s.recipe for s in steps if s.round == number and isinstance(s.recipe, TrainingRecipe)]
-    return [(r.policy_name, r.init, r.match_steps_of) for r in recipes]
+    return [(r.policy_name, r.init_from, r.match_steps_of) for r in recipes]
 
 
 def test_one_round_takes_the_recipes_as_they_are(tmp_path: Path) -> None:
@@ -47,7 +49,7 @@ def test_a_second_round_goes_on_from_the_last_policy_that_is_no_control(tmp_path
 def test_a_served_policy_is_followed_by_a_local_one(tmp_path: Path) -> None:
     policy = {"kind": "openai", "model": "m", "urls": ["http://127.0.0.1:1/v1"]}
     served = SamplingRecipe.model_validate({"data": {"kind": "world"}, "policy": policy})
-    steps = schedule([served, SFT.model_copy(update={"init": "weights"})], Run(tmp_path / "r"), rounds=2)
+    steps = schedule([served, SFT.model_copy(update={"init_from": "weights"})], Run(tmp_path / "r"), rounds=2)
     second = steps[2].recipe
     assert isinstance(second, SamplingRecipe)
     assert (second.policy.kind, second.policy.urls) == ("local", ())

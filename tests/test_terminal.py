@@ -74,7 +74,13 @@ def test_sampling_with_a_bank_stops_and_goes_on(leret: Spawn, tmp_path: Path) ->
 
 
 def test_a_training_stops_and_goes_on(leret: Spawn, sampled: Path) -> None:
-    command = ["train", "demo-sft", "--run", sampled, *settings("epochs=6", "name=long", "batch_size=1")]
+    command = [
+        "train",
+        "demo-sft",
+        "--run",
+        sampled,
+        *settings("num_train_epochs=6", "name=long", "per_device_train_batch_size=1"),
+    ]
     interrupted(leret(*command), r"train long .*[1-9]\d*/")
     code, screen = ended(leret(*command))
     assert code == 0, screen

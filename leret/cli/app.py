@@ -103,7 +103,7 @@ for panel, name, function, example in (
     (_START, "init", init.init, "--questions questions.jsonl --corpus corpus.jsonl"),
     (_LOOP, "sample", sample.sample, "sampling/demo.yaml --run runs/mine --set data.limit=100"),
     (_LOOP, "pairs", sample.pairs, "--run runs/mine --strategy best-worst"),
-    (_LOOP, "train", train.train, "demo-sft --run runs/mine --set epochs=2"),
+    (_LOOP, "train", train.train, "demo-sft --run runs/mine --set num_train_epochs=2"),
     (_LOOP, "eval", evaluate.evaluate, "demo --run runs/mine --set limit=100"),
     (_LOOP, "run", loop.run, "demo demo-sft demo-ipo demo --run runs/mine --rounds 2"),
     (_LOOP, "pretrain", pretrain.pretrain, "sampling/demo.yaml --out policies/mine"),

@@ -16,8 +16,8 @@ def train(
     from leret.cli.console import done, facts
     from leret.cli.progress import shown
     from leret.config.load import load_recipe
-    from leret.config.training import TrainingRecipe
     from leret.core.runs import Run
+    from leret.training.algorithms import TrainingRecipe
 
     settings = load_recipe(recipe, TrainingRecipe, overrides or ())
     opened = Run.open(run)

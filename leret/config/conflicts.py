@@ -64,12 +64,10 @@ def _sampling(recipe: SamplingRecipe) -> Iterator[Clash]:
 
 
 def _training(recipe: TrainingRecipe) -> Iterator[Clash]:
-    if recipe.algorithm == "dpo" and recipe.reduction != "sequence":
-        yield ("reduction", "algorithm"), "dpo sums log-probabilities; remove it"
-    if recipe.warmup_ratio and recipe.schedule == "constant":
+    if recipe.warmup_ratio and recipe.lr_scheduler_type == "constant":
         yield (
-            ("warmup_ratio", "schedule"),
-            "schedule constant has no warm-up; set schedule: constant_with_warmup, or remove it",
+            ("warmup_ratio", "lr_scheduler_type"),
+            "lr_scheduler_type constant has no warm-up; set constant_with_warmup, or remove it",
         )
-    if recipe.init == recipe.policy_name:
-        yield ("init", "name"), f"{recipe.init} would start from itself; give the new policy a name"
+    if recipe.init_from == recipe.policy_name:
+        yield ("init_from", "name"), f"{recipe.init_from} would start from itself; give the new policy a name"

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from leret.config.evaluation import EvalRecipe
 from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
-from leret.config.training import TrainingRecipe
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
+from leret.training.algorithms import TrainingRecipe
 
 if TYPE_CHECKING:
     from leret.evaluation.stage import EvalReport

@@ -14,10 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from leret.evaluation.scores import Array
-
-Matrix = NDArray[np.float64]
-Vector = NDArray[np.float64]
+Array = NDArray[np.float64]
 
 _CHUNK_CELLS: Final = 4_000_000
 """Resamples are drawn in chunks of about so many cells: 32 MB of weights."""
@@ -26,7 +23,7 @@ _TIE: Final = 1e-12
 """Statistics closer than this are equal: the same sum in another order differs in its last bits."""
 
 
-def bootstrap_intervals(values: Matrix, resamples: int = 10_000, confidence: float = 0.95, seed: int = 0) -> Matrix:
+def bootstrap_intervals(values: Array, resamples: int = 10_000, confidence: float = 0.95, seed: int = 0) -> Array:
     """Percentile bootstrap intervals of the columns' means, questions drawn with replacement.
 
     Args:
@@ -56,7 +53,7 @@ def bootstrap_intervals(values: Matrix, resamples: int = 10_000, confidence: flo
     return _percentiles(means, confidence)
 
 
-def sign_flip_p(differences: Matrix, resamples: int = 10_000, seed: int = 0) -> Vector:
+def sign_flip_p(differences: Array, resamples: int = 10_000, seed: int = 0) -> Array:
     """Two-sided paired permutation test: were the labels of the two systems exchangeable, how often so large a mean?
 
     The labels of a question are exchanged by flipping the sign of its difference. Where all flips are no more than
@@ -118,7 +115,7 @@ def _chunks(total: int, width: int) -> list[tuple[int, int]]:
     return [(start, min(start + step, total)) for start in range(0, total, step)]
 
 
-def _draws(rng: np.random.Generator, n_draws: int, n_questions: int) -> Matrix:
+def _draws(rng: np.random.Generator, n_draws: int, n_questions: int) -> Array:
     """(n_draws, n_questions): how often each question is drawn, ``n_questions`` draws a row."""
     drawn = rng.integers(0, n_questions, size=(n_draws, n_questions))
     drawn += np.arange(n_draws)[:, None] * n_questions
@@ -126,7 +123,7 @@ def _draws(rng: np.random.Generator, n_draws: int, n_questions: int) -> Matrix:
     return counts.reshape(n_draws, n_questions).astype(np.float64)
 
 
-def _percentiles(means: Matrix, confidence: float) -> Matrix:
+def _percentiles(means: Array, confidence: float) -> Array:
     tail = (1 - confidence) / 2 * 100
     bounds = np.full((means.shape[1], 2), np.nan)
     for column in range(means.shape[1]):
@@ -134,9 +131,6 @@ def _percentiles(means: Matrix, confidence: float) -> Matrix:
         if known.size:
             bounds[column] = np.percentile(known, [tail, 100 - tail])
     return bounds
-
-
-pass
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Literal
 
 from leret.config.evaluation import EvalRecipe
 from leret.config.sampling import SamplingRecipe
-from leret.config.training import TrainingRecipe
 from leret.core.errors import ConfigError
 from leret.core.progress import Progress
 from leret.core.runs import Run
+from leret.training.algorithms import TrainingRecipe
 
 if TYPE_CHECKING:
     from leret.evaluation.stage import EvalReport
     from leret.sampling.stage import SampleReport
-    from leret.training.record import TrainReport
+    from leret.training.checkpoints import TrainReport
 
 
 Recipe = SamplingRecipe | TrainingRecipe | EvalRecipe
@@ -48,7 +48,7 @@ class Step:
         """``round 2: train ipo-2 from sft-2``."""
         what = ""
         if isinstance(self.recipe, TrainingRecipe):
-            what = f" {self.recipe.policy_name} ({self.recipe.algorithm}) from {self.recipe.init}"
+            what = f" {self.recipe.policy_name} ({self.recipe.algorithm}) from {self.recipe.init_from}"
         elif isinstance(self.recipe, SamplingRecipe):
             what = f" with {self.recipe.policy.model}"
         return f"round {self.round}: {self.stage}{what}" + (": done before" if self.done else "")
@@ -135,7 +135,7 @@ def _name(name: str, number: int) -> str:
 
 def _successor(trainings: Sequence[TrainingRecipe], number: int) -> str:
     """The policy that a round hands on: the last one trained that is no control."""
-    heirs = [recipe for recipe in trainings if recipe.match_steps_of is None and recipe.targets == "best"]
+    heirs = [recipe for recipe in trainings if not recipe.is_control]
     heirs = heirs or list(trainings)
     return _name(heirs[-1].policy_name, number) if heirs and number else "base"
 
@@ -145,7 +145,7 @@ def _of_round(recipe: TrainingRecipe, number: int, trainings: Sequence[TrainingR
     names["base"] = _successor(trainings, number - 1)
     changes = {
         "name": names[recipe.policy_name],
-        "init": names.get(recipe.init, recipe.init),
+        "init_from": names.get(recipe.init_from, recipe.init_from),
         "match_steps_of": names.get(recipe.match_steps_of or "", recipe.match_steps_of),
     }
     return recipe if number == 1 else recipe.model_copy(update=changes)

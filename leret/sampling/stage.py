@@ -273,19 +273,18 @@ async def sample_session(
     only: Sequence[Task] | None = None,
 ) -> tuple[list[Prompt], SamplingStats, list[str]]:
     """The bank, which all tasks make; samples of them, or of ``only`` some or none; notes. Closes the policy."""
-    from leret.core.usage import UsageByPrompt
+    from leret.core.usage import UsageByPrompt, UsageEvents
+    from leret.programs.checks import check_messages
     from leret.retrieval.batching import SearchBatcher
-    from leret.sampling.accounting import UsageEvents
-    from leret.sampling.bank.load import prompts_of
-    from leret.sampling.parity import check_messages
+    from leret.sampling.bank.bank import load_or_build_bank
     from leret.sampling.rollouts.scheduler import SamplingStats
 
     recipe = bench.recipe
     search = SearchBatcher(bench.retriever)
     try:
         async with AsyncFileLock(run.setup_lock, run_in_executor=False):
-            prompts = await prompts_of(run, bench, policy, search, tasks, progress)
-        _, stops = check_messages(bench.program(), bench.replay, bench.formatter, bench.retriever, prompts, tasks[:20])
+            prompts = await load_or_build_bank(run, bench, policy, search, tasks, progress)
+        _, stops = await check_messages(bench.program(), bench.runner(search), prompts, tasks[:20])
         notes = [*stops, *bench.notes()]
         sampled = tasks if only is None else only
         if not sampled:

@@ -10,9 +10,9 @@ import pytest
 from leret.config.evaluation import EvalRecipe
 from leret.config.load import find_recipe, load_all, load_recipe, stage_of
 from leret.config.sampling import SamplingRecipe
-from leret.config.training import TrainingRecipe
 from leret.core import bundled
 from leret.core.errors import ConfigError
+from leret.training.algorithms import TrainingRecipe
 
 GOOD = """\
 data: {kind: world}

@@ -10,8 +10,7 @@ from leret.config.load import load_all
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
-from leret.evaluation.job import resolve
-from leret.evaluation.plan import plan
+from leret.evaluation.plan import plan, resolve
 from leret.evaluation.stage import evaluate
 from leret.sampling.stage import sample
 from tests.evaluation.test_stage import ROOT, write_data
@@ -101,7 +100,7 @@ def test_a_held_out_question_that_changed_is_refused(run):
     other = SMALL.model_copy(update={"questions": str(path)})
     assert evaluate(other, run).summary["n_questions"] == asked["n_questions"]
     rewrite(run, "other.jsonl", relevant_doc_ids=lambda row: row["relevant_doc_ids"][:1])
-    with pytest.raises(RunError, match=r"eval/other holds an evaluation of other questions or gold.*--set evaluation="):
+    with pytest.raises(RunError, match=r"(?s)eval/other was .*questions: its content.*--set evaluation="):
         evaluate(other, run)
     assert evaluate(other.model_copy(update={"evaluation": "one-gold"}), run).asked == SMALL.systems
 
@@ -109,11 +108,11 @@ def test_a_held_out_question_that_changed_is_refused(run):
 def test_another_temperature_wants_a_name(run):
     evaluate(SMALL, run)
     warm = SMALL.model_copy(update={"temperature": 0.7})
-    with pytest.raises(RunError, match=r"holds an evaluation of temperature 0\.0; .*evaluation="):
+    with pytest.raises(RunError, match=r"(?s)temperature: 0\.0 in the run.*evaluation="):
         evaluate(warm, run)
     warm = warm.model_copy(update={"evaluation": "warm"})
     assert evaluate(warm, run).asked == SMALL.systems
-    with pytest.raises(RunError, match="eval/warm holds an evaluation of seed 0; "):
+    with pytest.raises(RunError, match=r"(?s)eval/warm .*seed: 0 in the run"):
         evaluate(warm.model_copy(update={"seed": 1}), run)
     assert evaluate(SMALL, run).already
     assert not evaluate(SMALL.model_copy(update={"seed": 1}), run).asked

@@ -168,7 +168,7 @@ def test_best_targets_are_of_the_highest_level_of_states_with_spread(run):
             ("y", 0.75, "q1-1"),
         ]
         assert targets[0]["prompt"] == [{"role": "user", "content": "ask q1-0"}]
-        assert len(sft_targets(store, only_spread=False)) == 3
+        assert len(sft_targets(store, require_spread=False)) == 3
         assert sft_targets(store, policy_digest="Q") == []
 
 
@@ -177,7 +177,7 @@ def test_targets_are_of_finished_questions_alone(run):
         store.put_visit(PathStep("q1", 0, "P", "q1-0", None, "q1-0-0", "next"))
         store.put_visit(PathStep("q1", 1, "P", "q1-1", "q1-0-0", "q1-1-0", "next"))
     with Store(run.store, read_only=True) as store:
-        assert {target["question_id"] for target in sft_targets(store, only_spread=False)} == {"q2"}
+        assert {target["question_id"] for target in sft_targets(store, require_spread=False)} == {"q2"}
 
 
 def test_random_targets_come_from_any_level_as_often_as_sampled(run):

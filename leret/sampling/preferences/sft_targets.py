@@ -19,7 +19,7 @@ from leret.sampling.store.store import Store
 def sft_targets(
     store: Store,
     which: Literal["best", "random"] = "best",
-    only_spread: bool = True,
+    require_spread: bool = True,
     max_targets: int = 1,
     seed: int = 0,
     policy_digest: str | None = None,
@@ -30,7 +30,7 @@ def sft_targets(
         store: of a run.
         which: ``best``: drawn from the highest reward level of the state; ``random``: from all completions that have
             a reward, as often as they were sampled (the control that says whether the reward does it).
-        only_spread: leave out states whose completions all have the same reward: nothing was better there.
+        require_spread: leave out states whose completions all have the same reward: nothing was better there.
         max_targets: different completions a state, at most.
         seed: of the draw.
         policy_digest: samples of this policy alone.
@@ -42,7 +42,7 @@ def sft_targets(
     rows = []
     for group in store.finished(policy_digest):
         by_level = reward_levels(group.samples)
-        if not by_level or (only_spread and len(by_level) == 1):
+        if not by_level or (require_spread and len(by_level) == 1):
             continue
         rng = random.Random(int(digest("target", seed, which, group.state.id), 16))
         members = by_level[0][1] if which == "best" else [sample for _, level in by_level for sample in level]

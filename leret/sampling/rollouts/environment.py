@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from leret.core.progress import Progress
     from leret.programs.prompts import Formatter
     from leret.programs.replay import Replay
+    from leret.programs.runner import ProgramRunner
     from leret.programs.saved import ProgramSource
     from leret.retrieval.base import Retriever
+    from leret.retrieval.batching import SearchBatcher
 
 
 class Environment:
@@ -114,6 +116,13 @@ class Environment:
         Raises:
             RetrievalError: the index cannot be built, or is of another corpus.
         """
+        from leret.retrieval.caching import with_cache
+
+        return with_cache(self.engine, self.recipe.retriever)
+
+    @cached_property
+    def engine(self) -> Retriever:
+        """The search engine, without the cache of rankings."""
         from leret.retrieval.load import load_retriever
 
         corpus = self.corpus if self._has_corpus else None
@@ -175,6 +184,12 @@ class Environment:
 
         return Formatter(self.replay.program, self.adapter)
 
+    def runner(self, searches: SearchBatcher) -> ProgramRunner:
+        """Runs the program step by step over a retriever."""
+        from leret.programs.runner import ProgramRunner
+
+        return ProgramRunner(self.replay, self.formatter, searches)
+
     @property
     def program_digest(self) -> str:
         """Names the program's source, its arguments and its adapter."""
@@ -220,12 +235,10 @@ def questions_digest(questions: Sequence[Task]) -> str:
 
 def located(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:
     """The recipe with its relative paths made absolute where they exist under ``base_dir``."""
-    served = recipe.policy.kind in {"openai", "together"}
 
     def found(key: Key, given: str, mark: RecipePath) -> str:
         path = base_dir / given
-        name = given in mark.names or (served and key[0] == "policy")
-        return given if name or not (path.exists() or mark.may_be_missing) else str(path.resolve())
+        return given if given in mark.names or not (path.exists() or mark.may_be_missing) else str(path.resolve())
 
     return with_paths(recipe, found)
 
