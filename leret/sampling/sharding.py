@@ -190,10 +190,11 @@ class RayCluster:
         """What a worker asks of Ray: half a CPU where a server completes, or two CPUs may leave no room to start."""
         import ray
 
-        local = recipe.policy.kind == "local"
-        gpus = ray.cluster_resources().get("GPU", 0.0) if local and recipe.policy.device != "cpu" else 0.0
-        share = {"num_gpus": min(1.0, gpus / self.workers)} if gpus else {}
-        return {"num_cpus": 1.0 if local else 0.5, "scheduling_strategy": "SPREAD", **share}
+        policy = recipe.policy
+        if policy.kind != "local":
+            return {"num_cpus": 0.5, "scheduling_strategy": "SPREAD"}
+        gpus = ray.cluster_resources().get("GPU", 0.0) if policy.device != "cpu" else 0.0
+        return {"num_cpus": 1.0, "num_gpus": min(1.0, gpus / self.workers), "scheduling_strategy": "SPREAD"}
 
     def __enter__(self) -> Self:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to its makers

@@ -296,8 +296,8 @@ async def sample_session(
         try:
             async with events:
                 stats = await sample_tasks(
-                    sampled, bench.program(), bench.adapter, search, policy, plan_of(recipe, prompts), store, recipe.sampling,
-                    usage=usage, progress=progress, facts=events.facts,
+                    sampled, bench.program(), bench.adapter, search, policy, plan_of(recipe, prompts), store,
+                    recipe.sampling, usage=usage, progress=progress, facts=events.facts,
                 )  # fmt: skip
             return prompts, stats, notes
         finally:
