@@ -14,7 +14,7 @@ from pydantic import (
 
 from leret.config.base import Free, RecipePath, Settings
 from leret.config.data import DataSettings
-from leret.config.policy import PolicySettings
+from leret.config.policy import AnyPolicy, LocalPolicySettings
 from leret.config.retriever import AnyRetriever, BM25Settings
 
 
@@ -100,7 +100,7 @@ class SamplingRecipe(Settings):
 
     data: DataSettings
     retriever: AnyRetriever = BM25Settings()
-    policy: PolicySettings = PolicySettings()
+    policy: AnyPolicy = LocalPolicySettings()
     program: ProgramSettings = ProgramSettings()
     sampling: SamplingSettings = SamplingSettings()
     pretrain: Annotated[PretrainSettings | None, Free()] = None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from leret.config.evaluation import EvalRecipe
-from leret.config.policy import PolicySettings
+from leret.config.policy import PolicySettings, policy_settings
 from leret.config.sampling import SamplingRecipe
 from leret.core.bundled import demo_policy
 from leret.core.errors import ConfigError, DataError
@@ -25,9 +25,8 @@ from leret.evaluation.runner import EvaluationSetup
 from leret.evaluation.systems import System, available, chosen
 from leret.policies.checkpoints import find_model, model_digest
 from leret.policies.load import policy_of
-from leret.sampling.changes import recipe_stamps, refuse_changes
 from leret.sampling.plan import steps_of
-from leret.sampling.rollouts.environment import Environment, questions_digest
+from leret.sampling.rollouts.environment import Environment, questions_digest, recipe_stamps, refuse_changes
 from leret.sampling.store.store import Store
 
 _RENAME = "give this evaluation another name: --set evaluation=NAME"
@@ -109,7 +108,7 @@ def plan(recipe: EvalRecipe, run: Run) -> EvalPlan:
         return EvalPlan(before["n_questions"], names, (), before["n_hops"], 0, True)
     with Environment.open(run) as environment:
         tasks, data = held_out(evaluation, environment)
-        steps = steps_of(environment.replay, environment.formatter.signature)
+        steps = steps_of(environment)
         samples = recipe.samples if recipe.temperature > 0 else 1
         runs = {s.name: len(tasks) * (samples if s.prompt is not None else 1) for s in evaluation.systems}
         if _has_index(environment):  # without one, nothing can have been evaluated over it
@@ -139,7 +138,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     shared = [name for name in names if name == recipe.evaluation_name or (directory / name / "summary.json").is_file()]
     if shared:
         raise ConfigError(f"evaluation: {shared[0]!r} is a system and an evaluation of this run; {_RENAME}")
-    policies = policies_of(PolicySettings.model_validate(sampling["policy"]))
+    policies = policies_of(policy_settings(sampling["policy"]))
     key = stage_key(
         recipe,
         sampling,
@@ -172,7 +171,7 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
     refuse_changes(run, environment.recipe, digests)
     own = environment.questions("all")
     sampled = limited(_of_split(own, data.split, data.seed), data.limit, data.seed)
-    refuse_changes(run, environment.recipe, {"questions": questions_digest([task for task in sampled if task.gold])})
+    refuse_changes(run, environment.recipe, {"questions": questions_digest(sampled)})
     if recipe.questions is not None:
         other = environment.recipe.model_copy(update={"data": data.model_copy(update={"questions": recipe.questions})})
         split = Environment(other, environment.cache).questions(recipe.split)
@@ -240,15 +239,15 @@ def policies_of(base: PolicySettings) -> Policies:
     """How the run's policies are named and opened."""
 
     def name(system: System) -> str:
-        settings = policy_settings(system, base)
+        settings = settings_of(system, base)
         if settings.kind != "local":
             return policy_of(settings).digest
         return model_digest(demo_policy() if settings.model == "demo" else find_model(settings.model))
 
-    return Policies(name, lambda system: policy_of(policy_settings(system, base)))
+    return Policies(name, lambda system: policy_of(settings_of(system, base)))
 
 
-def policy_settings(system: System | None, base: PolicySettings) -> PolicySettings:
+def settings_of(system: System | None, base: PolicySettings) -> PolicySettings:
     """A policy's settings: the base's, but that a trained one always runs in this process."""
     if system is None or system.directory is None:
         return base

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from leret.config.base import RecipePath, with_paths
 from leret.config.data import DataSettings
-from leret.config.policy import PolicySettings
+from leret.config.policy import PolicySettings, policy_settings
 from leret.config.retriever import RetrieverSettings, retriever_settings
 from leret.config.sampling import AdapterSettings
 from leret.core.errors import ProgramError
@@ -128,19 +128,13 @@ def load(directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Ret
     if lm is None:
         from leret.policies.dspy_lm import policy_lm
 
-        lm = policy_lm(_located(PolicySettings(**saved["policy"]), directory), temperature=0.0)
+        lm = policy_lm(_located(policy_settings(saved["policy"]), directory), temperature=0.0)
     program.set_lm(lm)
     if retriever is None:
         data = _located(DataSettings(**saved["data"]), directory)
         corpus = None
         if settings.needs_corpus or data.corpus is not None:
-            corpus = load_corpus(
-                data.kind,
-                data.corpus or data.questions,
-                seed=data.seed,
-                skip_invalid=data.skip_invalid,
-                options=data.options,
-            )
+            corpus = load_corpus(data)
         retriever = with_cache(load_retriever(settings, corpus, directory / "cache"), settings)
     for _, search in program.named_sub_modules(type_=Search):
         search.retriever = retriever
