@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from leret.config.retriever import RetrieverSettings
+from leret.config.retriever import RetrieverSettings, retriever_settings
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load
@@ -54,16 +54,16 @@ def more_documents(corpus: Corpus, n: int, seed: int = 0) -> Iterator[Document]:
 
 def settings(engine: str, model: str, checkpoint: Path | None) -> RetrieverSettings:
     """The engine as a recipe has it, with its defaults."""
-    dense: dict[str, Any] = {"kind": "dense", "dense": {"model": model}}
+    dense = {"kind": "dense", "model": model}
     values: dict[str, Any] = {
         "bm25": {"kind": "bm25"},
         "tantivy": {"kind": "tantivy"},
         "dense": dense,
-        "hnsw": {"kind": "dense", "dense": {"model": model, "store": "hnsw"}},
-        "colbert": {"kind": "colbert", "colbert": {"checkpoint": str(checkpoint)}},
-        "hybrid": {"kind": "hybrid", "hybrid": {"engines": [{"kind": "bm25"}, dense]}},
+        "hnsw": {**dense, "store": "hnsw"},
+        "colbert": {"kind": "colbert", "checkpoint": str(checkpoint)},
+        "hybrid": {"kind": "hybrid", "engines": [{"kind": "bm25"}, dense]},
     }[engine]
-    return RetrieverSettings(**values)
+    return retriever_settings(values)
 
 
 def cpu_s(work: Callable[[], object], runs: int = 3) -> float:

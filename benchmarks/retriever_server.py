@@ -220,8 +220,8 @@ def kill_test(scratch: Path, limit: int) -> bool:
     subprocess.run([*command, "--run", str(scratch / "local"), *shared], cwd=ROOT, check=True)
     with served(scratch / "world") as (url, process):
         port = int(url.rsplit(":", 1)[1])
-        remote = ["--set", "retriever.kind=remote", "--set", f"retriever.remote.urls=[{url}]",
-                  "--set", "retriever.answers.use=off"]  # fmt: skip
+        remote = ["--set", "retriever.kind=remote", "--set", f"retriever.urls=[{url}]",
+                  "--set", "retriever.cache.use=off"]  # fmt: skip
         sampling = subprocess.Popen([*command, "--run", str(scratch / "remote"), *shared, *remote], cwd=ROOT)
         while n_samples(scratch / "remote") < limit and sampling.poll() is None:
             time.sleep(0.05)

@@ -11,7 +11,7 @@ from leret.cli.options import AsJson, IndexOrUrl, SkipInvalid, TokenEnv
 
 if TYPE_CHECKING:
     from leret.evaluation.retriever import RetrieverReport
-    from leret.retrieval.open import Opened
+    from leret.retrieval.load import OpenRetriever
 
 
 def eval_retriever(
@@ -50,14 +50,14 @@ def eval_retriever(
     from leret.datasets.load import load_questions
     from leret.evaluation import retriever as ir
     from leret.evaluation.retriever import depth_for, evaluate_retriever, read_rewrites
-    from leret.retrieval.open import opened as open_
+    from leret.retrieval.load import open_retriever
 
     if fuse and rewrites is None:
         raise ConfigError("--fuse fuses the question with its rewrite; name the rewritten queries with --rewrites")
     names = measures.split(",")
     depth_for(list(ir.parsed(names)), depth)  # a mistake in them is told before anything is opened
     queries = None if rewrites is None else read_rewrites(rewrites)
-    opened = open_(index, token_env=token_env)
+    opened = open_retriever(index, token_env=token_env)
     loaded = load_questions(
         form or detect_kind(questions),
         questions,
@@ -74,7 +74,7 @@ def eval_retriever(
         from leret.retrieval.engines.rm3 import RM3
 
         settings = RM3Settings(fb_docs=fb_docs, fb_terms=fb_terms, original_weight=original_weight)
-        retriever = RM3.over(retriever, settings)
+        retriever = RM3(retriever, settings)
     with shown() as progress:
         report = evaluate_retriever(
             retriever,
@@ -94,7 +94,7 @@ def eval_retriever(
     _show(report, opened, index, out)
 
 
-def _show(report: RetrieverReport, opened: Opened, index: str, out: Path | None) -> None:
+def _show(report: RetrieverReport, opened: OpenRetriever, index: str, out: Path | None) -> None:
     from leret.cli.console import done, say, table
 
     n = len(report.questions)

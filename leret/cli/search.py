@@ -27,9 +27,9 @@ def search(
 ) -> None:
     """Search an index, or a retrieval server; --json shows texts whole."""
     from leret.cli.console import facts, say
-    from leret.retrieval.open import opened
+    from leret.retrieval.load import open_retriever
 
-    ranking = opened(index, token_env=token_env).retriever.search([query], k)[0]
+    ranking = open_retriever(index, token_env=token_env).retriever.search([query], k)[0]
     if as_json:
         rows = [
             {"rank": rank, "doc_id": found.doc_id, "title": found.title, "text": found.text, "score": found.score}

@@ -27,7 +27,7 @@ def retriever(
     """Serve an index to dspy.ColBERTv2, to kind: remote, and to search-RL projects."""
     from leret.cli.console import complain, say
     from leret.http.answers import ApiKey
-    from leret.retrieval.open import opened as open_
+    from leret.retrieval.load import open_retriever
     from leret.retrieval.server.app import RetrieverServer, ServerSettings
     from leret.retrieval.server.serving import run
 
@@ -36,7 +36,7 @@ def retriever(
         complain(
             f"{host} can be reached by other machines, and no --token-env is given: everybody may search", "warning: "
         )
-    opened = open_(index)
+    opened = open_retriever(index)
     settings = ServerSettings(
         token=token,
         host=host,

@@ -28,12 +28,8 @@ def locate(recipe: M, placed: Placed, beside: Path, optional: Collection[str] = 
     problems: list[str] = []
     folders = (Path.cwd(), beside, beside.parent, shipped.root())
     pretrained = isinstance(recipe, SamplingRecipe) and recipe.pretrain is not None
-    served = isinstance(recipe, SamplingRecipe) and recipe.policy.kind != "local"
-    templated = served and recipe.policy.kind == "tgi"  # type: ignore[attr-defined]
 
     def found(key: Key, given: str, mark: RecipePath) -> str:
-        if served and key == ("policy", "model") and not (templated and not recipe.policy.tokenizer):  # type: ignore[attr-defined]
-            return given
         made_here = pretrained and key == ("policy", "model")
         if is_name(given, mark) and (not made_here or given in mark.names):
             return given

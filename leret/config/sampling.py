@@ -14,10 +14,8 @@ from pydantic import (
 
 from leret.config.base import Free, RecipePath, Settings
 from leret.config.data import DataSettings
-from leret.config.policy import PolicySettings
-from leret.config.retriever import (
-    RetrieverSettings,
-)
+from leret.config.policy import AnyPolicy, LocalPolicySettings
+from leret.config.retriever import AnyRetriever, BM25Settings
 
 
 class AdapterSettings(Settings):
@@ -101,8 +99,8 @@ class SamplingRecipe(Settings):
     """`leret sample`: everything that later stages read from the run."""
 
     data: DataSettings
-    retriever: RetrieverSettings = RetrieverSettings()
-    policy: PolicySettings = PolicySettings()
+    retriever: AnyRetriever = BM25Settings()
+    policy: AnyPolicy = LocalPolicySettings()
     program: ProgramSettings = ProgramSettings()
     sampling: SamplingSettings = SamplingSettings()
     pretrain: Annotated[PretrainSettings | None, Free()] = None

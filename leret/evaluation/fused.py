@@ -9,7 +9,7 @@ from leret.core.errors import ConfigError, RetrievalError
 from leret.core.types import Passage, Task
 from leret.evaluation.results import Hop, ScoredHop, Trace
 from leret.retrieval.base import Retriever
-from leret.retrieval.fusion import reciprocal_ranks
+from leret.retrieval.fusion import reciprocal_rank_fusion
 
 
 def expanding(retriever: Retriever) -> Retriever:
@@ -21,7 +21,7 @@ def expanding(retriever: Retriever) -> Retriever:
     from leret.retrieval.engines.rm3 import RM3
 
     try:
-        return RM3.over(retriever)
+        return RM3(retriever)
     except RetrievalError as error:
         raise ConfigError(f"systems: rm3 cannot be evaluated: {error}; leave it out of `systems`") from error
 
@@ -58,4 +58,4 @@ def _by_question(rows: Sequence[ScoredHop]) -> dict[str, list[ScoredHop]]:
 def _hop(rows: Sequence[ScoredHop]) -> Hop:
     found = [[Passage(doc_id, "", "", 0.0) for doc_id in row.doc_ids] for row in rows]
     query = " + ".join(row.query for row in rows if row.query)
-    return Hop(query or None, None, reciprocal_ranks([tuple(ranking) for ranking in found], [1.0] * len(found)))
+    return Hop(query or None, None, reciprocal_rank_fusion([tuple(ranking) for ranking in found], [1.0] * len(found)))

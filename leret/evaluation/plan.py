@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from leret.config.evaluation import EvalRecipe
-from leret.config.policy import PolicySettings
+from leret.config.policy import PolicySettings, policy_settings
 from leret.config.sampling import SamplingRecipe
 from leret.core.bundled import demo_policy
 from leret.core.errors import ConfigError, DataError
@@ -139,7 +139,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     shared = [name for name in names if name == recipe.evaluation_name or (directory / name / "summary.json").is_file()]
     if shared:
         raise ConfigError(f"evaluation: {shared[0]!r} is a system and an evaluation of this run; {_RENAME}")
-    policies = policies_of(PolicySettings.model_validate(sampling["policy"]))
+    policies = policies_of(policy_settings(sampling["policy"]))
     key = stage_key(
         recipe,
         sampling,
@@ -240,15 +240,15 @@ def policies_of(base: PolicySettings) -> Policies:
     """How the run's policies are named and opened."""
 
     def name(system: System) -> str:
-        settings = policy_settings(system, base)
+        settings = settings_of(system, base)
         if settings.kind != "local":
             return policy_of(settings).digest
         return model_digest(demo_policy() if settings.model == "demo" else find_model(settings.model))
 
-    return Policies(name, lambda system: policy_of(policy_settings(system, base)))
+    return Policies(name, lambda system: policy_of(settings_of(system, base)))
 
 
-def policy_settings(system: System | None, base: PolicySettings) -> PolicySettings:
+def settings_of(system: System | None, base: PolicySettings) -> PolicySettings:
     """A policy's settings: the base's, but that a trained one always runs in this process."""
     if system is None or system.directory is None:
         return base
@@ -257,9 +257,8 @@ def policy_settings(system: System | None, base: PolicySettings) -> PolicySettin
 
 def _has_index(environment: Environment) -> bool:
     """Opening the retriever would build an index that is not there."""
-    settings = environment.recipe.retriever
-    kind = settings.index_kind
-    return kind is None or (Path(settings.index) if settings.index else environment.cache / kind).is_dir()
+    index = environment.recipe.retriever.index_directory(environment.cache)
+    return index is None or index.is_dir()
 
 
 def _of_split(tasks: Sequence[Task], split: str | None, seed: int) -> list[Task]:

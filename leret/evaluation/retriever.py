@@ -19,7 +19,7 @@ from leret.core.types import Ranking, Task
 from leret.evaluation.statistics import bootstrap_intervals
 from leret.evaluation.trec import falling, write_qrels, write_run
 from leret.retrieval.base import Retriever
-from leret.retrieval.fusion import reciprocal_ranks
+from leret.retrieval.fusion import reciprocal_rank_fusion
 
 _OURS = {"R": "recall", "AP": "ap", "RR": "rr", "nDCG": "ndcg", "Success": "success"}
 """ir_measures' name of a measure, and that of our reward function."""
@@ -246,7 +246,7 @@ def evaluate_retriever(
         found = retriever.search((rewritten or texts)[batch], asked)
         if fuse and rewritten is not None:
             raw = retriever.search(texts[batch], asked)
-            found = [reciprocal_ranks(pair, (1, 1))[:depth] for pair in zip(raw, found, strict=True)]
+            found = [reciprocal_rank_fusion(pair, (1, 1))[:depth] for pair in zip(raw, found, strict=True)]
         rankings += found
         progress.advance(len(found))
     progress.finish()

@@ -22,7 +22,7 @@ from leret.core.runs import Run
 from leret.core.stages import mark_completed
 from leret.core.types import Task
 from leret.evaluation.evaluator import Evaluator
-from leret.evaluation.plan import Evaluation, held_out, open_evaluator, policy_settings, resolve
+from leret.evaluation.plan import Evaluation, held_out, open_evaluator, resolve, settings_of
 from leret.evaluation.report.content import examples
 from leret.evaluation.report.page import write_page
 from leret.evaluation.results import SystemResults
@@ -131,7 +131,7 @@ def evaluate_systems(
 
 
 def _probe(systems: Iterable[System], base: PolicySettings) -> None:
-    for settings in {policy_settings(system, base) for system in systems}:
+    for settings in {settings_of(system, base) for system in systems}:
         asyncio.run(probe(settings))
 
 
@@ -196,16 +196,14 @@ def _examples(
 def _deliver(run: Run, environment: Environment, system: System | None) -> None:
     """Write R/program: what `leret.load` needs to run the program with a policy; None is the base."""
     settings = environment.recipe.retriever
-    index = settings.index
-    if index is None and settings.index_kind is not None:
-        index = str((environment.cache / settings.index_kind).resolve())
+    index = settings.index_directory(environment.cache)
     save_program(
         run.program,
         environment.program(),
         environment.source,
         adapter=environment.recipe.program.adapter,
-        policy=policy_settings(system, environment.recipe.policy),
-        retriever=settings.model_copy(update={"index": index}),
+        policy=settings_of(system, environment.recipe.policy),
+        retriever=settings.model_copy(update={"index": str(index.resolve())}) if index else settings,
         data=environment.recipe.data,
     )
 

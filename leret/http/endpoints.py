@@ -21,7 +21,7 @@ _BLAMELESS = frozenset({"rate_limit", "incomplete"})
 """Failures that say nothing about the server."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Endpoint:
     """One base URL and how it has been doing.
 

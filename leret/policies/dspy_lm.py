@@ -16,7 +16,7 @@ from typing import Any, cast
 import dspy
 from dspy import lm15
 
-from leret.config.policy import PolicySettings
+from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings, policy_settings
 from leret.core.aio import submit
 from leret.core.errors import LeretError, PolicyError
 from leret.core.types import digest
@@ -105,12 +105,12 @@ def policy_lm(policy: Policy | PolicySettings, **kwargs: Any) -> dspy.LM:
     Raises:
         PolicyError: the model cannot be loaded.
     """
-    settings = policy if isinstance(policy, PolicySettings) else PolicySettings()
+    settings = policy if isinstance(policy, PolicySettings) else LocalPolicySettings()
     asked = {"temperature": settings.temperature, "max_tokens": settings.max_tokens, "cache": False, **kwargs}
     if settings.top_p < 1:
         asked.setdefault("top_p", settings.top_p)
     if isinstance(policy, PolicySettings):
-        if policy.kind == "openai" and len(policy.urls) == 1:
+        if isinstance(policy, OpenAIPolicySettings) and len(policy.urls) == 1:
             return _served_lm(policy, asked)
         policy = shared_policy(policy)
     engine = PolicyEngine(policy)
@@ -120,7 +120,7 @@ def policy_lm(policy: Policy | PolicySettings, **kwargs: Any) -> dspy.LM:
     )
 
 
-def _served_lm(settings: PolicySettings, asked: dict[str, Any]) -> dspy.LM:
+def _served_lm(settings: OpenAIPolicySettings, asked: dict[str, Any]) -> dspy.LM:
     if settings.enable_thinking is not None:
         asked = {"extra_body": {"chat_template_kwargs": {"enable_thinking": settings.enable_thinking}}, **asked}
     # litellm sends n in one request; DSPy's own engine sends n requests with one seed.
@@ -239,7 +239,7 @@ class PolicyEngine:
         Raises:
             PolicyError: it is gone.
         """
-        return cls(shared_policy(PolicySettings(**state)))
+        return cls(shared_policy(policy_settings(state)))
 
     def submit(self, request: Request) -> Future[list[Completion]]:
         """Hand a request to the policy, from any thread."""

@@ -8,12 +8,19 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, cast
 
+from leret.config.policy import (
+    LocalPolicySettings,
+    OpenAIPolicySettings,
+    PolicySettings,
+    ServedPolicySettings,
+    TgiPolicySettings,
+    TogetherPolicySettings,
+)
 from leret.core.bundled import demo_policy
 from leret.core.errors import PolicyError
 from leret.core.types import digest
 
 if TYPE_CHECKING:
-    from leret.config.policy import PolicySettings
     from leret.policies.base import Policy, ServedPolicy
 
 PROBE_S = 8.0
@@ -22,7 +29,7 @@ PROBE_S = 8.0
 _OF_REQUESTS = {"temperature", "top_p", "max_tokens"}
 
 
-def _local(settings: PolicySettings) -> Policy:
+def _local(settings: LocalPolicySettings) -> Policy:
     from leret.policies.local.policy import LocalPolicy
 
     demo = settings.model == "demo"
@@ -37,19 +44,19 @@ def _local(settings: PolicySettings) -> Policy:
     )
 
 
-def _openai(settings: PolicySettings) -> Policy:
+def _openai(settings: OpenAIPolicySettings) -> Policy:
     from leret.policies.remote.openai import OpenAIPolicy
 
     return OpenAIPolicy(settings)
 
 
-def _tgi(settings: PolicySettings) -> Policy:
+def _tgi(settings: TgiPolicySettings) -> Policy:
     from leret.policies.remote.tgi import TgiPolicy
 
     return TgiPolicy(settings)
 
 
-def _together(settings: PolicySettings) -> Policy:
+def _together(settings: TogetherPolicySettings) -> Policy:
     from leret.policies.remote.together import TogetherPolicy
 
     return TogetherPolicy(settings)
@@ -86,7 +93,7 @@ async def probe(settings: PolicySettings) -> None:
     Raises:
         PolicyError: a server is away, or refuses; its URL is in the message.
     """
-    if settings.kind == "local":
+    if not isinstance(settings, ServedPolicySettings):
         return
     brief = {"timeout_s": min(settings.timeout_s, PROBE_S), "retry_for_s": PROBE_S}
 
@@ -94,8 +101,7 @@ async def probe(settings: PolicySettings) -> None:
         async with aclosing(policy_of(settings.model_copy(update={**brief, "urls": urls}))) as policy:
             await cast("ServedPolicy", policy).check()
 
-    each: list[tuple[str, ...]] = [(url,) for url in settings.urls]
-    await asyncio.gather(*map(check, each or [()]))
+    await asyncio.gather(*[check((url,)) for url in settings.urls])
 
 
 def shared_policy(settings: PolicySettings) -> Policy:
@@ -105,7 +111,7 @@ def shared_policy(settings: PolicySettings) -> Policy:
         PolicyError: the model cannot be loaded.
     """
     weights = ""
-    if settings.kind == "local":
+    if isinstance(settings, LocalPolicySettings):
         from leret.policies.checkpoints import find_model, model_digest
 
         weights = model_digest(demo_policy() if settings.model == "demo" else find_model(settings.model))

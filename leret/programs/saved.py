@@ -19,8 +19,8 @@ from pydantic import BaseModel
 
 from leret.config.base import RecipePath, with_paths
 from leret.config.data import DataSettings
-from leret.config.policy import PolicySettings
-from leret.config.retriever import RetrieverSettings
+from leret.config.policy import PolicySettings, policy_settings
+from leret.config.retriever import RetrieverSettings, retriever_settings
 from leret.config.sampling import AdapterSettings
 from leret.core.errors import ProgramError
 from leret.core.files import write_atomically
@@ -30,6 +30,7 @@ from leret.programs.adapters import make_adapter
 from leret.programs.load import load_program
 from leret.programs.search import Search
 from leret.retrieval.base import Retriever
+from leret.retrieval.caching import with_cache
 from leret.retrieval.load import load_retriever
 
 _VERSION = 2
@@ -118,7 +119,7 @@ def load(directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Ret
     """
     directory = Path(directory)
     saved = _read(directory)
-    settings = _located(RetrieverSettings(**saved["retriever"]), directory)
+    settings = _located(retriever_settings(saved["retriever"]), directory)
     entry = saved["program"]
     program = load_program(
         directory / entry["file"], entry["class"], entry["arguments"], k=settings.k, exclude_seen=settings.exclude_seen
@@ -127,7 +128,7 @@ def load(directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Ret
     if lm is None:
         from leret.policies.dspy_lm import policy_lm
 
-        lm = policy_lm(_located(PolicySettings(**saved["policy"]), directory), temperature=0.0)
+        lm = policy_lm(_located(policy_settings(saved["policy"]), directory), temperature=0.0)
     program.set_lm(lm)
     if retriever is None:
         data = _located(DataSettings(**saved["data"]), directory)
@@ -140,7 +141,7 @@ def load(directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Ret
                 skip_invalid=data.skip_invalid,
                 options=data.options,
             )
-        retriever = load_retriever(settings, corpus, directory / "cache")
+        retriever = with_cache(load_retriever(settings, corpus, directory / "cache"), settings)
     for _, search in program.named_sub_modules(type_=Search):
         search.retriever = retriever
     return TrainedProgram(program, make_adapter(AdapterSettings(**saved["adapter"])))

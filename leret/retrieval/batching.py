@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from leret.core.errors import RetrievalError
 from leret.core.types import Ranking
-from leret.retrieval.base import PartlyAnsweredError, Retriever
+from leret.retrieval.base import PartialResultsError, Retriever
 
 _QUICK_S = 0.0005
 """CPU-seconds a query below which a thread costs more than it frees (benchmarks/RESULTS.md)."""
@@ -151,7 +151,7 @@ class SearchBatcher:
             found = dict(zip(queries, await self._search(queries, batch[0].k), strict=True))
         except Exception as failure:  # raised where the search is awaited
             error = failure
-            found = failure.answered if isinstance(failure, PartlyAnsweredError) else {}
+            found = failure.answered if isinstance(failure, PartialResultsError) else {}
         seconds = time.monotonic() - began
         for entry in batch:
             if entry.future.done():

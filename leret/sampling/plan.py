@@ -125,6 +125,7 @@ def _calls(
 
 def _lengths(bench: Environment, questions: Sequence[Task]) -> tuple[int | None, int | None]:
     """Tokens of the longest of some prompts, with documents of the corpus as what is found; the policy's positions."""
+    from leret.config.policy import LocalPolicySettings
     from leret.core.bundled import demo_policy
     from leret.policies.checkpoints import load_tokenizer, read_model_json
     from leret.policies.local.chat_template import PromptEncoder
@@ -133,7 +134,7 @@ def _lengths(bench: Environment, questions: Sequence[Task]) -> tuple[int | None,
     policy, formatter, settings = bench.recipe.policy, bench.formatter, bench.recipe.sampling
     path = demo_policy() if policy.model == "demo" else Path(policy.model)
     positions = read_model_json(path / "config.json").get("max_position_embeddings") if path.is_dir() else None
-    if policy.kind != "local" or positions is None:
+    if not isinstance(policy, LocalPolicySettings) or positions is None:
         return None, None
     tokenizer = load_tokenizer(path)
     zero_shot, few_shot = (PromptEncoder(tokenizer, n, policy.model, policy.enable_thinking) for n in (positions, None))

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from leret.evaluation.scores import n_hops, score_table
 
 from leret.core.errors import RunError
 from leret.evaluation.results import ScoredHop, read_rows, write_rows
-from leret.evaluation.scores import n_hops, score_table
 
 
 def row(question, hop, recall, sample=0, **more):

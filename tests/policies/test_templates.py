@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from leret.config.policy import PolicySettings
+from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
 from leret.core.errors import PolicyError, TrainingError
 from leret.policies.base import Request
 from leret.policies.dspy_lm import policy_lm
@@ -82,12 +82,12 @@ def test_a_bare_completion_and_one_cut_off_in_its_thought_train_a_hybrid_model(m
 @pytest.mark.parametrize("thinking", [True, False, None])
 def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of: Any, tmp_path: Path, thinking: Any) -> None:
     base = model_of("qwen3")
-    settings = PolicySettings(model=str(base), enable_thinking=thinking)
+    settings = LocalPolicySettings(model=str(base), enable_thinking=thinking)
     policy = policy_of(settings)
     assert isinstance(policy, LocalPolicy)
     policy.close()
     assert ("<think>" in policy.tokenizer.decode(policy._encoder.encode(MESSAGES).token_ids)) is (thinking is False)
-    assert policy_state(policy)["enable_thinking"] is thinking
+    assert policy_state(policy).get("enable_thinking") is thinking
     assert settings.in_process("other").enable_thinking is thinking  # a trained policy of the run, and leret.load
     run = sampled_run(tmp_path / "run", base)
     section = run.manifest()["sampling"]
@@ -104,18 +104,13 @@ def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of: Any, t
 
 
 def test_enable_thinking_reaches_a_server() -> None:
-    settings = PolicySettings(kind="openai", model="m", urls=("http://a/v1",), enable_thinking=False)
+    settings = OpenAIPolicySettings(model="m", urls=("http://a/v1",), enable_thinking=False)
     policy: Any = policy_of(settings)
-    body = policy._chat._body(Request(MESSAGES, (1,), 1.0, 8), 1, 1)
+    body = policy._body(Request(MESSAGES, (1,), 1.0, 8), 1, 1)
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
     assert policy_lm(settings).kwargs["extra_body"] == {"chat_template_kwargs": {"enable_thinking": False}}
     silent: Any = policy_of(settings.model_copy(update={"enable_thinking": None}))
-    assert "chat_template_kwargs" not in json.dumps(silent._chat._body(Request(MESSAGES, (1,), 1.0, 8), 1, 1))
-
-
-def test_enable_thinking_is_refused_where_nothing_would_take_it() -> None:
-    with pytest.raises(ValueError, match=r"policy\.enable_thinking is of kind local and openai and tgi"):
-        PolicySettings(kind="together", model="m", enable_thinking=False)
+    assert "chat_template_kwargs" not in json.dumps(silent._body(Request(MESSAGES, (1,), 1.0, 8), 1, 1))
 
 
 def test_a_template_without_a_system_role_gets_the_system_text_in_the_users_turn(model_of: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import leret
 from leret.config.data import DataSettings
-from leret.config.policy import PolicySettings
+from leret.config.policy import LocalPolicySettings
 from leret.config.retriever import RetrieverSettings
 from leret.config.sampling import AdapterSettings
 from leret.core.errors import ProgramError
@@ -30,7 +30,7 @@ def saved(tmp_path):
         load_program(source.path, source.name, source.arguments),
         source,
         adapter=AdapterSettings(kind="compact"),
-        policy=PolicySettings(model=str(tiny_policy(tmp_path / "run/policies/sft")), max_tokens=4),
+        policy=LocalPolicySettings(model=str(tiny_policy(tmp_path / "run/policies/sft")), max_tokens=4),
         retriever=RetrieverSettings(k=2, index=str(tmp_path / "run/cache/bm25")),
         data=DataSettings(corpus=str(tmp_path / "corpus.jsonl"), questions=str(tmp_path / "questions.jsonl")),
     )

@@ -39,7 +39,7 @@ def recipe(url: str, offline: bool) -> SamplingRecipe:
     return SamplingRecipe.model_validate(
         {
             "data": {"kind": "jsonl", "questions": "questions.jsonl", "split": "all"},
-            "retriever": {"kind": "pubmed", "k": 2, "pubmed": {"url": url, "offline": offline, "retry_for_s": 5}},
+            "retriever": {"kind": "pubmed", "k": 2, "url": url, "offline": offline, "retry_for_s": 5},
             "policy": {"model": "fake", "max_tokens": 8},
             "program": {"path": f"{ROOT}/pipelines/multihop.py:MultiHop", "hops": 2, "adapter": {"kind": "compact"}},
             "sampling": {"prompts": 1, "samples": 3, "seed": 1},
@@ -85,18 +85,21 @@ def test_only_engines_with_documents_of_their_own_go_without_a_corpus(tmp_path: 
 @pytest.mark.parametrize(
     ("retriever", "says"),
     [
-        ("kind: remote", "remote.urls is missing"),
-        ("kind: bm25\n  remote: {urls: [http://h]}", "remote: given, but the kind is bm25"),
-        ("kind: remote\n  remote: {urls: []}", "urls"),
-        ("kind: remote\n  remote: {urls: [http://h], protocol: soap}", "soap"),
-        ("kind: pubmed\n  pubmed: {max_date: soon}", "is no date"),
-        ("kind: pubmed\n  pubmed: {emial: x}", "did you mean retriever.pubmed.email"),
-        ("kind: rm3\n  rm3: {original_weight: 2}", "at most 1"),
+        ("{kind: remote}", "retriever.urls: missing"),
+        ("{kind: bm25, urls: [http://h]}", "retriever.urls: unknown key"),
+        ("{kind: remote, urls: []}", "urls"),
+        ("{kind: remote, urls: [http://h], protocol: soap}", "soap"),
+        ("{kind: pubmed, max_date: soon}", "is no date"),
+        ("{kind: pubmed, emial: x}", "did you mean retriever.email"),
+        ("{kind: rm3, original_weight: 2}", "at most 1"),
+        ("{kind: hybrid, engines: [{kind: bm25, k: 9}, {kind: bm25}]}", "k is of the whole retriever"),
+        ("{kind: colbert, index_root: x}", "index_root and index_name go together"),
+        ("{kind: dense}", "retriever.model: missing"),
     ],
 )
 def test_mistakes_in_a_recipe_are_told_with_their_place(tmp_path: Path, retriever: str, says: str) -> None:
     path = tmp_path / "recipe.yaml"
-    path.write_text(f"data: {{kind: world}}\nretriever:\n  {retriever}\n")
+    path.write_text(f"data: {{kind: world}}\nretriever: {retriever}\n")
     with pytest.raises(ConfigError) as caught:
         load_recipe(str(path), SamplingRecipe, (), optional=("policy.model",))
     assert says in str(caught.value)

@@ -12,10 +12,10 @@ import pytest
 from leret.retrieval.clients.http import Client
 from pydantic import ValidationError
 
-from leret.config.retriever import AnswersSettings, PubMedSettings, RetrieverSettings
+from leret.config.retriever import CacheSettings, PubMedSettings
 from leret.core.errors import RetrievalError
 from leret.core.types import digest
-from leret.retrieval.caching import keep_answers
+from leret.retrieval.caching import with_cache
 from leret.retrieval.clients import ratelimit
 from leret.retrieval.clients.pubmed import PubMed
 from leret.retrieval.load import load_retriever
@@ -306,16 +306,16 @@ def test_k_is_bounded(k: int) -> None:
 
 
 def test_a_run_replays_offline_from_the_cache(tmp_path: Any) -> None:
-    answers = AnswersSettings(path=str(tmp_path))
+    cache = CacheSettings(path=str(tmp_path))
     with loopback(ncbi({BOOLEAN: ["31", "7"]})) as server:
-        online = keep_answers(pubmed(server.url), "pubmed", answers)
+        online = with_cache(pubmed(server.url), PubMedSettings(cache=cache))
         want = online.search([BOOLEAN, "nothing"], 5)
         online.close()  # type: ignore[attr-defined]
-    settings = RetrieverSettings(kind="pubmed", answers=answers, pubmed=PubMedSettings(url=server.url, offline=True))
-    offline = load_retriever(settings, None, tmp_path)
+    settings = PubMedSettings(url=server.url, offline=True, cache=cache)
+    offline = with_cache(load_retriever(settings, None, tmp_path), settings)
     assert offline.search([BOOLEAN, "nothing"], 5) == want
     assert want[0][0].title == "Aspirin & p53: CO2 in rats."
-    with pytest.raises(RetrievalError, match="offline is set, and the cache of answers does not hold 1 queries, 'new'"):
+    with pytest.raises(RetrievalError, match="offline is set, and the cache does not hold 1 queries, 'new'"):
         offline.search([BOOLEAN, "new"], 5)
 
 

@@ -14,16 +14,16 @@ import leret.http.messages
 import pytest
 
 from leret.config.load import load_recipe
-from leret.config.retriever import AnswersSettings, RemoteSettings
+from leret.config.retriever import CacheSettings, RemoteSettings
 from leret.config.sampling import SamplingRecipe
 from leret.core import yaml
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.types import Document, Passage
 from leret.datasets.corpus import Corpus
-from leret.retrieval.base import PartlyAnsweredError
-from leret.retrieval.caching import Kept, keep_answers
+from leret.retrieval.base import PartialResultsError
+from leret.retrieval.caching import CachedRetriever, with_cache
 from leret.retrieval.clients.leret import Remote
-from leret.retrieval.open import opened
+from leret.retrieval.load import open_retriever
 from tests.retrieval.loopback import Asked, Reply, loopback
 
 INDEX = "i" * 32
@@ -200,7 +200,7 @@ def test_the_others_of_a_batch_are_not_lost_with_one_that_fails() -> None:
     def answer(asked: Asked) -> Reply:
         return Reply("no", 500) if asked.path == "/search" and asked.json["queries"] == ["bad"] else echo(asked)
 
-    with loopback(answer) as server, pytest.raises(PartlyAnsweredError) as caught:
+    with loopback(answer) as server, pytest.raises(PartialResultsError) as caught:
         remote(server.url, queries_per_request=1).search(["a", "bad", "b"], 3)
     assert {query: ranking[0].doc_id for query, ranking in caught.value.answered.items()} == {"a": "a", "b": "b"}
 
@@ -211,7 +211,7 @@ def test_of_a_batch_that_is_refused_only_the_query_that_is_refused_alone_fails()
             return Reply({"message": "too odd"}, 413)
         return echo(asked)
 
-    with loopback(answer) as server, pytest.raises(PartlyAnsweredError, match="answered 413: too odd") as caught:
+    with loopback(answer) as server, pytest.raises(PartialResultsError, match="answered 413: too odd") as caught:
         remote(server.url).search(["a", "b", "", "bad", "c", "d", "e"], 3)
     found = {query: [p.doc_id for p in ranking] for query, ranking in caught.value.answered.items()}
     assert found == {"": [], **{query: [query] for query in "abcde"}}
@@ -302,9 +302,9 @@ def test_answers_of_a_server_that_nobody_named_are_kept_only_where_it_is_wished(
         ("colbert", "wiki", "auto", True),
         ("leret", None, "auto", True),
     ):
-        answers = AnswersSettings(path=str(tmp_path), use=use)
-        found = keep_answers(remote(url, protocol=protocol, name=name), "remote", answers)
-        assert isinstance(found, Kept) is kept, (protocol, name, use)
+        settings = RemoteSettings(urls=(url,), cache=CacheSettings(path=str(tmp_path), use=use))
+        found = with_cache(remote(url, protocol=protocol, name=name), settings)
+        assert isinstance(found, CachedRetriever) is kept, (protocol, name, use)
 
 
 def test_the_token_goes_into_the_header_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +345,7 @@ def test_a_url_with_a_password_is_refused_with_the_key_to_use_instead(url: str, 
     assert "s3c" not in str(caught.value)
     if url.startswith("http://leret"):
         with pytest.raises(ConfigError, match="--token-env") as caught:
-            opened(url)
+            open_retriever(url)
         assert "s3c" not in str(caught.value)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leret.config.policy import LocalPolicySettings
 from leret.core.errors import PolicyError
 from leret.core.usage import UsageMeter
 from leret.policies.base import Completion, Request
@@ -104,6 +105,14 @@ class LocalPolicy:
     def digest(self) -> str:
         """Digest of weights, configuration and tokenizer."""
         return self._digest
+
+    @property
+    def settings(self) -> LocalPolicySettings:
+        """Of a recipe that loads this model again."""
+        model = "demo" if self._name == "demo" else str(self.path)
+        return LocalPolicySettings.model_validate(
+            {"model": model, "dtype": self.dtype, "enable_thinking": self.enable_thinking}
+        )
 
     @property
     def n_batches(self) -> int:

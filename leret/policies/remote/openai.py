@@ -17,7 +17,7 @@ from leret.http.client import Call, Client
 from leret.policies.base import Completion, PromptTooLongError, Request
 
 if TYPE_CHECKING:
-    from leret.config.policy import PolicySettings
+    from leret.config.policy import OpenAIPolicySettings, PolicySettings, ServedPolicySettings, TogetherPolicySettings
     from leret.policies.base import Policy
 
 Send = Callable[[dict[str, Any], int | None], Awaitable[list[Completion]]]
@@ -48,25 +48,25 @@ class OpenAIPolicy:
     request with its own seed.
 
     Args:
-        settings: of kind openai or together.
-        client: to ask with; None makes it of the settings.
+        settings: of the recipe.
         send: carries a body; None posts it to /chat/completions.
 
     Raises:
         ConfigError: no URL is given, or the key's variable is not set.
     """
 
-    def __init__(self, settings: PolicySettings, client: Client | None = None, send: Send | None = None) -> None:
+    def __init__(self, settings: OpenAIPolicySettings | TogetherPolicySettings, send: Send | None = None) -> None:
         self.settings = settings
         self.name = settings.model
         # The weights behind a name cannot be seen from here: serve new weights under a new name.
         self.digest = digest(settings.kind, settings.model)
         self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
-        self.client = client or client_of(settings, self.meter)
+        self.client = client_of(settings, self.meter)
         self._send = send or self._post
         # A number a token in Together's API, a switch in OpenAI's.
         self._logprobs: bool | int = int(settings.logprobs) if settings.kind == "together" else settings.logprobs
         self._token_ids = settings.logprobs and settings.kind == "openai"  # vLLM's extension, which others may refuse
+        self._thinking: bool | None = getattr(settings, "enable_thinking", None)
         self._takes_n: bool | None = None
         self._probing: asyncio.Task[bool] | None = None
 
@@ -183,17 +183,15 @@ class OpenAIPolicy:
             body["logprobs"] = self._logprobs
         if self._token_ids:
             body["return_token_ids"] = True
-        if self.settings.enable_thinking is not None:
-            body["chat_template_kwargs"] = {"enable_thinking": self.settings.enable_thinking}
+        if self._thinking is not None:
+            body["chat_template_kwargs"] = {"enable_thinking": self._thinking}
         return body
 
 
-def client_of(
-    settings: PolicySettings, meter: UsageMeter, urls: Sequence[str] = (), also_retried: frozenset[int] = frozenset()
-) -> Client:
-    """The HTTP client of a served policy; ``urls`` in place of the settings'."""
+def client_of(settings: ServedPolicySettings, meter: UsageMeter, also_retried: frozenset[int] = frozenset()) -> Client:
+    """The HTTP client of a served policy."""
     return Client(
-        urls or settings.urls,
+        settings.urls,
         setting="policy",
         key=ApiKey.from_env(settings.api_key_env, "policy.api_key_env"),
         timeout_s=settings.timeout_s,

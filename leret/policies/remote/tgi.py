@@ -29,7 +29,7 @@ from leret.policies.remote.openai import (
 )
 
 if TYPE_CHECKING:
-    from leret.config.policy import PolicySettings
+    from leret.config.policy import TgiPolicySettings
 
 _GENERATION_FAILED = 424
 _INSTALL = "pip install --no-deps 'text-generation>=0.7,<0.8'"
@@ -51,19 +51,21 @@ class TgiPolicy:
         PolicyError: there is no tokenizer.
     """
 
-    def __init__(self, settings: PolicySettings) -> None:
+    def __init__(self, settings: TgiPolicySettings) -> None:
         try:
             import text_generation  # noqa: F401
         except ImportError as error:
             raise MissingDependency("text-generation", "tgi", command=_INSTALL) from error
         self.settings = settings
-        self.name = Path(settings.model).resolve().name if Path(settings.model).is_dir() else settings.model
-        self._template = load_template(settings.tokenizer or settings.model, settings.enable_thinking)
+        model, tokenizer = Path(settings.model), Path(settings.tokenizer)
+        self.name = model.name if tokenizer.is_dir() and tokenizer.name == model.name else settings.model
+        self._template = load_template(settings.tokenizer, settings.enable_thinking)
         # The weights behind a name cannot be seen from here: serve new weights under a new name.
         self.digest = digest("tgi", self.name, self._template.template)
         self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
-        roots = [url.rstrip("/").removesuffix("/generate") for url in settings.urls]
-        self.client = client_of(settings, self.meter, roots, frozenset({_GENERATION_FAILED}))
+        roots = tuple(url.rstrip("/").removesuffix("/generate") for url in settings.urls)
+        rooted = settings.model_copy(update={"urls": roots})
+        self.client = client_of(rooted, self.meter, frozenset({_GENERATION_FAILED}))
         self._path = "/generate"
 
     def __repr__(self) -> str:

@@ -8,16 +8,13 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import MissingDependency
-from leret.core.usage import UsageMeter
 from leret.http.answers import MALFORMED, Answer, HttpError, RejectedError, RetryableError, one_line, read_body
 from leret.http.client import CONNECT_SHARE, Client
-from leret.policies.base import Completion
-from leret.policies.remote.openai import OpenAIPolicy, check_token, client_of, completions_of
+from leret.policies.base import Completion, Request
+from leret.policies.remote.openai import OpenAIPolicy, check_token, completions_of
 
 if TYPE_CHECKING:
-    from leret.config.policy import PolicySettings
-
-TOGETHER_URL = "https://api.together.ai/v1"
+    from leret.config.policy import TogetherPolicySettings
 
 
 class TogetherPolicy:
@@ -31,15 +28,11 @@ class TogetherPolicy:
         ConfigError: the key's variable is not set.
     """
 
-    def __init__(self, settings: PolicySettings) -> None:
+    def __init__(self, settings: TogetherPolicySettings) -> None:
         self.settings = settings
-        named = settings.model_copy(update={"api_key_env": settings.api_key_env or "TOGETHER_API_KEY"})
-        self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
-        self._client = client_of(named, self.meter, settings.urls or (TOGETHER_URL,))
-        self._sdk = _Sdk(self._client)
-        self._chat = OpenAIPolicy(named, self._client, self._sdk.send)
-        self._chat.meter = self.meter
-        self.name, self.digest = self._chat.name, self._chat.digest
+        self._chat = OpenAIPolicy(settings, self._send)
+        self._sdk = _Sdk(self._chat.client)
+        self.name, self.digest, self.meter = self._chat.name, self._chat.digest, self._chat.meter
 
     def __repr__(self) -> str:
         return f"TogetherPolicy({self.name!r})"
@@ -47,7 +40,7 @@ class TogetherPolicy:
     def __deepcopy__(self, memo: dict[int, object]) -> TogetherPolicy:
         return self  # DSPy's optimizers copy programs; the connections are one
 
-    async def complete(self, request: Any) -> list[Completion]:
+    async def complete(self, request: Request) -> list[Completion]:
         return await self._chat.complete(request)
 
     async def check(self) -> None:
@@ -55,7 +48,10 @@ class TogetherPolicy:
 
     async def aclose(self) -> None:
         await self._sdk.aclose()
-        await self._client.aclose()
+        await self._chat.aclose()
+
+    async def _send(self, body: dict[str, Any], n: int | None) -> list[Completion]:
+        return await self._sdk.send(body, n)
 
 
 class _Sdk:
@@ -91,7 +87,7 @@ class _Sdk:
                 raise
             except self._failures as error:
                 failure = self._failure(error, url, timeout_s)
-            # The SDK's errors hold the request with its key, so that they are no cause of ours.
+            failure.__context__ = None  # the SDK's errors hold the request with its key
             raise failure
 
         return await self._client.run(once)

@@ -17,7 +17,7 @@ from leret.core.types import Ranking
 from leret.http.answers import Answer, ApiKey, HttpError, RejectedError
 from leret.http.client import Call, Client
 from leret.http.endpoints import RateLimit
-from leret.retrieval.base import settled, speaks
+from leret.retrieval.base import has_terms, raise_if_partial
 
 T = TypeVar("T")
 Question = tuple[Call, Callable[[Answer], T]]
@@ -137,21 +137,21 @@ def rankings_of(queries: Sequence[str], outcomes: Sequence[Ranking | HttpError])
     """One ranking a query, where no request failed.
 
     Raises:
-        PartlyAnsweredError: some failed; the first failure, with what is known of the others.
+        PartialResultsError: some failed; the first failure, with what is known of the others.
     """
-    return settled(queries, [retrieval_error(one) if isinstance(one, HttpError) else one for one in outcomes])
+    return raise_if_partial(queries, [retrieval_error(one) if isinstance(one, HttpError) else one for one in outcomes])
 
 
 def refuse_offline(kind: str, queries: Sequence[str]) -> None:
-    """Refuse what reaches the engine: the cache of answers, which stands before it, does not hold it.
+    """Refuse what reaches the engine: the cache, which stands before it, does not hold it.
 
     Raises:
         RetrievalError: any query says something.
     """
-    lacking = [query for query in queries if speaks(query)]
+    lacking = [query for query in queries if has_terms(query)]
     if lacking:
         raise RetrievalError(
-            f"retriever.{kind}.offline is set, and the cache of answers does not hold {len(lacking)} queries, "
+            f"retriever.offline is set, and the cache does not hold {len(lacking)} queries, "
             f"{lacking[0][:80]!r} first; run with offline: false once, with the same cache"
         )
 

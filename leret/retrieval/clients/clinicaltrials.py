@@ -11,7 +11,7 @@ from leret.core.types import Passage, Ranking, digest
 from leret.http.answers import Answer, HttpError
 from leret.http.client import Call
 from leret.http.endpoints import shared_rate
-from leret.retrieval.base import speaks
+from leret.retrieval.base import has_terms
 from leret.retrieval.clients.base import Question, Refusals, SearchClient, pasted, rankings_of, refuse_offline
 
 _SITE = ClinicalTrialsSettings().url
@@ -64,7 +64,7 @@ class ClinicalTrials:
         if self._settings.offline:
             refuse_offline("clinicaltrials", queries)
         terms = [pasted(query) for query in queries]
-        asked = list(dict.fromkeys(term for term in terms if speaks(term)))
+        asked = list(dict.fromkeys(term for term in terms if has_terms(term)))
         first = self._client.ask_each([self._page(term, min(k, _PAGE)) for term in asked])
         pages = dict(zip(asked, self.refusals.settle(first, ([], None)), strict=True))
         found = {

@@ -13,7 +13,7 @@ from leret.core.types import Passage, Ranking, digest
 from leret.http.answers import Answer, ApiKey, HttpError, RejectedError, one_line
 from leret.http.client import Call, encoded
 from leret.http.endpoints import RateLimit
-from leret.retrieval.base import Documents, speaks
+from leret.retrieval.base import Documents, has_terms
 from leret.retrieval.clients.base import SearchClient, rankings_of
 from leret.retrieval.clients.protocols import PROTOCOLS
 
@@ -83,14 +83,14 @@ class Remote:
         self._protocol = PROTOCOLS[settings.protocol]
         self._corpus = corpus
         if settings.doc_id == "row" and corpus is None:
-            raise RetrievalError("retriever.remote.doc_id is row, but there is no corpus whose rows could be meant")
+            raise RetrievalError("retriever.doc_id is row, but there is no corpus whose rows could be meant")
         self._ids = tuple(corpus or ()) if settings.doc_id == "row" else ()
         self._is_leret = settings.protocol == "leret"
         urls = [url.rstrip("/").removesuffix("/search") if self._is_leret else url for url in settings.urls]
         self._client = SearchClient(
             urls,
             settings,
-            key=ApiKey.from_env(settings.token_env, "retriever.remote.token_env"),
+            key=ApiKey.from_env(settings.token_env, "retriever.token_env"),
             rate=RateLimit(settings.requests_per_s) if settings.requests_per_s else None,
         )
         self._accept_empty = settings.accept_empty if settings.accept_empty is not None else self._is_leret
@@ -153,7 +153,7 @@ class Remote:
         """Rank documents; of a batch that is refused, only the queries that are refused alone too fail."""
         if k < 1:
             raise RetrievalError(f"k is {k}; ask for one document at least")
-        asked = [i for i, query in enumerate(queries) if speaks(query)]
+        asked = [i for i, query in enumerate(queries) if has_terms(query)]
         batches = [[asked[i] for i in some] for some in cut([queries[i] for i in asked], self._most_queries())]
         outcomes: list[Ranking | HttpError] = [()] * len(queries)
         while batches:
@@ -195,7 +195,7 @@ class Remote:
             )
         if not self._accept_empty and not all(rankings):
             raise answer.malformed(
-                "a ranking of nothing at all (where that is an answer, set retriever.remote.accept_empty: true)"
+                "a ranking of nothing at all (where that is an answer, set retriever.accept_empty: true)"
             )
         return [self._named(ranking, answer) for ranking in rankings] if self._ids else rankings
 
@@ -206,7 +206,7 @@ class Remote:
             if not 0 <= row < len(self._ids):
                 raise answer.malformed(
                     f"row {passage.doc_id!r} of a corpus of {len(self._ids)} documents (it serves another corpus, or "
-                    "names documents otherwise: retriever.remote.doc_id)"
+                    "names documents otherwise: retriever.doc_id)"
                 )
             passages.append(Passage(self._ids[row], passage.title, passage.text, passage.score))
         return tuple(passages)
@@ -217,7 +217,7 @@ def _served(answer: Answer) -> Served:
     if isinstance(body, dict) and "status" in body and "index" not in body:
         raise RejectedError(
             f"{answer.url} does not say what it serves: it asks for a token, and was sent another one or none (name "
-            "its variable with retriever.remote.token_env or --token-env), or is no `leret serve retriever`",
+            "its variable with retriever.token_env or --token-env), or is no `leret serve retriever`",
             401,
         )
     try:

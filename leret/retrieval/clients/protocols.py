@@ -72,7 +72,7 @@ class Protocol:
             doc_id = title if named == "title" else server_id
             if isinstance(doc_id, bool) or not isinstance(doc_id, str | int) or doc_id == "":
                 missing = "title" if named == "title" else "id"
-                raise ValueError(f"the document has no {missing}; retriever.remote.doc_id says what names one")
+                raise ValueError(f"the document has no {missing}; retriever.doc_id says what names one")
             if not isinstance(title, str) or not isinstance(text, str):
                 raise TypeError("its text is none")
             if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
@@ -152,4 +152,4 @@ PROTOCOLS = {
         _retrieve_entry,
     ),
 }
-"""By their names in ``retriever.remote.protocol``."""
+"""By their names in ``retriever.protocol``."""

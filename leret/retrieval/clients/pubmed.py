@@ -17,7 +17,7 @@ from leret.core.types import Passage, Ranking, digest
 from leret.http.answers import Answer, ApiKey, HttpError, RetryableError, one_line
 from leret.http.client import Call
 from leret.http.endpoints import shared_rate
-from leret.retrieval.base import speaks
+from leret.retrieval.base import has_terms
 from leret.retrieval.clients.base import Question, Refusals, SearchClient, pasted, rankings_of, refuse_offline
 
 _LOG = logging.getLogger("leret")
@@ -89,7 +89,7 @@ class PubMed:
         if self._settings.offline:
             refuse_offline("pubmed", queries)
         terms = [pasted(query) for query in queries]
-        asked = list(dict.fromkeys(term for term in terms if speaks(term)))
+        asked = list(dict.fromkeys(term for term in terms if has_terms(term)))
         found = self._client.ask_each([self._search(term, k) for term in asked])
         ids = dict(zip(asked, self.refusals.settle(found, ()), strict=True))
         articles, failed = self._articles([i for some in ids.values() if isinstance(some, tuple) for i in some])

@@ -23,9 +23,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from leret.core.errors import MissingDependency, RetrievalError
+from filelock import FileLock
 
-LOCK = threading.RLock()
+from leret.core.errors import MissingDependency, RetrievalError
+from leret.core.files import cache_directory
+
+_LOCK = threading.RLock()
 """colbert-ai keeps its configuration in globals: one thread at a time loads or builds."""
 
 _ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "PATH", "TOKENIZERS_PARALLELISM", "TORCH_EXTENSIONS_DIR")
@@ -51,7 +54,7 @@ def library() -> Iterator[SimpleNamespace]:
         MissingDependency: colbert-ai is not installed.
         RetrievalError: its extensions cannot be compiled.
     """
-    with LOCK, _kept():
+    with _LOCK, _restored():
         modules = _imported()
         _compiled(modules)
         yield SimpleNamespace(
@@ -68,14 +71,13 @@ def extensions_directory() -> Path:
     import torch
 
     root = os.environ.get("TORCH_EXTENSIONS_DIR")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    base = Path(root) if root else cache / "leret" / "torch_extensions"
+    base = Path(root) if root else cache_directory() / "torch_extensions"
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     return base / f"colbert-{version('colbert-ai')}-torch-{torch.__version__.split('+')[0]}-{python}"
 
 
 @contextmanager
-def _kept() -> Iterator[None]:
+def _restored() -> Iterator[None]:
     """Put back what the library changes in the whole process."""
     import numpy as np
     import torch
@@ -197,7 +199,9 @@ def _compiled(modules: dict[str, Any]) -> None:
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # ninja
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with _only_compiler(directory):
+        with FileLock(directory / "leret.lock"):  # then any lock of torch's in it was left by a dead compiler
+            for stale in directory.glob("*/lock"):
+                stale.unlink(missing_ok=True)
             if not all((directory / extension / f"{extension}.so").exists() for _, _, extension in _EXTENSIONS):
                 _log.warning("compiling ColBERT's C++ extensions in %s: once, a minute or two", directory)
             for module, name, _ in _EXTENSIONS:
@@ -208,22 +212,6 @@ def _compiled(modules: dict[str, Any]) -> None:
             f"ColBERT's C++ extensions cannot be compiled in {directory} ({first}); they need a C++ compiler (g++), "
             "ninja and a directory that can be written (TORCH_EXTENSIONS_DIR names another)"
         ).failed() from error
-
-
-@contextmanager
-def _only_compiler(directory: Path) -> Iterator[None]:
-    """Hold the folder against other processes of leret; then any lock of torch's in it was left by a dead one."""
-    with open(directory / "leret.lock", "w", encoding="utf-8") as file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except ImportError:  # not a POSIX system: nothing tells a stale lock from a live one
-            yield
-            return
-        for stale in directory.glob("*/lock"):
-            stale.unlink(missing_ok=True)
-        yield
 
 
 def _quiet(*values: Any, **options: Any) -> None:

@@ -110,8 +110,10 @@ class Cluster:
         """What a worker asks of Ray."""
         import ray
 
+        from leret.config.policy import LocalPolicySettings
+
         policy = bench.recipe.policy
-        if policy.kind != "local":
+        if not isinstance(policy, LocalPolicySettings):
             return {"num_cpus": _CPUS_SERVED, "scheduling_strategy": "SPREAD"}
         gpus = ray.cluster_resources().get("GPU", 0.0) if policy.device != "cpu" else 0.0
         share = min(1.0, gpus / self.workers)

@@ -113,6 +113,13 @@ class Environment:
         Raises:
             RetrievalError: the index cannot be built, or is of another corpus.
         """
+        from leret.retrieval.caching import with_cache
+
+        return with_cache(self.engine, self.recipe.retriever)
+
+    @cached_property
+    def engine(self) -> Retriever:
+        """The search engine, without the cache of rankings."""
         from leret.retrieval.load import load_retriever
 
         corpus = self.corpus if self._has_corpus else None
@@ -219,11 +226,9 @@ def questions_digest(questions: Sequence[Task]) -> str:
 
 def located(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:
     """The recipe with its relative paths made absolute where they exist under ``base_dir``."""
-    served = recipe.policy.kind in {"openai", "together"}
 
     def found(key: Key, given: str, mark: RecipePath) -> str:
         path = base_dir / given
-        name = given in mark.names or (served and key[0] == "policy")
-        return given if name or not (path.exists() or mark.may_be_missing) else str(path.resolve())
+        return given if given in mark.names or not (path.exists() or mark.may_be_missing) else str(path.resolve())
 
     return with_paths(recipe, found)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from leret.config.policy import PolicySettings
+from leret.config.policy import policy_settings
 from leret.core import yaml
 from tests.policies.serving.conftest import Serve, gone
 
@@ -34,7 +34,7 @@ def test_a_server_is_started_warmed_named_and_stopped(serve: Serve, tmp_path: Pa
     log = tmp_path / "logs" / "server.log"
     serve.start("demo", *flags(serve, "--log", str(log)), "--", "--max-model-len", "512")
     serve.wait_for("policy: {")
-    settings = PolicySettings.model_validate(yaml.load(serve.out.splitlines()[-1])["policy"])
+    settings = policy_settings(yaml.load(serve.out.splitlines()[-1])["policy"])
     assert settings.kind == "openai"
     assert settings.urls == (f"http://127.0.0.1:{serve.port}/v1",)
     with urllib.request.urlopen(f"{settings.urls[0]}/models", timeout=5) as reply:
