@@ -33,8 +33,8 @@ def test_each_hop_fuses_the_rankings_of_that_hop():
 
 def test_a_part_that_failed_fails_the_fusion_and_is_not_scored():
     ok, bad = [row("1", 1, "x")], [row("1", 1, failure="policy: away")]
-    assert next(iter(fuse([ok, bad], [Task.question("1", "t")]))).failure == "policy: away"
-    assert next(iter(fuse([ok, []], [Task.question("1", "t")]))).failure
+    assert next(iter(fuse([ok, bad], [Task.question("1", "t")]))).error == "policy: away"
+    assert next(iter(fuse([ok, []], [Task.question("1", "t")]))).error
 
 
 def test_rm3_and_a_fusion_are_rows_of_the_summary(run):

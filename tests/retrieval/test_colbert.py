@@ -25,6 +25,7 @@ import pytest
 from huggingface_hub import constants, hf_hub_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from leret.config.data import DataSettings
 from leret.config.retriever import RetrieverSettings
 from leret.core.errors import RetrievalError
 from leret.datasets.corpus import Corpus
@@ -287,11 +288,15 @@ def test_a_killed_compile_does_not_block_the_next_one(tmp_path: Path) -> None:
 def test_three_thousand_documents_of_hotpotqa(shared_data: Path, tmp_path: Path) -> None:
     """The figures that issue and docs name; real weights under an untrained projection."""
     folder = shared_data / "hotpotqa"
-    data = load("jsonl", str(folder / "queries_all.jsonl.gz"), str(folder / "corpus.jsonl.gz"))
-    gold = dict.fromkeys(doc_id for question in data.questions for doc_id in question.gold)
+    data = load(
+        DataSettings(
+            questions=str(folder / "queries_all.jsonl.gz"), corpus=str(folder / "corpus.jsonl.gz"), split="all"
+        )
+    )
+    gold = dict.fromkeys(doc_id for question in data.tasks for doc_id in question.gold)
     corpus = Corpus([data.corpus[doc_id] for doc_id in list(gold)[:3000]])
     ids = list(corpus)
-    queries = [q.text for q in data.questions.items if set(q.gold) <= set(ids)][:100]
+    queries = [q.text for q in data.tasks.items if set(q.gold) <= set(ids)][:100]
     checkpoint = colbert_checkpoint(tmp_path / "checkpoint")
     best = None
     for nbits, least in ((2, 0.75), (4, 0.85)):

@@ -6,9 +6,13 @@ from dspy.lm15 import ContextLengthError, Message, Response, TextPart, Usage
 
 from leret.core.errors import PolicyError, ProgramError, RetrievalError
 from leret.programs.adapters import CompactAdapter
+from leret.programs.load import load_program
 from leret.rewards import REWARDS
-from leret.sampling.bank.bank import BankPlan, build_bank
-from tests.sampling.fakes import WORDS, FakeRetriever, questions
+from leret.sampling.bank.bootstrap import BankPlan, bootstrap_prompts
+from leret.sampling.bank.lm import cached_completion_lm
+from tests.sampling.conftest import ROOT
+from tests.sampling.fakes import WORDS, FakePolicy, FakeRetriever, questions
+from tests.sampling.rollouts.test_rollout import roll
 
 PLAN = BankPlan(n_prompts=4, max_demos=2, candidates=5, threshold=0.4, threads=4)
 
@@ -36,7 +40,7 @@ def scripted(temperature, text=None):
 
 
 def bank(program, lm=scripted, plan=PLAN, retriever=None, train=None):
-    return build_bank(
+    return bootstrap_prompts(
         program,
         CompactAdapter(),
         lm(0.0),
@@ -128,3 +132,28 @@ def test_a_program_that_always_crashes_is_named():
 
 def test_a_completion_that_does_not_parse_is_a_bad_run(program):
     assert [p.name for p in bank(program, lambda t: scripted(t, " "))] == ["0"]
+
+
+def test_cached_completions_repeat_the_rollout(program, replay, formatter):
+    rollouts, _ = roll(replay, formatter, FakePolicy(), temperature=1.0)
+    lm = cached_completion_lm(rollouts, lambda: None)
+    fresh = load_program(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": 2}, k=2)
+    with dspy.context(lm=lm, adapter=CompactAdapter(), rm=FakeRetriever()):
+        for question, rollout in zip(questions(), rollouts, strict=True):
+            assert fresh(question=question.text).doc_ids == [p.doc_id for p in rollout.ranking]
+
+
+def test_unknown_prompt_is_asked_with_the_same_settings():
+    seen = []
+
+    class Noting(Scripted):
+        def complete(self, request):
+            seen.append((request.config.temperature, request.config.max_tokens))
+            return super().complete(request)
+
+    def other():
+        return dspy.LM("scripted/lm", engine=Noting("asked"), cache=False, num_retries=0)
+
+    lm = cached_completion_lm([], other, temperature=0.7, max_tokens=9)
+    assert lm("what number 1") == ["asked"]
+    assert seen == [(0.7, 9)]

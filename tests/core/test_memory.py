@@ -14,7 +14,7 @@ from leret.core.memory import gc_frozen
 
 GAPS = """
 from pathlib import Path
-from leret.allocator import trim_malloc, tune_malloc
+from leret.core.memory import trim_malloc, tune_malloc
 import numpy as np
 def resident_mb():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20

@@ -2,21 +2,26 @@
 
 import asyncio
 
+import dspy
 import pytest
 
-from leret.programs.prompts import Prompt
+from leret.programs.adapters import CompactAdapter
+from leret.programs.prompts import Formatter, Prompt
+from leret.programs.replay import Replay
+from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
-from leret.sampling.rollouts.rollout import RolloutRunner
+from leret.sampling.rollouts.rollout import PolicyActor, RolloutRunner
 from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
 
 
 def roll(replay, formatter, policy, retriever=None, n=12, **settings):
     async def main():
-        front = SearchBatcher(retriever or FakeRetriever())
-        roller = RolloutRunner(replay, formatter, policy, front, max_tokens=8, **settings)
+        searches = SearchBatcher(retriever or FakeRetriever())
+        actor = PolicyActor(policy, formatter, max_tokens=8, **settings)
+        runner = RolloutRunner(ProgramRunner(replay, formatter, searches), actor)
         done = []
-        rollouts = await roller.run(questions(n), on_done=done.append, concurrency=5)
-        front.close()
+        rollouts = await runner.run(questions(n), on_done=done.append, concurrency=5)
+        searches.close()
         return rollouts, done
 
     return asyncio.run(main())
@@ -84,13 +89,7 @@ def test_searches_of_many_questions_go_in_few_batches(replay, formatter):
 def test_a_prompt_puts_its_demos_first(replay, formatter):
     policy = FakePolicy()
     prompt = Prompt("1", {"write_query": [{"question": "who", "context": [], "query": "find who"}]})
-
-    async def main():
-        front = SearchBatcher(FakeRetriever())
-        await RolloutRunner(replay, formatter, policy, front, max_tokens=8).run(questions(1), prompt)
-        front.close()
-
-    asyncio.run(main())
+    roll(replay, formatter, policy, n=1, prompt=prompt)
     assert [m["role"] for m in policy.requests[0].messages] == ["user", "assistant", "user"]
     assert policy.requests[0].messages[1]["content"] == "find who"
 
@@ -101,3 +100,19 @@ def test_an_unexpected_error_is_not_swallowed(replay, formatter):
 
     with pytest.raises(ZeroDivisionError):
         roll(replay, formatter, FakePolicy(fail=crash))
+
+
+def test_program_that_does_not_end_is_a_failure():
+    class Endless(dspy.Module):
+        def __init__(self):
+            super().__init__()
+            self.ask = dspy.Predict("question -> query")
+
+        def forward(self, question):
+            while True:
+                self.ask(question=question)
+
+    program = Endless()
+    rollouts, _ = roll(Replay(program), Formatter(program, CompactAdapter()), FakePolicy(), n=1)
+    assert rollouts[0].failure.kind == "program"
+    assert "more than 64 completions" in rollouts[0].failure.message

@@ -20,16 +20,16 @@ FEW = Prompt("1", {"write_query": [{"question": "who", "context": [], "query": "
 
 
 def sample(path, replay, formatter, policy=None, retriever=None, n=12, concurrency=5, max_error_rate=1.0, n_samples=2):
-    """One session; returns its tally."""
+    """One session; returns its stats."""
 
     async def main():
         policy_ = policy or FakePolicy()
         front = SearchBatcher(retriever or FakeRetriever())
-        stepper = ProgramRunner(replay, formatter, front)
-        branch = SamplingPlan((ZERO_SHOT, FEW), n_samples, 7, 1.0, 1.0, 8)
+        runner = ProgramRunner(replay, formatter, front)
+        plan = SamplingPlan((ZERO_SHOT, FEW), n_samples, 7, 1.0, 1.0, 8)
         with Store(path) as store:
-            brancher = StateSampler(stepper, policy_, store, branch)
-            scheduler = Scheduler(stepper, brancher, store, policy_.digest, seed=7, max_error_rate=max_error_rate)
+            sampler = StateSampler(runner, policy_, store, plan)
+            scheduler = Scheduler(runner, sampler, store, policy_.digest, seed=7, max_error_rate=max_error_rate)
             try:
                 return await scheduler.run(questions(n), concurrency)
             finally:

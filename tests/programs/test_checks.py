@@ -15,12 +15,12 @@ from leret.core.errors import ProgramError
 from leret.core.runs import Run
 from leret.programs import Search
 from leret.programs.adapters import make_adapter
+from leret.programs.checks import check_messages, made_up, message_difference, program_messages
 from leret.programs.load import load_program
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
 from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
-from leret.sampling.parity import check_messages, made_up, message_difference, program_messages
 from leret.sampling.rollouts.branching import SamplingPlan, StateSampler
 from leret.sampling.rollouts.scheduler import Scheduler
 from leret.sampling.stage import sample
@@ -35,6 +35,14 @@ DEMOS = [
     {"question": "what follows \"gamma\"?", "context": ["Gamma | gamma leads to {delta}", "Ünïcode | [[ ## x ## ]]"],
      "query": "gamma\ndelta"},
 ]  # fmt: skip
+
+
+def check(program, replay, formatter, prompts, tasks, retriever=None):
+    searches = SearchBatcher(retriever or FakeRetriever())
+    try:
+        return asyncio.run(check_messages(program, ProgramRunner(replay, formatter, searches), prompts, tasks))
+    finally:
+        searches.close()
 
 
 def opened(kind, reason=False, hops=3):
@@ -62,7 +70,7 @@ def test_every_call_of_the_program_is_sent_as_the_program_sends_it(kind, reason)
     prompts = prompts_for(formatter, program)
     # Many questions: a formatter may take a short cut once it has seen a prompt a few times.
     for question in questions(3):
-        assert check_messages(program, replay, formatter, FakeRetriever(), prompts, [question]) == (3 * 4, ())
+        assert check(program, replay, formatter, prompts, [question]) == (3 * 4, ())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -73,10 +81,10 @@ def test_what_the_sampler_sends_and_stores_is_what_the_program_sends(kind, tmp_p
     prompts, asked = prompts_for(formatter, program)[:3], questions(3)
     retriever, policy = FakeRetriever(), Writing(formatter, name)
     front = SearchBatcher(retriever)
-    stepper = ProgramRunner(replay, formatter, front)
+    runner = ProgramRunner(replay, formatter, front)
     with Store(tmp_path / "rollouts.db") as store:
-        brancher = StateSampler(stepper, policy, store, SamplingPlan(tuple(prompts), 1, 1, 1.0, 1.0, 16))
-        scheduler = Scheduler(stepper, brancher, store, policy.digest, seed=1, max_error_rate=0.0)
+        sampler = StateSampler(runner, policy, store, SamplingPlan(tuple(prompts), 1, 1, 1.0, 1.0, 16))
+        scheduler = Scheduler(runner, sampler, store, policy.digest, seed=1, max_error_rate=0.0)
         asyncio.run(scheduler.run(asked, 4))
         groups = list(store.groups())
     front.close()
@@ -92,7 +100,7 @@ def test_what_the_sampler_sends_and_stores_is_what_the_program_sends(kind, tmp_p
         for prompt in prompts:
             steps = [Answered(text) for text in completions]
             fresh = load_program(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": 3}, k=2)
-            theirs = program_messages(fresh, formatter, retriever, question, prompt, steps)
+            theirs = program_messages(fresh, runner, question, prompt, steps)
             assert len(theirs) == len(path)
             for group, messages in zip(path, theirs, strict=True):
                 assert frozen(messages) in sent
@@ -149,7 +157,7 @@ def test_a_program_that_sends_something_else_is_refused_with_the_difference():
     formatter = Formatter(two, make_adapter(AdapterSettings(kind="compact")))
     two.runs = 4
     with pytest.raises(ProgramError, match="Nothing was sampled") as caught:
-        check_messages(one, Replay(two), formatter, FakeRetriever(), [ZERO_SHOT], questions(1))
+        check(one, Replay(two), formatter, [ZERO_SHOT], questions(1))
     told = str(caught.value)
     assert "question q00, prompt 0, LM call 1 (predictor write)" in told
     assert re.search(r"leret:   \.\.\.'\w+ alpha number 0 \(5\)'", told)
@@ -165,7 +173,7 @@ def test_a_short_cut_of_the_formatter_that_goes_wrong_is_found():
 
     formatter.messages = short_cut
     with pytest.raises(ProgramError, match="from character"):
-        check_messages(program, replay, formatter, FakeRetriever(), [ZERO_SHOT], questions(1))
+        check(program, replay, formatter, [ZERO_SHOT], questions(1))
 
 
 def test_a_program_that_calls_less_is_refused():
@@ -180,7 +188,7 @@ def test_a_program_that_calls_less_is_refused():
 
     formatter = Formatter(Once(2), make_adapter(AdapterSettings(kind="chat")))
     with pytest.raises(ProgramError, match="program: nothing is sent there"):
-        check_messages(Once(1), Replay(Once(2)), formatter, FakeRetriever(), [ZERO_SHOT], questions(1))
+        check(Once(1), Replay(Once(2)), formatter, [ZERO_SHOT], questions(1))
 
 
 def test_the_stage_refuses_before_it_asks_the_policy(tmp_path, monkeypatch):
@@ -205,11 +213,11 @@ def test_the_stage_refuses_before_it_asks_the_policy(tmp_path, monkeypatch):
 def test_the_check_is_cheap():
     program, replay, formatter = opened("chat", hops=4)
     prompts, retriever = prompts_for(formatter, program), FakeRetriever()
-    check_messages(program, replay, formatter, retriever, prompts, questions(1))  # what is imported is imported once
+    check(program, replay, formatter, prompts, questions(1), retriever)  # what is imported is imported once
 
     def one_s():
         began = time.process_time()
-        check_messages(program, replay, formatter, retriever, prompts, questions(1))
+        check(program, replay, formatter, prompts, questions(1), retriever)
         return time.process_time() - began
 
     assert any(one_s() < 0.5 for _ in range(10))
@@ -274,7 +282,7 @@ class Timed(dspy.Module):
 def test_what_strays_after_outputs_of_a_special_type_is_refused(kind):
     formatter = Formatter(Timed(kind), make_adapter(AdapterSettings(kind="chat")))
     with pytest.raises(ProgramError, match=r"LM call 2 \(predictor second\)"):
-        check_messages(Timed(kind), Replay(Timed(kind)), formatter, FakeRetriever(), [ZERO_SHOT], questions(1))
+        check(Timed(kind), Replay(Timed(kind)), formatter, [ZERO_SHOT], questions(1))
 
 
 class Reacting(dspy.Module):
@@ -299,7 +307,7 @@ def test_a_program_that_asks_for_the_adapter_is_replayed_under_the_runs(kind):
     formatter = Formatter(Reacting(), adapter)
     replay = Replay(Reacting(), adapter)
     prompts = [ZERO_SHOT, Prompt("1", {}, {"react.react": "Be brief."})]
-    assert check_messages(Reacting(), replay, formatter, FakeRetriever(), prompts, questions(2)) == (2 * 4, ())
+    assert check(Reacting(), replay, formatter, prompts, questions(2)) == (2 * 4, ())
 
 
 def test_a_type_that_cannot_be_made_up_ends_the_comparison_and_says_so():
@@ -313,7 +321,7 @@ def test_a_type_that_cannot_be_made_up_ends_the_comparison_and_says_so():
                 self.write(question=question)
 
     formatter = Formatter(Special(), make_adapter(AdapterSettings(kind="chat")))
-    n, (stop,) = check_messages(Special(), Replay(Special()), formatter, FakeRetriever(), [ZERO_SHOT], questions(1))
+    n, (stop,) = check(Special(), Replay(Special()), formatter, [ZERO_SHOT], questions(1))
     assert n == 1
     assert stop.startswith("question q00, after LM call 1: no outputs of predictor write")
 
@@ -331,7 +339,7 @@ def test_a_program_of_which_nothing_can_be_compared_is_refused(fails):
 
     formatter = Formatter(Silent(), make_adapter(AdapterSettings(kind="chat")))
     with pytest.raises(ProgramError, match=r"Silent calls no LM for 2 questions \(question q00"):
-        check_messages(Silent(), Replay(Silent()), formatter, FakeRetriever(), [ZERO_SHOT], questions(2))
+        check(Silent(), Replay(Silent()), formatter, [ZERO_SHOT], questions(2))
 
 
 def test_questions_that_call_no_lm_are_passed_over():
@@ -347,7 +355,7 @@ def test_questions_that_call_no_lm_are_passed_over():
                 self.write(question=question)
 
     formatter = Formatter(Choosy(), make_adapter(AdapterSettings(kind="chat")))
-    n, (stop,) = check_messages(Choosy(), Replay(Choosy()), formatter, FakeRetriever(), [ZERO_SHOT], questions(4))
+    n, (stop,) = check(Choosy(), Replay(Choosy()), formatter, [ZERO_SHOT], questions(4))
     assert n == 1
     assert stop.startswith("question q00, after LM call 0: Choosy failed")
 
@@ -360,14 +368,15 @@ def test_the_stage_tells_where_the_comparison_had_to_stop(tmp_path, monkeypatch)
         "    def __init__(self, k=3):\n        super().__init__()\n"
         "        self.write = dspy.Predict('question -> query')\n        self.search = Search(k=k)\n\n"
         "    def forward(self, question):\n"
-        "        for _ in range(9):\n            question = self.write(question=question).query\n"
-        "        self.search(question)\n"
+        "        query = self.write(question=question).query\n"
+        "        if query[-1].isdigit():\n            raise KeyError(query)\n"
+        "        self.search(query)\n"
     )
     recipe = recipe_of(prompts=1)
     program = ProgramSettings(path=f"{tmp_path}/long.py:Long", adapter=recipe.program.adapter)
     run = Run.create(tmp_path / "run")
     report = sample(recipe.model_copy(update={"program": program}), run, base_dir=tmp_path)
-    assert "after LM call 8" in report.notes[0]
+    assert "after LM call 1: Long failed" in report.notes[0]
 
 
 def test_a_difference_is_told_at_its_first_place():
