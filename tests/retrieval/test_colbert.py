@@ -31,7 +31,7 @@ from leret.core.errors import RetrievalError
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load
 from leret.retrieval.base import Retriever
-from leret.retrieval.engines.colbert_check import check_downloaded
+from leret.retrieval.engines.colbert import check_downloaded
 from leret.retrieval.engines.colbert_compat import _imported, _kept
 from leret.retrieval.load import load_retriever, open_index
 from tests.retrieval.engines import ANIMALS
