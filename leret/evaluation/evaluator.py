@@ -11,17 +11,16 @@ from pathlib import Path
 
 from leret.core.progress import Progress
 from leret.core.runs import Run
-from leret.core.types import Document, Task, digest
-from leret.evaluation.baselines import oracle_titles, raw_question, run_scripted
+from leret.core.types import Document, Rollout, Task, digest
+from leret.evaluation.baselines import Script, ScriptedPolicy, oracle_titles, raw_question
 from leret.evaluation.fused import expanding, fuse
 from leret.evaluation.measures import Scorer
-from leret.evaluation.results import ScoredHop, SystemResults, Trace, read_results, write_results
-from leret.evaluation.runner import EvaluationSetup, run_policy
+from leret.evaluation.results import ScoredHop, SystemResults, read_results, write_results
+from leret.evaluation.runner import EvaluationSetup, run_system
 from leret.evaluation.systems import ORACLE, RM3, System
 from leret.policies.base import Policy
-
-_BATCH = 512
-"""Questions of a baseline that advance together."""
+from leret.retrieval.base import Retriever
+from leret.sampling.rollouts.rollout import PolicyActor
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class Evaluator:
         began = time.monotonic()
         new: list[ScoredHop] = []
         try:
-            self._ask(system, todo, lambda trace: new.extend(self._scorer.rows(trace)), len(kept.runs()))
+            self._ask(system, todo, lambda rollout: new.extend(self._scorer.rows(rollout)), len(kept.runs()))
         finally:  # an interruption or an outage keeps what is done
             kept.rows += new
             kept.seconds += time.monotonic() - began
@@ -131,42 +130,45 @@ class Evaluator:
         return digest(self._key, self._policies.digest(system), system.prompt.digest, sampling)
 
     def _ask(
-        self, system: System, todo: Mapping[int, Sequence[Task]], on_trace: Callable[[Trace], None], n_done: int
+        self, system: System, todo: Mapping[int, Sequence[Task]], on_rollout: Callable[[Rollout], None], n_before: int
     ) -> None:
         self._progress.start(f"evaluating {system.name}", sum(map(len, todo.values())))
         failures = 0
 
-        def ended(trace: Trace) -> None:
+        def ended(rollout: Rollout) -> None:
             nonlocal failures
-            on_trace(trace)
-            failures += trace.failure is not None
+            on_rollout(rollout)
+            failures += rollout.error is not None
             self._progress.advance(1, failures=failures)
 
+        setup, retriever = self._setting, self._setting.retriever
         try:
-            if system.prompt is None:
-                self._ask_baseline(system, todo[0], ended)
-            else:
+            if system.prompt is not None:
                 policy, loop = self._policy(system)
-                loop.run(run_policy(self._setting, policy, system.prompt, todo, ended, n_done))
+                settings = setup.max_tokens, setup.temperature, setup.top_p, setup.seed
+                actor = PolicyActor(policy, setup.formatter, *settings, system.prompt)
+                loop.run(run_system(setup, retriever, actor, todo, ended, n_before))
+            elif system.parts:
+                for rollout in fuse([self.missing(part)[0].rows for part in system.parts], todo[0]):
+                    ended(rollout)
+            elif system.name == ORACLE:
+                n_steps: dict[str, int] = {}
+                self._ask_script(retriever, raw_question, todo, lambda r: n_steps.update({r.question_id: len(r.hops)}))
+                self._ask_script(retriever, oracle_titles(self._corpus, n_steps), todo, ended)
+            else:
+                self._ask_script(expanding(retriever) if system.name == RM3 else retriever, raw_question, todo, ended)
         finally:
             self._progress.finish()
 
-    def _ask_baseline(self, system: System, questions: Sequence[Task], on_trace: Callable[[Trace], None]) -> None:
-        setting = self._setting
-        if system.parts:
-            for trace in fuse([self.missing(part)[0].rows for part in system.parts], questions):
-                on_trace(trace)
-            return
-        retriever = expanding(setting.retriever) if system.name == RM3 else setting.retriever
-        for start in range(0, len(questions), _BATCH):
-            batch = questions[start : start + _BATCH]
-            traces = run_scripted(setting.replay, retriever, batch, raw_question)
-            if system.name == ORACLE:
-                n_steps = {trace.question_id: len(trace.hops) for trace in traces}
-                script = oracle_titles(self._corpus, n_steps)
-                traces = run_scripted(setting.replay, setting.retriever, batch, script)
-            for trace in traces:
-                on_trace(trace)
+    def _ask_script(
+        self,
+        retriever: Retriever,
+        script: Script,
+        todo: Mapping[int, Sequence[Task]],
+        on_rollout: Callable[[Rollout], None],
+    ) -> None:
+        actor = ScriptedPolicy(self._setting.formatter, script)
+        asyncio.run(run_system(self._setting, retriever, actor, todo, on_rollout))
 
     def _policy(self, system: System) -> tuple[Policy, asyncio.Runner]:
         """The system's policy; systems of one policy follow each other, so one is held at a time."""

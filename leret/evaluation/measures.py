@@ -6,8 +6,8 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-from leret.core.types import Document, Outcome, Ranking, Task
-from leret.evaluation.results import ScoredHop, Trace
+from leret.core.types import Document, Outcome, Ranking, Rollout, Task
+from leret.evaluation.results import ScoredHop
 from leret.rewards import reward
 from leret.rewards.ranking import recall
 
@@ -42,7 +42,7 @@ def all_measures(names: Sequence[str]) -> tuple[str, ...]:
 
 
 class Scorer:
-    """Turns traces into scored rows.
+    """Turns rollouts into scored rows.
 
     Args:
         names: of ``all_measures``.
@@ -55,28 +55,28 @@ class Scorer:
         self._questions = {question.id: question for question in questions}
         self._hidden = {q.id: hidden_gold(q, corpus) for q in questions} if BRIDGE_FOUND in names else {}
 
-    def rows(self, trace: Trace) -> list[ScoredHop]:
+    def rows(self, rollout: Rollout) -> list[ScoredHop]:
         """One row a hop, and one more for what ended a run before its time."""
-        question = self._questions[trace.question_id]
+        question = self._questions[rollout.question_id]
         rows = [
             ScoredHop(
                 question_id=question.id,
                 type=question.type,
-                sample=trace.sample,
+                sample=rollout.index,
                 hop=i,
                 query=hop.query,
                 completion=hop.completion,
                 doc_ids=tuple(passage.doc_id for passage in hop.ranking),
                 scores=tuple(passage.score for passage in hop.ranking),
-                measures={} if trace.failure else self._values(question, hop.ranking),
-                unparsed=trace.unparsed and i == len(trace.hops),
+                measures={} if rollout.error else self._values(question, hop.ranking),
+                unparsed=rollout.unparsed and i == len(rollout.hops),
             )
-            for i, hop in enumerate(trace.hops, 1)
+            for i, hop in enumerate(rollout.hops, 1)
         ]
-        if trace.failure is not None or not rows:  # a program that ended without a step found nothing
-            values = {} if trace.failure else self._values(question, ())
-            end = (question.id, question.type, trace.sample, len(rows) + 1, None, None, (), (), values)
-            rows.append(ScoredHop(*end, failure=trace.failure))
+        if rollout.error is not None or not rows:  # a program that ended without a step found nothing
+            values = {} if rollout.error else self._values(question, ())
+            end = (question.id, question.type, rollout.index, len(rows) + 1, None, None, (), (), values)
+            rows.append(ScoredHop(*end, failure=rollout.error))
         return rows
 
     def _values(self, question: Task, ranking: Ranking) -> dict[str, float]:

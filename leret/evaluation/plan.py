@@ -25,9 +25,8 @@ from leret.evaluation.runner import EvaluationSetup
 from leret.evaluation.systems import System, available, chosen
 from leret.policies.checkpoints import find_model, model_digest
 from leret.policies.load import policy_of
-from leret.sampling.changes import recipe_stamps, refuse_changes
 from leret.sampling.plan import steps_of
-from leret.sampling.rollouts.environment import Environment, questions_digest
+from leret.sampling.rollouts.environment import Environment, questions_digest, recipe_stamps, refuse_changes
 from leret.sampling.store.store import Store
 
 _RENAME = "give this evaluation another name: --set evaluation=NAME"
@@ -109,7 +108,7 @@ def plan(recipe: EvalRecipe, run: Run) -> EvalPlan:
         return EvalPlan(before["n_questions"], names, (), before["n_hops"], 0, True)
     with Environment.open(run) as environment:
         tasks, data = held_out(evaluation, environment)
-        steps = steps_of(environment.replay, environment.formatter.signature)
+        steps = steps_of(environment)
         samples = recipe.samples if recipe.temperature > 0 else 1
         runs = {s.name: len(tasks) * (samples if s.prompt is not None else 1) for s in evaluation.systems}
         if _has_index(environment):  # without one, nothing can have been evaluated over it
@@ -172,7 +171,7 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
     refuse_changes(run, environment.recipe, digests)
     own = environment.questions("all")
     sampled = limited(_of_split(own, data.split, data.seed), data.limit, data.seed)
-    refuse_changes(run, environment.recipe, {"questions": questions_digest([task for task in sampled if task.gold])})
+    refuse_changes(run, environment.recipe, {"questions": questions_digest(sampled)})
     if recipe.questions is not None:
         other = environment.recipe.model_copy(update={"data": data.model_copy(update={"questions": recipe.questions})})
         split = Environment(other, environment.cache).questions(recipe.split)

@@ -18,39 +18,6 @@ import pyarrow.parquet as pq
 
 from leret.core.errors import RunError
 from leret.core.files import write_atomically
-from leret.core.types import Ranking
-
-
-@dataclass(frozen=True, slots=True)
-class Hop:
-    """One step of a program.
-
-    Attributes:
-        query: the text that was searched for, as far as the outputs show it; None where none could be parsed.
-        completion: what the LM wrote; None for a system without an LM.
-        ranking: everything found by the end of this hop, best first.
-    """
-
-    query: str | None
-    completion: str | None
-    ranking: Ranking
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """One run of one system on one question.
-
-    Attributes:
-        sample: which of several runs.
-        failure: what kept the run from ending (an outage, a crash of the program): not the system's result.
-        unparsed: the last completion was not in the adapter's format, and ended the run there.
-    """
-
-    question_id: str
-    hops: tuple[Hop, ...]
-    sample: int = 0
-    failure: str | None = None
-    unparsed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +100,6 @@ def _plain(value: Any) -> Any:
 
 def _number(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else float(value)
-
-
-pass
 
 
 @dataclass

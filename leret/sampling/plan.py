@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leret.config.sampling import SamplingRecipe
-from leret.core.errors import LeretError, ProgramError
 from leret.core.runs import Run
-from leret.core.types import Passage, Ranking, Task
+from leret.core.types import Hop, Passage, Ranking, Task
 from leret.rewards import reward
+from leret.sampling.bank.bank import n_bank_questions
 from leret.sampling.rollouts.environment import Environment, located
 
 if TYPE_CHECKING:
-    from leret.programs.replay import NeedsCompletion, Replay
+    pass
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> P
     reward(settings.reward, "sampling.reward")
     questions = bench.questions(recipe.data.split, recipe.data.limit)
     n_questions = len(questions)
-    steps = steps_of(bench.replay, bench.formatter.signature)
+    steps = steps_of(bench)
     exists = run.manifest_path.is_file()
     bank_ready = settings.prompts == 1 or (exists and "bank" in run.manifest())
     rest = (_n_stored(run), bank_ready, bench.notes())
@@ -85,42 +85,31 @@ def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> P
     return Plan(n_questions, steps, states, samples, bank_calls, samples + bank_calls, *rest, *lengths)
 
 
-def n_bank_questions(n_questions: int, n_train: int, n_dev: int) -> tuple[int, int]:
-    """Questions that the bank gets for its demos and for its scores, out of those that there are."""
-    if n_questions >= n_train + n_dev:
-        return n_train, n_dev
-    share = n_questions * n_train // (n_train + n_dev)
-    return max(share, min(1, n_questions)), n_questions - max(share, min(1, n_questions))
-
-
-def steps_of(replay: Replay, signature: Callable[[str], Any]) -> int | None:
+def steps_of(environment: Environment) -> int | None:
     """LM calls of one run, found by running the program on made-up outputs and empty rankings."""
-    from leret.programs.runner import MAX_STEPS
-
-    try:
-        n_steps = len(list(_calls(replay, signature, "?", iter(()))))
-    except LeretError:
-        return None  # it needs outputs that make sense
-    return n_steps if n_steps <= MAX_STEPS else None
+    hops, why = _made_up_hops(environment, Task.question("?", "?"), iter(()))
+    return None if why else len(hops)  # it needs outputs that make sense
 
 
-def _calls(
-    replay: Replay, signature: Callable[[str], Any], question: str, passages: Iterator[Passage]
-) -> Iterator[NeedsCompletion]:
-    """The calls of one run on made-up outputs, with one too many at most; a new search takes the next passages."""
-    from leret.programs.replay import NeedsCompletion
-    from leret.programs.runner import MAX_STEPS
+def _made_up_hops(environment: Environment, task: Task, passages: Iterator[Passage]) -> tuple[list[Hop], str | None]:
+    """The calls of one run on made-up outputs, and why there are no more; a new search takes the next passages."""
+    from leret.programs.checks import made_up_hops
+    from leret.retrieval.batching import SearchBatcher
 
-    outputs: list[dict[str, Any]] = []
-    found: dict[tuple[str, int], Ranking] = {}
+    class Passages:
+        digest = "made up"
 
-    def search(query: str, k: int) -> Ranking:
-        return found.setdefault((query, k), tuple(islice(passages, k)))
+        def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
+            return [tuple(islice(passages, k)) for _ in queries]
 
-    while len(outputs) <= MAX_STEPS and isinstance(need := replay.run(question, outputs, search), NeedsCompletion):
-        yield need
-        text, fields = f"? {len(outputs)}", signature(need.predictor).output_fields
-        outputs.append({name: [text] if info.annotation == list[str] else text for name, info in fields.items()})
+    async def run() -> tuple[list[Hop], str | None]:
+        searches = SearchBatcher(Passages())
+        try:
+            return await made_up_hops(environment.runner(searches), task)
+        finally:
+            searches.close()
+
+    return asyncio.run(run())
 
 
 def _lengths(bench: Environment, questions: Sequence[Task]) -> tuple[int | None, int | None]:
@@ -143,13 +132,12 @@ def _lengths(bench: Environment, questions: Sequence[Task]) -> tuple[int | None,
     demos: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     longest = 0
     for question in questions:
-        with suppress(ProgramError):  # it needs outputs that make sense
-            for need in _calls(bench.replay, formatter.signature, question.text, passages):
-                name, own = need.predictor, demos[need.predictor]
-                zero_shot.encode(formatter.messages(name, need.inputs))
-                messages = formatter.messages(name, need.inputs, Prompt("1", {name: own[:n_demos]}))
-                longest = max(longest, len(few_shot.encode(messages).token_ids))
-                own.append({**need.inputs, **dict.fromkeys(formatter.signature(name).output_fields, question.text)})
+        for hop in _made_up_hops(bench, question, passages)[0]:
+            name, own = hop.predictor, demos[hop.predictor]
+            zero_shot.encode(formatter.messages(name, hop.inputs))
+            messages = formatter.messages(name, hop.inputs, Prompt("1", {name: own[:n_demos]}))
+            longest = max(longest, len(few_shot.encode(messages).token_ids))
+            own.append({**hop.inputs, **dict.fromkeys(formatter.signature(name).output_fields, question.text)})
     return longest or None, positions
 
 

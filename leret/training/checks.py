@@ -204,7 +204,7 @@ def _check_states(formatter: Formatter, states: Iterable[StateSamples]) -> None:
 
 
 def _difference(ours: Messages, theirs: Messages, *names: str) -> str:
-    from leret.sampling.parity import message_difference
+    from leret.programs.checks import message_difference
 
     return message_difference(ours, theirs, (names[0], names[1]))
 

@@ -1,5 +1,6 @@
 """Systems without an LM go through the program itself."""
 
+import asyncio
 from pathlib import Path
 
 import dspy
@@ -7,10 +8,14 @@ import pytest
 
 from leret.core.errors import ConfigError
 from leret.core.types import Document, Passage, Task
-from leret.evaluation.baselines import answer_fields, oracle_titles, raw_question, run_scripted
-from leret.programs import Found, Search
+from leret.evaluation.baselines import ScriptedPolicy, answer_fields, oracle_titles, raw_question
+from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
+from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
+from leret.programs.runner import ProgramRunner
+from leret.retrieval.batching import SearchBatcher
+from leret.sampling.rollouts.rollout import RolloutRunner
 
 ROOT = Path(__file__).parents[2]
 CORPUS = {i: Document(i, title, "text") for i, title in [("d1", "Ann"), ("d2", "Bob"), ("d3", "Cid"), ("d4", "")]}
@@ -36,8 +41,20 @@ class Words:
         ]
 
 
-def multihop(hops=2, **more):
-    return Replay(load_program(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": hops}, k=1, **more))
+def multihop(hops=2, reason=False, **more):
+    return load_program(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": hops, "reason": reason}, k=1, **more)
+
+
+def run_scripted(program, retriever, tasks, script):
+    async def main():
+        searches, formatter = SearchBatcher(retriever), Formatter(program, CompactAdapter())
+        runner = ProgramRunner(Replay(program), formatter, searches)
+        try:
+            return await RolloutRunner(runner, ScriptedPolicy(formatter, script)).run(tasks)
+        finally:
+            searches.close()
+
+    return asyncio.run(main())
 
 
 QUESTIONS = [
@@ -89,8 +106,7 @@ def test_a_document_without_a_title_is_asked_for_by_its_first_words():
 
 
 def test_a_chain_of_thought_says_it_in_every_text_field():
-    replay = Replay(load_program(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": 1, "reason": True}, k=1))
-    assert found(run_scripted(replay, Words(), QUESTIONS, raw_question)[0]) == [["d1"]]
+    assert found(run_scripted(multihop(1, reason=True), Words(), QUESTIONS, raw_question)[0]) == [["d1"]]
 
 
 def test_a_list_of_queries_gets_a_list():
@@ -101,20 +117,3 @@ def test_a_list_of_queries_gets_a_list():
 def test_other_outputs_are_refused():
     with pytest.raises(ConfigError, match=r"leave them out of `systems`"):
         answer_fields(dspy.Signature("question -> ok: bool"), ["a"])
-
-
-class Endless(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.ask = dspy.Predict("question -> query")
-        self.search = Search(k=1)
-
-    def forward(self, question):
-        found = Found()
-        while True:
-            found = self.search(self.ask(question=question).query, found)
-
-
-def test_a_program_that_does_not_end_is_refused():
-    with pytest.raises(ConfigError, match="does not end on a rule"):
-        run_scripted(Replay(Endless()), Words(), QUESTIONS[:1], raw_question)

@@ -10,7 +10,7 @@ from leret.core.types import Passage, Task
 from leret.evaluation.fused import expanding, fuse
 from leret.evaluation.results import ScoredHop, read_rows
 from leret.evaluation.stage import evaluate
-from leret.retrieval.fusion import reciprocal_ranks
+from leret.retrieval.fusion import reciprocal_rank_fusion
 from tests.evaluation import test_stage
 
 base, run = test_stage.base, test_stage.run
@@ -33,8 +33,8 @@ def test_each_hop_fuses_the_rankings_of_that_hop():
 
 def test_a_part_that_failed_fails_the_fusion_and_is_not_scored():
     ok, bad = [row("1", 1, "x")], [row("1", 1, failure="policy: away")]
-    assert next(iter(fuse([ok, bad], [Task.question("1", "t")]))).failure == "policy: away"
-    assert next(iter(fuse([ok, []], [Task.question("1", "t")]))).failure
+    assert next(iter(fuse([ok, bad], [Task.question("1", "t")]))).error == "policy: away"
+    assert next(iter(fuse([ok, []], [Task.question("1", "t")]))).error
 
 
 def test_rm3_and_a_fusion_are_rows_of_the_summary(run):
@@ -48,7 +48,7 @@ def test_rm3_and_a_fusion_are_rows_of_the_summary(run):
             for name in rows}  # fmt: skip
     for key, fused in kept["fused:base"].items():
         parts = [tuple(Passage(i, "", "", 0.0) for i in kept[name][key].doc_ids) for name in ("raw-question", "base")]
-        assert list(fused.doc_ids) == [p.doc_id for p in reciprocal_ranks(parts, (1, 1))]
+        assert list(fused.doc_ids) == [p.doc_id for p in reciprocal_rank_fusion(parts, (1, 1))]
     assert evaluate(recipe, run).already
 
 

@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
+
+import psutil  # type: ignore[import-untyped]
 
 from leret.core.errors import PolicyError
 
@@ -19,7 +21,7 @@ _POLL_S = 0.05
 _TAIL_BYTES = 64 * 1024
 
 
-class Child:
+class ServerProcess:
     """A process that is started once and stopped once.
 
     Its group is its own, so that Ctrl-C at a terminal reaches leret alone, which then ends all of the group. On Linux
@@ -41,48 +43,54 @@ class Child:
         self._environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
 
-    @property
-    def pid(self) -> int:
-        """Of the process, which is also its group's."""
-        assert self._process is not None, "start() comes first"
-        return self._process.pid
-
     def start(self) -> None:
         """Start the process.
 
         Raises:
             PolicyError: the program or its log cannot be opened.
         """
+        # Between fork and exec as little as possible is done, so the function is looked up here.
+        prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else None
         try:
             self.log.parent.mkdir(parents=True, exist_ok=True)
             with self.log.open("ab") as log:
-                self._process = self._spawn(log)
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=self._environment,
+                    # A group, so that the terminal's Ctrl-C is not the server's too. Not a session: Linux shares
+                    # processors out by session, and beside a server that spins (vLLM on CPUs) a client in another one
+                    # hardly gets any.
+                    process_group=0,
+                    preexec_fn=prctl and (lambda: prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)),  # noqa: PLW1509
+                )
         except OSError as error:
             raise PolicyError(
                 f"{error.filename or self._command[0]} cannot be opened ({error.strerror}); see that it can be run, "
                 "and that the log's folder can be written"
             ) from error
 
-    def _spawn(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            self._command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=self._environment,
-            # A group, so that the terminal's Ctrl-C is not the server's too. Not a session: Linux shares processors out
-            # by session, and beside a server that spins (vLLM on CPUs) a client in another one hardly gets any.
-            process_group=0,
-            preexec_fn=_die_with_parent(),  # noqa: PLW1509 - it makes one system call and takes no lock
-        )
-
     def exit_code(self) -> int | None:
         """None while it runs; negative where a signal ended it."""
         assert self._process is not None, "start() comes first"
         return self._process.poll()
 
+    def check_alive(self) -> None:
+        """Raise a PolicyError with the last lines of the log where the process has ended."""
+        code = self.exit_code()
+        if code is not None:
+            ended = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
+            raise PolicyError(f"the server {ended}; its log is {self.log}{self.last_words()}").failed()
+
+    def last_words(self) -> str:
+        """The end of a message: the last lines of the log."""
+        lines = self.tail()
+        return f". It ends with:\n{lines}" if lines else ", and is empty"
+
     def tail(self, n_lines: int = 15) -> str:
-        """The last lines of the log."""
+        """The last lines of the log, without the secret."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -96,18 +104,14 @@ class Child:
         return text if self._secret is None else text.replace(self._secret, "[key]")
 
     def stop(self, grace_s: float) -> bool:
-        """Ask the group to end, and kill what is left of it after a while. May be called twice.
-
-        Args:
-            grace_s: seconds to end in.
+        """Ask the group to end, and kill what is left of it after ``grace_s`` seconds. May be called twice.
 
         Returns:
             Whether it ended by itself.
         """
         if self._process is None:
             return True
-        group = self._process.pid
-        deadline = time.monotonic() + grace_s
+        group, deadline = self._process.pid, time.monotonic() + grace_s
         _signal(group, signal.SIGTERM)
         try:
             while time.monotonic() < deadline and (self._process.poll() is None or _alive(group)):
@@ -120,36 +124,14 @@ class Child:
 
 
 def _signal(group: int, which: signal.Signals) -> None:
-    try:
+    with suppress(ProcessLookupError, PermissionError):  # macOS refuses where only zombies are left
         os.killpg(group, which)
-    except (ProcessLookupError, PermissionError):  # macOS refuses where only zombies are left
-        return
 
 
 def _alive(group: int) -> bool:
-    """Whether a process of the group is left; zombies that nobody has waited for do not count where /proc tells."""
-    try:
-        os.killpg(group, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    if not Path("/proc/self/stat").is_file():
-        return True
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, member = stat.read_text().rpartition(")")[2].split()[:3]
-        except (OSError, ValueError):
-            continue
-        if int(member) == group and state not in {"Z", "X"}:
-            return True
+    """Whether a process of the group is left, also one whose parent is gone; zombies do not count."""
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
     return False
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None).prctl  # looked up here: between fork and exec as little as possible is done
-
-    def ask() -> None:
-        prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
-
-    return ask

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from leret.core.errors import PolicyError
-from leret.policies.serving.process import Child
+from leret.policies.serving.process import ServerProcess
 
 _POLL_S = 0.25
 _TOLD_EVERY_S = 15.0
@@ -22,7 +22,7 @@ _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a prox
 
 
 def wait_until_ready(
-    child: Child,
+    server: ServerProcess,
     url: str,
     model: str,
     *,
@@ -34,7 +34,7 @@ def wait_until_ready(
     """Return once the server has answered one real chat completion.
 
     Args:
-        child: the server's process.
+        server: its process.
         url: without /v1.
         model: as requests name it.
         listed: the server lists the model under this name; a server that lists others is not ours.
@@ -46,32 +46,29 @@ def wait_until_ready(
         PolicyError: the process ended, the deadline passed, another server answers, or ours refused the completion.
     """
     began = time.monotonic()
-    deadline = began + timeout_s
-    _wait_for_health(child, url, deadline, timeout_s, tell)
+    _wait_for_health(server, url, timeout_s, tell)
     tell(f"healthy after {time.monotonic() - began:.0f} s; one completion to warm it")
     if listed:
         _check_model(url, model, key)
-    _warm(child, url, model, key, deadline, timeout_s)
+    _warm(server, url, model, key, began + timeout_s, timeout_s)
 
 
-def _wait_for_health(child: Child, url: str, deadline: float, timeout_s: float, tell: Callable[[str], None]) -> None:
+def _wait_for_health(server: ServerProcess, url: str, timeout_s: float, tell: Callable[[str], None]) -> None:
     told = began = time.monotonic()
     while True:
-        _check_alive(child)
-        status, _ = _answer(f"{url}/health", None, None, min(_ANSWER_S, max(0.1, deadline - time.monotonic())))
+        server.check_alive()
+        left = began + timeout_s - time.monotonic()
+        status, _ = _answer(f"{url}/health", None, None, min(_ANSWER_S, max(0.1, left)))
         if status == 200:
-            _check_alive(child)  # another's server may have taken the port, and ours died of it
+            server.check_alive()  # another's server may have taken the port, and ours died of it
             return
         now = time.monotonic()
-        if now > deadline:
+        if now > began + timeout_s:
             said = f"answers {status}" if status else "does not answer"
-            raise PolicyError(
-                f"{url}/health {said} after {timeout_s:g} s; give it longer with --timeout, or see {child.log}"
-                f"{_last_lines(child)}"
-            ).failed()
+            raise _failed(server, f"{url}/health {said} after {timeout_s:g} s; give it longer with --timeout")
         if now - told > _TOLD_EVERY_S:
             told = now
-            tell(f"waiting for {url}, {now - began:.0f} s: {child.tail(1)[:160]}")
+            tell(f"waiting for {url}, {now - began:.0f} s: {server.tail(1)[:160]}")
         time.sleep(_POLL_S)
 
 
@@ -88,46 +85,29 @@ def _check_model(url: str, model: str, key: str | None) -> None:
         )
 
 
-def _warm(child: Child, url: str, model: str, key: str | None, deadline: float, timeout_s: float) -> None:
+def _warm(server: ServerProcess, url: str, model: str, key: str | None, deadline: float, timeout_s: float) -> None:
     messages = [{"role": "user", "content": "Which city?"}]
     body = {"model": model, "messages": messages, "max_tokens": 8, "temperature": 0, "seed": 0}
     status, text = _answer(f"{url}/v1/chat/completions", body, key, max(1.0, deadline - time.monotonic()))
     if status == 0:
-        _let_die(child)
-        raise PolicyError(
-            f"{url} is healthy, but sent no completion ({text}); --timeout is {timeout_s:g} s; see {child.log}"
-            f"{_last_lines(child)}"
-        ).failed()
-    _check_alive(child)
+        until = time.monotonic() + _DYING_S
+        while time.monotonic() < until:  # a process that is going down closes its connections a moment before it ends
+            server.check_alive()
+            time.sleep(_POLL_S / 5)
+        raise _failed(server, f"{url} is healthy, but sent no completion ({text}); --timeout is {timeout_s:g} s")
+    server.check_alive()
     try:
         said = json.loads(text)["choices"][0]["message"]["content"] if status == 200 else None
     except (ValueError, KeyError, IndexError, TypeError):
         said = None
     if not isinstance(said, str):
-        raise PolicyError(
-            f"{url} is healthy, but answered a chat completion with {status}: {child.hide(text)[:300]}; see {child.log}"
-            f"{_last_lines(child)}"
-        ).failed()
+        raise _failed(
+            server, f"{url} is healthy, but answered a chat completion with {status}: {server.hide(text)[:300]}"
+        )
 
 
-def _let_die(child: Child) -> None:
-    """A process that is going down closes its connections a moment before it ends."""
-    until = time.monotonic() + _DYING_S
-    while time.monotonic() < until:
-        _check_alive(child)
-        time.sleep(_POLL_S / 5)
-
-
-def _check_alive(child: Child) -> None:
-    code = child.exit_code()
-    if code is not None:
-        ended = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
-        raise PolicyError(f"the server {ended}; its log is {child.log}{_last_lines(child)}").failed()
-
-
-def _last_lines(child: Child) -> str:
-    lines = child.tail()
-    return f". It ends with:\n{lines}" if lines else ", and is empty"
+def _failed(server: ServerProcess, what: str) -> PolicyError:
+    return PolicyError(f"{what}; see {server.log}{server.last_words()}").failed()
 
 
 def _answer(url: str, body: dict[str, Any] | None, key: str | None, timeout_s: float) -> tuple[int, str]:

@@ -5,11 +5,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from leret.core.types import Document, Passage, Task
+from leret.core.types import Document, Hop, Passage, Rollout, Task
 from leret.evaluation.measures import Scorer, all_measures
 from leret.evaluation.report.content import TrainingData, examples
 from leret.evaluation.report.page import render
-from leret.evaluation.results import Hop, Trace
 from leret.evaluation.statistics import Statistics
 from leret.evaluation.summary import Evaluated, summarise
 
@@ -30,8 +29,8 @@ def system(name, kind, found, rivals=()):
     rows = []
     for i, question in enumerate(QUESTIONS):
         ranking = tuple(Passage(doc_id, "", "", 1.0) for doc_id in found(i))
-        hops = (Hop(EVIL, EVIL, ()), Hop(f"{EVIL} {name}", EVIL, ranking))
-        rows += scorer.rows(Trace(question.id, hops))
+        hops = [Hop("p", {}, (), EVIL, {"query": q}, r) for q, r in ((EVIL, ()), (f"{EVIL} {name}", ranking))]
+        rows += scorer.rows(Rollout(question.id, tuple(hops), True))
     return Evaluated(name, kind, name, "0", rows, 1.0, 12, rivals)
 
 

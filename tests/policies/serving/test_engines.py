@@ -8,7 +8,7 @@ import pytest
 
 from leret.core.errors import ConfigError
 from leret.policies.serving.engines import Listening, has_gpu, without_repeats
-from leret.policies.serving.launch import Plan, plan
+from leret.policies.serving.launch import ServerPlan, plan
 from leret.policies.serving.model import ServedModel
 
 FULL = ServedModel("ipo-1a2b3c4d", "/models/ipo")
@@ -17,7 +17,7 @@ AT = Listening("127.0.0.1", 8123)
 DEVICES = {"gpu": {}, "cpu": {"CUDA_VISIBLE_DEVICES": ""}}
 
 
-def planned(served: ServedModel, engine: str, device: str, monkeypatch: pytest.MonkeyPatch, *extra: str) -> Plan:
+def planned(served: ServedModel, engine: str, device: str, monkeypatch: pytest.MonkeyPatch, *extra: str) -> ServerPlan:
     monkeypatch.setattr("leret.policies.serving.launch.has_gpu", lambda environment: device == "gpu")
     return plan(served, engine, AT, extra=extra, dry=True, environment={"PATH": "/nowhere"})
 
