@@ -21,7 +21,7 @@ from leret.core.stages import check_resumable, input_stamps
 from leret.core.types import Json, Task, digest
 from leret.core.yaml import Key
 from leret.datasets.corpus import Corpus
-from leret.datasets.load import load_corpus, load_questions
+from leret.datasets.load import has_corpus, load_corpus, load_tasks
 
 if TYPE_CHECKING:
     import dspy
@@ -73,16 +73,8 @@ class Environment:
             DataError: the files cannot be read as what the recipe says.
         """
         data = self.recipe.data
-        loaded = load_questions(
-            data.kind,
-            data.questions,
-            split=split or data.split,
-            limit=limit,
-            seed=data.seed,
-            skip_invalid=data.skip_invalid,
-            corpus=self.corpus if check and data.kind != "world" and self._has_corpus else None,
-            options=data.options or None,
-        )
+        chosen = data.model_copy(update={"split": split or data.split, "limit": limit})
+        loaded = load_tasks(chosen, self.corpus if check and self._has_corpus else None)
         self.skipped = dict(loaded.skipped)
         return list(loaded)
 
@@ -93,21 +85,11 @@ class Environment:
         Raises:
             DataError: as `questions`.
         """
-        data = self.recipe.data
-        if not self._has_corpus:
-            return Corpus(())
-        return load_corpus(
-            data.kind,
-            data.corpus or data.questions,
-            seed=data.seed,
-            skip_invalid=data.skip_invalid,
-            options=data.options or None,
-        )
+        return load_corpus(self.recipe.data) if self._has_corpus else Corpus(())
 
     @property
     def _has_corpus(self) -> bool:
-        data = self.recipe.data
-        return self.recipe.retriever.needs_corpus or data.corpus is not None or data.kind not in {"jsonl", "hover"}
+        return self.recipe.retriever.needs_corpus or has_corpus(self.recipe.data)
 
     @cached_property
     def retriever(self) -> Retriever:
