@@ -11,7 +11,7 @@ from leret.config.evaluation import EvalRecipe
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError
 from leret.core.runs import Run
-from leret.optimize.rounds import Recipe, Step, schedule
+from leret.optimize.rounds import Recipe, RoundStage, schedule
 from leret.training.algorithms import TrainingRecipe
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
@@ -24,7 +24,7 @@ EVAL = EvalRecipe()
 ALL: list[Recipe] = [SAMPLING, SFT, IPO, MORE, EVAL]
 
 
-def trained(steps: list[Step], number: int) -> list[tuple[str, str, str | None]]:
+def trained(steps: list[RoundStage], number: int) -> list[tuple[str, str, str | None]]:
     """Name, init and control of the trainings of a round."""
     recipes = [s.recipe for s in steps if s.round == number and isinstance(s.recipe, TrainingRecipe)]
     return [(r.policy_name, r.init_from, r.match_steps_of) for r in recipes]
