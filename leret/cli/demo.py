@@ -41,10 +41,10 @@ def demo(
 ) -> None:
     """Watch a small language model learn to search: no GPU, no network, a few minutes."""
     from leret.cli.run import show
-    from leret.demo import stage
+    from leret.demo import demo as run_demo
 
     with shown() as progress:
-        report = stage.demo(run, seed=seed, progress=progress)
+        report = run_demo(run, seed=seed, progress=progress)
     show(report)
 
 
@@ -109,6 +109,7 @@ def write_starter(
     from leret.core.errors import ConfigError
     from leret.datasets.formats import detect_kind
     from leret.datasets.inspect import inspect
+    from leret.datasets.load import has_corpus
 
     paths = out / "sample.yaml", out / "eval.yaml"
     for path in filter(Path.exists, paths):
@@ -123,6 +124,8 @@ def write_starter(
         {"data.corpus": "--corpus", "policy.model": "--policy", "policy.urls": "--policy"},
         optional=() if policy else ("policy.model",),
     )
+    if not has_corpus(recipe.data):
+        raise ConfigError(f"--corpus is missing: {questions} holds questions of kind {data['kind']} and no documents")
     report = inspect(recipe.data)
     values: dict[str, Any] = {**data, **lm, "report": report, "served": served, "pretrained": policy is None}
     values["held_out"] = _held_out(report, questions)
@@ -174,7 +177,7 @@ def list_recipes(as_json: AsJson = False) -> None:
 
 
 @app.command("show", epilog="Example: leret recipes show sampling/demo")
-def show(name: _NameArgument) -> None:
+def show_recipe(name: _NameArgument) -> None:
     """Print a recipe or a program, as it is."""
     from leret.core import bundled
 
@@ -182,7 +185,7 @@ def show(name: _NameArgument) -> None:
 
 
 @app.command("copy", epilog="Example: leret recipes copy sampling/demo mine")
-def copy(
+def copy_recipe(
     name: _NameArgument,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Gets the recipe in its folder.")] = Path(),
 ) -> None:
