@@ -5,9 +5,11 @@ import json
 import pytest
 
 from leret.core.types import Task
-from leret.evaluation.results import ScoredHop
+from leret.evaluation.results import ScoredHop, SystemResults
 from leret.evaluation.statistics import Statistics, pairs_of
-from leret.evaluation.summary import Evaluated, summarise, table, table_by_hop
+from leret.evaluation.summary import summarise, table, table_by_hop
+from leret.evaluation.systems import System
+from leret.programs.prompts import ZERO_SHOT
 
 QUESTIONS = [Task.question(f"q{i}", "?", type="bridge" if i < 3 else "comparison") for i in range(5)]
 STATISTICS = Statistics(500, 0.95, 0)
@@ -20,7 +22,7 @@ def system(name, recalls, rivals=(), failed=()):
             rows.append(ScoredHop(f"q{i}", None, 0, hop, "x", "x", (), (), {"recall": value}))
         if i in failed:
             rows.append(ScoredHop(f"q{i}", None, 0, 3, None, None, (), (), {}, failure="down"))
-    return Evaluated(name, "policy", name, "0", rows, 1.5, 10, rivals)
+    return System(name, "policy", name, prompt=ZERO_SHOT, rivals=rivals), SystemResults("key", rows, 1.5)
 
 
 @pytest.fixture
