@@ -71,7 +71,7 @@ def summarise(
     Each system is compared with ``baseline`` where that is among them, and with its own rivals.
     """
     hops = max((row.hop for _, results in systems for row in results.rows if row.failure is None), default=1)
-    scores = {system.name: _scores(results.rows, questions, hops, measures) for system, results in systems}
+    scores = {system.name: score_table(results.rows, questions, hops, measures) for system, results in systems}
     groups = _groups(questions)
     means = {name: _means(scores, members, measures, statistics) for name, members in groups.items()}
     pairs = pairs_of({system.name: system.rivals for system, _ in systems}, baseline)
@@ -131,7 +131,8 @@ def _figure(hop: Mapping[str, Any], measure: str, with_interval: bool) -> str:
     return f"{value:.3f} [{bounds[0]:.3f}, {bounds[1]:.3f}]" if with_interval else f"{value:.3f}"
 
 
-def _scores(rows: Sequence[ScoredHop], questions: Sequence[Task], n_hops: int, measures: Sequence[str]) -> Scores:
+def score_table(rows: Sequence[ScoredHop], questions: Sequence[Task], n_hops: int, measures: Sequence[str]) -> Scores:
+    """Arrange the rows of one system, in any order, by question, hop and measure."""
     runs: dict[tuple[str, int], dict[int, ScoredHop]] = defaultdict(dict)
     for row in rows:
         runs[row.question_id, row.sample][row.hop] = row
