@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import typer
 
 from leret.cli import serve_retriever
+from leret.cli.console import complain, done, say
 
 app = typer.Typer(help="Serve a policy or a retriever until it is stopped.", no_args_is_help=True)
 
@@ -33,7 +34,7 @@ class _Stopped(BaseException):
 def policy(
     policy: Annotated[str, typer.Argument(metavar="POLICY", help="A policy's directory, demo, a model, or see --run.")],
     extra: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help="After --: for the engine.")] = None,
-    engine: Annotated[Literal["vllm", "sglang", "tgi"], typer.Option(help="The server to start.")] = "vllm",
+    engine: Annotated[Literal["vllm", "sglang"], typer.Option(help="The server to start.")] = "vllm",
     run: Annotated[Path | None, typer.Option(metavar="DIR", help="POLICY is base, or a policy of this run.")] = None,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
@@ -49,7 +50,6 @@ def policy(
     print_only: Annotated[bool, typer.Option("--print", help="Print the command and end.")] = False,
 ) -> None:
     """Start a real LM server for a policy, wait until it answers, and stop it on Ctrl-C."""
-    from leret.cli.console import complain, done, say
     from leret.core.runs import Run
     from leret.policies.serving.engines import Listening
     from leret.policies.serving.launch import free_port, plan, started

@@ -42,12 +42,10 @@ class ServerKind:
         executable: looked for on PATH; the environment's ``LERET_NAME`` names another.
         install: how one gets it.
         arguments: of the executable, for (executable, model, listening, on a GPU).
-        cpu_environment: variables that it gets without a GPU where the user has not set them.
-        environment: likewise, always.
-        takes_adapters: whether an adapter is served on its base; merged into it otherwise.
-        request_name: the ``model`` of requests for an adapter.
+        environment: variables that it gets where the user has not set them.
+        cpu_environment: likewise, without a GPU.
+        adapter_name: the ``model`` of requests for an adapter.
         key_variable: where the server itself looks for the key that clients must send; None where it looks nowhere.
-        lists_names: whether /v1/models shows the name that we gave; TGI shows a path.
     """
 
     name: str
@@ -56,10 +54,8 @@ class ServerKind:
     arguments: Callable[[str, ServedModel, Listening, bool], list[str]]
     environment: Mapping[str, str] = field(default_factory=dict)
     cpu_environment: Mapping[str, str] = field(default_factory=dict)
-    takes_adapters: bool = True
-    request_name: str = "{name}"
+    adapter_name: str = "{name}"
     key_variable: str | None = None
-    lists_names: bool = True
 
     @property
     def variable(self) -> str:
@@ -68,7 +64,7 @@ class ServerKind:
 
     def model_in_requests(self, served: ServedModel) -> str:
         """The ``model`` of requests."""
-        return served.name if served.adapter is None else self.request_name.format(name=served.name)
+        return served.name if served.adapter is None else self.adapter_name.format(name=served.name)
 
 
 def _vllm(executable: str, served: ServedModel, at: Listening, gpu: bool) -> list[str]:
@@ -103,50 +99,28 @@ def _sglang(executable: str, served: ServedModel, at: Listening, gpu: bool) -> l
     return command if gpu else [*command, "--device", "cpu"]
 
 
-def _tgi(executable: str, served: ServedModel, at: Listening, gpu: bool) -> list[str]:
-    # Without the last option a request for more than two samples is refused.
-    return ["--model-id", served.weights, "--hostname", at.host, "--port", str(at.port), "--max-best-of", "64"]
-
-
 SERVERS = {
-    kind.name: kind
-    for kind in (
-        ServerKind(
-            "vllm",
-            "vllm",
-            "`pip install vllm` in an environment of its own, or its CPU build where there is no GPU",
-            _vllm,
-            environment={"VLLM_NO_USAGE_STATS": "1"},
-            cpu_environment={"VLLM_CPU_KVCACHE_SPACE": "1"},  # GiB; it would take half of the machine
-            key_variable="VLLM_API_KEY",
-        ),
-        ServerKind(
-            "sglang",
-            "sglang",
-            "`pip install sglang` in an environment of its own",
-            _sglang,
-            request_name="{name}-base:{name}",
-        ),
-        ServerKind(
-            "tgi",
-            "text-generation-launcher",
-            "it comes as a container: ghcr.io/huggingface/text-generation-inference",
-            _tgi,
-            takes_adapters=False,
-            key_variable="API_KEY",
-            lists_names=False,
-        ),
-    )
+    "vllm": ServerKind(
+        "vllm",
+        "vllm",
+        "`pip install vllm` in an environment of its own, or its CPU build where there is no GPU",
+        _vllm,
+        environment={"VLLM_NO_USAGE_STATS": "1"},
+        cpu_environment={"VLLM_CPU_KVCACHE_SPACE": "1"},  # GiB; it would take half of the machine
+        key_variable="VLLM_API_KEY",
+    ),
+    "sglang": ServerKind(
+        "sglang",
+        "sglang",
+        "`pip install sglang` in an environment of its own",
+        _sglang,
+        adapter_name="{name}-base:{name}",
+    ),
 }
 
 
 def find_executable(kind: ServerKind, given: str | None, environment: Mapping[str, str]) -> str:
-    """The server's executable: as given, as the environment names it, or on PATH.
-
-    Raises:
-        ConfigError: what was named is not there, or cannot be run.
-        PolicyError: nothing was named, and PATH has none.
-    """
+    """The server's executable: as given, as the environment names it, or on PATH."""
     named = given or environment.get(kind.variable)
     found = shutil.which(named or kind.executable, path=environment.get("PATH"))
     if found is not None:

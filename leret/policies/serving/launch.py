@@ -16,17 +16,10 @@ from pathlib import Path
 from leret.core.errors import ConfigError, PolicyError
 from leret.policies.serving.engines import SERVERS, Listening, ServerKind, find_executable, has_gpu, without_repeats
 from leret.policies.serving.model import ServedModel, merge_adapter, merged_directory
-from leret.policies.serving.process import ServerProcess
-from leret.policies.serving.readiness import wait_until_ready
+from leret.policies.serving.process import ServerProcess, wait_until_ready
 
-_OURS = {
-    "--port": "--port",
-    "-p": "--port",
-    "--host": "--host",
-    "--hostname": "--host",
-    "--served-model-name": "--name",
-    "--api-key": "--api-key-env",
-}
+_OURS = {"-p": "--port", "--hostname": "--host", "--served-model-name": "--name", "--api-key": "--api-key-env"}
+_OURS |= {"--port": "--port", "--host": "--host"}
 """Options of the engines that leret has to know of, and its own for them."""
 
 
@@ -74,12 +67,12 @@ def plan(
     dry: bool = False,
     environment: Mapping[str, str] = os.environ,
 ) -> ServerPlan:
-    """Work out the command.
+    """Work out the command of a server: vllm or sglang.
 
     Args:
         served: the policy.
-        engine: vllm, sglang or tgi.
-        at: host and port.
+        engine: of `SERVERS`.
+        at: where it will listen.
         executable: of the engine; None looks for it.
         extra: more arguments for the engine; they replace ours of the same name.
         merge: serve an adapter as full weights.
@@ -105,7 +98,7 @@ def plan(
         if not dry:
             raise
         program = executable or environment.get(kind.variable) or kind.executable
-    if served.adapter is not None and (merge or not kind.takes_adapters):
+    if served.adapter is not None and merge:
         served = ServedModel(served.name, str(merged_directory(served.adapter))) if dry else merge_adapter(served)
     command = without_repeats(kind.arguments(program, served, at, gpu), extra)
     local = {"HF_HUB_OFFLINE": "1"} if Path(served.weights).is_absolute() else {}
@@ -126,14 +119,8 @@ def started(
 ) -> Iterator[ServerProcess]:
     """The server, ready and warm inside the block; stopped after it, however the block ends.
 
-    Call it from the main thread: where leret is killed, the kernel ends a server with the thread that started it.
-
-    Args:
-        plan: what to start.
-        timeout_s: until it must have answered.
-        grace_s: to end in, before it is killed.
-        log: gets what the server writes; None makes a file among the temporary ones.
-        tell: hears what happens.
+    Call it from the main thread: where leret is killed, the kernel ends a server with the thread that started it. It
+    must answer within ``timeout_s``, and gets ``grace_s`` to end in; without a log it gets a temporary one.
 
     Raises:
         ConfigError: the port is taken.
@@ -150,9 +137,7 @@ def started(
     try:
         server.start()
         tell(f"log: {server.log}")
-        wait_until_ready(
-            server, plan.at.url, plan.model, listed=plan.kind.lists_names, key=key, timeout_s=timeout_s, tell=tell
-        )
+        wait_until_ready(server, plan.at.url, plan.model, key=key, timeout_s=timeout_s, tell=tell)
         tell(f"ready after {time.monotonic() - began:.1f} s")
         yield server
     finally:

@@ -45,7 +45,7 @@ def find_served(policy: str, run: Run | None = None, name: str | None = None) ->
 
     Args:
         policy: ``demo``, a model or adapter directory, a hub repository; with a run: ``base``, or one of its policies.
-        run: where ``base`` and names of trained policies are looked up.
+        run: that holds them.
         name: on the server; None makes one of the directory's name and the weights' digest.
 
     Raises:

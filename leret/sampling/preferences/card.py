@@ -23,12 +23,7 @@ _MEANING = {
 
 
 def card(report: PreferenceReport, run_name: str) -> str:
-    """The README.md of the data set.
-
-    Args:
-        report: its counts.
-        run_name: the run it was made in.
-    """
+    """The README.md of the data set, from its counts."""
     n_states = report.states or 1
     facts = {
         "questions": report.questions,

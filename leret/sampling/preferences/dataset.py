@@ -87,12 +87,8 @@ def build_preferences(
 ) -> PreferenceReport:
     """Make R/preferences from the store's finished questions, replacing what was there.
 
-    Args:
-        run: that was sampled.
-        strategy: see `leret.sampling.preferences.pairs.make_pairs`.
-        margin: least difference of rewards, of strategy ``margin``.
-        max_pairs: pairs a state at most, the widest margins first.
-        policy_digest: samples of this policy alone; None takes the policy that the run sampled last.
+    The samples are of one policy, by default the one that the run sampled last; for the other arguments see
+    `leret.sampling.preferences.pairs.make_pairs`.
 
     Raises:
         RunError: nothing was sampled, or the directory cannot be written.

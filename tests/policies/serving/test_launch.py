@@ -175,7 +175,7 @@ def test_print_starts_nothing_and_needs_no_engine(monkeypatch: pytest.MonkeyPatc
         (["demo"], {"PATH": "/nowhere"}, "vllm is not on PATH; install it (`pip install vllm`"),
         (["demo"], {"LERET_VLLM": "/no/vllm"}, "LERET_VLLM /no/vllm is not there"),
         (["demo", "--executable", __file__], {}, "is there, but cannot be run"),
-        (["demo", "--engine", "tgi", "--executable", "/no/tgi"], {}, "--executable /no/tgi is not there"),
+        (["demo", "--engine", "sglang", "--executable", "/no/x"], {}, "--executable /no/x is not there"),
         (["/no/such/policy"], {}, "there is no policy /no/such/policy"),
         (["demo", "--run", "/no/run"], {}, "/no/run is not a run directory"),
         (["demo", "--name", "a:b"], {}, "--name 'a:b'"),
