@@ -24,7 +24,7 @@ from leret.retrieval.clients.leret import Remote
 from leret.retrieval.engines.bm25 import BM25
 from leret.retrieval.load import open_index
 from leret.retrieval.server import app
-from leret.retrieval.server.app import RetrieverServer
+from leret.retrieval.server.app import RetrieverServer, _is_named
 from tests.retrieval.serving import Echo, Running, running, served, started
 
 ODD = ["", " ", "capital \x00 city", "\ud800 river", 'NOT (city OR *) "river^2 ~field:x', "é", "x" * 1_000_000]
