@@ -27,7 +27,7 @@ def test_what_is_no_run_is_refused(tmp_path):
         Run.create(tmp_path / "other")
     with pytest.raises(RunError, match="is a file"):
         Run.create(tmp_path / "other" / "notes.txt")
-    with pytest.raises(RunError, match="no run.yaml"):
+    with pytest.raises(RunError, match="no run"):
         Run.open(tmp_path / "missing")
 
 
