@@ -46,15 +46,7 @@ _PACKAGES = ("leret", "torch", "transformers", "trl", "dspy", "bm25s", "datasets
 
 
 class Run:
-    """A run directory.
-
-    Args:
-        path: the directory.
-
-    Attributes:
-        manifest_path, prompts, store, shards, preferences, policies, program, eval, report, cache: the files and
-            directories in it, as listed above.
-    """
+    """A run directory; its attributes are the files and directories in it, as listed above."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -71,11 +63,7 @@ class Run:
 
     @classmethod
     def open(cls, path: Path) -> Run:
-        """An existing run.
-
-        Raises:
-            RunError: there is none, or it is of another version.
-        """
+        """An existing run; RunError where there is none, or one of another version."""
         run = cls(path)
         if not run.manifest_path.is_file():
             raise RunError(
@@ -112,11 +100,7 @@ class Run:
         return self.path / ".setup.lock"
 
     def manifest(self) -> dict[str, Any]:
-        """Content of run.yaml, its files located on this machine.
-
-        Raises:
-            RunError: it is unreadable, or of another version.
-        """
+        """Content of run.yaml, its files located on this machine."""
         return {name: _with_texts(section, self._located) for name, section in self.record().items()}
 
     def record(self) -> dict[str, Any]:
@@ -146,11 +130,7 @@ class Run:
             write_atomically(self.manifest_path, yaml.dump({**value, **_with_texts(sections, self._shared)}))
 
     def section(self, name: str, made_by: str) -> dict[str, Any]:
-        """A section of run.yaml that an earlier stage wrote.
-
-        Raises:
-            RunError: that stage has not run.
-        """
+        """A section of run.yaml; RunError where the stage that writes it has not run."""
         value = self.manifest().get(name)
         if value is None:
             raise RunError(f"{self.path} has no {name} yet; run `{made_by} --run {self.path}` first")
@@ -190,22 +170,14 @@ class Run:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Turns what the file system refuses into one clear message; what was written before stays.
-
-        Raises:
-            RunError: disk full, read-only, no permission.
-        """
+        """Turns what the file system refuses into a RunError that says what to do; what was written before stays."""
         try:
             yield
         except OSError as error:
-            mend = {
-                errno.ENOSPC: "the disk is full: free some space and run the same command again, it goes on from here",
-                errno.EDQUOT: "the quota is used up: free some space and run the same command again",
-                errno.EROFS: "the file system is read-only: name a directory on another one",
-                errno.EACCES: "no permission: name a directory that you may write",
-                errno.EPERM: "no permission: name a directory that you may write",
-            }.get(error.errno or 0)
-            raise RunError(f"{self.path} cannot be written: {mend or error}") from error
+            full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+            what = "the disk is full: free some space" if full else f"{error}: name a directory that you may write"
+            again = "and run the same command again, it goes on from here"
+            raise RunError(f"{self.path} cannot be written: {what} {again}") from error
 
 
 def _with_texts(value: Any, change: Callable[[str], str]) -> Any:

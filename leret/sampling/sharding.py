@@ -16,9 +16,7 @@ import asyncio
 import logging
 import os
 import socket
-import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -33,13 +31,18 @@ from leret.core.errors import ConfigError, LeretError, MissingDependency, RunErr
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.types import Task
-from leret.sampling.rollouts.environment import located
+from leret.sampling.rollouts.environment import Environment, located
 from leret.sampling.stage import begin, opened, sample_session
 from leret.sampling.store.store import Store
 
 if TYPE_CHECKING:
-    from leret.sampling.rollouts.environment import Environment
     from leret.sampling.rollouts.scheduler import SamplingStats
+
+_Opened = tuple[Environment, list[Task], dict[str, str]]
+_RETRIES = 5
+_SHARDS_A_WORKER = 8
+_IDLE_S = 120.0
+"""Seconds within which Ray must have begun with a shard."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +54,9 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """``2/8`` is the third of eight.
-
-        Raises:
-            ConfigError: it is not of this form.
-        """
-        index, slash, count = text.partition("/")
-        if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        """``2/8`` is the third of eight."""
+        index, _, count = text.partition("/")
+        if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
             raise ConfigError(f"--shard {text}: not of the form I/N with I from 0 to N - 1, as in --shard 0/8")
         return cls(int(index), int(count))
 
@@ -71,30 +70,18 @@ def sample_shard(
 ) -> SamplingStats:
     """Sample one shard into its store in R/shards; go on where an earlier call was stopped.
 
-    Args:
-        recipe: as for `leret.sampling.stage.sample`.
-        run: that all shards share; the first of them makes the index and the bank, the others wait for it.
-        shard: which tasks.
-        base_dir: where relative paths of the recipe start; None is the current directory.
-        progress: hears of every question.
-
-    Raises:
-        LeretError: as `leret.sampling.stage.sample`.
+    All shards share the run: the first of them makes the index and the bank, the others wait for it. Arguments and
+    errors are those of `leret.sampling.stage.sample`.
     """
     progress = progress or Silent()
-    with opened(located(recipe, base_dir or Path.cwd()), run, progress) as (bench, tasks, digests):
-        return _sample(bench, tasks, digests, run, shard, progress)
+    with opened(located(recipe, base_dir or Path.cwd()), run, progress) as parts:
+        return _sample(parts, run, shard, progress)
 
 
 def _sample(
-    bench: Environment,
-    tasks: Sequence[Task],
-    digests: Mapping[str, str],
-    run: Run,
-    shard: Shard,
-    progress: Progress,
-    policy_digest: str | None = None,
+    parts: _Opened, run: Run, shard: Shard, progress: Progress, policy_digest: str | None = None
 ) -> SamplingStats:
+    bench, tasks, digests = parts
     own = tasks[shard.index :: shard.count]
     with run.writing():
         run.shards.mkdir(exist_ok=True)
@@ -108,12 +95,6 @@ def _sample(
             store.merge(run.store, [task.id for task in own])
         _, stats, _ = asyncio.run(sample_session(bench, run, policy, store, tasks, progress, only=own))
         return stats
-
-
-_RETRIES = 5
-_SHARDS_A_WORKER = 8
-_PLACED_S = 120.0
-"""Seconds within which Ray must have begun with a shard."""
 
 
 class RayCluster:
@@ -135,7 +116,7 @@ class RayCluster:
             raise MissingDependency("ray", "ray")
         self.workers = workers
         self.address = address
-        self._ours = False
+        self._exit = ExitStack()
 
     def __call__(
         self, recipe: SamplingRecipe, run: Run, policy_digest: str, tasks: Sequence[Task], progress: Progress
@@ -143,50 +124,49 @@ class RayCluster:
         """Sample tasks into R/shards; a shard whose worker dies is begun again, and goes on from its store.
 
         Raises:
-            PolicyError, RetrievalError, ProgramError: more than ``max_error_rate`` failed.
-            RunError: no worker could be started, or a shard kills every worker that takes it.
+            LeretError: of a worker, as it is; too many failures in all; no worker could be started; or a shard kills
+                every worker that takes it.
         """
         import ray
 
         from leret.sampling.rollouts.scheduler import SamplingStats, refuse_failures
 
         settings, total = recipe.sampling, SamplingStats()
-        n_shards = min(len(tasks), _SHARDS_A_WORKER * self.workers)
-        own = recipe.model_copy(
-            update={"sampling": settings.model_copy(update={"concurrency": -(-settings.concurrency // self.workers)})}
-        )
-        sample_remotely: Any = ray.remote(_ray_task).options(max_retries=_RETRIES, **self._options(recipe))
-        left = [Shard(i, n_shards) for i in reversed(range(n_shards))]
+        rates = settings.max_error_rate, settings.max_unparsed_rate
+        share = {"concurrency": -(-settings.concurrency // self.workers)}
+        recipe = recipe.model_copy(update={"sampling": settings.model_copy(update=share)})
+        task: Any = ray.remote(_ray_task).options(max_retries=_RETRIES, **self._resources(recipe))
+        n = min(len(tasks), _SHARDS_A_WORKER * self.workers)
+        left = [Shard(i, n) for i in reversed(range(n))]
         running: dict[Any, Shard] = {}
         progress.start("sampling", len(tasks))
-        began = time.monotonic()
         try:
             with suppress_threads("ray_"):  # it prints a paragraph for every worker that dies
                 while left or running:
                     while left and len(running) < self.workers:
                         shard = left.pop()
-                        task = sample_remotely.remote(own.model_dump_json(), run.path.resolve(), shard, policy_digest)
-                        running[task] = shard
-                    for task in ray.wait(list(running), timeout=1.0)[0]:
-                        shard = running.pop(task)
-                        total.add(_result(task))
-                        refuse_failures(total, settings.max_error_rate, settings.max_unparsed_rate)
+                        running[task.remote(recipe.model_dump_json(), run.path.resolve(), shard, policy_digest)] = shard
+                    ended, _ = ray.wait(list(running), timeout=_IDLE_S)
+                    if not ended and not any(run.shards.glob("*.db")):
+                        has, free = ray.cluster_resources(), ray.available_resources()
+                        raise RunError(
+                            f"Ray has begun with no shard in {_IDLE_S:.0f} s: the cluster has {has}, of which {free} "
+                            "are free; wait for it, or ask for fewer workers"
+                        ).failed()
+                    for reference in ended:
+                        shard = running.pop(reference)
+                        total.add(_result(reference))
+                        refuse_failures(total, *rates)
                         n_ended = len(range(shard.index, len(tasks), shard.count))
                         progress.advance(n_ended, samples=total.samples, mean_reward=total.mean_reward)
-                    if not any(run.shards.glob("*.db")) and time.monotonic() - began > _PLACED_S:
-                        raise RunError(
-                            f"Ray has begun with no shard in {_PLACED_S:.0f} s; the cluster has "
-                            f"{ray.cluster_resources()}, free are {ray.available_resources()}; wait for it, or ask for "
-                            "fewer workers"
-                        ).failed()
         finally:
-            for task in running:
-                ray.cancel(task, force=True)
+            for reference in running:
+                ray.cancel(reference, force=True)
             progress.finish()
-        refuse_failures(total, settings.max_error_rate, settings.max_unparsed_rate, last=True)
+        refuse_failures(total, *rates, last=True)
         return total
 
-    def _options(self, recipe: SamplingRecipe) -> dict[str, Any]:
+    def _resources(self, recipe: SamplingRecipe) -> dict[str, Any]:
         """What a worker asks of Ray: half a CPU where a server completes, or two CPUs may leave no room to start."""
         import ray
 
@@ -203,72 +183,60 @@ class RayCluster:
 
         if ray.is_initialized():
             return self
-        settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+        settings: dict[str, Any] = {"address": self.address}
         if self.address is None and not os.environ.get("RAY_ADDRESS"):
             n_cpus = max(os.cpu_count() or 1, self.workers + 1)  # a count for placing workers, no limit
-            settings |= {"num_cpus": n_cpus, "include_dashboard": False}
-        else:
-            settings["address"] = self.address
+            settings = {"num_cpus": n_cpus, "include_dashboard": False}
         try:
-            ray.init(**settings)
+            ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **settings)
         except Exception as error:  # a plain one, where its processes do not come up within half a minute
             ray.shutdown()
-            where = f"--address {self.address}: no Ray cluster" if self.address else "no Ray cluster on this machine"
             raise RunError(
-                f"{where} can be reached or started ({' '.join(str(error).split())[:300]}); start one with "
-                "`ray start --head`, or see Ray's logs in /tmp/ray/session_latest/logs"
+                f"--address {self.address}: no Ray cluster can be joined or started "
+                f"({' '.join(str(error).split())[:300]}); start one with `ray start --head`, or leave --address out"
             ).failed() from error
-        self._ours = True
+        self._exit.callback(ray.shutdown)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._ours:
-            import ray
-
-            ray.shutdown()
+        self._exit.close()
 
 
-def _result(task: Any) -> SamplingStats:
+def _result(reference: Any) -> SamplingStats:
     import ray
     from ray.exceptions import RayError, RayTaskError
 
     try:
-        stats: SamplingStats = ray.get(task)
+        stats: SamplingStats = ray.get(reference)
         return stats
     except RayTaskError as error:
-        if isinstance(error.cause, LeretError):
-            raise error.cause from None
-        raise
+        raise error.cause if isinstance(error.cause, LeretError) else error from None
     except RayError as error:
         raise RunError(
-            f"{_RETRIES + 1} workers in a row died with one shard ({' '.join(str(error).split())[:300]}). What is done "
-            "is kept; look for what its questions do to the program or to memory"
+            f"{_RETRIES + 1} workers died with the same shard ({' '.join(str(error).split())[:300]}). What is done is "
+            "kept; look for what its questions do to the program or to memory"
         ).failed() from error
 
 
 def _ray_task(recipe: str, run: Path, shard: Shard, policy_digest: str) -> SamplingStats:
     """One shard, on a worker."""
     try:
-        return _sample(*_opened(recipe, run), Run(run), shard, Silent(), policy_digest)
+        return _sample(_opened(recipe, run), Run(run), shard, Silent(), policy_digest)
     except MissingDependency as error:  # which cannot travel
         raise RunError(f"the worker on {socket.gethostname()}: {error}") from error
 
 
 _OPEN = ExitStack()
-"""What a worker has opened."""
+"""What a worker has opened, once in its life."""
 
 
 @cache
-def _opened(recipe: str, run: Path) -> tuple[Environment, list[Task], dict[str, str]]:
-    """Opened once in the life of a worker."""
+def _opened(recipe: str, run: Path) -> _Opened:
     from leret.core.memory import tune_malloc
 
     tune_malloc()
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    os.environ.setdefault("DSPY_CACHEDIR", str(Path(tempfile.gettempdir()) / f"leret-dspy-{os.getuid()}"))
     if not Run(run).manifest_path.is_file():
         raise RunError(
             f"the worker on {socket.gethostname()} does not see {run}; put the run on a file system that all machines "

@@ -24,7 +24,8 @@ from leret.core.stages import completed, is_complete_parquet, mark_completed, st
 from leret.core.types import Outcome, Task
 from leret.policies.load import probe
 from leret.rewards import reward
-from leret.sampling.preferences.dataset import PreferenceReport, build_preferences
+from leret.sampling.preferences.dataset import build_preferences
+from leret.sampling.preferences.report import PreferenceReport
 from leret.sampling.rollouts.environment import (
     Environment,
     located,
@@ -57,8 +58,7 @@ class SampleReport:
 
     Attributes:
         already: everything was there, and nothing was done.
-        new_questions: that this call sampled to an end.
-        new_samples: that this call added.
+        questions: to be sampled in all; ``new_questions`` this call sampled to an end.
         waiting: questions that met an outage; the same command goes on with them.
         prompts: of the bank, with their scores on its dev questions (None for those not scored).
         failures: samples of the run's policy without a reward, by kind.
@@ -109,7 +109,7 @@ async def sample_tasks(
         settings: ``concurrency``, ``max_error_rate`` and ``max_unparsed_rate`` are read.
         usage: counts calls and tokens.
         progress: hears of every task that ends.
-        facts: more to tell with the progress.
+        facts: told with the progress.
 
     Raises:
         PolicyError, RetrievalError, ProgramError: too many samples failed or did not parse; what is done is kept.
@@ -158,9 +158,8 @@ def sample(
 
     Raises:
         RunError: the run was sampled from another recipe, is being sampled, or cannot be written.
-        DataError, RetrievalError, PolicyError, ProgramError: what the recipe names cannot be opened, or too many
-            samples failed or did not parse; what is done is kept.
-        ConfigError: settings that cannot go together.
+        LeretError: what the recipe names cannot be opened, settings cannot go together, or too many samples failed or
+            did not parse; what is done is kept.
     """
     began = time.monotonic()
     progress = progress or Silent()
@@ -174,13 +173,12 @@ def sample(
         merge_shards(run, store=store)
         policy = begin(run, bench, tasks, digests)
         n_before = store.counts(policy.digest)["samples"]
-        bank, stats, notes = asyncio.run(
-            sample_session(bench, run, policy, store, tasks, progress, only=None if distribute is None else ())
-        )
+        only = None if distribute is None else ()
+        bank, stats, notes = asyncio.run(sample_session(bench, run, policy, store, tasks, progress, only=only))
         if distribute is not None:
             stats = distribute(recipe, run, policy.digest, tasks, progress)
             merge_shards(run, store=store)
-        report = _report(bench, run, policy, store, stats, bank, notes)
+        report = _report(recipe, run, policy, store, stats, bank, notes)
     seconds = round(time.monotonic() - began, 3)
     report = replace(report, questions=len(tasks), new_samples=report.samples - n_before, seconds=seconds)
     run.event("sample", "finished", **asdict(report))
@@ -321,7 +319,7 @@ def _scorable(questions: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
 
 
 def _report(
-    bench: Environment,
+    recipe: SamplingRecipe,
     run: Run,
     policy: Policy,
     store: Store,
@@ -329,10 +327,10 @@ def _report(
     prompts: Sequence[Prompt],
     notes: Sequence[str],
 ) -> SampleReport:
-    """Make the preferences, and count."""
+    """Make the preferences, and count; the caller knows the rest."""
     from leret.sampling.rollouts.scheduler import refuse_unparsed
 
-    settings, counts = bench.recipe.sampling, store.counts(policy.digest)
+    settings, counts = recipe.sampling, store.counts(policy.digest)
     failures = (sample.failure for group in store.groups(policy.digest) for sample in group.samples)
     unparsed = (failure for failure in failures if failure is not None and failure.kind == "parse")
     refuse_unparsed(unparsed, counts.get("failed_parse", 0), counts["samples"], settings.max_unparsed_rate)
@@ -351,15 +349,14 @@ def _report(
         no_spread=pairs.no_spread,
         prompts={prompt.name: prompt.score for prompt in prompts},
         failures={name.removeprefix("failed_"): n for name, n in counts.items() if name.startswith("failed_")},
-        notes=[*notes, *_notes(prompts, settings.prompts, pairs)],
+        notes=[*notes, *_notes(len(prompts), settings.prompts, pairs)],
     )
 
 
-def _notes(prompts: Sequence[Prompt], wanted: int, pairs: PreferenceReport) -> Iterator[str]:
-    if len(prompts) == 1 < wanted:
-        yield f"no candidate of the prompt bank reached reward > 0: the zero-shot prompt alone, instead of {wanted}"
-    elif len(prompts) < wanted:
-        yield f"{len(prompts)} prompts instead of {wanted}: the bank found no others"
+def _notes(n_prompts: int, wanted: int, pairs: PreferenceReport) -> Iterator[str]:
+    if n_prompts < wanted:
+        alone = "no candidate of the prompt bank reached reward > 0"
+        yield f"{n_prompts} prompts instead of {wanted}: {alone if n_prompts == 1 else 'the bank found no others'}"
     if 2 * pairs.no_spread > pairs.states:
         which = f"at {pairs.no_spread:,} of {pairs.states:,} states they have one reward"
         yield f"the samples hardly differ: {which}; raise policy.temperature or sampling.samples"

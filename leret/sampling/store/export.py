@@ -79,13 +79,7 @@ def export_store(run: Run, to: Format, out: Path | IO[str], *, messages: bool = 
 
 
 def write_parquet(rows: Iterator[dict[str, Any]], file: IO[bytes], columns: Mapping[str, str]) -> int:
-    """Write rows as Parquet, a few thousand at a time; returns their number.
-
-    Args:
-        rows: with a value for every column.
-        file: open for writing.
-        columns: names and types, as in `COLUMNS`.
-    """
+    """Write rows as Parquet, a few thousand at a time; ``columns`` as in `COLUMNS`. Returns their number."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

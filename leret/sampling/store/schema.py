@@ -91,10 +91,8 @@ class SamplingParams:
 class PathStep:
     """One step on the path of a question.
 
-    Attributes:
-        chosen: the sample that went on; None where none did.
-        outcome: ``next`` (the path goes on), ``finished`` (the program returned), ``solved`` (every scored sample
-            has all gold on top) or ``stuck`` (no sample has a reward).
+    ``chosen`` is the sample that went on; ``outcome`` is ``next`` (the path goes on), ``finished`` (the program
+    returned), ``solved`` (every scored sample has all gold on top) or ``stuck`` (no sample has a reward).
     """
 
     question_id: str
@@ -127,10 +125,8 @@ def state_row(state: State) -> tuple[Any, ...]:
 
 def state_of(row: sqlite3.Row, step: int, parent: str | None) -> State:
     """Undoes `state_row`; where the state stood on its path comes from the visit."""
-    messages = tuple(json.loads(row["messages"]))
-    return State(
-        row["state_id"], row["question_id"], step, row["predictor"], json.loads(row["inputs"]), messages, parent
-    )
+    inputs, messages = json.loads(row["inputs"]), tuple(json.loads(row["messages"]))
+    return State(row["state_id"], row["question_id"], step, row["predictor"], inputs, messages, parent)
 
 
 def sample_row(sample: Sample, origin: SamplingParams) -> tuple[Any, ...]:

@@ -100,7 +100,7 @@ class Store:
         self._last_flush = time.monotonic()
         if not any(self._pending.values()):
             return
-        with self._reporting(), self._database:
+        with _errors_of(self.path), self._database:
             self._database.execute("BEGIN")
             for table, rows in self._pending.items():
                 values = f"VALUES ({', '.join('?' * _N_COLUMNS[table])})"
@@ -110,9 +110,7 @@ class Store:
     def merge(self, path: Path, question_ids: Iterable[str] | None = None) -> None:
         """Put the rows of another store's file in, by the rules of `put_state`, `put_samples` and `put_visit`.
 
-        Args:
-            path: may be in use; what is committed is read.
-            question_ids: of these alone.
+        It may be in use: what is committed is read, of ``question_ids`` alone where they are given.
 
         Raises:
             RunError: the file is damaged or of another schema, or a row contradicts this store.
@@ -168,11 +166,7 @@ class Store:
         return self._ids(sql, (policy_digest,) * 3)
 
     def groups(self, policy_digest: str | None = None) -> Iterator[StateSamples]:
-        """Samples by visit, ordered by policy, question, step, state, prompt and index; read as they are taken.
-
-        Args:
-            policy_digest: of one policy alone.
-        """
+        """Samples by visit, ordered by policy, question, step, state, prompt and index; read as they are taken."""
         self.flush()
         where, values = ("WHERE s.policy_digest = ?", (policy_digest,)) if policy_digest else ("", ())
         sql = (
@@ -180,7 +174,7 @@ class Store:
             "LEFT JOIN visits v ON (v.question_id, v.step, v.policy_digest) = (s.question_id, s.step, s.policy_digest) "
             f"{where} {IN_ORDER}"
         )
-        with self._reporting():
+        with _errors_of(self.path):
             rows = self._database.execute(sql, values)
             for (digest, step, _), group in groupby(rows, lambda r: (r["policy_digest"], r["step"], r["state_id"])):
                 members = list(group)
@@ -221,17 +215,14 @@ class Store:
     def _read(self, sql: str, values: Sequence[Any] = (), flush: bool = True) -> list[sqlite3.Row]:
         if flush:
             self.flush()
-        with self._reporting():
+        with _errors_of(self.path):
             return self._database.execute(sql, values).fetchall()
 
     def _ids(self, sql: str, values: Sequence[Any]) -> set[str]:
         """Question ids, one at a time: there may be many."""
         self.flush()
-        with self._reporting():
+        with _errors_of(self.path):
             return {row[0] for row in self._database.execute(sql, values)}
-
-    def _reporting(self) -> Any:
-        return _errors_of(self.path)
 
     def __enter__(self) -> Self:
         return self

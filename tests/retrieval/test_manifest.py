@@ -67,11 +67,6 @@ def test_bm25s_can_open_the_directory_too(saved: Path) -> None:
     assert documents[0, 0] == 3
 
 
-def test_the_same_index_is_opened_and_not_built_again(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leret.retrieval.engines.bm25._make", lambda *_: pytest.fail("built again"))
-    reopen(_CORPUS, saved, k1=1.2, stopwords=None)
-
-
 @pytest.mark.parametrize(
     ("corpus", "settings"),
     [
@@ -162,9 +157,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("harm", "match"), BROKEN)
-def test_a_broken_index_is_refused_by_open_and_built_again_and_built_again(
-    saved: Path, harm: object, match: str
-) -> None:
+def test_a_broken_index_is_refused_and_built_again_in_a_cache(saved: Path, harm: object, match: str) -> None:
     harm(saved)  # type: ignore[operator]
     with pytest.raises(RetrievalError, match=match):
         BM25.open(saved, _CORPUS)
