@@ -32,7 +32,7 @@ class SFTRecipe(TrainingRecipe):
 
 def read_examples(recipe: SFTRecipe, run: Run) -> list[Example]:
     """The targets of the run's states under the zero-shot prompt."""
-    from leret.sampling.preferences.sft_targets import sft_targets
+    from leret.sampling.preferences.dataset import sft_targets
     from leret.sampling.store.store import Store
 
     with Store(run.store, read_only=True) as store:
@@ -48,12 +48,7 @@ def read_examples(recipe: SFTRecipe, run: Run) -> list[Example]:
 
 
 class TargetCollator:
-    """Batches rows of `sft_rows`.
-
-    Args:
-        pad: id of the padding token.
-        packed: for a model that `leret.training.packing.share_prompts` has prepared.
-    """
+    """Batches rows of `sft_rows`; ``packed`` for a model that `share_prompts` has prepared."""
 
     def __init__(self, pad: int, *, packed: bool = False) -> None:
         self.pad, self.packed = pad, packed
