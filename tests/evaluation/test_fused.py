@@ -10,7 +10,7 @@ from leret.core.types import Passage, Task
 from leret.evaluation.fused import expanding, fuse
 from leret.evaluation.results import ScoredHop, read_rows
 from leret.evaluation.stage import evaluate
-from leret.retrieval.fusion import reciprocal_ranks
+from leret.retrieval.fusion import reciprocal_rank_fusion
 from tests.evaluation import test_stage
 
 base, run = test_stage.base, test_stage.run
@@ -48,7 +48,7 @@ def test_rm3_and_a_fusion_are_rows_of_the_summary(run):
             for name in rows}  # fmt: skip
     for key, fused in kept["fused:base"].items():
         parts = [tuple(Passage(i, "", "", 0.0) for i in kept[name][key].doc_ids) for name in ("raw-question", "base")]
-        assert list(fused.doc_ids) == [p.doc_id for p in reciprocal_ranks(parts, (1, 1))]
+        assert list(fused.doc_ids) == [p.doc_id for p in reciprocal_rank_fusion(parts, (1, 1))]
     assert evaluate(recipe, run).already
 
 
