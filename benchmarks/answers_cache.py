@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from leret.config.data import DataSettings
 from leret.datasets.load import load
 from leret.retrieval.base import Retriever
 from leret.retrieval.caching import CachedRetriever
@@ -33,8 +34,14 @@ def main() -> None:
     """Print the table."""
     beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else beside
-    data = load("jsonl", str(folder / "hotpotqa/queries_all.jsonl.gz"), str(folder / "hotpotqa/corpus.jsonl.gz"))
-    queries = [question.text for question in data.questions]
+    data = load(
+        DataSettings(
+            questions=str(folder / "hotpotqa/queries_all.jsonl.gz"),
+            corpus=str(folder / "hotpotqa/corpus.jsonl.gz"),
+            split="all",
+        )
+    )
+    queries = [question.text for question in data.tasks]
     n = len(queries)
 
     def single(retriever: Retriever, k: int) -> Callable[[], object]:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from leret.config.data import DataSettings
 from leret.config.retriever import RetrieverSettings, retriever_settings
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
@@ -177,7 +178,7 @@ def _build(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def _search(arguments: argparse.Namespace) -> dict[str, float]:
-    queries = [question.text for question in _data(arguments.data).questions][: arguments.queries]
+    queries = [question.text for question in _data(arguments.data).tasks][: arguments.queries]
     found = measure(arguments.engine, arguments.index, queries, arguments.k)
     files = read_manifest(arguments.index).files
     documents = sum(size for name, (size, _) in files.items() if name.startswith("documents."))
@@ -191,7 +192,11 @@ def _search(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def _data(folder: Path) -> Any:
-    return load("jsonl", str(folder / "queries_all.jsonl.gz"), str(folder / "corpus.jsonl.gz"))
+    return load(
+        DataSettings(
+            questions=str(folder / "queries_all.jsonl.gz"), corpus=str(folder / "corpus.jsonl.gz"), split="all"
+        )
+    )
 
 
 def _model() -> str:

@@ -17,11 +17,10 @@ import time
 from multiprocessing.connection import Connection
 
 import aiohttp
-from leret.policies.remote.chat import server_seed
 
-from leret.config.policy import PolicySettings
+from leret.config.policy import OpenAIPolicySettings
 from leret.policies.base import Request
-from leret.policies.remote.openai import OpenAIPolicy
+from leret.policies.remote.openai import OpenAIPolicy, server_seed
 
 MESSAGES = (
     {"role": "system", "content": "Your input fields are:\n1. `context`\n2. `question`\nWrite a search query. " * 6},
@@ -81,7 +80,7 @@ async def bare(url: str, bodies: list[bytes], connections: int) -> float:
 
 async def ours(url: str, requests: list[Request], connections: int) -> float:
     """CPU-seconds a request of the policy."""
-    policy = OpenAIPolicy(PolicySettings(kind="openai", model="m", urls=(url,), concurrency=connections))
+    policy = OpenAIPolicy(OpenAIPolicySettings(model="m", urls=(url,), concurrency=connections))
 
     async def one(request: Request) -> None:
         assert (await policy.complete(request))[0].text

@@ -14,7 +14,7 @@ from typing import Any
 _JSON: ContextVar[bool] = ContextVar("leret_json", default=False)
 _NAME, _HEAD = 16, 8
 """Characters that a table's first column always has; those that a head has before it is folded."""
-_WORDS = {"no_spread": "states without spread", "histogram": "rewards 0 to 1 in tenths",
+_WORDS = {"no_spread": "states without spread", "histogram": "rewards in tenths of their range",
           "waiting": "left by an outage"}  # fmt: skip
 
 

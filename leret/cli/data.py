@@ -40,7 +40,7 @@ def inspect(
     data = _settings(recipe, form, questions, corpus, overrides or [])
     from leret.datasets.inspect import inspect as stage
 
-    report = stage(data.kind, data.questions, data.corpus, seed=data.seed, options=data.options)
+    report = stage(data.model_copy(update={"skip_invalid": True}))
     _show(report)
     if report.problems and not (skip_invalid or data.skip_invalid):
         raise typer.Exit(2)
@@ -55,9 +55,11 @@ def _show(report: DataReport) -> None:
         {
             "splits": report.splits,
             "splits by": "the data set" if report.own_splits else "hash of the id",
+            "inputs": report.inputs if set(report.inputs) != {"question"} else None,
             "types": report.types,
             "hops (0 unknown)": {str(hops): n for hops, n in report.hops.items()},
             "gold documents a question": _histogram(report.gold),
+            "reference answers a question": _histogram(report.answers),
             "words a question": _spread(report.question_words),
             "words a document": _spread(report.document_words) if report.n_documents else None,
             "documents that are no gold": report.n_unused_documents,
@@ -94,7 +96,7 @@ def _settings(
     from leret.config.load import flag_recipe, load_recipe
     from leret.config.sampling import SamplingRecipe
     from leret.core.errors import ConfigError
-    from leret.datasets.formats.detect import detect_kind
+    from leret.datasets.formats import detect_kind
 
     given: dict[str, Any] = {"kind": form, "questions": questions, "corpus": corpus}
     given = {name: value for name, value in given.items() if value is not None}

@@ -18,8 +18,8 @@ def demo(
     """Watch a small language model learn to search: no GPU, no network, a few minutes."""
     from leret.cli.evaluate import show
     from leret.cli.progress import shown
-    from leret.demo import stage
+    from leret.demo import demo as run_demo
 
     with shown() as progress:
-        report = stage.demo(run, seed=seed, progress=progress)
+        report = run_demo(run, seed=seed, progress=progress)
     show(report)

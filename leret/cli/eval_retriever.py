@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from leret.retrieval.load import OpenRetriever
 
 
+_FLAGS = {"data.kind": "--format", "data.questions": "--questions", "data.split": "--split", "data.limit": "--limit"}
+
+
 def eval_retriever(
     index: IndexOrUrl,
     questions: Annotated[str, typer.Option(metavar="PATH", help="Questions with their relevant documents.")],
@@ -44,10 +47,11 @@ def eval_retriever(
     """Measure a retriever on questions whose relevant documents are known."""
     from leret.cli.console import complain
     from leret.cli.progress import shown
+    from leret.config.load import flag_recipe
     from leret.config.retriever import RM3Settings
     from leret.core.errors import ConfigError
-    from leret.datasets.formats.detect import detect_kind
-    from leret.datasets.load import load_questions
+    from leret.datasets.formats import detect_kind
+    from leret.datasets.load import load_tasks
     from leret.evaluation import retriever as ir
     from leret.evaluation.retriever import depth_for, evaluate_retriever, read_rewrites
     from leret.retrieval.load import open_retriever
@@ -58,17 +62,11 @@ def eval_retriever(
     depth_for(list(ir.parsed(names)), depth)  # a mistake in them is told before anything is opened
     queries = None if rewrites is None else read_rewrites(rewrites)
     opened = open_retriever(index, token_env=token_env)
-    loaded = load_questions(
-        form or detect_kind(questions),
-        questions,
-        split=split,
-        limit=limit,
-        seed=seed,
-        skip_invalid=skip_invalid,
-        corpus=opened.ids(),
-    )
-    if loaded.n_skipped:
-        complain(f"{loaded.n_skipped} bad lines of {questions} are left out", "warning: ")
+    given = {"kind": form or detect_kind(questions), "questions": questions, "split": split, "limit": limit}
+    data = flag_recipe({"data": {**given, "seed": seed, "skip_invalid": skip_invalid}}, _FLAGS).data
+    loaded = load_tasks(data, opened.ids())
+    if loaded.skipped:
+        complain(f"{sum(loaded.skipped.values())} bad lines of {questions} are left out", "warning: ")
     retriever = opened.retriever
     if rm3:
         from leret.retrieval.engines.rm3 import RM3

@@ -56,13 +56,7 @@ def build(
     else:
         data, settings = _of_flags(kind, corpus, form, model, changes, skip_invalid)
     out = Path(os.path.abspath(out))
-    documents = load_corpus(
-        data.kind,
-        data.corpus or data.questions,
-        seed=data.seed,
-        skip_invalid=data.skip_invalid,
-        options=data.options or None,
-    )
+    documents = load_corpus(data)
     planned = plan_index(settings, documents)
     if _is_there(out, planned, force):
         say(f"{out} is this index already; nothing to do")
@@ -173,7 +167,7 @@ def _corpus(corpus: str, form: str | None, skip_invalid: bool) -> Corpus:
 
     flags = {"data.kind": "--format", "data.corpus": "--corpus"}
     data = flag_recipe({"data": _data(corpus, form, skip_invalid)}, flags, (), ("data.questions",)).data
-    return load_corpus(data.kind, data.corpus, skip_invalid=data.skip_invalid)
+    return load_corpus(data)
 
 
 def _data(corpus: str, form: str | None, skip_invalid: bool) -> dict[str, Any]:

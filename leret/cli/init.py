@@ -17,7 +17,7 @@ from leret.config.policy import PolicySettings
 from leret.core import bundled as shipped
 from leret.core.bundled import demo_policy
 from leret.core.errors import ConfigError, DataError
-from leret.datasets.formats.detect import detect_kind
+from leret.datasets.formats import detect_kind
 from leret.datasets.inspect import DataReport, inspect
 from leret.policies.checkpoints import find_model
 
@@ -58,7 +58,7 @@ def write_starter(
         {"data.corpus": "--corpus", "policy.model": "--policy", "policy.urls": "--policy"},
         optional=() if policy else ("policy.model",),
     )
-    report = inspect(str(data["kind"]), questions, corpus, skip_invalid=False)
+    report = inspect(recipe.data)
     values: dict[str, Any] = {**data, **lm, "report": report, "served": served, "pretrained": policy is None}
     values["held_out"] = _held_out(report, questions)
     values["small"] = not served and (policy is None or _is_small(recipe.policy))

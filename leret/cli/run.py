@@ -28,7 +28,7 @@ def run(
     from leret.config.load import load_all
     from leret.config.sampling import SamplingRecipe
     from leret.core.runs import Run
-    from leret.optimize.rounds import schedule, take
+    from leret.optimize.rounds import run_stage, schedule
 
     loaded = load_all(recipes, (overrides or []) + ["data.skip_invalid=true"] * skip_invalid)
     for recipe in loaded:
@@ -42,7 +42,7 @@ def run(
     for step in steps:
         done(step.title)
         with shown() as progress:
-            report = take(step, opened, progress=progress)
+            report = run_stage(step, opened, progress=progress)
         if step.stage == "eval" and report is not None:
             show(cast("EvalReport", report))
         elif report is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from typing import Annotated
 
@@ -28,8 +29,7 @@ def retriever(
     from leret.cli.console import complain, say
     from leret.http.answers import ApiKey
     from leret.retrieval.load import open_retriever
-    from leret.retrieval.server.app import RetrieverServer, ServerSettings
-    from leret.retrieval.server.serving import run
+    from leret.retrieval.server.app import RetrieverServer, ServerSettings, serve
 
     token = ApiKey.from_env(token_env, "--token-env").reveal()
     if token is None and not _is_loopback(host):
@@ -55,7 +55,7 @@ def retriever(
         documents = "" if opened.documents is None else f", {opened.documents:,} documents"
         say(f"serving {index} ({opened.engine}{documents}) at {url}")
 
-    run(server, host, port, ready=ready, drain_s=drain)
+    asyncio.run(serve(server, host, port, ready=ready, drain_s=drain))
 
 
 def _is_loopback(host: str) -> bool:

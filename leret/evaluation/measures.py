@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-from leret.core.types import Document, Outcome, Ranking, Rollout, Task
+from leret.core.types import Document, Outcome, Rollout, Task
 from leret.evaluation.results import ScoredHop
 from leret.rewards import reward
 from leret.rewards.ranking import recall
@@ -29,11 +29,7 @@ _ALWAYS = ("recall", "ap", "all_found", BRIDGE_FOUND)
 
 
 def all_measures(names: Sequence[str]) -> tuple[str, ...]:
-    """The measures of an evaluation: a recipe's, and those that every report shows.
-
-    Raises:
-        ConfigError: there is no measure of a name.
-    """
+    """The measures of an evaluation: a recipe's, and those that every report shows; an unknown one is refused."""
     every = tuple(dict.fromkeys((*names, *_ALWAYS)))
     for name in every:
         if name != BRIDGE_FOUND:
@@ -42,47 +38,43 @@ def all_measures(names: Sequence[str]) -> tuple[str, ...]:
 
 
 class Scorer:
-    """Turns rollouts into scored rows.
+    """Turns rollouts into scored rows, by the measures of ``all_measures``; the corpus tells the gold titles."""
 
-    Args:
-        names: of ``all_measures``.
-        questions: every one with gold documents.
-        corpus: for the titles of the gold documents.
-    """
-
-    def __init__(self, names: Sequence[str], questions: Sequence[Task], corpus: Mapping[str, Document]) -> None:
+    def __init__(self, names: Sequence[str], tasks: Sequence[Task], corpus: Mapping[str, Document]) -> None:
         self._rewards = {name: reward(name) for name in names if name != BRIDGE_FOUND}
-        self._questions = {question.id: question for question in questions}
-        self._hidden = {q.id: hidden_gold(q, corpus) for q in questions} if BRIDGE_FOUND in names else {}
+        self._tasks = {task.id: task for task in tasks}
+        self._hidden = {task.id: hidden_gold(task, corpus) for task in tasks} if BRIDGE_FOUND in names else {}
 
     def rows(self, rollout: Rollout) -> list[ScoredHop]:
         """One row a hop, and one more for what ended a run before its time."""
-        question = self._questions[rollout.question_id]
-        rows = [
-            ScoredHop(
-                question_id=question.id,
-                type=question.type,
-                sample=rollout.index,
-                hop=i,
-                query=hop.query,
-                completion=hop.completion,
-                doc_ids=tuple(passage.doc_id for passage in hop.ranking),
-                scores=tuple(passage.score for passage in hop.ranking),
-                measures={} if rollout.error else self._values(question, hop.ranking),
-                unparsed=rollout.unparsed and i == len(rollout.hops),
+        task, n_hops = self._tasks[rollout.question_id], len(rollout.hops)
+        rows = []
+        for i, hop in enumerate(rollout.hops, 1):
+            prediction = rollout.prediction if i == n_hops else None
+            outcome = Outcome(task, hop.completion or "", hop.outputs or {}, hop.ranking, prediction, i)
+            rows.append(
+                ScoredHop(
+                    question_id=task.id,
+                    type=task.type,
+                    sample=rollout.index,
+                    hop=i,
+                    query=hop.query,
+                    completion=hop.completion,
+                    doc_ids=outcome.doc_ids,
+                    scores=tuple(passage.score for passage in hop.ranking),
+                    measures={} if rollout.error else self._values(outcome),
+                    unparsed=rollout.unparsed and i == n_hops,
+                )
             )
-            for i, hop in enumerate(rollout.hops, 1)
-        ]
         if rollout.error is not None or not rows:  # a program that ended without a step found nothing
-            values = {} if rollout.error else self._values(question, ())
-            end = (question.id, question.type, rollout.index, len(rows) + 1, None, None, (), (), values)
+            values = {} if rollout.error else self._values(Outcome(task, prediction=rollout.prediction, n_steps=0))
+            end = (task.id, task.type, rollout.index, n_hops + 1, None, None, (), (), values)
             rows.append(ScoredHop(*end, failure=rollout.error))
         return rows
 
-    def _values(self, question: Task, ranking: Ranking) -> dict[str, float]:
-        outcome = Outcome(question, ranking=ranking)
+    def _values(self, outcome: Outcome) -> dict[str, float]:
         values = {name: value(outcome) for name, value in self._rewards.items()}
-        if hidden := self._hidden.get(question.id):
+        if hidden := self._hidden.get(outcome.task.id):
             values[BRIDGE_FOUND] = recall(outcome.doc_ids, hidden)
         return {name: value for name, value in values.items() if value is not None}
 

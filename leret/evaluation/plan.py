@@ -25,9 +25,8 @@ from leret.evaluation.runner import EvaluationSetup
 from leret.evaluation.systems import System, available, chosen
 from leret.policies.checkpoints import find_model, model_digest
 from leret.policies.load import policy_of
-from leret.sampling.changes import recipe_stamps, refuse_changes
 from leret.sampling.plan import steps_of
-from leret.sampling.rollouts.environment import Environment, questions_digest
+from leret.sampling.rollouts.environment import Environment, questions_digest, recipe_stamps, refuse_changes
 from leret.sampling.store.store import Store
 
 _RENAME = "give this evaluation another name: --set evaluation=NAME"
@@ -77,15 +76,10 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class EvalPlan:
-    """What is asked for, what is there, and what the rest costs.
+    """What is asked for, what is there (all of it where ``done``), and what the rest costs.
 
-    Attributes:
-        questions: held out, with gold documents.
-        systems: in the order of the table.
-        to_ask: those of them that anything would be asked of.
-        steps: LM calls of one run of the program; None where they cannot be told without an LM.
-        lm_calls: at most; None likewise.
-        done: nothing would be done.
+    ``steps`` are the LM calls of one run of the program, None where they cannot be told without an LM; ``lm_calls`` is
+    an upper bound.
     """
 
     questions: int
@@ -97,11 +91,7 @@ class EvalPlan:
 
 
 def plan(recipe: EvalRecipe, run: Run) -> EvalPlan:
-    """What `leret.evaluation.stage.evaluate` would do; writes nothing.
-
-    Raises:
-        LeretError: as `evaluate` does, for what can be seen without a policy.
-    """
+    """What `leret.evaluation.stage.evaluate` would do; writes nothing, and fails like it where no policy is needed."""
     evaluation = resolve(recipe, run)
     names = tuple(system.name for system in evaluation.systems)
     before = evaluation.done()
@@ -172,7 +162,7 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
     refuse_changes(run, environment.recipe, digests)
     own = environment.questions("all")
     sampled = limited(_of_split(own, data.split, data.seed), data.limit, data.seed)
-    refuse_changes(run, environment.recipe, {"questions": questions_digest([task for task in sampled if task.gold])})
+    refuse_changes(run, environment.recipe, {"questions": questions_digest(sampled)})
     if recipe.questions is not None:
         other = environment.recipe.model_copy(update={"data": data.model_copy(update={"questions": recipe.questions})})
         split = Environment(other, environment.cache).questions(recipe.split)
@@ -197,14 +187,7 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
 def open_evaluator(
     evaluation: Evaluation, environment: Environment, tasks: Sequence[Task], data: str, progress: Progress
 ) -> Evaluator:
-    """The evaluator of a run's program, retriever and policies.
-
-    Args:
-        evaluation: resolved.
-        environment: of the run.
-        tasks: as `held_out` gives them.
-        data: likewise.
-        progress: hears of every question that ends.
+    """The evaluator of a run's program, retriever and policies, over what `held_out` gave.
 
     Raises:
         LeretError: data, index or program cannot be opened, or the retriever is not the one that was sampled with.

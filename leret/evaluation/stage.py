@@ -114,8 +114,8 @@ def evaluate_systems(
     Args:
         evaluator: of tasks, program, adapter, retriever and policies; closed afterwards.
         systems: in the order in which they are asked.
-        on_start: called with the systems whose policies will be asked.
-        on_evaluated: called with every system that was asked.
+        on_start: gets the systems whose policies will be asked.
+        on_evaluated: gets every system that was asked.
     """
     asked, results = [], {}
     try:

@@ -36,8 +36,7 @@ def bootstrap_intervals(values: Array, resamples: int = 10_000, confidence: floa
     Returns:
         (n_columns, 2), lower and upper bound; NaN for a column without values.
 
-    Source:
-        Efron (1979), Bootstrap methods; Sakai (SIGIR 2006) for its use on measures of retrieval.
+    Source: Efron (1979), Bootstrap methods; Sakai (SIGIR 2006) for its use on measures of retrieval.
     """
     n_questions, n_columns = values.shape
     if n_questions == 0 or n_columns == 0:
@@ -68,8 +67,7 @@ def sign_flip_p(differences: Array, resamples: int = 10_000, seed: int = 0) -> A
     Returns:
         (n_columns,) p-values in (0, 1]; NaN for a column without values.
 
-    Source:
-        Fisher's randomization test; Smucker, Allan, Carterette (CIKM 2007) for its use on measures of retrieval.
+    Source: Fisher's randomization test; Smucker, Allan, Carterette (CIKM 2007) for its use on measures of retrieval.
     """
     n_questions, n_columns = differences.shape
     filled = np.nan_to_num(differences)
@@ -90,16 +88,12 @@ def sign_flip_p(differences: Array, resamples: int = 10_000, seed: int = 0) -> A
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment: the chance of even one false claim in the family stays below the level.
+    """Holm's step-down adjustment of one family of p-values; NaN (no test) stays NaN and does not count.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
 
-    Args:
-        p_values: of one family; NaN (no test) stays NaN and does not count.
-
-    Source:
-        Holm (1979), A simple sequentially rejective multiple test procedure.
+    Source: Holm (1979), A simple sequentially rejective multiple test procedure.
     """
     tested = sorted((p, i) for i, p in enumerate(p_values) if not np.isnan(p))
     adjusted = [float("nan")] * len(p_values)
@@ -143,37 +137,21 @@ class Statistics:
 
 
 def pairs_of(rivals: Mapping[str, Sequence[str]], baseline: str) -> list[tuple[str, str]]:
-    """Each system with the baseline, then with its own rivals; no pair twice, in either order.
-
-    Args:
-        rivals: by system, in the order of the table; a rival that is not among the systems is passed over.
-        baseline: everyone's rival.
-    """
+    """Each system with the baseline, then with its own rivals, as far as they are systems; no pair twice."""
     pairs: dict[tuple[str, str], None] = {}
     for system, own in rivals.items():
         for rival in (baseline, *own):
-            pair = (system, rival)
-            if rival in rivals and rival != system and pair[::-1] not in pairs:
-                pairs[pair] = None
+            if rival in rivals and rival != system and (rival, system) not in pairs:
+                pairs[system, rival] = None
     return list(pairs)
 
 
 def compare(
-    pairs: Sequence[tuple[str, str]],
-    values: Mapping[str, Array],
-    measures: Sequence[str],
-    statistics: Statistics,
+    pairs: Sequence[tuple[str, str]], values: Mapping[str, Array], measures: Sequence[str], statistics: Statistics
 ) -> list[dict[str, Any]]:
-    """Every pair at every hop in every measure.
+    """The difference a's mean less b's of every pair (a, b), at every hop, in every measure, in this order of loops.
 
-    Args:
-        pairs: (a, b); the difference is a's mean less b's.
-        values: (n_questions, n_hops, n_measures) by system, NaN where it was not scored.
-        measures: names of the last axis.
-        statistics: of intervals and tests.
-
-    Returns:
-        One mapping a pair, hop and measure, in this order of loops.
+    ``values`` are (n_questions, n_hops, n_measures) by system, NaN where it was not scored.
     """
     if not pairs:
         return []
@@ -200,13 +178,13 @@ def compare(
 
 def adjusted(comparisons: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """With Holm's p beside p, each measure a family of its own."""
-    kept = list(comparisons)
+    rows = list(comparisons)
     by_place: dict[int, float] = {}
-    for measure in {c["measure"] for c in kept}:
-        family = [i for i, c in enumerate(kept) if c["measure"] == measure]
-        p_values = [math.nan if kept[i]["p"] is None else kept[i]["p"] for i in family]
+    for measure in {c["measure"] for c in rows}:
+        family = [i for i, c in enumerate(rows) if c["measure"] == measure]
+        p_values = [math.nan if rows[i]["p"] is None else rows[i]["p"] for i in family]
         by_place.update(zip(family, holm(p_values), strict=True))
-    return [{**c, "p_holm": json_number(by_place[i])} for i, c in enumerate(kept)]
+    return [{**c, "p_holm": json_number(by_place[i])} for i, c in enumerate(rows)]
 
 
 def nan_mean(values: Array) -> Array:

@@ -44,13 +44,7 @@ _MAIN = ("recall", "ap", "all_found")
 
 @dataclass(frozen=True)
 class Evaluated:
-    """One system with its results.
-
-    Attributes:
-        kind: ``baseline`` (no LM), ``base``, ``prompt`` or ``policy``.
-        seconds: wall clock, the model's loading left out.
-        rivals: systems that it is to be compared with, beside the common baseline.
-    """
+    """One system with its results; see `leret.evaluation.systems.System`. The model's loading is not in ``seconds``."""
 
     system: str
     kind: str
@@ -67,8 +61,8 @@ class Scores:
     """What one system reached.
 
     Attributes:
-        values: (n_questions, n_hops, n_measures); NaN where the question failed, or the measure has no value on it.
-            A question that ended early keeps its last ranking at later hops. Several runs of one question are averaged.
+        values: (n_questions, n_hops, n_measures), runs averaged; NaN where the question failed, or the measure has no
+            value on it. A question that ended early keeps its last ranking at later hops.
         n_failed: questions that no run of the system finished.
         n_unparsed: questions where some run wrote a completion that does not parse.
     """
@@ -85,14 +79,9 @@ def summarise(
     baseline: str,
     statistics: Statistics,
 ) -> dict[str, Any]:
-    """Everything of summary.json that follows from the rows.
+    """Everything of summary.json that follows from the rows; systems and measures in the order of the table.
 
-    Args:
-        systems: in the order of the table.
-        questions: all that were asked.
-        measures: names of the rows' measures, in the order of the table.
-        baseline: the system that each other is compared with; left out where it is not among ``systems``.
-        statistics: of intervals and tests.
+    Each system is compared with ``baseline`` where that is among them, and with its own rivals.
     """
     hops = max((row.hop for s in systems for row in s.rows if row.failure is None), default=1)
     scores = {s.system: _scores(s.rows, questions, hops, measures) for s in systems}
@@ -125,7 +114,7 @@ def summarise(
 
 
 def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The console's table as plain text: the columns' heads, and a row a system, after the last hop."""
+    """The console's table: the columns' heads, and a row a system, after the last hop."""
     measures = [m for m in _MAIN if m in summary["measures"]] or summary["measures"][:3]
     counts = ["failed", *(["unparsed"] if any(row["unparsed"] for row in summary["rows"]) else []), "lm_calls"]
     columns = ["system", *(LABELS.get(m, m) for m in measures), *(n.replace("lm_", "LM ") for n in counts)]

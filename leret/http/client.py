@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -25,7 +25,7 @@ from leret.http.answers import (
     one_line,
     read_body,
 )
-from leret.http.endpoints import Clock, EndpointPool, RateLimit, checked_urls
+from leret.http.endpoints import Clock, Endpoint, EndpointPool, RateLimit, checked_urls
 
 if TYPE_CHECKING:
     import aiohttp
@@ -41,22 +41,14 @@ Send = Callable[[str, float], Awaitable[T]]
 CONNECT_SHARE = 0.4
 """Of an attempt's time, for connecting: a server that does not accept is away, one that is late to answer is slow."""
 
-BACKOFF_S = 0.2
+_BACKOFF_S = 0.2
 _LONGEST_BACKOFF_S = 10.0
 _SENSELESS = frozenset({"malformed", "incomplete"})
 _MAX_SENSELESS = 3
 """Answers of one request that make no sense, after which time will not mend them."""
 
-_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # json.dumps would build an encoder a call
-
-
-def encoded(value: Any) -> bytes:
-    r"""JSON in UTF-8; half a surrogate pair, which UTF-8 cannot hold, is escaped.
-
-    >>> encoded(["é", "\ud800"]) == b'["\xc3\xa9","\\ud800"]'
-    True
-    """
-    return _json(value).encode("utf-8", "backslashreplace")
+encode_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+"""A value as text; json.dumps would build an encoder at every call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +57,7 @@ class Call:
 
     Attributes:
         params: of the URL; half a surrogate pair becomes a question mark.
-        body: sent with ``content_type``.
+        body: JSON, or of another ``content_type``.
     """
 
     method: str
@@ -76,8 +68,9 @@ class Call:
 
     @classmethod
     def post(cls, path: str, value: Any) -> Call:
-        """A value as JSON."""
-        return cls("POST", path, {}, encoded(value), "application/json")
+        """A value as JSON; half a surrogate pair, which UTF-8 cannot hold, is escaped."""
+        body = encode_json(value).encode("utf-8", "backslashreplace")
+        return cls("POST", path, {}, body)
 
     @classmethod
     def form(cls, path: str, values: Mapping[str, str]) -> Call:
@@ -170,25 +163,41 @@ class Client:
             RejectedError: refused for good.
             RetryableError: still failing at the deadline.
         """
-
-        async def send(base: str, seconds: float) -> T:
-            answer = await self._answer(base, call, seconds)
-            try:
-                return read(answer)
-            except MALFORMED as error:
-                raise answer.malformed(f"what cannot be read ({one_line(repr(error))})") from error
-
-        return await self.run(send, timeout_s=timeout_s, retry_for_s=retry_for_s)
+        return await self.run(partial(self._exchange, call, read), timeout_s=timeout_s, retry_for_s=retry_for_s)
 
     async def run(self, send: Send[T], *, timeout_s: float | None = None, retry_for_s: float | None = None) -> T:
         """As `request`, whatever carries the request."""
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        mine = self._loops.get(asyncio.get_running_loop()) or self._open()
         began = self._clock()
-        try:
-            return await self._attempt(send, timeout_s)
-        except RetryableError as failure:
-            retry_for_s = self._retry_for_s if retry_for_s is None else retry_for_s
-            return await self._retry(send, failure, began, timeout_s, retry_for_s)
+        retries: _Retries | None = None
+        while True:
+            async with mine.slots:
+                endpoint = mine.pool.take() if self._rate is None else None
+                if endpoint is None:
+                    endpoint = await self._turn(mine.pool)
+                sent = self._clock()
+                try:
+                    value = await send(endpoint.url, timeout_s)
+                except HttpError as error:
+                    failure = self._note(error, mine.pool, endpoint, sent)
+                except BaseException:
+                    mine.pool.succeeded(endpoint)  # interrupted: nothing is known of the server
+                    raise
+                else:
+                    mine.pool.succeeded(endpoint)
+                    self._answered_at = self._clock()
+                    if self._meter is not None:
+                        self._meter.answered(self._answered_at - sent)
+                    return value
+            if retries is None:
+                # In an outage, most of a large batch waits for a slot: the outage is as old as the last answer.
+                left_s = self._retry_for_s if retry_for_s is None else retry_for_s
+                retries = _Retries(max(began, self._answered_at) + left_s)
+            wait_s = retries.wait_s(failure, mine.pool.opens_in_s(), self._clock())
+            if self._meter is not None:
+                self._meter.retried()
+            await self._sleep(wait_s)
 
     def check(self, answer: Answer) -> None:
         """Pass a success.
@@ -205,70 +214,42 @@ class Client:
         if mine is not None:
             await mine.session.close()
 
-    async def _retry(
-        self, send: Send[T], failure: RetryableError, began: float, timeout_s: float, retry_for_s: float
-    ) -> T:
-        # In an outage, most of a large batch waits for a slot: the outage is as old as the last answer of any request.
-        deadline = max(began, self._answered_at) + retry_for_s
-        n_senseless = 0
-        for n_attempts in count(1):
-            backoff_s = min(_LONGEST_BACKOFF_S, BACKOFF_S * 2.0 ** min(n_attempts - 1, 10)) * random.uniform(0.5, 1.5)
-            wait_s = max(backoff_s, self._of_this_loop().pool.opens_in_s())
-            n_senseless += failure.kind in _SENSELESS
-            if n_senseless >= _MAX_SENSELESS or self._clock() + wait_s > deadline:
-                times = "1 attempt" if n_attempts == 1 else f"{n_attempts} attempts"
-                told = f"{failure}; gave up after {times}; see that the server is up, then run again"
-                raise RetryableError(told, failure.kind, failure.wait_s) from failure
-            _LOG.info("%s; attempt %d in %.3g s", failure, n_attempts + 1, wait_s)
-            if self._meter is not None:
-                self._meter.retried()
+    async def _turn(self, pool: EndpointPool) -> Endpoint:
+        """An endpoint, as soon as the rate and the servers' Retry-After allow."""
+        while self._rate is not None and (wait_s := self._rate.wait_s()) > 0:
             await self._sleep(wait_s)
-            try:
-                return await self._attempt(send, timeout_s)
-            except RetryableError as error:
-                failure = error
-        raise AssertionError("count() has no end")
+        while (endpoint := pool.take()) is None:
+            await self._sleep(pool.opens_in_s())
+        return endpoint
 
-    async def _attempt(self, send: Send[T], timeout_s: float) -> T:
-        mine = self._of_this_loop()
-        pool = mine.pool
-        async with mine.slots:
-            while self._rate is not None and (wait_s := self._rate.wait_s()) > 0:
-                await self._sleep(wait_s)
-            while (endpoint := pool.take()) is None:
-                await self._sleep(pool.opens_in_s())
-            began = self._clock()
-            try:
-                value = await send(endpoint.url, timeout_s)
-            except HttpError as failure:
-                failure.args = (self._secret.redact(self.key.redact(str(failure))),)
-                pool.failed(endpoint, began, failure)
-                if self._meter is not None:
-                    self._meter.fault(failure.kind)
-                raise
-            except BaseException:
-                pool.succeeded(endpoint)  # interrupted: nothing is known of the server
-                raise
-            pool.succeeded(endpoint)
-            self._answered_at = self._clock()
-            if self._meter is not None:
-                self._meter.answered(self._answered_at - began)
-            return value
+    def _note(self, error: HttpError, pool: EndpointPool, endpoint: Endpoint, sent: float) -> RetryableError:
+        """Count a failed attempt; pass one that may be made again.
 
-    async def _answer(self, base: str, call: Call, timeout_s: float) -> Answer:
+        Raises:
+            RejectedError: it may not.
+        """
+        error.args = (self._secret.redact(self.key.redact(str(error))),)
+        pool.failed(endpoint, sent, error)
+        if self._meter is not None:
+            self._meter.fault(error.kind)
+        if isinstance(error, RetryableError):
+            return error
+        raise error
+
+    async def _exchange(self, call: Call, read: Callable[[Answer], T], base: str, timeout_s: float) -> T:
+        """One attempt."""
         import aiohttp
         from yarl import URL
 
         url = base + call.path
         query = f"?{urlencode(call.params, errors='replace', quote_via=quote)}" if call.params else ""
-        headers = {"Content-Type": call.content_type} if call.content_type else None
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_SHARE * timeout_s)
         try:
-            async with self._of_this_loop().session.request(
+            async with self._loops[asyncio.get_running_loop()].session.request(
                 call.method,
                 URL(url + query, encoded=True),
                 data=call.body,
-                headers=headers,
+                headers={"Content-Type": call.content_type} if call.content_type else None,
                 allow_redirects=False,
                 timeout=timeout,
             ) as response:
@@ -279,23 +260,53 @@ class Client:
         except TimeoutError as error:
             raise RetryableError(f"{url} did not answer within {timeout_s:.3g} s", "timeout") from error
         answer = Answer(url, response.status, response.headers, body)
-        self.check(answer)
-        return answer
+        if not 200 <= response.status < 300:
+            self.check(answer)
+        try:
+            return read(answer)
+        except MALFORMED as error:
+            raise answer.malformed(f"what cannot be read ({one_line(repr(error))})") from error
 
-    def _of_this_loop(self) -> _PerLoop:
-        loop = asyncio.get_running_loop()
-        mine = self._loops.get(loop)
-        if mine is None:
-            import aiohttp
+    def _open(self) -> _PerLoop:
+        import aiohttp
 
-            session = aiohttp.ClientSession(
-                headers={"Accept": "application/json, text/xml;q=0.9, */*;q=0.1", **self.key.headers()},
-                connector=aiohttp.TCPConnector(limit=0),  # the slots count
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
-            slots = asyncio.Semaphore(self._concurrency)
-            mine = self._loops[loop] = _PerLoop(session, slots, EndpointPool(self.urls, self._clock))
+        session = aiohttp.ClientSession(
+            headers={"Content-Type": "application/json", **self.key.headers()},
+            connector=aiohttp.TCPConnector(limit=0),  # the slots count
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        mine = _PerLoop(session, asyncio.Semaphore(self._concurrency), EndpointPool(self.urls, self._clock))
+        self._loops[asyncio.get_running_loop()] = mine
         return mine
+
+
+class _Retries:
+    """When a request is sent again; tenacity would take a third of the CPU of one that needs no second attempt.
+
+    Args:
+        deadline: of the last attempt, on the client's clock.
+    """
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._n = self._n_senseless = 0
+
+    def wait_s(self, failure: RetryableError, opens_in_s: float, now: float) -> float:
+        """Seconds until the next attempt.
+
+        Raises:
+            RetryableError: it would be too late, or of no use.
+        """
+        backoff_s = min(_LONGEST_BACKOFF_S, _BACKOFF_S * 2.0 ** min(self._n, 10)) * random.uniform(0.5, 1.5)
+        wait_s = max(backoff_s, opens_in_s)
+        self._n += 1
+        self._n_senseless += failure.kind in _SENSELESS
+        if self._n_senseless >= _MAX_SENSELESS or now + wait_s > self._deadline:
+            times = "1 attempt" if self._n == 1 else f"{self._n} attempts"
+            told = f"{failure}; gave up after {times}; see that the server is up, then run again"
+            raise RetryableError(told, failure.kind, failure.wait_s) from failure
+        _LOG.info("%s; attempt %d in %.3g s", failure, self._n + 1, wait_s)
+        return wait_s
 
 
 def _close_all(loops: Mapping[asyncio.AbstractEventLoop, _PerLoop], pid: int) -> None:

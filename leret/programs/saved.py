@@ -134,13 +134,7 @@ def load(directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Ret
         data = _located(DataSettings(**saved["data"]), directory)
         corpus = None
         if settings.needs_corpus or data.corpus is not None:
-            corpus = load_corpus(
-                data.kind,
-                data.corpus or data.questions,
-                seed=data.seed,
-                skip_invalid=data.skip_invalid,
-                options=data.options,
-            )
+            corpus = load_corpus(data)
         retriever = with_cache(load_retriever(settings, corpus, directory / "cache"), settings)
     for _, search in program.named_sub_modules(type_=Search):
         search.retriever = retriever

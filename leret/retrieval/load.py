@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -157,14 +157,19 @@ def plan_index(settings: RetrieverSettings, corpus: Documents) -> Manifest:
         raise RetrievalError(f"retriever.kind: {settings.kind} has no index of its own to build")
     named = Hybrid.parts(settings)
     parts = [plan_index(part, corpus) for part in named.values()]
+    places = {name: getattr(part, "index", None) or name for name, part in named.items()}
+    return _hybrid_manifest(parts, settings, places)
+
+
+def _hybrid_manifest(parts: Sequence[Manifest], settings: FusionSettings, places: Mapping[str, str]) -> Manifest:
     return Manifest(
-        engine=settings.kind,
+        engine="hybrid",
         settings={"engines": [{"kind": p.engine, **p.settings} for p in parts], **settings.fusion_keys()},
         versions={name: version for part in parts for name, version in part.versions.items()},
-        corpus=corpus.digest,
-        documents=len(corpus),
+        corpus=parts[0].corpus,
+        documents=parts[0].documents,
         digest=hybrid_digest([part.digest for part in parts], settings),
-        places={name: getattr(part, "index", None) or name for name, part in named.items()},
+        places=places,
     )
 
 
@@ -269,12 +274,12 @@ def _open(engine: IndexEngine, directory: Path) -> Retriever:
 
 
 def _open_hybrid(manifest: Manifest, directory: Path) -> Retriever:
-    first, second = (open_index(directory / manifest.places[name]) for name in ("first", "second"))
-    fusion = {name: value for name, value in manifest.settings.items() if name != "engines"}
-    hybrid = Hybrid(first, second, FusionSettings(**fusion))
-    if hybrid.digest != manifest.digest:
-        raise RetrievalError(f"{directory}: its two indexes are not those that it was made of; build the index again")
-    return hybrid
+    folders = [directory / manifest.places[name] for name in ("first", "second")]
+    fusion = FusionSettings(**{name: value for name, value in manifest.settings.items() if name != "engines"})
+    if not manifest.equals(_hybrid_manifest([read_manifest(folder) for folder in folders], fusion, manifest.places)):
+        raise RetrievalError(f"{directory / MANIFEST} does not fit its two indexes; build the index again")
+    first, second = map(open_index, folders)
+    return Hybrid(first, second, fusion)
 
 
 @dataclass(frozen=True)

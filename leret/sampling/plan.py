@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
@@ -16,9 +16,7 @@ from leret.core.types import Hop, Passage, Ranking, Task
 from leret.rewards import reward
 from leret.sampling.bank.bank import n_bank_questions
 from leret.sampling.rollouts.environment import Environment, located
-
-if TYPE_CHECKING:
-    pass
+from leret.sampling.store.store import Store
 
 
 @dataclass(frozen=True)
@@ -26,14 +24,10 @@ class Plan:
     """Upper bounds, and what is there already.
 
     Attributes:
-        questions: to be sampled in all.
         steps: LM calls of one run of the program; None where they cannot be told without an LM.
-        states: at most, over all questions.
-        samples: at most, over all states.
-        bank_calls: at most; 0 where the bank is there.
-        lm_calls: completions at most, those of the bank included.
+        bank_calls: 0 where the bank is there.
+        lm_calls: completions, those of the bank included.
         stored_samples: in the store already, of any policy.
-        bank_ready: the prompts are there.
         notes: what to look at.
         prompt_tokens: of the longest of some prompts with as many demos as the bank may give them; None where the
             policy is not in a directory here.
@@ -54,16 +48,10 @@ class Plan:
 
 
 def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> Plan:
-    """What `leret.sampling.stage.sample` would do; reads, and writes nothing.
-
-    Args:
-        recipe: of the run.
-        run: need not exist.
-        base_dir: where relative paths of the recipe start; None is the current directory.
+    """What `leret.sampling.stage.sample` would do with the same arguments; writes nothing, and the run need not exist.
 
     Raises:
-        LeretError: the recipe's files cannot be read.
-        PromptTooLongError: a prompt without demos does not fit the policy.
+        LeretError: the recipe's files cannot be read, or a prompt without demos does not fit the policy.
     """
     bench = Environment(located(recipe, base_dir or Path.cwd()), run.cache)
     settings = recipe.sampling
@@ -71,14 +59,16 @@ def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> P
     questions = bench.questions(recipe.data.split, recipe.data.limit)
     n_questions = len(questions)
     steps = steps_of(bench)
-    exists = run.manifest_path.is_file()
-    bank_ready = settings.prompts == 1 or (exists and "bank" in run.manifest())
-    rest = (_n_stored(run), bank_ready, bench.notes())
+    bank_ready = settings.prompts == 1 or (run.manifest_path.is_file() and "bank" in run.manifest())
+    n_stored = 0
+    if run.store.is_file():
+        with Store(run.store, read_only=True) as store:
+            n_stored = store.counts()["samples"]
+    rest = (n_stored, bank_ready, bench.notes())
     if steps is None:
         return Plan(n_questions, None, None, None, 0 if bank_ready else None, None, *rest)
     n_train, n_dev = n_bank_questions(n_questions, settings.bank.train_questions, settings.bank.dev_questions)
-    candidates = settings.bank.candidates
-    bank_calls = 0 if bank_ready else steps * (n_train + candidates * n_dev)
+    bank_calls = 0 if bank_ready else steps * (n_train + settings.bank.candidates * n_dev)
     states = n_questions * steps
     samples = states * settings.prompts * settings.samples
     lengths = _lengths(bench, questions[:20])
@@ -139,12 +129,3 @@ def _lengths(bench: Environment, questions: Sequence[Task]) -> tuple[int | None,
             longest = max(longest, len(few_shot.encode(messages).token_ids))
             own.append({**hop.inputs, **dict.fromkeys(formatter.signature(name).output_fields, question.text)})
     return longest or None, positions
-
-
-def _n_stored(run: Run) -> int:
-    from leret.sampling.store.store import Store
-
-    if not run.store.is_file():
-        return 0
-    with Store(run.store, read_only=True) as store:
-        return store.counts()["samples"]

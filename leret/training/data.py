@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leret.config.data import DataSettings
 from leret.core.errors import DataError, TrainingError
 from leret.core.runs import Run
 from leret.core.types import Task
-from leret.datasets.load import load_questions, split_name
+from leret.datasets.load import load_tasks, split_name
 from leret.datasets.splits import refuse_doubles, refuse_leak, split_of
 from leret.policies.base import Messages
 from leret.policies.local.chat_template import apply_template, n_common
@@ -124,7 +125,8 @@ def _questions(data: Mapping[str, Any], seed: int) -> Sequence[Task]:
     kind, source = data.get("kind"), str(data.get("questions"))
     if kind not in {"beir", "world"} and not source.startswith("hf:") and not Path(source).exists():
         return ()
-    return load_questions(str(kind), source, seed=seed, skip_invalid=True, options=data.get("options")).items
+    settings = DataSettings.model_validate({**data, "split": "all", "limit": None, "skip_invalid": True})
+    return load_tasks(settings).items
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class Packed:
     """Prompts with their completions side by side; a completion sees its prompt and itself, never another one.
 
     Attributes:
-        ids: (n_rows, n_tokens); of a completion all but its last token, which predicts nothing.
+        ids: (n_rows, n_tokens) prompt, first completion, second completion ..., padding.
         positions: (n_rows, n_tokens); every completion goes on where its prompt ends.
         mask: (n_rows, 1, n_tokens, n_tokens) 0 where a token sees another one, a large negative number elsewhere.
         places: by prompt and completion: flat indices of the positions that predict the completion's tokens.
@@ -56,13 +56,13 @@ def pack(trees: Sequence[tuple[Ids, Sequence[Ids]]], rows: Sequence[Sequence[int
         for i in row:
             prompt, completions = trees[i]
             last = r * width + end + len(prompt) - 1
-            for j, part in enumerate((prompt, *(completion[:-1] for completion in completions))):
+            for j, part in enumerate((prompt, *completions)):
                 here = slice(end, end + len(part))
                 ids[r, here] = torch.tensor(part, dtype=torch.long)
                 positions[r, here] = torch.arange(len(part)) + (len(prompt) if j else 0)
                 tree[r, here], branch[r, here] = i, j
                 if j:
-                    places[i].append([last, *range(r * width + end, r * width + end + len(part))])
+                    places[i].append([last, *range(r * width + end, r * width + end + len(part) - 1)])
                 end += len(part)
     same_branch = (branch[:, None, :] == 0) | (branch[:, None, :] == branch[:, :, None])
     seen = same_branch & (tree[:, None, :] == tree[:, :, None]) & torch.ones(width, width, dtype=torch.bool).tril()
@@ -160,4 +160,4 @@ def _packed(sequences: Sequence[tuple[Ids, Ids]]) -> dict[str, torch.Tensor]:
 
 
 def _length(tree: tuple[Ids, Sequence[Ids]]) -> int:
-    return len(tree[0]) + sum(len(completion) - 1 for completion in tree[1])
+    return len(tree[0]) + sum(map(len, tree[1]))

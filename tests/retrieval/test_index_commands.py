@@ -17,7 +17,7 @@ CORPUS = [
     {"doc_id": "d3", "title": "Bird [bold]", "text": "far away " * 100 + "the bird sings of a cat."},
 ]
 
-HYBRID = ["--kind", "hybrid", "--corpus", "CORPUS", "--set", "hybrid.engines=[{kind: bm25}, {kind: tantivy}]"]
+HYBRID = ["--kind", "hybrid", "--corpus", "CORPUS", "--set", "engines=[{kind: bm25}, {kind: tantivy}]"]
 
 
 def leret(*args: str | Path) -> tuple[int, str, str]:
@@ -86,17 +86,14 @@ def test_a_dry_run_builds_nothing(tmp_path: Path, corpus: Path) -> None:
         (["--kind", "bm25", "--corpus", "CORPUS", "--set", "k2=1"], "unknown key"),
         (["--kind", "bm25", "--corpus", "CORPUS", "--set", "b=2"], "must be at most 1"),
         (["--kind", "bm25", "--corpus", "CORPUS", "--set", "k1=.inf"], "retriever.k1: input should be a finite number"),
-        (
-            ["--kind", "dense", "--corpus", "CORPUS", "--set", "dense.hnsw_m=1"],
-            "dense.hnsw_m: must be at least 2, is 1",
-        ),
-        ([*HYBRID, "--set", "hybrid.weights=[0, 0]"], "hybrid.weights: both are 0"),
-        ([*HYBRID, "--set", "hybrid.weights=[1, .inf]"], "input should be a finite number"),
-        ([*HYBRID, "--set", "hybrid.rank_constant=.inf"], "hybrid.rank_constant: input should be a finite number"),
-        (["--kind", "bm25", "--corpus", "CORPUS", "--set", "dense.model=x"], "the kind is bm25"),
+        (["--kind", "dense", "--corpus", "CORPUS", "--model", "m", "--set", "hnsw_m=1"], "hnsw_m: must be at least 2"),
+        ([*HYBRID, "--set", "weights=[0, 0]"], "weights: both are 0"),
+        ([*HYBRID, "--set", "rank_constant=.inf"], "rank_constant: input should be a finite number"),
+        (["--kind", "bm25", "--corpus", "CORPUS", "--set", "model=x"], "retriever.model: unknown key"),
+        (["--kind", "pubmed", "--corpus", "CORPUS"], "pubmed has no index of its own"),
         (["--kind", "hybrid", "--corpus", "CORPUS"], "needs two engines"),
-        (["--kind", "dense", "--corpus", "CORPUS"], "--kind dense needs --model, a sentence-transformers model"),
-        (["--kind", "colbert", "--corpus", "CORPUS"], "--kind colbert needs --model, the directory of a"),
+        (["--kind", "dense", "--corpus", "CORPUS"], "--kind dense needs --model"),
+        (["--kind", "colbert", "--corpus", "CORPUS"], "--kind colbert needs --model"),
         (["--kind", "bm25", "--corpus", "CORPUS", "--model", "x"], "--model is of kind dense and colbert, not of bm25"),
         (["--kind", "hybrid", "--corpus", "CORPUS", "--model", "x"], "not of hybrid; remove it"),
         (["sampling/demo.yaml", "--corpus", "CORPUS", "--kind", "bm25"], "leave --kind, --corpus out"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from leret.config.data import DataSettings
 from leret.config.retriever import RemoteSettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import RetrievalError
@@ -53,7 +54,7 @@ class OnProgress(Silent):
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     write_data(tmp_path)
-    corpus = load_corpus("jsonl", str(tmp_path / "corpus.jsonl"))
+    corpus = load_corpus(DataSettings(questions=str(tmp_path / "corpus.jsonl"), corpus=str(tmp_path / "corpus.jsonl")))
     BM25.build(corpus, tmp_path / "index", stopwords=None)
     monkeypatch.setenv("LERET_CACHE_DIR", str(tmp_path / "answers"))
     monkeypatch.setattr("leret.policies.load.policy_of", lambda settings: Slow())

@@ -7,6 +7,7 @@ from pathlib import Path
 import ir_measures
 import pytest
 
+from leret.config.data import DataSettings
 from leret.core.types import Task
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load
@@ -26,10 +27,14 @@ LEAST = {"bm25": 0.85, "tantivy": 0.85, "dense": 0.85, "hybrid": 0.9}
 def data(shared_data: Path) -> tuple[Corpus, list[Task]]:
     """Questions whose gold is among the first documents that are gold for any."""
     folder = shared_data / "hotpotqa"
-    whole = load("jsonl", str(folder / "queries_all.jsonl.gz"), str(folder / "corpus.jsonl.gz"))
-    gold = list(dict.fromkeys(doc_id for question in whole.questions for doc_id in question.gold))[:N_DOCUMENTS]
+    whole = load(
+        DataSettings(
+            questions=str(folder / "queries_all.jsonl.gz"), corpus=str(folder / "corpus.jsonl.gz"), split="all"
+        )
+    )
+    gold = list(dict.fromkeys(doc_id for question in whole.tasks for doc_id in question.gold))[:N_DOCUMENTS]
     kept = set(gold)
-    questions = [question for question in whole.questions if kept.issuperset(question.gold)][:N_QUESTIONS]
+    questions = [question for question in whole.tasks if kept.issuperset(question.gold)][:N_QUESTIONS]
     return Corpus(whole.corpus[doc_id] for doc_id in gold), questions
 
 

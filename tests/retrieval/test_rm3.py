@@ -108,4 +108,4 @@ def test_another_engine_is_refused() -> None:
             return []
 
     with pytest.raises(RetrievalError, match="an index of kind bm25, and this is Other"):
-        RM3.over(Other())
+        RM3(Other())

@@ -9,39 +9,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leret.config.retriever import BM25Settings
 from leret.core.errors import MissingDependency, RetrievalError
-from leret.retrieval.engines.analysis import WordSettings, fold_accents, tokenizer
+from leret.retrieval.engines.analysis import make_analyzer
 
 
 @given(st.text(st.characters(codec=None)))
 def test_with_accents_kept_the_words_are_those_of_bm25s(text: str) -> None:
     (expected,) = bm25s.tokenize([text], stopwords="english", return_ids=False, show_progress=False)
-    assert tokenizer(WordSettings(fold_accents=False))(text) == expected
+    assert make_analyzer(BM25Settings(fold_accents=False))(text) == expected
 
 
 def test_accents_are_folded_in_words_and_stop_words_alike() -> None:
-    assert tokenizer(WordSettings())("Beyoncé sang at the Café") == ["beyonce", "sang", "cafe"]
-    assert tokenizer(WordSettings(stopwords="german"))("für Müller") == ["muller"]
-
-
-@given(st.text(st.characters(codec=None)))
-def test_folding_twice_folds_once(text: str) -> None:
-    assert fold_accents(fold_accents(text)) == fold_accents(text)
-
-
-def test_without_stop_words_every_word_is_kept() -> None:
-    assert tokenizer(WordSettings(stopwords=None))("the cat") == ["the", "cat"]
+    assert make_analyzer(BM25Settings())("Beyoncé sang at the Café") == ["beyonce", "sang", "cafe"]
+    assert make_analyzer(BM25Settings(stopwords="german"))("für Müller") == ["muller"]
 
 
 def test_an_unknown_list_of_stop_words_is_refused() -> None:
     with pytest.raises(RetrievalError, match="no list named 'klingon'; use english"):
-        tokenizer(WordSettings(stopwords="klingon"))
+        make_analyzer(BM25Settings(stopwords="klingon"))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("Stemmer") is not None, reason="PyStemmer is installed")
 def test_a_missing_stemmer_names_the_command_that_brings_it() -> None:
     with pytest.raises(MissingDependency, match="pip install"):
-        tokenizer(WordSettings(stemmer="english"))
+        make_analyzer(BM25Settings(stemmer="english"))
 
 
 def test_stems_take_the_place_of_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +51,6 @@ def test_stems_take_the_place_of_words(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("Stemmer")
     module.Stemmer = Stemmer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "Stemmer", module)
-    assert tokenizer(WordSettings(stemmer="english"))("cats and dogs") == ["cat", "dog"]
+    assert make_analyzer(BM25Settings(stemmer="english"))("cats and dogs") == ["cat", "dog"]
     with pytest.raises(RetrievalError, match="no Snowball language"):
-        tokenizer(WordSettings(stemmer="klingon"))
+        make_analyzer(BM25Settings(stemmer="klingon"))

@@ -4,9 +4,8 @@ import pytest
 
 from leret import rewards
 from leret.core.errors import ConfigError
-from leret.core.types import Outcome, Passage, Task
+from leret.core.types import Hop, Outcome, Passage, Rollout, Task
 from leret.evaluation.measures import Scorer, all_measures
-from leret.evaluation.results import Hop, Trace
 from leret.rewards import REWARDS, reward
 
 TASK = Task.question("q", "?", gold=("a", "b"))
@@ -21,8 +20,8 @@ def length(outcome):
 def test_a_reward_is_one_function_and_one_line(monkeypatch):
     monkeypatch.setitem(rewards.REWARDS, "length", length)
     assert reward("length")(Outcome(TASK, ranking=RANKING)) == -7.5
-    scorer = Scorer(all_measures(["length"]), [TASK], {})
-    found, nothing = scorer.rows(Trace("q", (Hop("?", None, ranking=RANKING), Hop("?", None, ()))))
+    hops = [Hop("write", {}, (), "x", {"query": "x"}, ranking) for ranking in (RANKING, ())]
+    found, nothing = Scorer(all_measures(["length"]), [TASK], {}).rows(Rollout("q", tuple(hops), True))
     assert (found.measures["length"], "length" in nothing.measures) == (-7.5, False)
     with pytest.raises(ConfigError, match="length@3"):
         reward("length@3")  # it takes no cut-off

@@ -30,7 +30,7 @@ def run(tmp_path):
             messages = ({"role": "user", "content": f"ask {state}"},)
             store.put_state(State(state, question, step, "write", {"question": question}, messages))
             store.put_samples([made(state, question, step, i, *row) for i, row in enumerate(rows)], ORIGIN)
-            store.put_visit(PathStep(question, step, "P", state, None, None, "finished"))
+            store.put_visit(PathStep(question, step, "P", state, f"{question}-0-0" if step else None, None, "solved"))
     return run
 
 
@@ -87,7 +87,7 @@ def test_the_report_counts_what_was_left_out(run):
 def test_datasets_reads_the_directory_and_its_card(run):
     build_preferences(run)
     loaded = datasets.load_dataset(str(run.preferences), cache_dir=str(run.cache))["train"]
-    assert tuple(loaded.column_names) == COLUMNS
+    assert tuple(loaded.column_names) == tuple(COLUMNS)
     assert len(loaded) == 3
     card = (run.preferences / "README.md").read_text()
     for line in (
@@ -118,7 +118,7 @@ def test_strategies_and_limits_reach_the_rows(run):
 def test_only_the_named_policys_samples_are_paired(run):
     other = SamplingParams("next", "Q", "D", 1.0, 1.0, 8)
     with Store(run.store) as store:
-        store.put_visit(PathStep("q2", 0, "Q", "q2-0", None, None, "finished"))
+        store.put_visit(PathStep("q2", 0, "Q", "q2-0", None, None, "solved"))
         store.put_samples([made("q2-0", "q2", 0, 10, "0", "g", 1.0), made("q2-0", "q2", 0, 11, "0", "h", 0.5)], other)
     assert build_preferences(run, policy_digest="Q").pairs == 1
     run.update(digests={"policy": "Q"})
@@ -127,11 +127,23 @@ def test_only_the_named_policys_samples_are_paired(run):
     assert build_preferences(run).pairs == 3
 
 
+def test_rewards_may_be_any_real_numbers(tmp_path):
+    run = Run.create(tmp_path / "negative")
+    with Store(run.store) as store:
+        store.put_state(State("s", "q", 0, "write", {}, ({"role": "user", "content": "?"},)))
+        store.put_samples([made("s", "q", 0, i, "0", f"{r}", r) for i, r in enumerate((-3.5, -1.0, 6.5))], ORIGIN)
+        store.put_visit(PathStep("q", 0, "P", "s", None, None, "solved"))
+    report = build_preferences(run)
+    assert [(r["score_chosen"], r["score_rejected"]) for r in rows_of(run)] == [(6.5, -1.0), (-1.0, -3.5)]
+    assert (report.reward_range, report.histogram) == ((-3.5, 6.5), [1, 0, 1, 0, 0, 0, 0, 0, 0, 1])
+    assert "-3.5--2.5        1 ####" in (run.preferences / "README.md").read_text()
+
+
 def test_no_spread_anywhere_is_an_empty_data_set_that_says_so(tmp_path):
     run = Run.create(tmp_path / "flat")
     with Store(run.store) as store:
         store.put_state(State("s", "q", 0, "write", {}, ({"role": "user", "content": "?"},)))
-        store.put_visit(PathStep("q", 0, "P", "s", None, None, "finished"))
+        store.put_visit(PathStep("q", 0, "P", "s", None, None, "solved"))
         store.put_samples([made("s", "q", 0, i, "0", text, 0.5) for i, text in enumerate("ab")], ORIGIN)
     report = build_preferences(run)
     assert (report.pairs, report.no_spread) == (0, 1)
@@ -162,8 +174,8 @@ def test_best_targets_are_of_the_highest_level_of_states_with_spread(run):
 
 def test_targets_are_of_finished_questions_alone(run):
     with Store(run.store) as store:
-        for step in (0, 1):
-            store.put_visit(PathStep("q1", step, "P", f"q1-{step}", None, None, "next"))
+        store.put_visit(PathStep("q1", 0, "P", "q1-0", None, "q1-0-0", "next"))
+        store.put_visit(PathStep("q1", 1, "P", "q1-1", "q1-0-0", "q1-1-0", "next"))
     with Store(run.store, read_only=True) as store:
         assert {target["question_id"] for target in sft_targets(store, require_spread=False)} == {"q2"}
 

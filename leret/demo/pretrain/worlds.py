@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from leret.core.types import Ranking, Task, merge
 from leret.datasets.corpus import Corpus
 from leret.datasets.world.generate import generate
-from leret.demo.pretrain.batch import Row
 from leret.demo.pretrain.examples import Prompting
 from leret.demo.pretrain.heuristics import STYLES, Draft, Idf, corpus_idf
+from leret.demo.pretrain.loop import Row
 from leret.demo.pretrain.words import NAME_CLASSES
 from leret.retrieval.engines.bm25 import BM25
 

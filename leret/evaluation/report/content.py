@@ -38,17 +38,9 @@ def examples(
     corpus: Mapping[str, Document],
     n: int,
 ) -> dict[str, Any]:
-    """The questions that a policy gained and lost most on against a rival, the widest differences first.
+    """Content of examples.json: the ``n`` questions that a policy gained, and lost, most on against a rival.
 
-    Args:
-        policy: name and rows.
-        rival: name and rows.
-        questions: by which texts and gold documents are shown.
-        corpus: for the titles.
-        n: examples of either sort, at most.
-
-    Returns:
-        Content of examples.json: ``{"policy", "rival", "measure", "improved": [...], "worsened": [...]}``.
+    Policy and rival are a name and its rows; the corpus tells the titles. Widest differences come first.
     """
     ours, theirs = _first_runs(policy[1]), _first_runs(rival[1])
 
@@ -129,11 +121,7 @@ class TrainingData:
 
 
 def training_data(run: Run) -> TrainingData:
-    """Read the store and the preferences, as far as they are there.
-
-    Raises:
-        RunError: one of them is damaged.
-    """
+    """Read the store and the preferences, as far as they are there."""
     rewards: dict[int, list[float]] = defaultdict(list)
     failures: dict[str, int] = defaultdict(int)
     n_states = n_spread = 0
@@ -166,11 +154,7 @@ def _margins(run: Run) -> dict[int, list[float]]:
 
 
 def curves_of(training: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[Curve]]]:
-    """Panels of every trained policy whose log has at least two points, by name.
-
-    Args:
-        training: content of training.json by policy.
-    """
+    """Panels of every trained policy whose log, in training.json, has at least two points, by name."""
     found = []
     for name, facts in training.items():
         log = [entry for entry in facts.get("log_history") or () if "step" in entry]

@@ -25,13 +25,13 @@ _KINDS = ("policy", "prompt", "base", "baseline")
 
 
 def write_page(run: Run, path: Path, summary: Mapping[str, Any], examples: Mapping[str, Any] | None) -> None:
-    """Write the report.
+    """Write the report from a run's manifest, store, preferences and policies, as far as they are there.
 
     Args:
-        run: its manifest, store, preferences and policies are read, as far as they are there.
+        run: is read.
         path: of the page.
-        summary: summary.json.
-        examples: examples.json, where a policy is trained.
+        summary: content of summary.json.
+        examples: content of examples.json; None where nothing is trained yet.
 
     Raises:
         RunError: the run cannot be read or written.
@@ -63,11 +63,11 @@ def render(
     """The page: HTML that needs nothing beside it. All text is escaped; the plots are the only markup put in.
 
     Args:
-        summary: summary.json; with ``focus``, the policy that the page is about, or None.
-        facts: what it was made with: label and text.
-        learned: what the run was trained on.
-        training: training.json by policy.
-        examples: examples.json, or None where nothing is trained yet.
+        summary: content of summary.json; its ``focus`` is the policy that the page is about, or None.
+        facts: what the run was made with: label and text.
+        learned: what was trained on.
+        training: content of training.json by policy.
+        examples: content of examples.json.
         name: of the run.
         subtitle: one sentence on the run.
     """

@@ -64,10 +64,7 @@ _SETTINGS: Final[Any] = {
 def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> str:
     """One line a system: a dot a hop, the last one filled, with its interval; dashed lines at the baselines' last hop.
 
-    Args:
-        rows: of summary.json.
-        measure: one of its measures.
-        label: of the axis, and of the picture for a reader who does not see it.
+    The label also describes the picture to a reader who does not see it.
     """
 
     def draw(figure: Figure) -> None:
@@ -88,13 +85,9 @@ def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> st
 
 
 def bars_by_hop(name: str, label: str, by_hop: Mapping[int, Sequence[float]], bins: int = 10) -> str:
-    """A histogram, hops beside each other: over [0, 1], and wider where values lie outside.
+    """A histogram, hops (from 1) beside each other: over [0, 1], and wider where values lie outside.
 
-    Args:
-        name: unique in the page.
-        label: of the values.
-        by_hop: values by hop, from 1.
-        bins: bars a hop.
+    The name is unique in the page.
     """
     hops = sorted(by_hop)
     values = [value for hop in hops for value in by_hop[hop]]
@@ -122,12 +115,7 @@ def bars_by_hop(name: str, label: str, by_hop: Mapping[int, Sequence[float]], bi
 
 
 def training_curves(name: str, curves: Sequence[tuple[str, Mapping[str, Sequence[tuple[float, float]]]]]) -> str:
-    """Small panels, one a curve.
-
-    Args:
-        name: unique in the page.
-        curves: the panel's title, and (step, value) points by the line's name (one line, or two).
-    """
+    """Small panels: each has a title, and (step, value) points by the line's name. The name is unique in the page."""
     n_columns = 2 if len(curves) > 1 else 1
     n_rows = -(-len(curves) // n_columns)
 

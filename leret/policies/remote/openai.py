@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -111,8 +112,8 @@ class OpenAIPolicy:
         await self.client.aclose()
 
     async def _post(self, body: dict[str, Any], n: int | None) -> list[Completion]:
-        call = Call.post("/chat/completions", body)
-        return await self.client.request(call, lambda answer: completions_of(answer, n, body["max_tokens"]))
+        read = partial(completions_of, n=n, max_tokens=body["max_tokens"])
+        return await self.client.request(Call.post("/chat/completions", body), read)
 
     async def _ask_several(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
         if self._takes_n if self._takes_n is not None else await self._probe(request):
@@ -262,16 +263,17 @@ def completions_of(answer: Answer, n: int | None, max_tokens: int) -> list[Compl
     n_prompt, n_written = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
     if min(n_prompt, n_written) < 0:
         raise ValueError("a number of tokens is below 0")
-    for choice in choices:
-        _check_end(choice, max_tokens, answer.url)
     if n == 1:
-        return [_completion(choices[0], n_prompt, n_written)]
+        return [_completion(choices[0], max_tokens, answer.url, n_prompt, n_written)]
     counts = _token_counts(choices, n_written)
-    return [_completion(choice, n_prompt, count) for choice, count in zip(choices, counts, strict=True)]
+    return [
+        _completion(choice, max_tokens, answer.url, n_prompt, count)
+        for choice, count in zip(choices, counts, strict=True)
+    ]
 
 
-def _check_end(choice: Mapping[str, Any], max_tokens: int, url: str) -> None:
-    """Pass a choice that is a completion, whatever its text."""
+def _completion(choice: Mapping[str, Any], max_tokens: int, url: str, n_prompt: int, n_written: int) -> Completion:
+    """A choice that is a completion, whatever its text; ``n_written`` counts where no tokens are given."""
     message, reason = choice["message"], choice.get("finish_reason")
     text, error = message.get("content"), choice.get("error")
     if error or reason not in _FINISHED:
@@ -287,37 +289,26 @@ def _check_end(choice: Mapping[str, Any], max_tokens: int, url: str) -> None:
         raise TypeError("message.content is no text")
     if len(text) > LONGEST_TOKEN * max_tokens:
         raise ValueError(f"{len(text)} characters for max_tokens={max_tokens}")
+    finish = "length" if reason == "length" else "stop"
+    if choice.get("logprobs") is None and choice.get("token_ids") is None:
+        return Completion(text, finish, n_prompt, n_written)
+    ids, logprobs = _tokens(choice)
+    tokens = ids if ids is not None else logprobs
+    return Completion(text, finish, n_prompt, n_written if tokens is None else len(tokens), ids, logprobs)
 
 
 def _token_counts(choices: Sequence[Mapping[str, Any]], n_written: int) -> list[int]:
     tokens = [_tokens(choice) for choice in choices]
     known = [None if ids is None and logprobs is None else len(ids or logprobs or ()) for ids, logprobs in tokens]
     left = max(0, n_written - sum(count or 0 for count in known))
-    lengths = [len(choice["message"]["content"]) for choice, count in zip(choices, known, strict=True) if count is None]
-    shares = iter(shared(lengths, left))
+    texts = [choice["message"]["content"] or "" for choice in choices]
+    shares = iter(shared([len(text) for text, count in zip(texts, known, strict=True) if count is None], left))
     return [next(shares) if count is None else count for count in known]
-
-
-def _completion(choice: Mapping[str, Any], n_prompt: int, n_written: int) -> Completion:
-    """A choice; ``n_written`` counts where the server does not give the tokens one by one."""
-    ids, logprobs = _tokens(choice)
-    tokens = ids if ids is not None else logprobs
-    return Completion(
-        choice["message"]["content"],
-        "length" if choice.get("finish_reason") == "length" else "stop",
-        n_prompt,
-        n_written if tokens is None else len(tokens),
-        ids,
-        logprobs,
-    )
 
 
 def _tokens(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
     """Token ids and log-probabilities, in OpenAI's form, vLLM's or Together's."""
-    told, given = choice.get("logprobs"), choice.get("token_ids")
-    if told is None and given is None:
-        return None, None
-    told = told or {}
+    told, given = choice.get("logprobs") or {}, choice.get("token_ids")
     values, ids = told.get("token_logprobs"), told.get("token_ids")
     if values is None and told.get("content") is not None:
         values = [token["logprob"] for token in told["content"]]

@@ -142,7 +142,7 @@ def rankings_of(queries: Sequence[str], outcomes: Sequence[Ranking | HttpError])
     return raise_if_partial(queries, [retrieval_error(one) if isinstance(one, HttpError) else one for one in outcomes])
 
 
-def refuse_offline(kind: str, queries: Sequence[str]) -> None:
+def refuse_offline(queries: Sequence[str]) -> None:
     """Refuse what reaches the engine: the cache, which stands before it, does not hold it.
 
     Raises:

@@ -62,7 +62,7 @@ class ClinicalTrials:
         if not 1 <= k <= _MOST:
             raise RetrievalError(f"k is {k}; ask ClinicalTrials.gov for 1 to {_MOST} studies a query")
         if self._settings.offline:
-            refuse_offline("clinicaltrials", queries)
+            refuse_offline(queries)
         terms = [pasted(query) for query in queries]
         asked = list(dict.fromkeys(term for term in terms if has_terms(term)))
         first = self._client.ask_each([self._page(term, min(k, _PAGE)) for term in asked])

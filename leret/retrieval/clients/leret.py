@@ -11,7 +11,7 @@ from leret.config.retriever import RemoteSettings
 from leret.core.errors import RetrievalError
 from leret.core.types import Passage, Ranking, digest
 from leret.http.answers import Answer, ApiKey, HttpError, RejectedError, one_line
-from leret.http.client import Call, encoded
+from leret.http.client import Call, encode_json
 from leret.http.endpoints import RateLimit
 from leret.retrieval.base import Documents, has_terms
 from leret.retrieval.clients.base import SearchClient, rankings_of
@@ -38,7 +38,7 @@ def cut(queries: Sequence[str], most: int, most_bytes: int = _MOST_BYTES) -> lis
     batches: list[list[int]] = []
     n_bytes = 0
     for place, query in enumerate(queries):
-        size = len(encoded(query))
+        size = len(encode_json(query).encode("utf-8", "backslashreplace"))
         if not batches or len(batches[-1]) == most or n_bytes + size > most_bytes:
             batches.append([])
             n_bytes = 0

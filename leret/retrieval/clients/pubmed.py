@@ -87,7 +87,7 @@ class PubMed:
         if not 1 <= k <= _MOST:
             raise RetrievalError(f"k is {k}; PubMed gives from 1 to {_MOST} articles a query")
         if self._settings.offline:
-            refuse_offline("pubmed", queries)
+            refuse_offline(queries)
         terms = [pasted(query) for query in queries]
         asked = list(dict.fromkeys(term for term in terms if has_terms(term)))
         found = self._client.ask_each([self._search(term, k) for term in asked])

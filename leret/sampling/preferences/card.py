@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import yaml
+from leret.core import yaml
 
 if TYPE_CHECKING:
     from leret.sampling.preferences.dataset import PreferenceReport
@@ -13,17 +13,39 @@ if TYPE_CHECKING:
 
 _BAR = 40
 """Characters of the longest bar."""
+_SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"))
+_MEANING = {
+    "adjacent": "each completion of a reward level over each one of the level just below",
+    "best-worst": "each completion of the highest reward level over each one of the lowest",
+    "all": "each completion over every one of a lower reward",
+    "margin": "each completion over every one whose reward is lower by the margin or more",
+}
 
 
 def card(report: PreferenceReport, run_name: str) -> str:
-    """The README.md of the data set.
-
-    Args:
-        report: its counts.
-        run_name: the run it was made in.
-    """
+    """The README.md of the data set, from its counts."""
+    n_states = report.states or 1
+    facts = {
+        "questions": report.questions,
+        "states": report.states,
+        "states with pairs": f"{report.states_with_pairs} ({report.states_with_pairs / n_states:.1%})",
+        "states with no spread (all rewards equal)": f"{report.no_spread} ({report.no_spread / n_states:.1%})",
+        "states without any reward": report.unscored,
+        "samples": report.samples,
+        "samples with a reward": report.rewarded,
+        "duplicates dropped": report.duplicates,
+        "mean reward": f"{report.mean_reward:.3f}",
+        "pairs": report.pairs,
+        "mean margin": f"{report.mean_margin:.3f}",
+    }
+    front_matter = {
+        "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": report.path.name}]}],
+        "tags": ["leret", "preference", "retrieval", "trl"],
+        "size_categories": [next((name for bound, name in _SIZES if report.pairs < bound), "n>1M")],
+    }
+    failures = "Samples without a reward; they are in no pair.\n\n| kind | samples |\n|---|---:|\n"
     return f"""---
-{yaml.safe_dump(_front_matter(report), sort_keys=False).rstrip()}
+{yaml.dump(front_matter).rstrip()}
 ---
 
 # Preferences of `{run_name}`
@@ -34,14 +56,14 @@ prompt of the state, `chosen` and `rejected` are completions, `score_chosen` and
 
 | | |
 |---|---:|
-{_table(_counts(report))}
+{_table(facts.items())}
 
 Pairs by strategy `{report.strategy}`{_settings(report)}: {_MEANING[report.strategy]}.
 
 ## Rewards of the samples
 
 ```
-{_histogram(report.histogram)}
+{_histogram(report)}
 ```
 
 ## Pairs by hop
@@ -60,39 +82,8 @@ Pairs by strategy `{report.strategy}`{_settings(report)}: {_MEANING[report.strat
 
 ## Failures
 
-{_failures(report.failures)}
+{failures + _table(sorted(report.failures.items())) if report.failures else "None: every sample has a reward."}
 """
-
-
-_MEANING = {
-    "adjacent": "each completion of a reward level over each one of the level just below",
-    "best-worst": "each completion of the highest reward level over each one of the lowest",
-    "all": "each completion over every one of a lower reward",
-    "margin": "each completion over every one whose reward is lower by the margin or more",
-}
-
-
-def _front_matter(report: PreferenceReport) -> dict[str, Any]:
-    return {
-        "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": report.path.name}]}],
-        "tags": ["leret", "preference", "retrieval", "trl"],
-        "size_categories": [_size(report.pairs)],
-    }
-
-
-def _counts(report: PreferenceReport) -> Iterable[tuple[str, object]]:
-    states = report.states or 1
-    yield "questions", report.questions
-    yield "states", report.states
-    yield "states with pairs", f"{report.states_with_pairs} ({report.states_with_pairs / states:.1%})"
-    yield "states with no spread (all rewards equal)", f"{report.no_spread} ({report.no_spread / states:.1%})"
-    yield "states without any reward", report.unscored
-    yield "samples", report.samples
-    yield "samples with a reward", report.rewarded
-    yield "duplicates dropped", report.duplicates
-    yield "mean reward", f"{report.mean_reward:.3f}"
-    yield "pairs", report.pairs
-    yield "mean margin", f"{report.mean_margin:.3f}"
 
 
 def _settings(report: PreferenceReport) -> str:
@@ -101,28 +92,14 @@ def _settings(report: PreferenceReport) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _histogram(counts: list[int]) -> str:
-    most = max(counts) or 1
-    edges = [(i / len(counts), (i + 1) / len(counts)) for i in range(len(counts))]
+def _histogram(report: PreferenceReport) -> str:
+    (low, high), n_bars, most = report.reward_range, len(report.histogram), max(report.histogram) or 1
+    edges = [low + i * (high - low) / n_bars for i in range(n_bars + 1)]
     return "\n".join(
-        f"{low:.1f}-{high:.1f} {n:>8} {'#' * round(_BAR * n / most)}".rstrip()
-        for (low, high), n in zip(edges, counts, strict=True)
+        f"{edges[i]:.1f}-{edges[i + 1]:.1f} {n:>8} {'#' * round(_BAR * n / most)}".rstrip()
+        for i, n in enumerate(report.histogram)
     )
-
-
-def _failures(failures: Mapping[str, int]) -> str:
-    if not failures:
-        return "None: every sample has a reward."
-    rows = _table(sorted(failures.items()))
-    return f"Samples without a reward; they are in no pair.\n\n| kind | samples |\n|---|---:|\n{rows}"
 
 
 def _table(rows: Iterable[tuple[str, object]]) -> str:
     return "\n".join(f"| {name} | {value} |" for name, value in rows)
-
-
-def _size(n: int) -> str:
-    for bound, name in ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M")):
-        if n < bound:
-            return name
-    return "n>1M"

@@ -14,24 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from leret.core.errors import RunError
-from leret.core.files import write_atomically
+from leret.core.files import atomic_file, write_atomically
 from leret.core.runs import Run
 from leret.core.types import Sample
 from leret.sampling.preferences.card import card
 from leret.sampling.preferences.pairs import Pair, Strategy, distinct, make_pairs
 from leret.sampling.rollouts.selection import reward_levels
+from leret.sampling.store.export import write_parquet
 from leret.sampling.store.schema import StateSamples
 from leret.sampling.store.store import Store
 
-N_BINS = 10
-"""Bars of the reward histogram, over [0, 1]."""
-
-_ROWS_A_GROUP = 5000
-
-COLUMNS = (
-    "prompt", "chosen", "rejected", "score_chosen", "score_rejected", "question_id", "state_id", "step", "predictor",
-    "chosen_id", "rejected_id", "chosen_prompt", "rejected_prompt",
-)  # fmt: skip
+COLUMNS = {
+    "prompt": "messages", "chosen": "messages", "rejected": "messages", "score_chosen": "float64",
+    "score_rejected": "float64", "question_id": "string", "state_id": "string", "step": "int64", "predictor": "string",
+    "chosen_id": "string", "rejected_id": "string", "chosen_prompt": "string", "rejected_prompt": "string",
+}  # fmt: skip
+"""With their types, as in `leret.sampling.store.export`."""
 
 
 @dataclass
@@ -42,7 +40,8 @@ class PreferenceReport:
         states: states that were sampled; ``no_spread`` of them have completions of one reward alone, ``unscored``
             have none with a reward.
         duplicates: completions dropped since another one at the state is the same.
-        histogram: samples by reward, ten bars over [0, 1], the last one with 1 in it.
+        reward_range: least and greatest reward, and 0 to 1 at least.
+        histogram: samples by reward, in tenths of that range.
         pairs_per_step: pairs by the number of LM calls before (0 at the first hop).
         failures: samples without a reward, by kind.
     """
@@ -62,7 +61,8 @@ class PreferenceReport:
     duplicates: int = 0
     reward_sum: float = 0.0
     margin_sum: float = 0.0
-    histogram: list[int] = field(default_factory=lambda: [0] * N_BINS)
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    histogram: list[int] = field(default_factory=lambda: [0] * 10)
     pairs_per_step: Counter[int] = field(default_factory=Counter)
     pairs_by_prompts: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
@@ -87,22 +87,19 @@ def build_preferences(
 ) -> PreferenceReport:
     """Make R/preferences from the store's finished questions, replacing what was there.
 
-    Args:
-        run: that was sampled.
-        strategy: see `leret.sampling.preferences.pairs.make_pairs`.
-        margin: least difference of rewards, of strategy ``margin``.
-        max_pairs: pairs a state at most, the widest margins first.
-        policy_digest: samples of this policy alone; None takes the policy that the run sampled last.
+    The samples are of one policy, by default the one that the run sampled last; for the other arguments see
+    `leret.sampling.preferences.pairs.make_pairs`.
 
     Raises:
         RunError: nothing was sampled, or the directory cannot be written.
     """
-    manifest = run.manifest()
-    policy_digest = policy_digest or manifest.get("digests", {}).get("policy")
+    policy_digest = policy_digest or run.manifest().get("digests", {}).get("policy")
     report = PreferenceReport(run.preferences / "train.parquet", strategy, margin, max_pairs)
     with Store(run.store, read_only=True) as store, run.writing():
-        run.preferences.mkdir(parents=True, exist_ok=True)
-        _write(report, _rows(store, policy_digest, report))
+        low, high = store.reward_range()
+        report.reward_range = min(0.0, low), max(1.0, high)
+        with atomic_file(report.path, "wb") as file:
+            write_parquet(_rows(store, policy_digest, report), file, COLUMNS)
         write_atomically(run.preferences / "README.md", card(report, run.path.name))
     run.update(preferences={"strategy": strategy, "margin": margin, "max_pairs": max_pairs, "pairs": report.pairs})
     run.event("pairs", "built", strategy=strategy, pairs=report.pairs, states=report.states, no_spread=report.no_spread)
@@ -115,8 +112,7 @@ def _rows(store: Store, policy_digest: str | None, report: PreferenceReport) -> 
         question = (group.policy_digest, group.state.question_id)
         report.questions += question != last  # those of one question stand together
         last = question
-        different = _count(group, report)
-        pairs = make_pairs(different, report.strategy, report.margin, report.max_pairs)
+        pairs = make_pairs(_count(group, report), report.strategy, report.margin, report.max_pairs)
         report.states_with_pairs += bool(pairs)
         for pair in pairs:
             yield _row(group, pair, report)
@@ -129,19 +125,19 @@ def _rows(store: Store, policy_digest: str | None, report: PreferenceReport) -> 
 
 def _count(group: StateSamples, report: PreferenceReport) -> list[Sample]:
     """Note one state's samples; returns the distinct ones."""
-    rewarded = [sample for sample in group.samples if sample.reward is not None]
-    different = distinct(rewarded)
+    rewards = [sample.reward for sample in group.samples if sample.reward is not None]
+    different = distinct(group.samples)
     report.states += 1
     report.samples += len(group.samples)
-    report.rewarded += len(rewarded)
-    report.duplicates += len(rewarded) - len(different)
-    report.unscored += not rewarded
-    report.no_spread += len(reward_levels(rewarded)) == 1
+    report.rewarded += len(rewards)
+    report.duplicates += len(rewards) - len(different)
+    report.unscored += not rewards
+    report.no_spread += len(reward_levels(group.samples)) == 1
     report.failures.update(sample.failure.kind for sample in group.samples if sample.failure is not None)
-    for sample in rewarded:
-        reward = sample.reward or 0.0
-        report.reward_sum += reward
-        report.histogram[min(int(reward * N_BINS), N_BINS - 1)] += 1
+    report.reward_sum += sum(rewards)
+    (low, high), n_bars = report.reward_range, len(report.histogram)
+    for reward in rewards:
+        report.histogram[min(int((reward - low) / (high - low) * n_bars), n_bars - 1)] += 1
     return different
 
 
@@ -160,26 +156,3 @@ def _row(group: StateSamples, pair: Pair, report: PreferenceReport) -> dict[str,
         chosen.id, rejected.id, chosen.prompt, rejected.prompt,
     )  # fmt: skip
     return dict(zip(COLUMNS, values, strict=True))
-
-
-def _write(report: PreferenceReport, rows: Iterator[dict[str, Any]]) -> None:
-    """Write beside the old file, then put the new one in its place."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    messages = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
-    types = [messages] * 3 + [pa.float64()] * 2 + [pa.string()] * 2 + [pa.int64()] + [pa.string()] * 5
-    schema = pa.schema(list(zip(COLUMNS, types, strict=True)))
-    partial = report.path.with_name(f".{report.path.name}.partial")
-    try:
-        with pq.ParquetWriter(partial, schema) as writer:
-            batch: list[dict[str, Any]] = []
-            for row in rows:
-                batch.append(row)
-                if len(batch) == _ROWS_A_GROUP:
-                    writer.write_table(pa.Table.from_pylist(batch, schema))
-                    batch = []
-            writer.write_table(pa.Table.from_pylist(batch, schema))
-        partial.replace(report.path)
-    finally:
-        partial.unlink(missing_ok=True)

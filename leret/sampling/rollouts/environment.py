@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from leret.config.base import RecipePath, with_paths
+from leret.config.base import RecipePath, free_keys, paths_in, with_paths
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ProgramError
 from leret.core.runs import Run
-from leret.core.types import Task, digest
+from leret.core.stages import check_resumable, input_stamps
+from leret.core.types import Json, Task, digest
 from leret.core.yaml import Key
 from leret.datasets.corpus import Corpus
-from leret.datasets.load import load_corpus, load_questions
+from leret.datasets.load import has_corpus, load_corpus, load_tasks
 
 if TYPE_CHECKING:
     import dspy
@@ -72,16 +73,8 @@ class Environment:
             DataError: the files cannot be read as what the recipe says.
         """
         data = self.recipe.data
-        loaded = load_questions(
-            data.kind,
-            data.questions,
-            split=split or data.split,
-            limit=limit,
-            seed=data.seed,
-            skip_invalid=data.skip_invalid,
-            corpus=self.corpus if check and data.kind != "world" and self._has_corpus else None,
-            options=data.options or None,
-        )
+        chosen = data.model_copy(update={"split": split or data.split, "limit": limit})
+        loaded = load_tasks(chosen, self.corpus if check and self._has_corpus else None)
         self.skipped = dict(loaded.skipped)
         return list(loaded)
 
@@ -92,21 +85,11 @@ class Environment:
         Raises:
             DataError: as `questions`.
         """
-        data = self.recipe.data
-        if not self._has_corpus:
-            return Corpus(())
-        return load_corpus(
-            data.kind,
-            data.corpus or data.questions,
-            seed=data.seed,
-            skip_invalid=data.skip_invalid,
-            options=data.options or None,
-        )
+        return load_corpus(self.recipe.data) if self._has_corpus else Corpus(())
 
     @property
     def _has_corpus(self) -> bool:
-        data = self.recipe.data
-        return self.recipe.retriever.needs_corpus or data.corpus is not None or data.kind not in {"jsonl", "hover"}
+        return self.recipe.retriever.needs_corpus or has_corpus(self.recipe.data)
 
     @cached_property
     def retriever(self) -> Retriever:
@@ -240,3 +223,37 @@ def located(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:
         return given if given in mark.names or not (path.exists() or mark.may_be_missing) else str(path.resolve())
 
     return with_paths(recipe, found)
+
+
+def refuse_changes(run: Run, recipe: SamplingRecipe, digests: Mapping[str, str]) -> None:
+    """Refuse to mix samples of two recipes in one run. The policy may change (another round), and what is `Free`.
+
+    Args:
+        run: new, or sampled before.
+        recipe: with paths that can be opened from here.
+        digests: of what it names, by name; those that the run does not know are not compared.
+
+    Raises:
+        RunError: something that decides a sample has changed; every such key is listed.
+    """
+    manifest = run.manifest()
+    before = manifest.get("sampling")
+    if before is not None:
+        known = {name: value for name, value in manifest.get("digests", {}).items() if name in digests}
+        now = {**recipe.model_dump(mode="json"), "digest": {name: digests[name] for name in known}}
+        check_resumable(run.path, {**before, "digest": known}, now, free_keys(SamplingRecipe))
+
+
+def refuse_changed_files(run: Run, bench: Environment) -> None:
+    """Refuse a program, a corpus, or questions, that are not those of the sampling; of a new run, nothing."""
+    before = run.manifest().get("sampling")
+    if before is None:
+        return
+    refuse_changes(run, bench.recipe, {"program": bench.program_digest, "corpus": bench.corpus.digest})
+    sampled = bench.questions(limit=before["data"]["limit"])
+    refuse_changes(run, bench.recipe, {"questions": questions_digest(sampled)})
+
+
+def recipe_stamps(recipe: SamplingRecipe) -> Json:
+    """Stamps of the files that a recipe names."""
+    return input_stamps(*(path for _, path, _ in paths_in(recipe)))

@@ -73,6 +73,14 @@ class SamplingStats:
                 self.reward_sum += sample.reward
                 self.n_rewarded += 1
 
+    def add(self, other: SamplingStats) -> None:
+        """Add what another session did."""
+        for name in ("questions", "samples", "reward_sum", "n_rewarded", "waiting"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.failures.update(other.failures)
+        self.last_failure = other.last_failure or self.last_failure
+        self.last_unparsed = other.last_unparsed or self.last_unparsed
+
     def fail(self, failure: Failure) -> None:
         """Take note of a failure."""
         self.failures[failure.kind] += 1

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from leret.core.errors import RetrievalError
-from leret.retrieval.engines.colbert_index import Downloaded
-from leret.retrieval.engines.plaid import open_checkpoint
+from leret.retrieval.engines.colbert import open_checkpoint
+from leret.retrieval.engines.colbert_index import PlaidIndex
 from leret.retrieval.load import open_index
 
 EVIL = r'{"model_type": "bert", "\u0061uto_map": {"AutoConfig": "configuration_evil.Evil"}}'
@@ -65,13 +65,13 @@ def test_a_checkpoint_and_a_collection_inside_of_the_index_are_its_own(tmp_path:
     index = downloaded(tmp_path / "index", checkpoint="model", collection="texts.tsv")
     (index / "model").mkdir()
     (index / "texts.tsv").write_text("0\ttext\n")
-    found = Downloaded.find(index)
+    found = PlaidIndex.open(index)
     assert (found.own_checkpoint(), found.collection) == (index / "model", index / "texts.tsv")
-    assert Downloaded.find(downloaded(tmp_path / "other", collection=str(secret))).collection is None
+    assert PlaidIndex.open(downloaded(tmp_path / "other", collection=str(secret))).collection is None
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "[" * 99_999])
 def test_metadata_that_is_none_is_said(tmp_path: Path, text: str) -> None:
     (downloaded(tmp_path / "index") / "metadata.json").write_text(text)
     with pytest.raises(RetrievalError, match="is no index of ColBERT"):
-        Downloaded.find(tmp_path / "index")
+        PlaidIndex.open(tmp_path / "index")

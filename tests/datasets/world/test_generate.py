@@ -11,7 +11,6 @@ import pytest
 
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
-from leret.datasets.world import cast as lexicon
 from leret.datasets.world.generate import generate
 
 TITLE_CASED = re.compile(r"[A-Z]\w+(?: [A-Z]\w+)+")
@@ -111,12 +110,6 @@ def test_the_answer_of_a_bridge_question_stands_in_its_last_document() -> None:
 def test_three_hop_questions_come_in_the_share_that_was_asked_for() -> None:
     _, questions = generate(5, 100, 0, 0, comparison=0.2, three_hop=0.5)
     assert sum(question.hops == 3 for question in questions) == 40
-
-
-def test_name_parts_belong_to_one_list_each() -> None:
-    names = ["ADJECTIVES", "AWARDS", "CITIES", "FIRMS", "FIRST_NAMES", "INSTRUMENTS", "LAST_NAMES", "NOUNS", "TRADES"]
-    parts = [word for name in names for word in getattr(lexicon, name)]
-    assert len({part.lower() for part in parts}) == len(parts)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Engines behind HTTP: three protocols, every way to fail, and never an empty ranking for a failure."""
+"""Search servers: four protocols, every way to fail, and never an empty ranking for a failure. Retries: tests/http."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import leret.http.messages
 import pytest
 
+import leret.http.answers
 from leret.config.load import load_recipe
 from leret.config.retriever import CacheSettings, RemoteSettings
 from leret.config.sampling import SamplingRecipe
@@ -131,23 +131,22 @@ def test_documents_are_named_by_title_or_by_their_row_in_the_corpus() -> None:
         pytest.param(Reply({"message": "boom"}, 500), id="500"),
         pytest.param(Reply("busy", 503), id="503"),
         pytest.param(Reply("busy", 429, {"Retry-After": "60"}), id="429"),
-        pytest.param(Reply("", delay_s=1.0), id="slow"),
+        pytest.param(Reply("", delay_s=0.4), id="slow"),
     ],
 )
 def test_a_failure_is_an_outage_and_never_an_empty_ranking(reply: Reply) -> None:
     with loopback(answers(reply)) as server, pytest.raises(RetrievalError) as caught:
-        remote(server.url, timeout_s=0.5).search(["a", "b"], 3)
+        remote(server.url, timeout_s=0.2).search(["a", "b"], 3)
     assert caught.value.exit_code == 1
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 302])
+@pytest.mark.parametrize("status", [400, 401, 302])
 def test_a_refusal_is_told_at_once(status: int) -> None:
     reply = Reply({"error": True, "message": "no such thing"}, status, {"Location": "http://example.org/"})
     with loopback(answers(reply)) as server:
-        began = time.monotonic()
-        with pytest.raises(RetrievalError, match=f"answered {status}: no such thing; look at"):
+        with pytest.raises(RetrievalError, match=f"answered {status}: no such thing; correct retriever") as caught:
             remote(server.url, retry_for_s=60).search(["a"], 3)
-        assert time.monotonic() - began < 20
+        assert caught.value.exit_code == 2
         assert sum(a.path == "/search" for a in server.asked) == 1
 
 
@@ -159,22 +158,6 @@ def test_an_error_under_status_200_is_an_error_of_colberts_protocol() -> None:
         assert remote(server.url, protocol="colbert", accept_empty=True).search(["a"], 3) == [()]
 
 
-def test_it_is_tried_again_and_retry_after_is_kept() -> None:
-    replies = (Reply("busy", 503, {"Retry-After": "0.4"}), Reply("boom", 500), Reply("<html>"), good())
-    with loopback(answers(*replies)) as server:
-        assert remote(server.url, retry_for_s=30).search(["a"], 3)[0][0].doc_id == "d"
-        searches = [a for a in server.asked if a.path == "/search"]
-        assert len(searches) == 4
-        assert searches[1].at - searches[0].at >= 0.4
-
-
-def test_what_makes_no_sense_three_times_is_not_waited_for() -> None:
-    with loopback(answers(Reply("<html>"))) as server:
-        with pytest.raises(RetrievalError, match="no answer of such a server"):
-            remote(server.url, retry_for_s=600).search(["a"], 3)
-        assert sum(a.path == "/search" for a in server.asked) == 3
-
-
 def test_a_server_that_comes_back_in_time_is_waited_for() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -182,18 +165,10 @@ def test_a_server_that_comes_back_in_time_is_waited_for() -> None:
     asker = remote(f"http://127.0.0.1:{port}", retry_for_s=60)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(asker.search, ["a"], 3)
-        time.sleep(0.5)
+        time.sleep(0.2)
         assert not waiting.done()
         with loopback(echo, port):
             assert waiting.result(60)[0][0].doc_id == "a"
-
-
-def test_an_outage_ends_as_an_error_after_the_patience_however_many_wait() -> None:
-    with loopback(answers(Reply("boom", 500))) as server:
-        began = time.monotonic()
-        with pytest.raises(RetrievalError, match=r"answered 500: boom; tried .* times"):
-            remote(server.url, retry_for_s=0.5, concurrency=2, queries_per_request=1).search(list("abcdefgh"), 3)
-        assert time.monotonic() - began < 20
 
 
 def test_the_others_of_a_batch_are_not_lost_with_one_that_fails() -> None:
@@ -218,7 +193,7 @@ def test_of_a_batch_that_is_refused_only_the_query_that_is_refused_alone_fails()
 
 
 def test_a_batch_whose_answer_is_too_large_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leret.http.messages, "_MAX_BYTES", 1000)
+    monkeypatch.setattr(leret.http.answers, "MAX_BYTES", 1000)
 
     def answer(asked: Asked) -> Reply:
         return (
@@ -257,13 +232,6 @@ def test_a_server_is_sent_no_more_queries_at_once_than_it_takes() -> None:
     with loopback(answer) as server:
         assert len(remote(server.url).search([f"q{i}" for i in range(7)], 1)) == 7
         assert sorted(len(a.json["queries"]) for a in server.asked if a.path == "/search") == [1, 3, 3]
-
-
-def test_of_several_servers_the_one_that_answers_is_used() -> None:
-    with loopback(lambda _: Reply("down", 500)) as bad, loopback(echo) as good_one:
-        asker = Remote(RemoteSettings(urls=(bad.url, good_one.url), retry_for_s=30, queries_per_request=1))
-        assert len(asker.search([f"q{i}" for i in range(8)], 1)) == 8
-        assert sum(a.path == "/search" for a in good_one.asked) == 8
 
 
 def test_another_index_than_at_the_beginning_is_refused() -> None:
@@ -316,7 +284,7 @@ def test_the_token_goes_into_the_header_and_nowhere_else(monkeypatch: pytest.Mon
         assert server.asked[-1].headers["Authorization"] == "Bearer s3cret"
         assert "s3cret" not in f"{caught.value}{asker!r}{server.asked[-1].path}{server.asked[-1].body!r}"
     monkeypatch.delenv("SOME_TOKEN")
-    with pytest.raises(ConfigError, match="SOME_TOKEN, which is not set"):
+    with pytest.raises(ConfigError, match="SOME_TOKEN is not set"):
         remote(server.url, token_env="SOME_TOKEN")
 
 
@@ -328,19 +296,12 @@ def test_a_health_that_tells_nothing_asks_for_the_token() -> None:
         assert len(server.asked) == 1
 
 
-def test_a_token_that_no_header_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOME_TOKEN", "s3cr\net")
-    with pytest.raises(ConfigError, match="SOME_TOKEN, which holds a line break") as caught:
-        remote("http://127.0.0.1:9", token_env="SOME_TOKEN")
-    assert "s3cr" not in str(caught.value)
-
-
 @pytest.mark.parametrize("url", ["http://leret:s3cret@h:80", "leret:s3c@ret@h:80", "http://h?token=s3cret"])
 def test_a_url_with_a_password_is_refused_with_the_key_to_use_instead(url: str, tmp_path: Path) -> None:
     recipe = tmp_path / "r.yaml"
-    retriever = {"kind": "remote", "remote": {"urls": [url]}}
+    retriever = {"kind": "remote", "urls": [url]}
     recipe.write_text(yaml.dump({"data": {"kind": "world"}, "retriever": retriever}))
-    with pytest.raises(ConfigError, match=r"r\.yaml:\d+: retriever\.remote\.urls: .*token_env") as caught:
+    with pytest.raises(ConfigError, match=r"r\.yaml:\d+: retriever\.urls.*token_env") as caught:
         load_recipe(recipe, SamplingRecipe)
     assert "s3c" not in str(caught.value)
     if url.startswith("http://leret"):
@@ -363,19 +324,18 @@ LIES: dict[str, tuple[Reply, str]] = {
     "deep JSON": (Reply("[" * 200_000), "recursion"),
     "deep JSON in a passage": (Reply('{"rankings": [[' + '{"a":' * 900 + "1" + "}" * 900 + "]]}"), "a passage that is"),
     "a score of 400 digits": (Reply({"index": INDEX, "rankings": [[entry(score=10**400)]]}), "int too large"),
-    "an unknown character set": (Reply(good().body, headers={"Content-Type": "text/json; charset=hex"}), "hex"),
-    "a bomb": (Reply(BOMB, headers={"Content-Encoding": "gzip"}), "more than 1048576 bytes; lower k"),
-    "a bomb as an error": (Reply(BOMB, 500, {"Content-Encoding": "gzip"}), "more than 1048576 bytes; lower k"),
+    "a bomb": (Reply(BOMB, headers={"Content-Encoding": "gzip"}), "more than 1048576 bytes"),
+    "a bomb as an error": (Reply(BOMB, 500, {"Content-Encoding": "gzip"}), "more than 1048576 bytes"),
 }
 
 
 @pytest.mark.parametrize("name", LIES)
 def test_a_lie_is_a_failure_of_its_request_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leret.http.messages, "_MAX_BYTES", 2**20)
+    monkeypatch.setattr(leret.http.answers, "MAX_BYTES", 2**20)
     lie, cause = LIES[name]
     with loopback(answers(lie, good())) as server:
         asker = remote(server.url)
-        with pytest.raises(RetrievalError, match=f"{cause}.*tried 1 times|{cause}$") as caught:
+        with pytest.raises(RetrievalError, match=cause) as caught:
             asker.search(["a"], 1)
         assert caught.value.exit_code == 1
         assert len(asker.search(["a"], 1)[0]) == 1
@@ -395,34 +355,11 @@ def test_a_row_of_5000_digits_is_no_document(tmp_path: Path) -> None:
             Remote(settings, corpus).search(["a"], 1)
 
 
-@pytest.mark.parametrize(
-    "header", ["0", "0.0001", "-5", "Wed, 21 Oct 2015 07:28:00 GMT", "Wed, 21 Oct 2015 07:28:00 +99999999999999999999"]
-)
-def test_a_server_that_asks_for_no_wait_is_not_asked_at_once(header: str) -> None:
-    with loopback(answers(Reply("busy", 503, {"Retry-After": header}))) as server:
-        with pytest.raises(RetrievalError, match="answered 503"):
-            remote(server.url, retry_for_s=1, queries_per_request=1).search([f"q{i}" for i in range(8)], 1)
-        assert len(server.asked) < 8 * 10
-
-
-@pytest.mark.parametrize("url", ["host:80", "ftp://x", "http://", "http://h:x", "http://h:99999", ""])
-def test_what_is_no_url_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="is no URL"):
-        remote(url)
-
-
-def test_the_rate_is_kept() -> None:
-    with loopback(echo) as server:
-        remote(server.url, requests_per_s=20.0, queries_per_request=1).search([f"q{i}" for i in range(5)], 1)
-        times = sorted(a.at for a in server.asked)
-        assert times[-1] - times[0] >= 5 / 20 * 0.9
-
-
 def test_closing_ends_a_wait() -> None:
     asker = remote("http://127.0.0.1:9", protocol="colbert", retry_for_s=600)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(asker.search, ["a"], 3)
-        time.sleep(0.3)
+        time.sleep(0.1)
         asker.close()
         with pytest.raises(RetrievalError, match="closed"):
             waiting.result(20)

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from leret.core.errors import DataError
-from leret.datasets.load import load, load_questions
-from tests.datasets.writing import HOTPOT, json_lines
+from tests.datasets.writing import HOTPOT, json_lines, load, load_tasks
 
 datasets = pytest.importorskip("datasets")
 
@@ -25,14 +24,14 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_published_splits_are_kept(hub: str) -> None:
     data = load("hotpotqa", hub)
-    assert {question.id: question.split for question in data.questions} == {"5a": "train", "5b": "dev"}
+    assert {question.id: question.split for question in data.tasks} == {"5a": "train", "5b": "dev"}
     assert list(data.corpus) == ["Ada", "Byron", "Café"]
 
 
 def test_one_split_can_be_named(hub: str) -> None:
-    assert [question.id for question in load_questions("hotpotqa", f"{hub}@validation")] == ["5b"]
+    assert [question.id for question in load_tasks("hotpotqa", f"{hub}@validation")] == ["5b"]
     with pytest.raises(DataError, match="no split 'test'; there are train, validation"):
-        load_questions("hotpotqa", f"{hub}@test")
+        load_tasks("hotpotqa", f"{hub}@test")
 
 
 def test_an_unreachable_hub_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,4 +42,4 @@ def test_an_unreachable_hub_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(
         DataError, match=r"hf:a/b: cannot be had from the hub \(Couldn't reach 'a/b' on the Hub\).*download"
     ):
-        load_questions("hotpotqa", "hf:a/b")
+        load_tasks("hotpotqa", "hf:a/b")

@@ -8,8 +8,7 @@ import pytest
 
 from leret.core.errors import DataError
 from leret.core.types import Task
-from leret.datasets.load import load, load_corpus, load_questions
-from tests.datasets.writing import compressed, json_lines
+from tests.datasets.writing import compressed, json_lines, load, load_corpus, load_tasks
 
 
 @pytest.fixture
@@ -25,16 +24,16 @@ def folder(tmp_path: Path) -> Path:
 
 def test_qrels_are_the_splits_and_judgements_above_zero_the_gold(folder: Path) -> None:
     data = load("beir", str(folder))
-    assert data.questions.items == (
+    assert data.tasks.items == (
         Task.question("q0", "query 0", None, ("d0", "d1"), split="train", relevance={"d0": 1, "d1": 2}),
         Task.question("q2", "query 2", None, ("d2",), split="test"),
     )
     assert len(data.corpus) == 4
-    assert [question.id for question in load_questions("beir", str(folder), split="test")] == ["q2"]
+    assert [question.id for question in load_tasks("beir", str(folder), split="test")] == ["q2"]
 
 
 def test_a_query_of_two_splits_stays_in_the_first(folder: Path) -> None:
-    assert "d3" not in load("beir", str(folder)).questions.items[0].gold
+    assert "d3" not in load("beir", str(folder)).tasks.items[0].gold
 
 
 def test_files_of_the_folder_may_be_compressed(folder: Path) -> None:
@@ -43,7 +42,7 @@ def test_files_of_the_folder_may_be_compressed(folder: Path) -> None:
         path.unlink()
         for copy in path.parent.glob(f"{path.name}.*[2t]"):
             copy.unlink()
-    assert len(load("beir", str(folder)).questions) == 2
+    assert len(load("beir", str(folder)).tasks) == 2
 
 
 def test_a_corpus_is_found_by_folder_or_file(folder: Path) -> None:
@@ -52,7 +51,7 @@ def test_a_corpus_is_found_by_folder_or_file(folder: Path) -> None:
 
 def test_an_empty_split_says_what_there_is(folder: Path) -> None:
     with pytest.raises(DataError, match="no question in split dev; there are 1 in test, 1 in train"):
-        load_questions("beir", str(folder), split="dev")
+        load_tasks("beir", str(folder), split="dev")
 
 
 @pytest.mark.parametrize("missing", ["corpus.jsonl", "queries.jsonl", "qrels"])
@@ -66,4 +65,4 @@ def test_broken_qrels_and_unknown_queries_are_problems(folder: Path) -> None:
     (folder / "qrels" / "test.tsv").write_text("q2 d2 1\nq9\td1\t1\n")
     with pytest.raises(DataError, match=r"(?s)2 bad records.*test\.tsv:1: 'q2 d2 1'.*'q9', which queries"):
         load("beir", str(folder))
-    assert load("beir", str(folder), skip_invalid=True).questions.skipped == {"broken qrels": 1, "no such query": 1}
+    assert load("beir", str(folder), skip_invalid=True).tasks.skipped == {"broken qrels": 1, "no such query": 1}

@@ -12,8 +12,7 @@ import pytest
 from leret.core.errors import ConfigError, PolicyError
 from leret.core.runs import Run
 from leret.policies.local.policy import LocalPolicy
-from leret.policies.serving.merge import merged, merged_directory
-from leret.policies.serving.model import find_served
+from leret.policies.serving.model import find_served, merge_adapter, merged_directory
 from tests.policies.conftest import ask
 from tests.tiny import tiny_policy
 
@@ -99,7 +98,7 @@ def test_an_adapter_whose_base_is_gone_is_refused(adapter: Path, tmp_path: Path)
 
 
 def test_merged_weights_say_what_the_adapter_says(adapter: Path) -> None:
-    served = merged(find_served(str(adapter)))
+    served = merge_adapter(find_served(str(adapter)))
     assert served.adapter is None
     assert served.weights == str(merged_directory(adapter))
     assert served.name == find_served(str(adapter)).name
@@ -122,13 +121,13 @@ def test_merged_weights_say_what_the_adapter_says(adapter: Path) -> None:
 def test_merging_is_done_once_until_the_adapter_changes(adapter: Path, tmp_path: Path) -> None:
     copy = tmp_path / "tuned"
     shutil.copytree(adapter, copy)
-    target = Path(merged(find_served(str(copy))).weights)
+    target = Path(merge_adapter(find_served(str(copy))).weights)
     before = (target / "model.safetensors").stat().st_mtime_ns
-    merged(find_served(str(copy)))
+    merge_adapter(find_served(str(copy)))
     assert (target / "model.safetensors").stat().st_mtime_ns == before
     config = json.loads((copy / "adapter_config.json").read_text())
     (copy / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 8}))
-    merged(find_served(str(copy)))
+    merge_adapter(find_served(str(copy)))
     assert (target / "model.safetensors").stat().st_mtime_ns != before
     assert [path.name for path in tmp_path.glob(".tuned-merged*")] == [".tuned-merged"]  # nothing half-done is left
 
@@ -142,6 +141,6 @@ def test_a_disk_that_takes_no_merged_weights_is_one_message(
     def full(*args: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tempfile.TemporaryDirectory", full)
+    monkeypatch.setattr("leret.policies.serving.model.atomic_directory", full)
     with pytest.raises(PolicyError, match="No space left on device"):
-        merged(find_served(str(copy)))
+        merge_adapter(find_served(str(copy)))
