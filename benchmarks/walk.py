@@ -3,9 +3,9 @@
     python benchmarks/walk.py [--calls]
 
 One question after another is sampled with one prompt and one completion, through an OpenAI-compatible server and BM25.
-Of the last one, everything is traced from the moment its first state is taken up until the scored sample is handed to
-the store. A call is a function of leret's that is entered, in any thread; comprehensions and the resumption of a
-coroutine are not counted.
+Of the last one, everything is traced from the moment its first state is taken up with the prompt until the scored
+sample is handed to the store. A call is a function of leret's that is entered, in any thread; comprehensions and the
+resumption of a coroutine are not counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from leret.core.runs import Run
 from leret.sampling.stage import sample
 
 PACKAGE = str(Path(leret.__file__).parent)
-FIRST, LAST = "sample_state", "put_samples"
+FIRST, LAST = "_of_prompt", "put_samples"
 COMPREHENSIONS = {"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"}
 N_QUESTIONS = 8
 
