@@ -33,7 +33,7 @@ import aiohttp
 from aiohttp import web
 from dspy_loop import Timed, dspy_loop
 
-from leret.cli.process import prepare
+from leret.cli.app import prepare
 from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.cli.options import AsJson, DataOverrides, FormatOption, SkipInvalid
+from leret.cli.console import AsJson, DataOverrides, FormatOption, SkipInvalid, facts, say
 
 if TYPE_CHECKING:
     from leret.config.data import DataSettings
@@ -47,7 +47,6 @@ def inspect(
 
 
 def _show(report: DataReport) -> None:
-    from leret.cli.console import facts, say
 
     say(f"{report.n_questions:,} questions, {report.n_documents:,} documents")
     facts(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leret.cli.options import AsJson, IndexOrUrl, SkipInvalid, TokenEnv
+from leret.cli.console import AsJson, IndexOrUrl, SkipInvalid, TokenEnv, complain, done, say, shown, table
 
 if TYPE_CHECKING:
     from leret.evaluation.retriever import RetrieverReport
@@ -45,8 +45,6 @@ def eval_retriever(
     skip_invalid: SkipInvalid = False,
 ) -> None:
     """Measure a retriever on questions whose relevant documents are known."""
-    from leret.cli.console import complain
-    from leret.cli.progress import shown
     from leret.config.load import flag_recipe
     from leret.config.retriever import RM3Settings
     from leret.core.errors import ConfigError
@@ -93,7 +91,6 @@ def eval_retriever(
 
 
 def _show(report: RetrieverReport, opened: OpenRetriever, index: str, out: Path | None) -> None:
-    from leret.cli.console import done, say, table
 
     n = len(report.questions)
     rows = [

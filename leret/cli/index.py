@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.cli.options import AsJson, DryRun, FormatOption, SkipInvalid
+from leret.cli.console import AsJson, DryRun, FormatOption, SkipInvalid, done, facts, say, shown
 
 if TYPE_CHECKING:
     from leret.config.data import DataSettings
@@ -43,8 +43,6 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Index a corpus. The same command goes on where it was stopped, and does nothing when all is done."""
-    from leret.cli.console import done, facts, say
-    from leret.cli.progress import shown
     from leret.datasets.load import load_corpus
     from leret.retrieval.load import build_index, plan_index
 
@@ -75,7 +73,6 @@ def build(
 @app.command("info", epilog="Example: leret index info indexes/mine")
 def info(index: IndexArgument, as_json: AsJson = False) -> None:
     """Show what an index directory says of itself."""
-    from leret.cli.console import facts, say
     from leret.retrieval.engines.colbert_index import PlaidIndex
     from leret.retrieval.index.manifest import read_manifest
 
@@ -94,7 +91,6 @@ def check(
     index: IndexArgument, corpus: CorpusOption = None, form: FormatOption = None, skip_invalid: SkipInvalid = False
 ) -> None:
     """Read an index through, open it and search it; with --corpus, compare that with the one it was made from."""
-    from leret.cli.console import done
     from leret.core.errors import ConfigError
     from leret.retrieval.engines.colbert_index import PlaidIndex
     from leret.retrieval.load import check_index

@@ -7,7 +7,18 @@ from typing import Annotated, Literal
 
 import typer
 
-from leret.cli.options import AsJson, DryRun, Overrides, RecipeArgument, RunOption, SkipInvalid
+from leret.cli.console import (
+    AsJson,
+    DryRun,
+    Overrides,
+    RecipeArgument,
+    RunOption,
+    SkipInvalid,
+    done,
+    facts,
+    shown,
+    warn_of_demo,
+)
 
 Strategy = Literal["adjacent", "best-worst", "all", "margin"]
 """How pairs are made of the samples at a state."""
@@ -34,8 +45,6 @@ def sample(
     ] = None,
 ) -> None:
     """Try several queries at every state of a program, and score what they retrieve."""
-    from leret.cli.console import done, facts, warn_of_demo
-    from leret.cli.progress import shown
     from leret.config.load import load_recipe
     from leret.config.sampling import SamplingRecipe
     from leret.core.errors import ConfigError
@@ -75,7 +84,6 @@ def pairs(
     as_json: AsJson = False,
 ) -> None:
     """Make the preference pairs of a run again, without sampling."""
-    from leret.cli.console import done, facts
     from leret.core.errors import ConfigError
     from leret.core.runs import Run
     from leret.sampling.preferences.dataset import build_preferences

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.cli.options import AsJson, IndexOrUrl, TokenEnv
+from leret.cli.console import AsJson, IndexOrUrl, TokenEnv, draw, facts, plain, say
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -26,7 +26,6 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Search an index, or a retrieval server; --json shows texts whole."""
-    from leret.cli.console import facts, say
     from leret.retrieval.load import open_retriever
 
     ranking = open_retriever(index, token_env=token_env).retriever.search([query], k)[0]
@@ -45,8 +44,6 @@ def search(
 def _show(ranking: Ranking, query: str) -> None:
     from rich import box
     from rich.table import Table
-
-    from leret.cli.console import draw
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", justify="right", no_wrap=True)
@@ -82,8 +79,6 @@ def _part(text: str, pattern: Any) -> str:
 def _marked(text: str, pattern: Any) -> Text:
     """Text for a terminal, in which words of the query stand out."""
     from rich.text import Text
-
-    from leret.cli.console import plain
 
     marked = Text(plain(" ".join(text.split())))
     if pattern is not None:

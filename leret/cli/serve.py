@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import typer
 
 from leret.cli import serve_retriever
+from leret.cli.console import complain, done, say
 
 app = typer.Typer(help="Serve a policy or a retriever until it is stopped.", no_args_is_help=True)
 
@@ -49,7 +50,6 @@ def policy(
     print_only: Annotated[bool, typer.Option("--print", help="Print the command and end.")] = False,
 ) -> None:
     """Start a real LM server for a policy, wait until it answers, and stop it on Ctrl-C."""
-    from leret.cli.console import complain, done, say
     from leret.core.runs import Run
     from leret.policies.serving.engines import Listening
     from leret.policies.serving.launch import free_port, plan, started

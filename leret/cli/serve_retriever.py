@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from leret.cli.console import complain, say
+
 
 def retriever(
     index: Annotated[str, typer.Argument(metavar="INDEX", help="An index directory; see `leret index build`.")],
@@ -26,7 +28,6 @@ def retriever(
     drain: Annotated[float, typer.Option(min=0, help="Seconds for open requests when it is stopped.")] = 10.0,
 ) -> None:
     """Serve an index to dspy.ColBERTv2, to kind: remote, and to search-RL projects."""
-    from leret.cli.console import complain, say
     from leret.http.answers import ApiKey
     from leret.retrieval.load import open_retriever
     from leret.retrieval.server.app import RetrieverServer, ServerSettings, serve

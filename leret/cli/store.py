@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from leret.cli.options import AsJson, RunOption
+from leret.cli.console import AsJson, RunOption, done, facts
 
 app = typer.Typer(help="Check, merge and export the samples of a run.", no_args_is_help=True)
 
@@ -16,7 +16,6 @@ app = typer.Typer(help="Check, merge and export the samples of a run.", no_args_
 @app.command("check", epilog="Example: leret store check --run runs/mine")
 def check(run: RunOption, as_json: AsJson = False) -> None:
     """Prove that a store is sound: file, rows, paths, rewards; writes nothing, exits 1 where something is wrong."""
-    from leret.cli.console import done, facts
     from leret.core.errors import RunError
     from leret.core.runs import Run
     from leret.sampling.store.check import check_store
@@ -40,7 +39,6 @@ def merge(
     as_json: AsJson = False,
 ) -> None:
     """Put what shards have sampled into a run, each sample once; without SHARD, the run's own R/shards."""
-    from leret.cli.console import done, facts
     from leret.core.runs import Run
     from leret.sampling.store.merge import merge_shards
 
@@ -58,7 +56,6 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace FILE where it is there.")] = False,
 ) -> None:
     """Write one row a sample: question, step, prompt, completion, query, ranking, reward, error."""
-    from leret.cli.console import done
     from leret.core.runs import Run
     from leret.sampling.store.export import export_store
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     FiniteFloat,
@@ -21,7 +22,18 @@ from pydantic import (
 
 from leret.config.base import BaseUrl, BaseUrls, Free, RecipePath, Settings, mark_of
 
-_DATE = re.compile(r"\d{4}(/\d{2}(/\d{2})?)?")
+
+def _dated(pattern: str, form: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"{value!r} is no date; write {form}")
+        return value
+
+    return AfterValidator(check)
+
+
+PartialDate = Annotated[str, _dated(r"\d{4}(/\d{2}(/\d{2})?)?", "YYYY, YYYY/MM or YYYY/MM/DD")]
+Date = Annotated[str, _dated(r"\d{4}-\d{2}-\d{2}", "YYYY-MM-DD")]
 
 
 def _not_bool(value: object) -> object:
@@ -280,15 +292,8 @@ class PubMedSettings(_SiteSettings):
     )
     tool: Annotated[str, Free()] = "leret"
     sort: Literal["relevance", "pub_date", "Author", "JournalName"] = "relevance"
-    min_date: str | None = Field(None, description="YYYY, YYYY/MM or YYYY/MM/DD, of publication")
-    max_date: str | None = Field(None, description="as min_date")
-
-    @field_validator("min_date", "max_date")
-    @classmethod
-    def _date(cls, value: str | None) -> str | None:
-        if value is not None and not _DATE.fullmatch(value):
-            raise ValueError(f"{value!r} is no date; write YYYY, YYYY/MM or YYYY/MM/DD")
-        return value
+    min_date: PartialDate | None = Field(None, description="YYYY, YYYY/MM or YYYY/MM/DD, of publication")
+    max_date: PartialDate | None = Field(None, description="as min_date")
 
 
 class ClinicalTrialsSettings(_SiteSettings):
@@ -298,16 +303,9 @@ class ClinicalTrialsSettings(_SiteSettings):
     url: BaseUrl = "https://clinicaltrials.gov/api/v2"
     area: Literal["term", "cond", "intr", "titles", "outc"] = Field("term", description="query.AREA of the API")
     sort: str | None = Field(None, description="as the API writes it, LastUpdatePostDate:desc; None is by relevance")
-    min_date: str | None = Field(None, description="YYYY-MM-DD, of the study's first posting")
-    max_date: str | None = Field(None, description="as min_date")
+    min_date: Date | None = Field(None, description="YYYY-MM-DD, of the study's first posting")
+    max_date: Date | None = Field(None, description="as min_date")
     requests_per_s: Annotated[float, Free()] = Field(0.8, gt=0, description="the site allows about 50 a minute")
-
-    @field_validator("min_date", "max_date")
-    @classmethod
-    def _date(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"\d{4}-\d{2}-\d{2}", value):
-            raise ValueError(f"{value!r} is no date; write YYYY-MM-DD")
-        return value
 
 
 AnyRetriever = Annotated[

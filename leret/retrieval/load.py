@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from leret.config.base import RecipePath, mark_of
 from leret.config.retriever import (
@@ -95,15 +96,13 @@ def load_retriever(
         RetrievalError: the index cannot be built or opened, or is of another corpus or made with other settings; a
             server does not answer, or searches another corpus.
     """
-    role = ENGINES[settings.kind].role
-    if role == "server":
-        retriever: Retriever = ENGINES[settings.kind].load()(settings)
-        return retriever
-    if role == "corpus server":
-        remote: Any = ENGINES[settings.kind].load()(settings, corpus)
+    engine = ENGINES[settings.kind]
+    if engine.role == "server":
+        return cast(Retriever, engine.load()(settings))
+    if engine.role == "corpus server":
+        remote = engine.load()(settings, corpus)
         remote.check()
-        connected: Retriever = remote
-        return connected
+        return cast(Retriever, remote)
     if corpus is None:
         raise RetrievalError(f"retriever.kind {settings.kind} searches a corpus; name it with data.corpus")
     return _open_or_build(settings, corpus, cache / str(settings.index_kind), progress, shared=False)
@@ -119,17 +118,19 @@ def _open_or_build(
     if ENGINES[settings.kind].role == "parts":
         parts = engine.parts(settings).items()
         made = [_open_or_build(part, corpus, directory / name, progress, shared=shared) for name, part in parts]
-        retriever: Retriever = engine(*made, settings)
         if engine is Hybrid and not (directory / MANIFEST).exists():
             write_manifest(plan_index(settings, corpus), directory)
-        return retriever
+        return cast(Retriever, engine(*made, settings))
     index = index_engine(settings)
     planned = Manifest.planned(index, corpus)
     if shared and directory.exists():
         manifest = read_manifest(directory)
         manifest.require_corpus(corpus, directory)
         manifest.require_settings(planned, directory)
-    elif not _holds(directory, planned):
+    else:
+        with suppress(RetrievalError):  # missing, broken, of another layout: it can be built again
+            if read_manifest(directory).equals(planned):
+                return _open(index, directory)
         write_index(index, corpus, directory, progress)
     return _open(index, directory)
 
@@ -141,8 +142,7 @@ def index_engine(settings: RetrieverSettings) -> IndexEngine:
         RetrievalError: a model that they name is not there.
     """
     engine = ENGINES[settings.kind].load()
-    made: IndexEngine = getattr(engine, "of", engine)(settings)
-    return made
+    return cast(IndexEngine, getattr(engine, "of", engine)(settings))
 
 
 def plan_index(settings: RetrieverSettings, corpus: Documents) -> Manifest:
@@ -185,9 +185,7 @@ def build_index(
     if ENGINES[settings.kind].role == "index":
         return write_index(index_engine(settings), corpus, directory, progress)
     for name, part in ENGINES[settings.kind].load().parts(settings).items():
-        own = directory / planned.places[name]
-        if not _holds(own, plan_index(part, corpus)):
-            build_index(part, corpus, own, progress)
+        _open_or_build(part, corpus, directory / planned.places[name], progress, shared=False)
     return write_manifest(planned, directory)
 
 
@@ -226,13 +224,6 @@ def check_index(directory: Path, corpus: Documents | None = None) -> Manifest:
     _, title, text = next((documents.at(row) for row in range(len(documents))), ("", "", ""))
     open_index(directory).search([f"{title} {text}", ""], 1)
     return manifest
-
-
-def _holds(directory: Path, planned: Manifest) -> bool:
-    try:
-        return read_manifest(directory).equals(planned)
-    except RetrievalError:
-        return False  # missing, broken, of another layout: it can be built again
 
 
 def open_index(path: str | Path) -> Retriever:

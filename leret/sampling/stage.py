@@ -24,7 +24,8 @@ from leret.core.stages import completed, is_complete_parquet, mark_completed, st
 from leret.core.types import Outcome, Task
 from leret.policies.load import probe
 from leret.rewards import reward
-from leret.sampling.preferences.dataset import PreferenceReport, build_preferences
+from leret.sampling.preferences.dataset import build_preferences
+from leret.sampling.preferences.report import PreferenceReport
 from leret.sampling.rollouts.environment import (
     Environment,
     located,
@@ -354,7 +355,7 @@ def _report(
 
 def _notes(n_prompts: int, wanted: int, pairs: PreferenceReport) -> Iterator[str]:
     if n_prompts < wanted:
-        alone = "no candidate reached reward > 0, the zero-shot prompt is alone"
+        alone = "no candidate of the prompt bank reached reward > 0"
         yield f"{n_prompts} prompts instead of {wanted}: {alone if n_prompts == 1 else 'the bank found no others'}"
     if 2 * pairs.no_spread > pairs.states:
         which = f"at {pairs.no_spread:,} of {pairs.states:,} states they have one reward"

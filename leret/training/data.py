@@ -64,7 +64,7 @@ def read_preferences(directory: Path) -> list[Example]:
 
 
 def read_targets(targets: Iterable[Mapping[str, Any]]) -> list[Example]:
-    """SFT examples from rows of `leret.sampling.preferences.sft_targets`; `TrainingError` where there is none."""
+    """SFT examples from rows of `leret.sampling.preferences.dataset`; `TrainingError` where there is none."""
     examples = [
         Example(str(row["question_id"]), tuple(dict(message) for message in row["prompt"]), (str(row["completion"]),))
         for row in targets

@@ -170,7 +170,7 @@ def aliases(start: str, end: str, first: str = "lol") -> str:
         ("algorithm: sft\n", "for `leret train`, not for `leret sample`"),
         ("retriever: {k: 3}\n", "data: missing"),
         ("policy: {kind: openai, model: x}\ndata: {kind: world}\n", "policy.urls"),
-        ("data: {kind: world}\npolicy: {urls: [3]}\n", "r.yaml:2: policy.urls[0]: must be text, is 3"),
+        ("policy: {kind: openai, model: m, urls: [3]}\n", "r.yaml:1: policy.urls[0]: must be text, is 3"),
     ],
 )
 def test_what_is_no_recipe_is_named_with_its_line(folder: Path, text: str, says: str) -> None:

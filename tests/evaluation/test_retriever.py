@@ -63,13 +63,19 @@ def test_by_hand() -> None:
         assert low <= report.measures[name] <= high
 
 
+def ours_of(name: str) -> str:
+    """The reward of a measure."""
+    base, at, cut = name.partition("@")
+    return f"{ir._OURS[base]}{at}{cut}"
+
+
 def difference(questions: Sequence[Task], rankings: Sequence[Ranking]) -> float:
     """The largest difference between ir_measures and our reward functions, over questions and measures."""
     values = ir.values(ir.parsed(NAMES), questions, rankings)
     worst = 0.0
     for i, (question, ranking) in enumerate(zip(questions, rankings, strict=True)):
         for j, name in enumerate(NAMES):
-            ours = reward(ir.reward_name(name) or "")(Outcome(question, ranking=ranking)) or 0.0
+            ours = reward(ours_of(name))(Outcome(question, ranking=ranking)) or 0.0
             worst = max(worst, abs(ours - values[i, j]))
     return worst
 

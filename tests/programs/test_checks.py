@@ -25,8 +25,7 @@ from leret.sampling.rollouts.branching import SamplingPlan, StateSampler
 from leret.sampling.rollouts.scheduler import Scheduler
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
-from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
-from tests.sampling.test_stage import open_fakes, recipe_of, write_data
+from tests.sampling.fakes import FakePolicy, FakeRetriever, open_fakes, questions, recipe_of, write_data
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("chat", "json", "xml", "compact")

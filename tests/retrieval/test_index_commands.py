@@ -89,7 +89,10 @@ def test_a_dry_run_builds_nothing(tmp_path: Path, corpus: Path) -> None:
         (["--kind", "dense", "--corpus", "CORPUS", "--model", "m", "--set", "hnsw_m=1"], "hnsw_m: must be at least 2"),
         ([*HYBRID, "--set", "weights=[0, 0]"], "weights: both are 0"),
         ([*HYBRID, "--set", "rank_constant=.inf"], "rank_constant: input should be a finite number"),
-        (["--kind", "bm25", "--corpus", "CORPUS", "--set", "model=x"], "retriever.model: unknown key"),
+        (
+            ["--kind", "bm25", "--corpus", "CORPUS", "--set", "model=x"],
+            "model: not of this kind, but of dense",
+        ),
         (["--kind", "pubmed", "--corpus", "CORPUS"], "pubmed has no index of its own"),
         (["--kind", "hybrid", "--corpus", "CORPUS"], "needs two engines"),
         (["--kind", "dense", "--corpus", "CORPUS"], "--kind dense needs --model"),

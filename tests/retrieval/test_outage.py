@@ -25,8 +25,7 @@ from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from tests.retrieval.loopback import Reply, loopback
 from tests.retrieval.serving import served
-from tests.sampling.fakes import FakePolicy, questions
-from tests.sampling.test_stage import write_data
+from tests.sampling.fakes import FakePolicy, questions, write_data
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -17,9 +17,8 @@ from leret.core.runs import Run
 from leret.evaluation.stage import evaluate
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
-from tests.sampling.fakes import questions
+from tests.sampling.fakes import questions, recipe_of, write_data
 from tests.sampling.seeded_server import SeededServer
-from tests.sampling.test_stage import recipe_of, write_data
 
 AWAY = {"error": {"message": "upstream is away"}}
 UNKNOWN = [{"index": 0, "message": {"content": ""}, "finish_reason": "content_filter"}]

@@ -12,12 +12,13 @@ import pytest
 
 from leret.core.errors import ConfigError, MissingDependency, PolicyError, RunError
 from leret.core.runs import Run
+from leret.programs.prompts import Prompt
 from leret.sampling.sharding import RayCluster, Shard, sample_shard
 from leret.sampling.stage import sample
 from leret.sampling.store.merge import merge_shards, shard_stores
 from leret.sampling.store.store import Store
+from tests.sampling.fakes import content, recipe_of, write_data
 from tests.sampling.seeded_server import SeededServer
-from tests.sampling.test_stage import content, recipe_of, write_data
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +96,9 @@ def test_shards_sampled_elsewhere_are_merged_by_their_run_directories(server, tm
     sample_shard(served(server, seed=2), other, Shard(0, 1), base_dir=tmp_path)
     with pytest.raises(RunError, match=r"sampling\.seed: 1 in the run, 2"):
         merge_shards(runs[0], [other.path])
+    Prompt("1", {}, {"write_query": "Write."}).save(runs[1].prompts / "1.json")
+    with pytest.raises(RunError, match="other prompts"):
+        merge_shards(runs[0], [runs[1].path])
 
 
 def test_what_a_killed_command_left_is_taken_over_by_the_next(server, tmp_path):

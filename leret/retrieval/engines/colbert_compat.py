@@ -22,6 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from filelock import FileLock
 
@@ -31,7 +32,6 @@ from leret.core.files import cache_directory
 _LOCK = threading.RLock()
 """colbert-ai keeps its configuration in globals: one thread at a time loads or builds."""
 
-_ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "PATH", "TOKENIZERS_PARALLELISM", "TORCH_EXTENSIONS_DIR")
 _EXTENSIONS = (
     ("colbert.modeling.colbert", "ColBERT", "segmented_maxsim_cpp"),
     ("colbert.search.index_storage", "IndexScorer", "filter_pids_cpp"),
@@ -83,25 +83,17 @@ def _restored() -> Iterator[None]:
     import torch
     from huggingface_hub import constants
 
-    offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True  # models are directories: nobody is asked
-    environment = {name: os.environ.get(name) for name in _ENVIRONMENT}
     method = multiprocessing.get_start_method(allow_none=True)
-    seeds = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    seeds = random.getstate(), np.random.get_state()
+    offline = patch.object(constants, "HF_HUB_OFFLINE", True)  # models are directories: nobody is asked
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), patch.dict(os.environ), offline, torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")  # of torch.cuda.amp, at every call
             yield
     finally:
-        for name, value in environment.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
         multiprocessing.set_start_method(method, force=True)
-        constants.HF_HUB_OFFLINE = offline
         random.setstate(seeds[0])
         np.random.set_state(seeds[1])
-        torch.set_rng_state(seeds[2])
 
 
 def _imported() -> dict[str, Any]:
@@ -160,12 +152,8 @@ def _mended(factory: Callable[[str], Any]) -> Callable[[str], Any]:
 def _indexer(config: Any, texts: list[str], checkpoint: Any) -> Any:
     """The library's indexer, with a model that is loaded already."""
     module = sys.modules["colbert.indexing.collection_indexer"]
-    theirs = vars(module)["Checkpoint"]
-    vars(module)["Checkpoint"] = lambda *_, **__: checkpoint
-    try:
+    with patch.object(module, "Checkpoint", lambda *_, **__: checkpoint):
         return vars(module)["CollectionIndexer"](config=config, collection=texts, verbose=0)
-    finally:
-        vars(module)["Checkpoint"] = theirs
 
 
 def _centroids(n_dimensions: int, n_centroids: int, n_iterations: int, shared: Any, queue: Any = None) -> Any:

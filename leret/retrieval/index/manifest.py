@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from leret.core.errors import RetrievalError
 from leret.core.files import atomic_directory, is_incomplete, write_atomically
@@ -45,19 +45,12 @@ _REWRITTEN = frozenset({"chroma"})
 class IndexEngine(Protocol):
     """An engine with its settings: builds indexes and opens them."""
 
-    @property
-    def kind(self) -> str:
-        """As in a recipe: bm25, dense ..."""
-        ...
+    kind: ClassVar[str]
+    resumable: ClassVar[bool]  # does `write` go on where a stopped one ended?
 
     @property
     def packages(self) -> tuple[str, ...]:
         """Whose versions matter to an index."""
-        ...
-
-    @property
-    def resumable(self) -> bool:
-        """Does `write` go on where a stopped one ended?"""
         ...
 
     def ranking_keys(self) -> dict[str, Any]:
@@ -77,7 +70,6 @@ class IndexEngine(Protocol):
 
         Raises:
             RetrievalError: the corpus cannot be indexed so.
-            MissingDependency: a package is not installed.
             OSError: the directory cannot be written.
         """
         ...
@@ -87,7 +79,6 @@ class IndexEngine(Protocol):
 
         Raises:
             RetrievalError: a file is missing or broken, or does not fit the documents.
-            MissingDependency: a package is not installed.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The preference data set: pairs of the store, as a Hugging Face data set in Parquet.
+"""What trainings read from a store: pairs, as a Hugging Face data set in Parquet, and targets to imitate.
 
 Conversational columns as TRL reads them (``prompt``, ``chosen``, ``rejected``), both rewards, and where each pair
 comes from. The prompt is the zero-shot one whatever prompt of the bank a completion came from. Same store, same
@@ -7,18 +7,16 @@ settings: same bytes.
 
 from __future__ import annotations
 
-from collections import Counter
+import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from leret.core.errors import RunError
 from leret.core.files import atomic_file, write_atomically
 from leret.core.runs import Run
-from leret.core.types import Sample
-from leret.sampling.preferences.card import card
+from leret.core.types import Sample, digest
 from leret.sampling.preferences.pairs import Pair, Strategy, distinct, make_pairs
+from leret.sampling.preferences.report import PreferenceReport, card
 from leret.sampling.rollouts.selection import reward_levels
 from leret.sampling.store.export import write_parquet
 from leret.sampling.store.schema import StateSamples
@@ -30,52 +28,6 @@ COLUMNS = {
     "chosen_id": "string", "rejected_id": "string", "chosen_prompt": "string", "rejected_prompt": "string",
 }  # fmt: skip
 """With their types, as in `leret.sampling.store.export`."""
-
-
-@dataclass
-class PreferenceReport:
-    """What went into the data set.
-
-    Attributes:
-        states: states that were sampled; ``no_spread`` of them have completions of one reward alone, ``unscored``
-            have none with a reward.
-        duplicates: completions dropped since another one at the state is the same.
-        reward_range: least and greatest reward, and 0 to 1 at least.
-        histogram: samples by reward, in tenths of that range.
-        pairs_per_step: pairs by the number of LM calls before (0 at the first hop).
-        failures: samples without a reward, by kind.
-    """
-
-    path: Path
-    strategy: Strategy
-    margin: float
-    max_pairs: int | None
-    pairs: int = 0
-    questions: int = 0
-    states: int = 0
-    states_with_pairs: int = 0
-    no_spread: int = 0
-    unscored: int = 0
-    samples: int = 0
-    rewarded: int = 0
-    duplicates: int = 0
-    reward_sum: float = 0.0
-    margin_sum: float = 0.0
-    reward_range: tuple[float, float] = (0.0, 1.0)
-    histogram: list[int] = field(default_factory=lambda: [0] * 10)
-    pairs_per_step: Counter[int] = field(default_factory=Counter)
-    pairs_by_prompts: Counter[str] = field(default_factory=Counter)
-    failures: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def mean_reward(self) -> float:
-        """Of the samples that have one."""
-        return self.reward_sum / self.rewarded if self.rewarded else 0.0
-
-    @property
-    def mean_margin(self) -> float:
-        """Mean difference of the rewards of a pair."""
-        return self.margin_sum / self.pairs if self.pairs else 0.0
 
 
 def build_preferences(
@@ -156,3 +108,53 @@ def _row(group: StateSamples, pair: Pair, report: PreferenceReport) -> dict[str,
         chosen.id, rejected.id, chosen.prompt, rejected.prompt,
     )  # fmt: skip
     return dict(zip(COLUMNS, values, strict=True))
+
+
+def sft_targets(
+    store: Store,
+    which: Literal["best", "random"] = "best",
+    require_spread: bool = True,
+    max_targets: int = 1,
+    seed: int = 0,
+    policy_digest: str | None = None,
+) -> list[dict[str, Any]]:
+    """Completions to imitate, of the states of finished questions, in the order of the store.
+
+    Their prompt is the zero-shot one as well: what the demos do is distilled into the policy.
+
+    Args:
+        store: of a run.
+        which: ``best``: drawn from the highest reward level of the state; ``random``: from all completions that have
+            a reward, as often as they were sampled (the control that says whether the reward does it).
+        require_spread: leave out states whose completions all have the same reward: nothing was better there.
+        max_targets: different completions a state, at most.
+        seed: of the draw.
+        policy_digest: samples of this policy alone.
+
+    Returns:
+        Rows of ``prompt`` (messages), ``completion`` (text), ``question_id``, ``state_id``, ``step``, ``predictor``,
+        ``sample_id`` and ``reward``.
+    """
+    rows = []
+    for group in store.finished(policy_digest):
+        by_level = reward_levels(group.samples)
+        if not by_level or (require_spread and len(by_level) == 1):
+            continue
+        rng = random.Random(int(digest("target", seed, which, group.state.id), 16))
+        members = by_level[0][1] if which == "best" else [sample for _, level in by_level for sample in level]
+        drawn = distinct(rng.sample(members, len(members)))[:max_targets]
+        rows += [_target(group, sample) for sample in drawn]
+    return rows
+
+
+def _target(group: StateSamples, sample: Sample) -> dict[str, Any]:
+    return {
+        "prompt": [dict(message) for message in group.state.messages],
+        "completion": sample.completion,
+        "question_id": sample.question_id,
+        "state_id": sample.state_id,
+        "step": sample.step,
+        "predictor": group.state.predictor,
+        "sample_id": sample.id,
+        "reward": sample.reward,
+    }

@@ -7,7 +7,9 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from leret.config.sampling import SamplingRecipe
+from leret.core.errors import RunError
 from leret.core.runs import Run
+from leret.programs.prompts import Prompt
 from leret.sampling.rollouts.environment import refuse_changes
 from leret.sampling.store.store import Store
 
@@ -31,6 +33,8 @@ def merge_shards(run: Run, shards: Iterable[Path] = (), store: Store | None = No
     for other in others:
         section = other.section("sampling", "leret sample RECIPE --shard I/N")
         refuse_changes(run, SamplingRecipe.model_validate(section), other.manifest().get("digests", {}))
+        if _prompts(other) != _prompts(run):
+            raise RunError(f"{other.path} was sampled with other prompts than {run.path}: its prompts/ differs")
     with nullcontext(store) if store is not None else Store(run.store) as target:
         for path in [path for other in others for path in (other.store, *shard_stores(other)) if path.is_file()]:
             target.merge(path)
@@ -42,6 +46,10 @@ def merge_shards(run: Run, shards: Iterable[Path] = (), store: Store | None = No
         with suppress(OSError):  # it is not there, or a shard has begun
             run.shards.rmdir()
         return target.counts()
+
+
+def _prompts(run: Run) -> dict[str, str]:
+    return {path.stem: Prompt.load(path).digest for path in run.prompts.glob("*.json")}
 
 
 def shard_stores(run: Run) -> list[Path]:

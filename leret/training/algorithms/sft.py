@@ -32,7 +32,7 @@ class SFTRecipe(TrainingRecipe):
 
 def read_examples(recipe: SFTRecipe, run: Run) -> list[Example]:
     """The targets of the run's states under the zero-shot prompt."""
-    from leret.sampling.preferences.sft_targets import sft_targets
+    from leret.sampling.preferences.dataset import sft_targets
     from leret.sampling.store.store import Store
 
     with Store(run.store, read_only=True) as store:

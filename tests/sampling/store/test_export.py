@@ -17,8 +17,7 @@ from leret.sampling.stage import sample
 from leret.sampling.store.export import COLUMNS, export_store, query_of
 from leret.sampling.store.schema import SamplingParams
 from leret.sampling.store.store import Store
-from tests.sampling.fakes import FakePolicy
-from tests.sampling.test_stage import content, recipe_of, write_data
+from tests.sampling.fakes import FakePolicy, content, recipe_of, write_data
 
 
 @pytest.fixture(scope="module")
@@ -141,5 +140,5 @@ def test_the_query_is_the_field_called_so_or_else_the_last_text():
 
 
 def test_the_columns_of_the_docs_are_those_of_the_file():
-    text = (Path(__file__).parents[2] / "docs/run-directory.md").read_text()
+    text = (Path(__file__).parents[3] / "docs/run-directory.md").read_text()
     assert all(f"`{name}`" in text for name in COLUMNS)

@@ -2,20 +2,17 @@
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from leret.core.errors import RunError
 from leret.core.types import Failure, Sample, State
-from leret.sampling.store.schema import STORE_SCHEMA, PathStep, SamplingParams, run_error
+from leret.sampling.store.schema import PathStep, SamplingParams
 from leret.sampling.store.store import Store
 
 ORIGIN = SamplingParams("fake", "P", "D", 1.0, 1.0, 8)
@@ -62,54 +59,6 @@ def test_a_sample_that_is_there_stays_and_an_outage_is_replaced(store):
     assert [store.sample(name).completion for name in "abcd"] == ["text", "new", "new", None]
 
 
-@pytest.mark.parametrize(
-    ("sample", "rule"),
-    [
-        (made("x", state_id="s2"), "FOREIGN KEY"),
-        (made("x", question_id="q2"), "FOREIGN KEY"),
-        (made("x", reward=None), "either a reward or a failure"),
-        (made("x", failure=Failure("parse", "")), "either a reward or a failure"),
-        (made("x", completion=None), "a reward is of a completion"),
-        (made("x", reward=float("nan")), "either a reward or a failure"),
-        (made("x", reward=float("inf")), "a reward is a finite number"),
-        (made("x", scores=(1.0,)), "a score for each document"),
-        (failed("x", "boredom"), "a failure is of a known kind"),
-        (made("x", outputs=["text"]), "outputs are a JSON object"),
-        (made("x", prompt=None), "NOT NULL"),
-        (made("x", step="first"), "cannot store TEXT value in INTEGER"),
-        (made("other", index=0), "UNIQUE"),
-    ],
-)
-def test_a_sample_that_breaks_a_rule_is_refused(store, sample, rule):
-    store.put_samples([made("a")], ORIGIN)
-    store.flush()
-    store.put_samples([replace(sample, index=1) if sample.id == "x" else sample], ORIGIN)
-    with pytest.raises(RunError, match=rf"refuses a row: .*{rule}"):
-        store.flush()
-    store._pending["samples"] = []
-    assert store.counts()["samples"] == 1
-
-
-@pytest.mark.parametrize(
-    ("changes", "rule"),
-    [
-        ({"state_id": "s2"}, "FOREIGN KEY"),
-        ({"chosen": "b"}, "FOREIGN KEY"),
-        ({"step": 1, "parent": "b"}, "FOREIGN KEY"),
-        ({"outcome": "bored"}, "an outcome is known"),
-        ({"chosen": None}, "a path goes on by a sample"),
-        ({"outcome": "solved"}, "a path goes on by a sample"),
-        ({"parent": "a"}, "the first step alone has no parent"),
-    ],
-)
-def test_a_visit_that_breaks_a_rule_is_refused(store, changes, rule):
-    store.put_samples([made("a")], ORIGIN)
-    store.put_visit(replace(PathStep("q1", 0, "P", "s1", None, "a", "next"), **changes))
-    with pytest.raises(RunError, match=rf"refuses a row: .*{rule}"):
-        store.flush()
-    store._pending["visits"] = []
-
-
 def test_samples_are_ordered_by_prompt_number_and_index(store):
     store.put_samples([made(f"{p}-{i}", p, i) for p in ("10", "2", "0") for i in (1, 0)], ORIGIN)
     [group] = store.groups()
@@ -152,28 +101,6 @@ def test_a_second_writer_is_refused_and_readers_are_not(store):
 def test_the_lock_ends_with_the_writer(tmp_path):
     Store(tmp_path / "db").close()
     Store(tmp_path / "db").close()
-
-
-@pytest.mark.parametrize("version", [1, STORE_SCHEMA + 1])
-def test_another_schema_is_refused(tmp_path, version):
-    Store(tmp_path / "db").close()
-    with closing(sqlite3.connect(tmp_path / "db")) as database, database:
-        database.execute(f"PRAGMA user_version = {version}")
-    for read_only in (True, False):
-        with pytest.raises(RunError, match=f"schema {version}, this leret reads schema {STORE_SCHEMA}.*sample again"):
-            Store(tmp_path / "db", read_only)
-    Store(tmp_path / "other").close()  # and the lock was let go
-
-
-def test_a_file_that_is_no_database_is_refused(tmp_path):
-    (tmp_path / "db").write_bytes(b"not a database at all, but long enough to be looked at" * 100)
-    with pytest.raises(RunError, match="is damaged"):
-        Store(tmp_path / "db")
-
-
-def test_reading_what_is_not_there_says_what_to_do(tmp_path):
-    with pytest.raises(RunError, match="does not exist; run `leret sample"):
-        Store(tmp_path / "db", read_only=True)
 
 
 def test_a_full_disk_is_one_clear_error_and_the_store_stays(tmp_path):
@@ -259,9 +186,3 @@ def test_three_thousand_samples_a_second_and_more(tmp_path):
         for unit in samples:
             store.put_samples(unit, ORIGIN)
     assert 4000 / (time.process_time() - began) > 3000  # CPU seconds: other work on the machine is not the store's
-
-
-@pytest.mark.parametrize(("free", "says"), [(0, "the disk is full; free some space"), (10**9, "check the disk")])
-def test_an_io_error_on_a_full_disk_says_that_it_is_full(tmp_path, monkeypatch, free, says):
-    monkeypatch.setattr("leret.sampling.store.schema.disk_usage", lambda path: SimpleNamespace(free=free))
-    assert says in str(run_error(tmp_path / "rollouts.db", sqlite3.OperationalError("disk I/O error")))

@@ -162,9 +162,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("harm", "match"), BROKEN)
-def test_a_broken_index_is_refused_by_open_and_built_again_and_built_again(
-    saved: Path, harm: object, match: str
-) -> None:
+def test_a_broken_index_is_refused_and_built_again_in_a_cache(saved: Path, harm: object, match: str) -> None:
     harm(saved)  # type: ignore[operator]
     with pytest.raises(RetrievalError, match=match):
         BM25.open(saved, _CORPUS)

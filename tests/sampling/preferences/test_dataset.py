@@ -7,8 +7,7 @@ import pytest
 from leret.core.errors import RunError
 from leret.core.runs import Run
 from leret.core.types import Failure, Sample, State
-from leret.sampling.preferences.dataset import COLUMNS, build_preferences
-from leret.sampling.preferences.sft_targets import sft_targets
+from leret.sampling.preferences.dataset import COLUMNS, build_preferences, sft_targets
 from leret.sampling.store.schema import PathStep, SamplingParams
 from leret.sampling.store.store import Store
 

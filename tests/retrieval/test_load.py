@@ -8,19 +8,25 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
 
 import pytest
 
+from leret.config.base import models_in
+from leret.config.retriever import AnyRetriever, BM25Settings, HybridSettings, IndexedSettings
 from leret.core.errors import RetrievalError
 from leret.core.files import is_incomplete
-from leret.core.types import Document
+from leret.core.progress import Progress
+from leret.core.types import Document, Passage, Ranking, digest
 from leret.datasets.corpus import Corpus
-from leret.retrieval.base import Retriever
-from leret.retrieval.index.manifest import check_files, read_manifest
-from leret.retrieval.load import load_retriever, open_index
+from leret.retrieval.base import Documents, Retriever
+from leret.retrieval.index.documents import DocumentTable
+from leret.retrieval.index.manifest import Manifest, check_files, read_manifest
+from leret.retrieval.load import ENGINES, EngineKind, load_retriever, open_index
 from tests.retrieval.engines import ANIMALS, KINDS, settings
 
 LEXICAL = {"bm25", "tantivy"}
@@ -295,3 +301,81 @@ def test_two_builds_of_one_directory_do_not_mix(folder: Path, tmp_path: Path) ->
         held.kill()
         held.communicate()
     load_retriever(settings("bm25", folder, index=str(directory)), ANIMALS, folder)
+
+
+class ToySettings(IndexedSettings):
+    """A kind that leret does not have."""
+
+    kind: Literal["toy"] = "toy"
+    letters: int = 1
+
+
+class Toy:
+    """Finds titles that begin as a query does."""
+
+    def __init__(self, documents: DocumentTable, settings: ToySettings, digest: str) -> None:
+        self.documents, self.letters, self.digest = documents, settings.letters, digest
+
+    def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
+        rows = [self.documents.at(row) for row in range(len(self.documents))]
+        n = self.letters
+        found = [[Passage(*row, 1.0) for row in rows if row[1][:n] == query[:n]] for query in queries]
+        return [tuple(passages[:k]) for passages in found]
+
+
+@dataclass(frozen=True)
+class ToyIndex:
+    """Builds nothing beside the documents."""
+
+    settings: ToySettings
+    kind: ClassVar[str] = "toy"
+    packages: ClassVar[tuple[str, ...]] = ()
+    resumable: ClassVar[bool] = False
+
+    @classmethod
+    def from_manifest(cls, manifest: Manifest, directory: Path) -> ToyIndex:
+        return cls(ToySettings(**manifest.settings))
+
+    def ranking_keys(self) -> dict[str, Any]:
+        return self.settings.ranking_keys()
+
+    def external_paths(self) -> dict[str, str]:
+        return {}
+
+    def digest(self, corpus: str) -> str:
+        return digest("toy", self.ranking_keys(), corpus)
+
+    def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
+        pass
+
+    def open(self, directory: Path, documents: DocumentTable) -> Toy:
+        return Toy(documents, self.settings, self.digest(documents.digest))
+
+
+def test_a_kind_is_a_class_of_settings_an_engine_and_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENGINES, "toy", EngineKind(ToySettings, "toys:ToyIndex", "index"))
+    monkeypatch.setitem(sys.modules, "leret.retrieval.toys", sys.modules[__name__])
+    toy = ToySettings(letters=3, index=str(tmp_path / "toy"))
+    found = load_retriever(toy, ANIMALS, tmp_path).search(["Dogs bark"], 2)
+    assert [passage.doc_id for passage in found[0]] == ["dog"]
+    assert open_index(tmp_path / "toy").search(["Cattle"], 2)[0][0].doc_id == "cat"
+    with pytest.raises(RetrievalError, match=r"letters: 3 there, 1 in the recipe"):
+        load_retriever(ToySettings(index=toy.index), ANIMALS, tmp_path)
+
+
+def test_every_kind_of_a_recipe_is_in_the_table() -> None:
+    kinds = [get_args(model.model_fields["kind"].annotation)[0] for model in models_in(AnyRetriever)]
+    assert sorted(kinds) == sorted(ENGINES)
+    assert all(engine.load() is not None for kind, engine in ENGINES.items() if engine.role == "index")
+
+
+def test_a_hybrid_shares_the_index_that_its_engine_names(tmp_path: Path) -> None:
+    own = BM25Settings(index=str(tmp_path / "shared"))
+    alone = load_retriever(own, ANIMALS, tmp_path)
+    both = HybridSettings(engines=(own, BM25Settings(k1=0.9)), index=str(tmp_path / "both"))
+    found = load_retriever(both, ANIMALS, tmp_path).search(["cat on a mat"], 2)
+    assert found[0][0].doc_id == alone.search(["cat on a mat"], 1)[0][0].doc_id
+    assert sorted(path.name for path in (tmp_path / "both").iterdir() if path.suffix != ".lock") == [
+        "manifest.json", "second",
+    ]  # fmt: skip
+    assert open_index(tmp_path / "both").search(["cat on a mat"], 2) == found

@@ -18,11 +18,9 @@ import pytest
 from typer.testing import CliRunner
 
 from leret.cli import app
-from leret.cli.console import complain, done, facts, say, table
-from leret.cli.progress import Lines
 from tests.tiny import tiny_policy
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ANSI = re.compile(r"\x1b\[[0-9;]*m?")
 COMMANDS = [
     "", "demo", "init", "sample", "pairs", "train", "eval", "run", "pretrain", "recipes", "recipes list",
@@ -54,11 +52,10 @@ def small(policy: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_in_words(command: str) -> None:
+def test_every_command_has_help(command: str) -> None:
     code, out = leret(*command.split(), "--help")
     assert code == 0
     assert "Usage:" in out
-    assert not re.search(r"<\w|[{}]|\[\[", out.replace('{"id", "query"}', "")), "raw types of typer"
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command not in GROUPS])
@@ -100,7 +97,7 @@ def test_json_is_one_object_alone(tmp_path: Path) -> None:
 def test_the_example_of_set_is_a_key_of_the_command() -> None:
     for command, key in (("sample", "sampling.samples"), ("train", "learning_rate"), ("eval", "limit"),
                          ("data inspect", "data.split")):  # fmt: skip
-        assert f"Override a key: {key}=" in leret(*command.split(), "--help")[1]
+        assert f"Override a key: {key}=" in " ".join(leret(*command.split(), "--help")[1].replace("│", " ").split())
 
 
 def test_help_takes_less_than_half_a_second() -> None:
@@ -126,14 +123,13 @@ def test_the_version_is_shown() -> None:
     assert leret("--version") == (0, "leret 0.1.0\n")
 
 
-def test_completion_is_offered_for_every_shell() -> None:
-    for shell in ("bash", "zsh", "fish"):
-        environment = {**os.environ, "_LERET_COMPLETE": f"source_{shell}"}
-        run = subprocess.run(
-            [sys.executable, "-c", "import sys; sys.argv[0] = 'leret'; from leret.cli import main; main()"],
-            env=environment, capture_output=True, text=True, cwd=ROOT,
-        )  # fmt: skip
-        assert "leret" in run.stdout.lower()
+def test_completion_is_offered() -> None:
+    environment = {**os.environ, "_LERET_COMPLETE": "source_bash"}
+    run = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.argv[0] = 'leret'; from leret.cli import main; main()"],
+        env=environment, capture_output=True, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert "leret" in run.stdout.lower()
 
 
 @pytest.mark.parametrize(
@@ -214,27 +210,50 @@ def test_the_traceback_is_shown_with_debug_alone(tmp_path: Path) -> None:
         assert ("Traceback" in out) == bool(debug)
 
 
-def test_an_unforeseen_failure_exits_1_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [(ZeroDivisionError("odd"), 1, "unexpected ZeroDivisionError: odd"), (KeyboardInterrupt(), 130, "stopped; ")],
+)
+def test_failures_end_in_one_line(error: BaseException, code: int, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> list[str]:
-        raise ZeroDivisionError("odd")
+        raise error
 
     monkeypatch.setattr("leret.core.bundled.names", fail)
-    code, out = leret("recipes", "list")
-    assert code == 1
-    assert out == (
-        "error: unexpected ZeroDivisionError: odd. This is a fault of leret or of a library under it; "
-        "--debug shows where\n"
+    got, out = leret("recipes", "list")
+    assert (got, out.count("\n")) == (code, 1)
+    assert out.startswith(f"error: {says}")
+
+
+SHAPES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+PREPARED = """
+import json, logging, os
+from leret.cli.app import prepare
+prepare(False)
+logging.getLogger("leret").warning("refused: %s", "a\\x1b[31mb\\u202ec")
+print(json.dumps(dict(os.environ)))
+"""
+
+
+def prepared(**given: str) -> tuple[dict[str, str], str]:
+    """Environment and standard error of a process that is set up for a command."""
+    around = {name: value for name, value in os.environ.items() if name not in (*SHAPES, "DSPY_CACHEDIR")}
+    made = subprocess.run(
+        [sys.executable, "-c", PREPARED], env=around | given, capture_output=True, text=True, check=True
     )
+    return json.loads(made.stdout), made.stderr
 
 
-def test_ctrl_c_exits_130_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt() -> list[str]:
-        raise KeyboardInterrupt
+def test_a_command_bounds_caches_and_leaves_none_behind() -> None:
+    found, told = prepared()
+    assert [found[name] for name in SHAPES] == ["64", "64"]
+    assert not Path(found["DSPY_CACHEDIR"]).exists()
+    assert told == "refused: a [31mb c\n"  # no character of a warning is a command of the terminal
 
-    monkeypatch.setattr("leret.core.bundled.names", interrupt)
-    assert leret("recipes", "list") == (
-        130, "error: stopped; what was done is kept, and the same command goes on from there\n"
-    )  # fmt: skip
+
+def test_a_command_leaves_what_the_user_said(tmp_path: Path) -> None:
+    given = {**dict.fromkeys(SHAPES, "512"), "DSPY_CACHEDIR": str(tmp_path)}
+    assert given.items() <= prepared(**given)[0].items()
+    assert tmp_path.exists()
 
 
 def test_a_dry_run_tells_the_calls_and_writes_nothing(tmp_path: Path, small: list[str]) -> None:
@@ -242,98 +261,6 @@ def test_a_dry_run_tells_the_calls_and_writes_nothing(tmp_path: Path, small: lis
     assert code == 0
     assert re.search(r"lm calls +24\n", out)  # 6 questions, 2 hops, 1 prompt, 2 samples
     assert not (tmp_path / "r").exists()
-
-
-def test_no_text_is_markup_or_the_name_of_an_emoji(capsys: pytest.CaptureFixture[str]) -> None:
-    odd = "[/] [red] :bear:"
-    say(odd)
-    done(odd)
-    complain(odd)
-    facts({"a": odd})
-    table((odd, odd), [(odd, odd)], title=odd)
-    shown = capsys.readouterr()
-    assert (shown.out.count(odd), shown.err.count(odd)) == (8, 1)
-
-
-@pytest.mark.parametrize("columns", [40, 80, 100])
-def test_a_table_on_a_terminal_cuts_no_number(
-    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("FORCE_COLOR", "1")  # Rich then takes standard output for a terminal
-    row = ["a-policy-of-a-long-name-" * 2, "0.123 [0.456, 0.789]", "0.5555", "1.0000", "12", "1,234,567"]
-    table(["system", "recall", "AP", "all gold found", "failed", "LM calls"], [row, row], title="of systems")
-    lines = ANSI.sub("", capsys.readouterr().out).splitlines()
-    assert "…" not in "".join(lines)
-    assert sum(all(figure in line for figure in row[1:]) for line in lines) == 2
-    cells = lines[next(i for i, line in enumerate(lines) if "──" in line) + 1 :]
-    assert "".join(line.split()[0] for line in cells if line.strip()) == 2 * row[0]
-    assert columns == 40 or max(map(len, lines)) <= columns
-
-
-def test_a_table_in_a_pipe_has_no_padding(capsys: pytest.CaptureFixture[str]) -> None:
-    table(["system", "note"], [["a", "x"], ["b", "a note of many words " * 9]], title="of systems")
-    lines = capsys.readouterr().out.splitlines()
-    assert all(line == line.rstrip() for line in lines)
-    assert any("a note of many words " * 9 in f"{line} " for line in lines)
-
-
-def test_half_a_surrogate_pair_is_shown_as_a_question_mark(capsys: pytest.CaptureFixture[str]) -> None:
-    say("a\ud800")
-    done("b\ud800")
-    table(("c",), [("d\ud800",)], title="e\ud800")
-    shown = capsys.readouterr().out
-    assert all(f"{letter}?" in shown for letter in "abde")
-
-
-def test_no_character_is_a_command_of_the_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    odd = "a\x1b[31mb\x1b]0;title\x07c\x9b2Jd\u202ee\rf\x7fg\u2066h"
-    say(odd)
-    done(odd)
-    complain(odd)
-    facts({"a": odd})
-    table(("c",), [(odd,)], title=odd)
-    lines = Lines()
-    lines.start("sampling", 1)
-    lines.advance(1, best=odd)
-    lines.finish()
-    shown = "".join(capsys.readouterr())
-    question = {"id": odd, "question": odd, "answer": odd, "relevant_doc_ids": [odd]}
-    (tmp_path / "q.jsonl").write_text(json.dumps(question) + "\n")
-    (tmp_path / "c.jsonl").write_text(json.dumps({"doc_id": odd, "title": odd, "text": odd}) + "\n")
-    code, told = leret("data", "inspect", "--questions", tmp_path / "q.jsonl", "--corpus", tmp_path / "c.jsonl")
-    assert code == 0
-    shown += told
-    assert shown.count("g h") >= 10
-    assert not [char for char in shown if not char.isprintable() and char != "\n"]
-
-
-def test_progress_is_plain_lines_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = Lines(every_s=0.0)
-    lines.start("sampling", 4)
-    lines.advance(1, mean_reward=0.25, failures=0)
-    lines.advance(3, mean_reward=0.5)
-    lines.finish()
-    told = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"sampling: 1/4, \S+/s, \d+:\d\d left, mean reward 0.25, failures 0", told[0])
-    assert re.fullmatch(r"sampling: 4/4, \S+/s, \d+\.\d s, mean reward 0.5, failures 0", told[-1])
-
-
-def test_the_last_line_of_a_part_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = Lines(every_s=0.0)
-    lines.start("encode documents", 2)
-    lines.advance(2)
-    lines.finish()
-    assert capsys.readouterr().err.count("2/2") == 1
-
-
-def test_lines_come_every_few_seconds_and_not_more_often(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = Lines(every_s=60.0)
-    lines.start("sampling", 100)
-    for _ in range(100):
-        lines.advance()
-    lines.finish()
-    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_the_whole_loop_runs_goes_on_and_ends_at_once(tmp_path: Path, small: list[str]) -> None:

@@ -1,15 +1,14 @@
-"""The card of a preference data set: what is in it, in the form that the Hugging Face hub reads."""
+"""What is in a preference data set: counts, and the card that the Hugging Face hub reads."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from leret.core import yaml
-
-if TYPE_CHECKING:
-    from leret.sampling.preferences.dataset import PreferenceReport
-
+from leret.sampling.preferences.pairs import Strategy
 
 _BAR = 40
 """Characters of the longest bar."""
@@ -20,6 +19,52 @@ _MEANING = {
     "all": "each completion over every one of a lower reward",
     "margin": "each completion over every one whose reward is lower by the margin or more",
 }
+
+
+@dataclass
+class PreferenceReport:
+    """What went into the data set.
+
+    Attributes:
+        states: states that were sampled; ``no_spread`` of them have completions of one reward alone, ``unscored``
+            have none with a reward.
+        duplicates: completions dropped since another one at the state is the same.
+        reward_range: least and greatest reward, and 0 to 1 at least.
+        histogram: samples by reward, in tenths of that range.
+        pairs_per_step: pairs by the number of LM calls before (0 at the first hop).
+        failures: samples without a reward, by kind.
+    """
+
+    path: Path
+    strategy: Strategy
+    margin: float
+    max_pairs: int | None
+    pairs: int = 0
+    questions: int = 0
+    states: int = 0
+    states_with_pairs: int = 0
+    no_spread: int = 0
+    unscored: int = 0
+    samples: int = 0
+    rewarded: int = 0
+    duplicates: int = 0
+    reward_sum: float = 0.0
+    margin_sum: float = 0.0
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    histogram: list[int] = field(default_factory=lambda: [0] * 10)
+    pairs_per_step: Counter[int] = field(default_factory=Counter)
+    pairs_by_prompts: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def mean_reward(self) -> float:
+        """Of the samples that have one."""
+        return self.reward_sum / self.rewarded if self.rewarded else 0.0
+
+    @property
+    def mean_margin(self) -> float:
+        """Mean difference of the rewards of a pair."""
+        return self.margin_sum / self.pairs if self.pairs else 0.0
 
 
 def card(report: PreferenceReport, run_name: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = 80
 PROMPT_S = 15
 """Seconds within which Ctrl-C has to end a command."""

@@ -14,8 +14,7 @@ from leret.core.runs import Run
 from leret.sampling.stage import sample
 from leret.sampling.store.check import check_store
 from leret.sampling.store.store import Store
-from tests.sampling.fakes import FakePolicy
-from tests.sampling.test_stage import recipe_of, write_data
+from tests.sampling.fakes import FakePolicy, recipe_of, write_data
 
 
 @pytest.fixture(scope="module")
