@@ -77,15 +77,11 @@ class BM25:
 
     @classmethod
     def build(cls, corpus: Documents, directory: Path | None = None, **settings: Any) -> BM25:
-        """Index a corpus.
-
-        Args:
-            corpus: what is indexed.
-            directory: where to keep the index; None keeps it in memory.
-            settings: keys of `BM25Settings`.
+        """Index a corpus, in memory or in a directory; ``settings`` are keys of `BM25Settings`.
 
         Raises:
-            RetrievalError: a setting is wrong, no document has a word, or the directory cannot be written.
+            ValidationError: a setting is out of range (pydantic's).
+            RetrievalError: no document has a word, or the directory cannot be written.
         """
         engine = BM25Index(BM25Settings(**settings))
         if directory is None:
