@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leret.config.retriever import FusionSettings, HybridSettings, RetrieverSettings
+from leret.config.retriever import FusionSettings, HybridSettings, LocalEngine
 from leret.core.errors import RetrievalError
 from leret.core.types import Passage, Ranking, digest
 from leret.retrieval.base import Retriever
@@ -74,7 +74,7 @@ class Hybrid:
         self.digest = hybrid_digest((first.digest, second.digest), settings)
 
     @staticmethod
-    def parts(settings: HybridSettings) -> dict[str, RetrieverSettings]:
+    def parts(settings: HybridSettings) -> dict[str, LocalEngine]:
         """The two, by the folder of their index."""
         return dict(zip(("first", "second"), settings.engines, strict=True))
 

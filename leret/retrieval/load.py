@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -93,8 +94,7 @@ def load_retriever(
 
     Raises:
         ConfigError: a URL is none, or an environment variable is not set.
-        RetrievalError: the index cannot be built or opened, or is of another corpus or made with other settings; a
-            server does not answer, or searches another corpus.
+        RetrievalError: the index cannot be built or opened, or does not fit; or a server does not answer.
     """
     engine = ENGINES[settings.kind]
     if engine.role == "server":
@@ -118,10 +118,10 @@ def _open_or_build(
     if ENGINES[settings.kind].role == "parts":
         parts = engine.parts(settings).items()
         made = [_open_or_build(part, corpus, directory / name, progress, shared=shared) for name, part in parts]
-        if engine is Hybrid and not (directory / MANIFEST).exists():
+        if isinstance(settings, HybridSettings) and not (shared and (directory / MANIFEST).exists()):
             write_manifest(plan_index(settings, corpus), directory)
         return cast(Retriever, engine(*made, settings))
-    index = index_engine(settings)
+    index = _index_engine(settings)
     planned = Manifest.planned(index, corpus)
     if shared and directory.exists():
         manifest = read_manifest(directory)
@@ -135,12 +135,7 @@ def _open_or_build(
     return _open(index, directory)
 
 
-def index_engine(settings: RetrieverSettings) -> IndexEngine:
-    """What builds and opens the index of settings.
-
-    Raises:
-        RetrievalError: a model that they name is not there.
-    """
+def _index_engine(settings: RetrieverSettings) -> IndexEngine:
     engine = ENGINES[settings.kind].load()
     return cast(IndexEngine, getattr(engine, "of", engine)(settings))
 
@@ -152,12 +147,12 @@ def plan_index(settings: RetrieverSettings, corpus: Documents) -> Manifest:
         RetrievalError: a model that they name is not there, or a server has the index.
     """
     if ENGINES[settings.kind].role == "index":
-        return Manifest.planned(index_engine(settings), corpus)
+        return Manifest.planned(_index_engine(settings), corpus)
     if not isinstance(settings, HybridSettings):
         raise RetrievalError(f"retriever.kind: {settings.kind} has no index of its own to build")
     named = Hybrid.parts(settings)
     parts = [plan_index(part, corpus) for part in named.values()]
-    places = {name: getattr(part, "index", None) or name for name, part in named.items()}
+    places = {name: os.path.abspath(part.index) if part.index else name for name, part in named.items()}
     return _hybrid_manifest(parts, settings, places)
 
 
@@ -183,7 +178,7 @@ def build_index(
     """
     planned = plan_index(settings, corpus)
     if ENGINES[settings.kind].role == "index":
-        return write_index(index_engine(settings), corpus, directory, progress)
+        return write_index(_index_engine(settings), corpus, directory, progress)
     for name, part in ENGINES[settings.kind].load().parts(settings).items():
         _open_or_build(part, corpus, directory / planned.places[name], progress, shared=False)
     return write_manifest(planned, directory)
@@ -202,12 +197,8 @@ def model_keys() -> dict[str, str]:
 def check_index(directory: Path, corpus: Documents | None = None) -> Manifest:
     """Read an index through, open it and search it.
 
-    Args:
-        directory: of the index.
-        corpus: that it should be of.
-
     Raises:
-        RetrievalError: it is broken, of another corpus, or cannot be opened.
+        RetrievalError: it is broken, not of ``corpus``, or cannot be opened.
     """
     manifest = read_manifest(directory)
     if manifest.engine == "hybrid":
@@ -229,8 +220,7 @@ def check_index(directory: Path, corpus: Documents | None = None) -> Manifest:
 def open_index(path: str | Path) -> Retriever:
     """Open an index directory alone, with the documents that it keeps.
 
-    Args:
-        path: of the directory; a downloaded index of ColBERT is taken too, where its collection.tsv lies with it.
+    A downloaded index of ColBERT is taken too, where its collection.tsv lies with it.
 
     Raises:
         RetrievalError: it is no index, unfinished, broken, or needs a model that is gone.
@@ -298,11 +288,6 @@ class OpenRetriever:
 
 def open_retriever(index: str, *, token_env: str | None = None, retry_for_s: float = 30.0) -> OpenRetriever:
     """Open an index directory, or connect to a ``leret`` server.
-
-    Args:
-        index: a directory, or a URL.
-        token_env: environment variable that holds the server's bearer token.
-        retry_for_s: how long a server that does not answer is waited for.
 
     Raises:
         ConfigError: the URL is none or holds a password, or the variable is not set.

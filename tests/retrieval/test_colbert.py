@@ -24,11 +24,9 @@ import pytest
 from huggingface_hub import constants, hf_hub_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from leret.config.data import DataSettings
 from leret.config.retriever import ColbertSettings
 from leret.core.errors import RetrievalError
 from leret.datasets.corpus import Corpus
-from leret.datasets.load import load
 from leret.retrieval.base import Retriever
 from leret.retrieval.engines.colbert import check_downloaded
 from leret.retrieval.engines.colbert_compat import _imported, _restored
@@ -265,31 +263,3 @@ def test_a_killed_compile_does_not_block_the_next_one(tmp_path: Path) -> None:
     assert second.stdout == "ready\n"
     assert "compiling ColBERT's C++ extensions" in second.stderr
     assert not list(tmp_path.glob("extensions/*/*/lock"))
-
-
-@pytest.mark.timeout(7200)
-def test_three_thousand_documents_of_hotpotqa(shared_data: Path, tmp_path: Path) -> None:
-    """The figures that issue and docs name; real weights under an untrained projection."""
-    folder = shared_data / "hotpotqa"
-    data = load(
-        DataSettings(
-            questions=str(folder / "queries_all.jsonl.gz"), corpus=str(folder / "corpus.jsonl.gz"), split="all"
-        )
-    )
-    gold = dict.fromkeys(doc_id for question in data.tasks for doc_id in question.gold)
-    corpus = Corpus([data.corpus[doc_id] for doc_id in list(gold)[:3000]])
-    ids = list(corpus)
-    queries = [q.text for q in data.tasks.items if set(q.gold) <= set(ids)][:100]
-    checkpoint = colbert_checkpoint(tmp_path / "checkpoint")
-    best = None
-    for nbits, least in ((2, 0.75), (4, 0.85)):
-        load_retriever(settings(checkpoint, tmp_path / str(nbits), nbits=nbits), corpus, tmp_path)
-        retriever = open_index(tmp_path / str(nbits))
-        if best is None:
-            best = exact(retriever, [f"{d.title} | {d.text}" for d in corpus.values()], queries, 10)
-        batch = retriever.search(queries, 10)
-        share = overlap(batch, best, ids)
-        print(json.dumps({"nbits": nbits, "overlap@10": share}))
-        assert share >= least
-        assert _ids([retriever.search([query], 10)[0] for query in queries]) == _ids(batch)
-        assert {len(ranking) for ranking in retriever.search(queries, 100)} == {100}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,10 @@ import pytest
 from leret.config.retriever import DenseSettings
 from leret.core.errors import RetrievalError
 from leret.core.files import is_incomplete
-from leret.core.progress import Silent
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.retrieval.engines import dense
 from leret.retrieval.engines.dense import Encoder
-from leret.retrieval.engines.vector_store import ChromaStore, write_chroma
 from leret.retrieval.load import load_retriever, open_index
 from tests.retrieval.models import minilm
 
@@ -88,12 +86,6 @@ def test_whatever_changes_rankings_changes_the_digest(flat: Path, change: dict[s
     assert engine(settings(flat)).digest("c") != engine(settings(flat, **change)).digest("c")
 
 
-def test_batch_size_and_the_place_of_the_model_do_not(flat: Path, tmp_path: Path) -> None:
-    shutil.copytree(minilm(), tmp_path / "model")
-    here = DenseSettings(model=str(tmp_path / "model"), batch_size=2)
-    assert dense.DenseIndex.of(here).digest("c") == dense.DenseIndex.of(settings(flat)).digest("c")
-
-
 def test_a_stopped_build_goes_on_after_the_last_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dense, "_SHARD", 10)
     counts: list[int] = []
@@ -141,22 +133,6 @@ def test_a_build_that_stops_after_its_vectors_encodes_nothing_again(
     assert not list((tmp_path / "index").glob("*shards*"))
 
 
-def test_what_a_stopped_build_left_with_chroma_is_thrown_away(tmp_path: Path) -> None:
-    pytest.importorskip("chromadb", reason="chromadb is not installed")
-
-    def parts(*, whole: bool) -> Iterator[Any]:
-        yield np.eye(3, dtype=np.float32)
-        if not whole:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_chroma(parts(whole=False), tmp_path, DenseSettings(model="m"), Silent())
-    with pytest.raises(RetrievalError, match="Chroma cannot open the vectors"):
-        ChromaStore(tmp_path, DenseSettings(model="m"))
-    write_chroma(parts(whole=True), tmp_path, DenseSettings(model="m"), Silent())
-    assert len(ChromaStore(tmp_path, DenseSettings(model="m"))) == 3
-
-
 def test_hnsw_finds_what_flat_finds(flat: Path, tmp_path: Path) -> None:
     graph = load_retriever(settings(tmp_path / "hnsw", store="hnsw"), TOWNS, tmp_path)
     exact = open_index(flat).search(QUERIES, 10)
@@ -190,15 +166,6 @@ def test_a_missing_model_is_said(name: str, says: str, tmp_path: Path, monkeypat
     wanted = DenseSettings(model=name)
     with pytest.raises(RetrievalError, match=says):
         load_retriever(wanted, TOWNS, tmp_path)
-
-
-def test_a_model_whose_weights_are_cut_off_is_said(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(minilm(), model)
-    with open(model / "model.safetensors", "r+b") as file:
-        file.truncate(100_000)
-    with pytest.raises(RetrievalError, match=r"cannot be opened as .* model \(SafetensorError"):
-        Encoder(model, DenseSettings(model="m", device="cpu"))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 
 import pytest
@@ -112,14 +111,6 @@ def test_a_mistake_is_told_with_its_mend(tmp_path: Path, corpus: Path, args: lis
     assert "Traceback" not in err
 
 
-def test_what_a_hybrid_without_engines_is_told_to_add_works(tmp_path: Path, corpus: Path) -> None:
-    command = ["index", "build", "--kind", "hybrid", "--corpus", str(corpus), "--out", str(tmp_path / "x")]
-    told = leret(*command)[2]
-    added = shlex.split(told.split(" add ")[1].split(", say;")[0])
-    code, out, err = leret(*command, *added)
-    assert (code, "3 documents" in out) == (0, True), err
-
-
 def test_a_recipe_names_engine_and_corpus(tmp_path: Path) -> None:
     code, out, err = leret("index", "build", "sampling/demo.yaml", "--out", tmp_path / "x")
     assert code == 0, err
@@ -134,13 +125,6 @@ def test_info_tells_the_manifest(index: Path) -> None:
     assert "documents" in out
     found = json.loads(leret("index", "info", index, "--json")[1])
     assert (found["engine"], found["documents"], found["settings"]["k1"]) == ("bm25", 3, 1.5)
-
-
-def test_info_tells_settings_that_are_off(tmp_path: Path, corpus: Path) -> None:
-    command = ["index", "build", "--kind", "bm25", "--corpus", corpus, "--out", tmp_path / "x"]
-    assert leret(*command, "--set", "fold_accents=false")[0] == 0
-    lines = [line.split() for line in leret("index", "info", tmp_path / "x")[1].splitlines()]
-    assert ["setting", "fold", "accents", "no"] in lines
 
 
 def test_an_index_that_left_bad_lines_out_is_checked_against_its_corpus(tmp_path: Path, corpus: Path) -> None:
@@ -226,13 +210,6 @@ def test_no_text_is_a_command_of_the_terminal(index: Path) -> None:
     assert "\x07" not in out
 
 
-def test_words_of_the_query_stand_out_on_a_terminal() -> None:
-    from leret.cli.search import _marked, _pattern
-
-    marked = _marked("The Cat, a catalogue", _pattern("cat"))
-    assert [(span.start, span.end) for span in marked.spans] == [(4, 7)]
-
-
 def test_json_is_whole(index: Path) -> None:
     found = json.loads(leret("search", index, "cat \ud800", "--json", "-k", "1")[1])
     assert found["ranking"][0] == {
@@ -255,13 +232,3 @@ def test_the_progress_of_tantivy_ends_at_its_total(tmp_path: Path, corpus: Path)
     assert code == 0, err
     assert "index words: 3/3" in err
     assert json.loads(out)["documents"] == 3
-
-
-def test_nothing_found_is_no_error(index: Path) -> None:
-    assert leret("search", index, "?!")[:2] == (0, "nothing was found\n")
-
-
-def test_a_missing_index_is_told(tmp_path: Path) -> None:
-    code, _, err = leret("search", tmp_path / "nowhere", "cat")
-    assert code == 2
-    assert "is no index" in err

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
@@ -93,11 +93,6 @@ def test_an_index_opens_alone_and_answers_the_same(built: tuple[Path, Retriever]
     assert opened.search(queries, 5) == retriever.search(queries, 5)
 
 
-def test_text_comes_back_as_it_went_in(engine: Retriever) -> None:
-    (ranking,) = engine.search(["Müller's café serves strudel and coffee"], 1)
-    assert ranking[0].text == ANIMALS["café"].text
-
-
 @pytest.mark.parametrize("query", SILENT, ids=repr)
 def test_a_query_without_a_letter_or_digit_has_an_empty_ranking(engine: Retriever, query: str) -> None:
     assert engine.search([query, "cat", query], 2)[0::2] == [(), ()]
@@ -112,14 +107,6 @@ def test_any_text_is_a_query_and_never_syntax(kind: str, engine: Retriever, quer
     if kind in LEXICAL and "cat" in query.replace("/cat.*/", "") and len(query) < 100:
         # a minus, a NOT or a field name does not shut the document out
         assert "cat" in [passage.doc_id for passage in ranking]
-
-
-def test_operators_do_what_their_words_do(kind: str, engine: Retriever) -> None:
-    if kind not in LEXICAL:
-        pytest.skip("an embedding of other characters is another embedding")
-    plain, *dressed = engine.search(["cat dog", "-cat +dog", '"cat dog"', "(cat) AND (dog)", "cat^9 dog~"], 5)
-    assert [found.doc_id for found in plain] == ["cat", "dog"] or {found.doc_id for found in plain} == {"cat", "dog"}
-    assert all(ranking == plain for ranking in dressed)
 
 
 def test_no_query_has_no_ranking_and_k_is_checked(engine: Retriever) -> None:
@@ -155,15 +142,6 @@ def test_threads_get_what_one_gets(engine: Retriever) -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda query: [p.doc_id for p in engine.search([query], 4)[0]], queries))
     assert found == alone
-
-
-def test_the_same_index_is_opened_and_not_built_again(
-    kind: str, built: tuple[Path, Retriever], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory, retriever = built
-    monkeypatch.setattr("leret.retrieval.load.write_index", lambda *_: pytest.fail("built again"))
-    again = load_retriever(settings(kind, folder, index=str(directory)), ANIMALS, folder / "unused")
-    assert again.digest == retriever.digest
 
 
 def test_a_named_index_of_another_corpus_is_refused(kind: str, built: tuple[Path, Retriever], folder: Path) -> None:
@@ -222,14 +200,6 @@ def test_a_manifest_that_does_not_fit_its_index_is_refused(
         path.write_text(before)
 
 
-def test_the_digest_of_the_corpus_is_that_of_the_stored_documents(kind: str, built: tuple[Path, Retriever]) -> None:
-    directory = built[0] / "first" if kind == "hybrid" else built[0]
-    manifest = read_manifest(directory)
-    assert check_files(replace(manifest, corpus="0" * 32), directory, content=True) == [
-        f"the stored documents are of the corpus {ANIMALS.digest}, and manifest.json says {'0' * 32}"
-    ]
-
-
 def test_a_named_index_with_other_settings_is_refused(folder: Path, tmp_path: Path) -> None:
     index = str(tmp_path / "index")
     load_retriever(settings("bm25", folder, index=index), ANIMALS, folder)
@@ -273,34 +243,6 @@ def test_a_killed_build_is_noticed_and_the_next_one_finishes_it(kind: str, folde
     load_retriever(settings(kind, folder, index=str(directory)), ANIMALS, folder)
     assert open_index(directory).search(["cat"], 1)[0][0].doc_id == "cat"
     assert not [path for path in tmp_path.rglob("*") if path.suffix == ".building"]
-
-
-HELD = """
-import sys, time
-from pathlib import Path
-from leret.core.files import atomic_directory
-with atomic_directory(Path(sys.argv[1]), "another key", RuntimeError()):
-    print("building", flush=True)
-    sys.stdin.readline()
-"""
-
-
-def test_two_builds_of_one_directory_do_not_mix(folder: Path, tmp_path: Path) -> None:
-    directory = tmp_path / "index"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    held = subprocess.Popen(
-        [sys.executable, "-c", HELD, str(directory)],
-        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        assert held.stdout is not None
-        assert held.stdout.readline().strip() == "building"
-        with pytest.raises(RetrievalError, match="another process is building this index"):
-            load_retriever(settings("bm25", folder, index=str(directory)), ANIMALS, folder)
-    finally:
-        held.kill()
-        held.communicate()
-    load_retriever(settings("bm25", folder, index=str(directory)), ANIMALS, folder)
 
 
 class ToySettings(IndexedSettings):

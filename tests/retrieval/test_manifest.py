@@ -67,11 +67,6 @@ def test_bm25s_can_open_the_directory_too(saved: Path) -> None:
     assert documents[0, 0] == 3
 
 
-def test_the_same_index_is_opened_and_not_built_again(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leret.retrieval.engines.bm25._make", lambda *_: pytest.fail("built again"))
-    reopen(_CORPUS, saved, k1=1.2, stopwords=None)
-
-
 @pytest.mark.parametrize(
     ("corpus", "settings"),
     [

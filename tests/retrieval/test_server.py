@@ -65,21 +65,6 @@ def test_every_protocol_of_our_client_gives_what_the_engine_gave(protocol: Any) 
         asker.close()
 
 
-def test_clients_that_ask_at_once_share_a_batch() -> None:
-    engine = Echo()
-    with running(engine, max_batch=8) as server, ThreadPoolExecutor(13) as pool:
-        engine.go.clear()
-        first = ask(pool, server.url, "first")
-        wait_for(lambda: len(engine.batches) == 1)
-        rest = [ask(pool, server.url, f"q{i}", k=3) for i in range(10)] + [ask(pool, server.url, "other", k=1)]
-        wait_for(lambda: server.server.batcher.n_waiting == 11)
-        engine.go.set()
-        for i, future in enumerate(rest[:10]):
-            assert future.result().json()["rankings"][0][0]["doc_id"] == f"q{i}#0"
-        assert first.result().status_code == rest[10].result().status_code == 200
-    assert sorted((len(queries), k) for queries, k in engine.batches[1:]) == [(1, 1), (2, 3), (8, 3)]
-
-
 def test_a_full_queue_is_503_with_retry_after_and_nothing_else_is() -> None:
     engine = Echo()
     with running(engine, max_waiting=3) as server, ThreadPoolExecutor(8) as pool:
@@ -169,23 +154,6 @@ def test_what_is_no_http_is_400_and_does_not_fill_the_log(request_: bytes, caplo
     assert caplog.records == []
 
 
-def test_head_answers_as_get_does_and_a_null_k_is_no_k() -> None:
-    with running(Echo()) as server:
-        got, head = (requests.request(method, f"{server.url}/?query=a", timeout=20) for method in ("GET", "HEAD"))
-        assert (head.status_code, head.content) == (200, b"")
-        assert head.headers["Content-Length"] == got.headers["Content-Length"]
-        assert requests.post(server.url, json={"query": "a", "k": None}, timeout=20).json() == got.json()
-        answer = requests.post(f"{server.url}/search", json={"queries": ["a"], "k": None}, timeout=20).json()
-        assert len(answer["rankings"][0]) == len(got.json()["topk"]) == 10
-
-
-def test_by_default_our_client_may_ask_as_much_as_it_does_by_default() -> None:
-    with running(Echo()) as server:
-        asker = Remote(RemoteSettings(urls=(server.url,), retry_for_s=0))
-        k = requests.get(f"{server.url}/health", timeout=20).json()["max_k"]
-        assert [len(ranking) for ranking in asker.search(["a"] * 65, k)] == [1000] * 65
-
-
 class Held(tuple[Passage, ...]):
     """A ranking that nobody gets through before ``go``."""
 
@@ -208,12 +176,6 @@ def test_others_are_answered_while_a_large_answer_is_encoded(monkeypatch: pytest
         assert not large.done()
         Held.go.set()
         assert len(large.result().json()["rankings"][0]) == 1000
-
-
-def test_an_empty_batch_is_an_empty_answer() -> None:
-    with running(Echo()) as server:
-        answer = requests.post(f"{server.url}/search", json={"queries": []}, timeout=20)
-        assert answer.json() == {"index": "echo", "rankings": []}
 
 
 def test_an_engine_that_fails_is_500_and_an_outage_for_our_client() -> None:

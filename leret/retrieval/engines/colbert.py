@@ -33,13 +33,6 @@ class ColBERT:
 
     A query without a letter or a digit has an empty ranking. Equal scores stand in the order of the corpus.
 
-    Args:
-        documents: where passages take their title and text from.
-        checkpoint: directory of the model.
-        index: directory of the PLAID index.
-        settings: of the search.
-        digest: of the retriever.
-
     Raises:
         RetrievalError: the checkpoint or the index cannot be opened.
         MissingDependency: colbert-ai is not installed.
@@ -199,7 +192,6 @@ def open_downloaded(directory: Path) -> ColBERT:
 
     Raises:
         RetrievalError: it has none of either, or cannot be opened.
-        MissingDependency: colbert-ai is not installed.
     """
     index = PlaidIndex.open(directory)
     if index.collection is None:
@@ -212,18 +204,12 @@ def open_downloaded(directory: Path) -> ColBERT:
 
 
 def check_downloaded(directory: Path, corpus: Documents | None) -> int:
-    """Look for all files of a downloaded index, open it, search it, and compare it with what it is of.
+    """The number of documents of a downloaded index, after all its files are looked for and it was searched.
 
-    Args:
-        directory: of the index.
-        corpus: that it should be of; None takes the collection that lies with it.
-
-    Returns:
-        Documents in it.
+    It is compared with ``corpus``, or else with the collection that lies with it.
 
     Raises:
         RetrievalError: it is broken, of another corpus, or cannot be opened.
-        MissingDependency: colbert-ai is not installed.
     """
     index = PlaidIndex.open(directory)
     if problems := index.problems():

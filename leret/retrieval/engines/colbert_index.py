@@ -102,10 +102,7 @@ class PlaidIndex:
     ) -> None:
         """Refuse a corpus that the index is not of: as many documents, and a sample of them with as many tokens.
 
-        Args:
-            corpus: to be searched with the index.
-            text: of a document, as it is indexed.
-            count: tokens of texts, as the index's model has them.
+        ``text`` is of a document as it is indexed; ``count`` gives the tokens of texts as the index's model has them.
 
         Raises:
             RetrievalError: it is of another corpus.

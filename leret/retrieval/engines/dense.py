@@ -37,12 +37,7 @@ class Dense:
     A query without a letter or a digit has an empty ranking. Equal scores stand in the order of the corpus; which of
     them are left out where a ranking is cut is the store's choice.
 
-    Args:
-        documents: where passages take their title and text from.
-        store: one vector a document.
-        encoder: of queries.
-        query_prefix: put before each of them.
-        digest: of the retriever.
+    ``store`` has one vector a document; ``query_prefix`` is put before each query.
     """
 
     def __init__(
@@ -162,10 +157,6 @@ class DenseIndex:
 
 class Encoder:
     """A sentence-transformers model, pooled as the model says; safe for many threads, one at a time.
-
-    Args:
-        directory: of the model.
-        settings: normalize, max_length, batch_size and device are looked at.
 
     Raises:
         RetrievalError: the directory holds no such model, torch cannot use the device, or the model cannot read so many

@@ -35,11 +35,6 @@ class Tantivy:
     """Finds documents by their words; safe for many threads.
 
     Documents that share no word with a query are not returned. Equal scores stand in the order of the corpus.
-
-    Args:
-        documents: where passages take their title and text from.
-        index: tantivy's own, of ``documents``.
-        settings: that it was built with.
     """
 
     only_computes: ClassVar[bool] = True  # a search waits for nothing but the processor

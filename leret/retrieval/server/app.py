@@ -53,29 +53,17 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What a server allows.
+    """What a server allows; see also `leret.retrieval.server.schemas.Limits`."""
 
-    Attributes:
-        token: that clients must send; None lets everybody in who asks for the host by its number, or as here named.
-        host: name that the server is reached by, beside localhost.
-        max_waiting: queries in the queue.
-        max_batch: queries that the engine is asked at once.
-        max_k: documents a query.
-        max_queries: queries a request.
-        max_documents: queries times k of a request; the default is what leret's client asks at most by default.
-        max_body: bytes a request.
-        read_s: seconds until the body of a request must be there.
-    """
-
-    token: str | None = None
-    host: str = "localhost"
-    max_waiting: int = 1024
-    max_batch: int = 64
+    token: str | None = None  # None lets in who asks for the host by its number, or as here named
+    host: str = "localhost"  # name that the server is reached by, beside localhost
+    max_waiting: int = 1024  # queries in the queue
+    max_batch: int = 64  # queries that the engine is asked at once
     max_k: int = 1000
     max_queries: int = 1024
-    max_documents: int = 64_000
-    max_body: int = 4 << 20
-    read_s: float = 60.0
+    max_documents: int = 64_000  # what leret's client asks at most by default
+    max_body: int = 4 << 20  # bytes a request
+    read_s: float = 60.0  # until the body of a request must be there
 
 
 class _Metrics:
@@ -284,7 +272,7 @@ async def serve(
         host: where to listen.
         port: 0 takes a free one.
         ready: gets the URL once requests are taken.
-        stop: ends the server; None leaves that to signals.
+        stop: ends the server too.
         drain_s: how long requests that are being answered are waited for.
 
     Raises:

@@ -21,17 +21,11 @@ class BadRequestError(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may ask.
+    """What a request may ask."""
 
-    Attributes:
-        max_k: documents a query.
-        max_queries: queries a request.
-        max_documents: queries times k of a request.
-    """
-
-    max_k: int
+    max_k: int  # documents a query
     max_queries: int
-    max_documents: int
+    max_documents: int  # queries times k
 
 
 def _number(value: Any) -> Any:
