@@ -155,7 +155,7 @@ def test_what_tgi_will_never_take_is_refused_at_once(run: Any) -> None:
 def test_a_directory_without_a_tokenizer_or_a_template_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match=r"policy\.tokenizer: there is no directory nowhere"):
         tgi("nowhere", ["http://a"])
-    with pytest.raises(PolicyError, match="holds no tokenizer"):
+    with pytest.raises(PolicyError, match="has no tokenizer"):
         tgi(tmp_path, ["http://a"])
 
 
