@@ -61,7 +61,7 @@ def jobs_of(recipe: SamplingRecipe, policy: LocalPolicy, arguments: argparse.Nam
         for own in messages
     ][: arguments.completions]
     rng.shuffle(requests)
-    return [policy._item(request).job for request in requests]
+    return [policy._job(request) for request in requests]
 
 
 def sampled(policy: LocalPolicy, jobs: list[Job], size: int) -> list[Generated]:

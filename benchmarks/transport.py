@@ -20,7 +20,7 @@ import aiohttp
 
 from leret.config.policy import OpenAIPolicySettings
 from leret.policies.base import Request
-from leret.policies.remote.openai import OpenAIPolicy, server_seed
+from leret.policies.remote.openai import OpenAIPolicy
 
 MESSAGES = (
     {"role": "system", "content": "Your input fields are:\n1. `context`\n2. `question`\nWrite a search query. " * 6},
@@ -113,7 +113,7 @@ async def compare(url: str, n_requests: int, connections: int, rounds: int, n: i
                 "temperature": 1.0,
                 "top_p": 1.0,
                 "max_tokens": 64,
-                "seed": server_seed(i),
+                "seed": i,
                 **({"n": n} if n > 1 else {}),
             }
         ).encode()

@@ -27,7 +27,7 @@ from leret.evaluation.report.content import examples
 from leret.evaluation.report.page import write_page
 from leret.evaluation.results import SystemResults
 from leret.evaluation.statistics import Statistics
-from leret.evaluation.summary import Evaluated, summarise
+from leret.evaluation.summary import summarise
 from leret.evaluation.systems import System, focus
 from leret.evaluation.trec import write_qrels, write_run
 from leret.policies.load import probe
@@ -155,19 +155,7 @@ def _summary(
     evaluation: Evaluation, tasks: Sequence[Task], data: str, results: Mapping[str, SystemResults]
 ) -> dict[str, Any]:
     recipe = evaluation.recipe
-    evaluated = [
-        Evaluated(
-            system=system.name,
-            kind=system.kind,
-            policy=system.policy,
-            prompt=None if system.prompt is None else system.prompt.name,
-            rows=results[system.name].rows,
-            seconds=results[system.name].seconds,
-            lm_calls=results[system.name].lm_calls,
-            rivals=system.rivals,
-        )
-        for system in evaluation.systems
-    ]
+    evaluated = [(system, results[system.name]) for system in evaluation.systems]
     statistics = Statistics(recipe.resamples, recipe.confidence, recipe.seed)
     return {
         **summarise(evaluated, tasks, evaluation.measures, recipe.baseline, statistics),

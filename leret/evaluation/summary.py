@@ -25,7 +25,7 @@ import numpy as np
 
 from leret.core.types import Task
 from leret.evaluation.measures import LABELS
-from leret.evaluation.results import ScoredHop
+from leret.evaluation.results import ScoredHop, SystemResults
 from leret.evaluation.statistics import (
     Array,
     Statistics,
@@ -36,24 +36,11 @@ from leret.evaluation.statistics import (
     nan_mean,
     pairs_of,
 )
+from leret.evaluation.systems import System
 
 SCHEMA = 1
 _MAIN = ("recall", "ap", "all_found")
 """Measures of the console's table."""
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """One system with its results; see `leret.evaluation.systems.System`. The model's loading is not in ``seconds``."""
-
-    system: str
-    kind: str
-    policy: str | None
-    prompt: str | None
-    rows: Sequence[ScoredHop]
-    seconds: float
-    lm_calls: int
-    rivals: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +60,7 @@ class Scores:
 
 
 def summarise(
-    systems: Sequence[Evaluated],
+    systems: Sequence[tuple[System, SystemResults]],
     questions: Sequence[Task],
     measures: Sequence[str],
     baseline: str,
@@ -83,11 +70,11 @@ def summarise(
 
     Each system is compared with ``baseline`` where that is among them, and with its own rivals.
     """
-    hops = max((row.hop for s in systems for row in s.rows if row.failure is None), default=1)
-    scores = {s.system: _scores(s.rows, questions, hops, measures) for s in systems}
+    hops = max((row.hop for _, results in systems for row in results.rows if row.failure is None), default=1)
+    scores = {system.name: score_table(results.rows, questions, hops, measures) for system, results in systems}
     groups = _groups(questions)
     means = {name: _means(scores, members, measures, statistics) for name, members in groups.items()}
-    pairs = pairs_of({s.system: s.rivals for s in systems}, baseline)
+    pairs = pairs_of({system.name: system.rivals for system, _ in systems}, baseline)
     compared = {
         group: compare(pairs, {name: s.values[members] for name, s in scores.items()}, measures, statistics)
         for group, members in groups.items()
@@ -102,7 +89,7 @@ def summarise(
         "baseline": baseline,
         "confidence": statistics.confidence,
         "resamples": statistics.resamples,
-        "rows": [_row(system, scores[system.system], means, groups) for system in systems],
+        "rows": [_row(system, results, scores[system.name], means, groups) for system, results in systems],
         "comparisons": adjusted(c for c in everything if c["hop"] == hops),
         "comparisons_by_hop": adjusted(c for c in everything if c["hop"] != hops),
         "comparisons_by_type": [
@@ -144,7 +131,8 @@ def _figure(hop: Mapping[str, Any], measure: str, with_interval: bool) -> str:
     return f"{value:.3f} [{bounds[0]:.3f}, {bounds[1]:.3f}]" if with_interval else f"{value:.3f}"
 
 
-def _scores(rows: Sequence[ScoredHop], questions: Sequence[Task], n_hops: int, measures: Sequence[str]) -> Scores:
+def score_table(rows: Sequence[ScoredHop], questions: Sequence[Task], n_hops: int, measures: Sequence[str]) -> Scores:
+    """Arrange the rows of one system, in any order, by question, hop and measure."""
     runs: dict[tuple[str, int], dict[int, ScoredHop]] = defaultdict(dict)
     for row in rows:
         runs[row.question_id, row.sample][row.hop] = row
@@ -200,26 +188,27 @@ def _means(
 
 
 def _row(
-    system: Evaluated,
+    system: System,
+    results: SystemResults,
     scores: Scores,
     means: Mapping[str | None, Mapping[str, list[dict[str, Any]]]],
     groups: Mapping[str | None, Sequence[int]],
 ) -> dict[str, Any]:
     return {
-        "system": system.system,
+        "system": system.name,
         "kind": system.kind,
         "policy": system.policy,
-        "prompt": system.prompt,
+        "prompt": None if system.prompt is None else system.prompt.name,
         "n": len(groups[None]) - scores.n_failed,
         "failed": scores.n_failed,
         "unparsed": scores.n_unparsed,
-        "seconds": round(system.seconds, 3),
-        "lm_calls": system.lm_calls,
-        "hops": means[None][system.system],
+        "seconds": round(results.seconds, 3),
+        "lm_calls": results.lm_calls,
+        "hops": means[None][system.name],
         "by_type": {
             name: {
                 "n": int((~np.isnan(scores.values[members]).all(axis=(1, 2))).sum()),
-                "hops": means[name][system.system],
+                "hops": means[name][system.name],
             }
             for name, members in groups.items()
             if name is not None

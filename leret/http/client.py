@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("leret")
 
 T = TypeVar("T")
-Send = Callable[[str, float], Awaitable[T]]
-"""Takes a base URL and an attempt's deadline in seconds; raises `RetryableError` or `RejectedError`."""
+Carry = Callable[["Call", str, float], Awaitable[Answer]]
+"""Takes a call to a server: its base URL, and the attempt's deadline in seconds; raises `RetryableError`."""
 
 CONNECT_SHARE = 0.4
 """Of an attempt's time, for connecting: a server that does not accept is away, one that is late to answer is slow."""
@@ -101,6 +100,7 @@ class Client:
         concurrency: requests in flight at most, in each event loop.
         rate: of requests a second; None sets none.
         also_retried: further status codes that are worth another attempt.
+        carry: takes a call to a server; None does so by aiohttp.
         meter: counts attempts, failures and latencies.
         clock: seconds, never going back.
         sleep: waits.
@@ -121,6 +121,7 @@ class Client:
         concurrency: int = 32,
         rate: RateLimit | None = None,
         also_retried: frozenset[int] = frozenset(),
+        carry: Carry | None = None,
         meter: UsageMeter | None = None,
         clock: Clock = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -136,6 +137,7 @@ class Client:
         self._concurrency = concurrency
         self._rate = rate
         self._also_retried = also_retried
+        self._carry = carry
         self._meter = meter
         self._clock, self._sleep = clock, sleep
         self._answered_at = float("-inf")  # when any request last was
@@ -163,22 +165,22 @@ class Client:
             RejectedError: refused for good.
             RetryableError: still failing at the deadline.
         """
-        return await self.run(partial(self._exchange, call, read), timeout_s=timeout_s, retry_for_s=retry_for_s)
-
-    async def run(self, send: Send[T], *, timeout_s: float | None = None, retry_for_s: float | None = None) -> T:
-        """As `request`, whatever carries the request."""
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         mine = self._loops.get(asyncio.get_running_loop()) or self._open()
+        carry = self._carry or self._by_aiohttp
         began = self._clock()
         retries: _Retries | None = None
         while True:
             async with mine.slots:
-                endpoint = mine.pool.take() if self._rate is None else None
-                if endpoint is None:
-                    endpoint = await self._turn(mine.pool)
+                endpoint = (mine.pool.take() if self._rate is None else None) or await self._turn(mine.pool)
                 sent = self._clock()
                 try:
-                    value = await send(endpoint.url, timeout_s)
+                    answer = await carry(call, endpoint.url, timeout_s or self._timeout_s)
+                    if not 200 <= answer.status < 300:
+                        answer.check(self._advice, self._also_retried)
+                    try:
+                        value = read(answer)
+                    except MALFORMED as error:
+                        raise answer.malformed(f"what cannot be read ({one_line(repr(error))})") from error
                 except HttpError as error:
                     failure = self._note(error, mine.pool, endpoint, sent)
                 except BaseException:
@@ -198,15 +200,6 @@ class Client:
             if self._meter is not None:
                 self._meter.retried()
             await self._sleep(wait_s)
-
-    def check(self, answer: Answer) -> None:
-        """Pass a success.
-
-        Raises:
-            RetryableError: another attempt may succeed.
-            RejectedError: it would not.
-        """
-        answer.check(self._advice, self._also_retried)
 
     async def aclose(self) -> None:
         """Close the running event loop's connections. May be called twice."""
@@ -236,14 +229,12 @@ class Client:
             return error
         raise error
 
-    async def _exchange(self, call: Call, read: Callable[[Answer], T], base: str, timeout_s: float) -> T:
-        """One attempt."""
+    async def _by_aiohttp(self, call: Call, base: str, timeout_s: float) -> Answer:
         import aiohttp
         from yarl import URL
 
         url = base + call.path
         query = f"?{urlencode(call.params, errors='replace', quote_via=quote)}" if call.params else ""
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_SHARE * timeout_s)
         try:
             async with self._loops[asyncio.get_running_loop()].session.request(
                 call.method,
@@ -251,21 +242,14 @@ class Client:
                 data=call.body,
                 headers={"Content-Type": call.content_type} if call.content_type else None,
                 allow_redirects=False,
-                timeout=timeout,
+                timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_SHARE * timeout_s),
             ) as response:
-                body = await read_body(response.content.iter_any(), url)
+                return Answer(url, response.status, response.headers, await read_body(response.content.iter_any(), url))
         except (aiohttp.ClientError, ConnectionError) as error:
             what = f"{type(error).__name__}: {error}"
             raise RetryableError(f"{url} cannot be reached ({what})", "connection") from error
         except TimeoutError as error:
             raise RetryableError(f"{url} did not answer within {timeout_s:.3g} s", "timeout") from error
-        answer = Answer(url, response.status, response.headers, body)
-        if not 200 <= response.status < 300:
-            self.check(answer)
-        try:
-            return read(answer)
-        except MALFORMED as error:
-            raise answer.malformed(f"what cannot be read ({one_line(repr(error))})") from error
 
     def _open(self) -> _PerLoop:
         import aiohttp

@@ -28,11 +28,11 @@ class LoadedModel:
     path: Path
 
 
-def find_model(name: str | Path, revision: str | None = None) -> Path:
+def find_model(name: str | Path) -> Path:
     """The directory of a model named by its path or Hugging Face repository; `PolicyError` without safetensors."""
     path = Path(name)
     if not path.is_dir():
-        path = _from_hub(str(name), revision)
+        path = _from_hub(str(name))
     if not (path / "config.json").is_file() and not (path / "adapter_config.json").is_file():
         raise PolicyError(
             f"{path} holds neither config.json nor adapter_config.json: it is no model directory; "
@@ -57,7 +57,7 @@ def find_model(name: str | Path, revision: str | None = None) -> Path:
     return path
 
 
-def _from_hub(name: str, revision: str | None) -> Path:
+def _from_hub(name: str) -> Path:
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise PolicyError(
             f"there is no model directory {name}; give a directory, or owner/name of the Hugging Face hub"
@@ -68,7 +68,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
 
     patterns = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+        return Path(snapshot_download(name, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, HTTPError, OSError) as error:
         raise PolicyError(
             f"{name} is no directory here, and the Hugging Face hub did not give it ({type(error).__name__}: "
@@ -135,11 +135,7 @@ def _file_digest(file: Path) -> bytes:
 
 
 def adapter_base(path: Path) -> Path | None:
-    """The directory of the model that an adapter was trained on; None where ``path`` holds full weights.
-
-    Raises:
-        PolicyError: ``adapter_config.json`` cannot be read or names no base, or the base is not found.
-    """
+    """The directory of the model that an adapter was trained on; None where ``path`` holds full weights."""
     config = path / "adapter_config.json"
     if not config.is_file():
         return None
@@ -157,9 +153,6 @@ def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
         path: as ``find_model`` returned it.
         device: ``auto`` (CUDA where there is one), ``cpu``, ``cuda``, ``cuda:1`` ...
         dtype: ``auto`` (float32 on a CPU, the saved one elsewhere), ``float32``, ``bfloat16`` or ``float16``.
-
-    Raises:
-        PolicyError: architecture unknown or unfit, weights missing, tokenizer or chat template missing.
     """
     place, base = _device(device), adapter_base(path)
     model = load_weights(base or path, "float32" if dtype == "auto" and place == "cpu" else dtype)
@@ -187,11 +180,7 @@ def _device(device: str) -> str:
 
 
 def load_weights(path: Path, dtype: str) -> Any:
-    """A causal LM on the CPU with all of its weights; transformers would fill missing ones with random numbers.
-
-    Raises:
-        PolicyError: it cannot be read as a causal LM, or weights are missing.
-    """
+    """A causal LM on the CPU with all of its weights; transformers would fill missing ones with random numbers."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -242,11 +231,7 @@ def _merge_adapter(model: Any, path: Path) -> Any:
 
 
 def load_tokenizer(path: Path) -> Any:
-    """The tokenizer of a model directory; an adapter without one has its base's.
-
-    Raises:
-        PolicyError: there is none, or none with a chat template.
-    """
+    """The tokenizer of a model directory, or of an adapter's base; `PolicyError` without a chat template."""
     from transformers import AutoTokenizer
 
     source = path

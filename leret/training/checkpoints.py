@@ -24,12 +24,7 @@ from leret.core.files import locked, write_atomically
 
 
 class CheckpointDirectory:
-    """Where one policy is trained.
-
-    Args:
-        policies: ``R/policies``.
-        name: the policy's.
-    """
+    """Where one policy is trained: ``R/policies/.NAME``."""
 
     def __init__(self, policies: Path, name: str) -> None:
         self.path = policies / f".{name}"
@@ -92,14 +87,10 @@ class TrainReport:
     """What the stage did.
 
     Attributes:
-        path: the policy's directory.
         steps: optimizer steps of this training, the ones before an interruption included.
         total_steps: with those of the policies it started from.
         seconds: wall clock of this call.
-        examples: that were trained on.
         dropped: examples longer than the policy or the recipe takes.
-        loss_first: at the first step that was logged; None where nothing was.
-        loss_last: at the last one.
         already: the policy was there, and nothing was done.
         resumed_from: the step of the checkpoint that this call went on from; 0 at a fresh start.
     """
@@ -150,18 +141,9 @@ class TrainingRecord:
     def report(self, path: Path, seconds: float, *, already: bool = False, resumed_from: int = 0) -> TrainReport:
         """What the stage returns for this policy."""
         losses = [float(entry["loss"]) for entry in self.log_history if "loss" in entry]
-        return TrainReport(
-            path,
-            self.steps,
-            self.total_steps,
-            seconds,
-            self.examples,
-            self.dropped,
-            losses[0] if losses else None,
-            losses[-1] if losses else None,
-            already,
-            resumed_from,
-        )
+        first, last = (losses[0], losses[-1]) if losses else (None, None)
+        counts = (self.steps, self.total_steps, seconds, self.examples, self.dropped)
+        return TrainReport(path, *counts, first, last, already, resumed_from)
 
     def write(self, directory: Path, method: str, base_model: str, peft: bool) -> None:
         """training.json and README.md into a policy's directory."""

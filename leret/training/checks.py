@@ -48,9 +48,6 @@ def check_loss(trainer: Any, recipe: TrainingRecipe, algorithm: Algorithm) -> fl
 
     Returns:
         The difference, as a fraction of the loss or of 1, whichever is larger.
-
-    Raises:
-        TrainingError: the two differ.
     """
     import torch
     from accelerate.utils import send_to_device
@@ -102,7 +99,7 @@ def _moved(model: Any) -> Iterator[None]:
 def check_parity(
     run: Run, initial: InitialPolicy, examples: Sequence[Example], encoder: Encoder, encoded: Sequence[Encoded]
 ) -> None:
-    """Compare some of what is trained with what was sent.
+    """Compare some of what is trained with what was sent; `TrainingError` with the first place that differs.
 
     Args:
         run: that was sampled.
@@ -110,9 +107,6 @@ def check_parity(
         examples: as text.
         encoder: of its tokenizer.
         encoded: the examples as ids.
-
-    Raises:
-        TrainingError: messages or tokens differ; with the first place.
     """
     _check_ids(encoder, examples, encoded)
     if not run.store.is_file():

@@ -143,13 +143,7 @@ class Encoded:
 
 
 class Encoder:
-    """Encodes examples for one policy.
-
-    Args:
-        tokenizer: the policy's, with a chat template.
-        end: id of the token that ends a completion (`end_token`).
-        enable_thinking: of the chat template, as the run was sampled.
-    """
+    """Encodes examples for one policy; ``end`` as `end_token` gives it."""
 
     def __init__(self, tokenizer: Any, end: int, enable_thinking: bool | None = None) -> None:
         self.tokenizer = tokenizer
@@ -183,10 +177,7 @@ class Encoder:
         return self._ids([self.render(messages)])[0]
 
     def _completion(self, prompt: list[int], whole: list[int], text: str) -> list[int]:
-        """Ids of a completion after its prompt.
-
-        Where a token would span the boundary, which a sampler cannot produce, the completion is encoded alone.
-        """
+        """Encoded alone where a token would span the boundary to the prompt, which a sampler cannot produce."""
         if whole[: len(prompt)] == prompt:
             return [*whole[len(prompt) :], self.end]
         return [*self._ids([text])[0], self.end]
@@ -199,12 +190,7 @@ class Encoder:
 def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
     """Id of the token that ends a completion: the one of ``stops`` that the chat template writes after a turn.
 
-    Args:
-        tokenizer: the policy's.
-        stops: the ids at which generation stops (``eos_token_id`` of the generation config).
-
-    Raises:
-        TrainingError: the tokenizer has no chat template, or one whose turns the sampler's text cannot give.
+    ``stops`` are the ids at which generation stops; a template whose turns the sampler's text cannot give is refused.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise TrainingError(

@@ -28,9 +28,6 @@ class TrainingJob:
     """A training with its inputs: what a recipe and a run make, or other code.
 
     Attributes:
-        recipe: the settings.
-        examples: as text.
-        directory: where it is trained and published.
         key: what the result follows from; stands in training.json.
         max_steps: optimizer steps instead of the recipe's epochs.
         enable_thinking: of the chat template, as the examples were sampled.
@@ -54,12 +51,6 @@ def fit(job: TrainingJob, progress: Progress | None = None) -> tuple[TrainReport
 
     Returns:
         The report, and whether this process is the one that writes, where several train together.
-
-    Raises:
-        TrainingError: no example fits, a check refuses, or the loss is not finite.
-        PolicyError: the initial policy cannot be loaded.
-        OSError: the directory cannot be written.
-        KeyboardInterrupt: after a checkpoint was written.
     """
     began = time.monotonic()
     recipe, directory = job.recipe, job.directory

@@ -42,13 +42,7 @@ class InitialPolicy:
 
 
 def find_initial(run: Run, init_from: str) -> InitialPolicy:
-    """Resolve the recipe's ``init_from``.
-
-    Raises:
-        TrainingError: ``base`` is only known as a served model or was changed since, or there is no such policy.
-        PolicyError: the directory is no model, or its weights are damaged.
-        RunError: the run has not been sampled.
-    """
+    """Resolve the recipe's ``init_from``; refused where it is unknown, damaged, or changed since it was sampled."""
     trained = run.policies / init_from
     if init_from == "base":
         model = _sampled_model(run)
@@ -116,10 +110,6 @@ def load_for_training(initial: InitialPolicy, recipe: TrainingRecipe) -> tuple[A
 
     Weights are float32 and autocast does bfloat16, since an update at a small learning rate is lost in bfloat16
     weights; only the frozen base of an adapter is loaded in bfloat16.
-
-    Raises:
-        PolicyError: the directory cannot be read as a causal LM with a tokenizer.
-        TrainingError: an adapter does not fit the recipe.
     """
     frozen = recipe.lora is not None and recipe.dtype == "bfloat16"
     base = adapter_base(initial.directory)
@@ -170,6 +160,4 @@ def positions(model: Any) -> int | None:
 def stop_ids(model: Any) -> tuple[int, ...]:
     """The ids at which generation stops."""
     value = getattr(model.generation_config, "eos_token_id", None)
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
+    return tuple(value) if isinstance(value, list) else () if value is None else (int(value),)

@@ -28,9 +28,8 @@ class TrainPlan:
     """What a training would do.
 
     Attributes:
-        examples: pairs, or targets, before those that are too long are dropped.
+        examples: before those that are too long are dropped.
         steps: optimizer steps on one device, at most.
-        done: the policy is there; nothing would be done.
         resumes_at: step of the checkpoint to go on from; 0 for a fresh start.
     """
 
@@ -152,14 +151,8 @@ def _check_same(job: TrainingJob, before: dict[str, Any]) -> None:
 
 
 def _note(job: TrainingJob, run: Run, report: TrainReport) -> None:
-    facts = {
-        "steps": report.steps,
-        "total_steps": report.total_steps,
-        "seconds": round(report.seconds, 3),
-        "examples": report.examples,
-        "dropped": report.dropped,
-        "loss": report.loss_last,
-    }
+    facts = {name: getattr(report, name) for name in ("steps", "total_steps", "examples", "dropped")}
+    facts |= {"seconds": round(report.seconds, 3), "loss": report.loss_last}
     name = job.recipe.policy_name
     training = dict(run.manifest().get("training") or {})
     training[name] = {**json.loads(json.dumps(job.key)), "steps": report.steps, "total_steps": report.total_steps}

@@ -106,11 +106,11 @@ def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of: Any, t
 def test_enable_thinking_reaches_a_server() -> None:
     settings = OpenAIPolicySettings(model="m", urls=("http://a/v1",), enable_thinking=False)
     policy: Any = policy_of(settings)
-    body = policy._body(Request(MESSAGES, (1,), 1.0, 8), 1, 1)
+    body = json.loads(policy._call(Request(MESSAGES, (1,), 1.0, 8), 1, 1).body)
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
     assert policy_lm(settings).kwargs["extra_body"] == {"chat_template_kwargs": {"enable_thinking": False}}
     silent: Any = policy_of(settings.model_copy(update={"enable_thinking": None}))
-    assert "chat_template_kwargs" not in json.dumps(silent._body(Request(MESSAGES, (1,), 1.0, 8), 1, 1))
+    assert "chat_template_kwargs" not in silent._call(Request(MESSAGES, (1,), 1.0, 8), 1, 1).body.decode()
 
 
 def test_a_template_without_a_system_role_gets_the_system_text_in_the_users_turn(model_of: Any) -> None:

@@ -50,12 +50,7 @@ class WriteQuery(dspy.Signature):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt and queries that may follow it, each by itself.
-
-    Attributes:
-        messages: the prompt, ending in a user's turn.
-        targets: completions, at least one.
-    """
+    """A prompt, ending in a user's turn, and queries that may follow it, each by itself."""
 
     messages: tuple[dict[str, str], ...]
     targets: tuple[str, ...]
@@ -119,23 +114,16 @@ def examples(
     settings: ExampleSettings,
     prompting: Prompting | None = None,
 ) -> Iterator[Example]:
-    """An endless stream of examples, the same for the same arguments.
+    """An endless stream of examples, both hops of a block of questions mixed; the same for the same arguments.
 
     Each pass over the questions draws new styles, so new queries and new contexts.
 
     Args:
-        questions: their texts; never the ones that are evaluated.
+        questions: their texts, two at least; never the ones that are evaluated.
         retriever: finds the contexts of the second hop.
         idf: rarity of a word in the corpus.
         settings: what to draw.
         prompting: how prompts are written; None for :class:`WriteQuery` under a :class:`CompactAdapter`.
-
-    Yields:
-        Examples, both hops of a block of questions mixed.
-
-    Raises:
-        DataError: there are fewer than two questions, so none could be the demo of another.
-        RetrievalError: the retriever cannot answer.
     """
     if len(questions) < 2:
         raise DataError(f"pretraining needs two questions at least, and was given {len(questions)}")
@@ -155,13 +143,7 @@ def examples(
 
 
 def pseudo_questions(documents: Iterable[Document], n: int, seed: int) -> list[str]:
-    """Sentences of a corpus in the place of questions: more words and names than a small set of questions has.
-
-    Args:
-        documents: the corpus.
-        n: sentences at most, one a document.
-        seed: decides which.
-    """
+    """Sentences of a corpus in the place of questions, at most ``n``, one a document: more words and names."""
     rng = random.Random(f"pseudo-questions {seed}")
     found = []
     for document in rng.sample(chosen := list(documents), min(len(chosen), 2 * n)):

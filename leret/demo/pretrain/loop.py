@@ -64,44 +64,26 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """How a model is trained.
-
-    Attributes:
-        steps: optimizer steps.
-        optimizer: ``muon`` = Muon for the matrices of the layers and AdamW for the rest; ``adamw`` = AdamW for all.
-        lr: peak rate of AdamW.
-        matrix_lr: peak rate of Muon.
-        weight_decay: of both.
-        batch_tokens: tokens a step, prompts and targets, padding included.
-        pool_rows: rows that are sorted by length together, so that batches hold little padding.
-        warmup_steps: steps of linear warm-up.
-        decay_from: share of the steps after which the rate falls linearly to 0.
-        clip: largest norm of the gradient.
-        prompt_weight: weight of the loss on the prompt's own tokens beside 1 for the targets'.
-        negatives: tokens of the vocabulary that a token of the loss is told apart from, beside those of its batch
-            (Jean et al., arXiv 1412.2007); the last sixth of the steps takes the whole vocabulary. 0: all steps do.
-        checkpoint_every: steps between checkpoints; a multiple of ``log_every``.
-        log_every: steps between lines of the log; each is a mean over them.
-        probe_every: steps between calls of the probe.
-        seed: of the order of the batches and of the model's own randomness.
-    """
+    """How a model is trained."""
 
     steps: int
-    optimizer: Literal["muon", "adamw"] = "adamw"
-    lr: float = 7e-4
-    matrix_lr: float = 0.02
+    optimizer: Literal["muon", "adamw"] = "adamw"  # muon: Muon for the matrices of the layers, AdamW for the rest
+    lr: float = 7e-4  # peak rate of AdamW
+    matrix_lr: float = 0.02  # peak rate of Muon
     weight_decay: float = 0.0
-    batch_tokens: int = 2048
-    pool_rows: int = 256
+    batch_tokens: int = 2048  # prompts and targets, padding included
+    pool_rows: int = 256  # rows that are sorted by length together, so that batches hold little padding
     warmup_steps: int = 30
-    decay_from: float = 0.0
-    clip: float = 1.0
-    prompt_weight: float = 0.0
+    decay_from: float = 0.0  # share of the steps after which the rate falls linearly to 0
+    clip: float = 1.0  # largest norm of the gradient
+    prompt_weight: float = 0.0  # of the loss on the prompt's own tokens beside 1 for the targets'
+    # Tokens that a token of the loss is told apart from, beside those of its batch (Jean et al., arXiv 1412.2007); the
+    # last sixth of the steps takes the whole vocabulary. 0: all steps do.
     negatives: int = 0
-    checkpoint_every: int = 500
-    log_every: int = 50
+    checkpoint_every: int = 500  # steps; a multiple of log_every
+    log_every: int = 50  # steps; each line is a mean over them
     probe_every: int = 500
-    seed: int = 0
+    seed: int = 0  # of the order of the batches and of the model's own randomness
 
 
 def train(
@@ -119,15 +101,11 @@ def train(
     Args:
         model: any causal LM of transformers whose decoder takes a 4-dimensional attention mask and position ids.
         rows: the same stream at every call; on resumption the rows that were used are passed over.
-        settings: how; other settings than those of the checkpoint in ``out`` are refused.
+        settings: other settings than those of the checkpoint in ``out`` are refused.
         out: directory; gets ``config.json``, ``model.safetensors``, ``pretrain.jsonl`` and, until the end, the state.
         probe: measures on held-out data for the log.
         report: of every line of the log.
         data: names what ``rows`` are made of; a checkpoint of other data is refused.
-
-    Raises:
-        TrainingError: the stream ran dry, the gradient is not finite, or ``out`` was finished after fewer steps.
-        RunError: ``out`` holds a run with other settings.
     """
     if settings.checkpoint_every % settings.log_every:
         raise TrainingError(
@@ -313,7 +291,7 @@ class _Log:
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def add(self, step: int, figures: Mapping[str, float]) -> None:
-        """Count a step in; every few steps, write a line."""
+        """Count a step in."""
         for name, value in figures.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
         self._n += 1

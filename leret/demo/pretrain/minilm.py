@@ -73,10 +73,6 @@ def pretrain_minilm(
         out: the model directory; its log is ``pretrain.jsonl``.
         report: of every line of the log.
         prompting: how prompts are written; None for ``question, context -> query`` under the compact adapter.
-
-    Raises:
-        MissingDependency: MiniLM's weights are not installed.
-        TrainingError: there are too few questions, or training failed.
     """
     if is_finished(out, settings.steps):
         return out
@@ -135,13 +131,7 @@ def _loop(settings: MiniLMSettings) -> LoopSettings:
 
 
 def rows(stream: Iterable[Example], tokenizer: PreTrainedTokenizerFast, longest: int = POSITIONS) -> Iterator[Row]:
-    """Examples as token ids; one that does not fit the positions is left out.
-
-    Args:
-        stream: examples.
-        tokenizer: with a chat template.
-        longest: tokens of a prompt and one target.
-    """
+    """Examples as token ids; one of which a prompt and target exceed ``longest`` tokens is left out."""
     for example in stream:
         prompt = tuple(_prompt_ids(tokenizer, example.messages))
         endings = [f"{target}{tokenizer.eos_token}" for target in example.targets]
@@ -172,13 +162,9 @@ _SPANS = 6
 
 
 def copying(rng: random.Random, pieces: Sequence[int], around: tuple[Sequence[int], Sequence[int]], end: int) -> Row:
-    """One exercise: a prompt of random pieces, and targets that are runs of it.
+    """An exercise in copying: a prompt of random pieces, and targets that are runs of it.
 
-    Args:
-        rng: the only source of chance.
-        pieces: token ids to draw from.
-        around: token ids of a prompt before and after its text.
-        end: the end token.
+    Copying is learned fastest where nothing else is to be learned, and random pieces leave no other way.
     """
     said = rng.choices(pieces, k=rng.randint(6, 40))
     before, after = around
@@ -193,15 +179,7 @@ def copying(rng: random.Random, pieces: Sequence[int], around: tuple[Sequence[in
 def interleaved(
     rows: Iterator[Row], exercises: Iterator[Row], shares: tuple[float, float], settled: int, rng: random.Random
 ) -> Iterator[Row]:
-    """Rows with exercises between them.
-
-    Args:
-        rows: endless, or not.
-        exercises: endless.
-        shares: of exercises among all rows at the start and after ``settled`` rows, linear in between; below 1.
-        settled: rows.
-        rng: the only source of chance.
-    """
+    """Rows with exercises between them; ``shares`` at the start and after ``settled`` rows, linear in between."""
     n = 0
     for row in rows:
         start, last = shares

@@ -36,13 +36,6 @@ def probe_on(
     Its figures: ``valid_1`` and ``valid_2``, the share of the word pieces of greedy queries that stand in the prompt;
     ``distinct_1`` and ``distinct_2``, the share of different queries among four samples at temperature 1;
     ``mention_2``, the share of those samples at the second hop with a piece that only the context has.
-
-    Args:
-        questions: their texts.
-        retriever: finds the contexts.
-        tokenizer: with a chat template.
-        prompting: how prompts are written.
-        k: passages a search.
     """
     contexts = retriever.search(questions, k)
 
@@ -84,11 +77,6 @@ def make_gate(tokenizer: PreTrainedTokenizerFast, n: int = 64, seed: int = GATE_
     after two demos of `mention_near`), ``bridge_greedy``, ``bridge_hop1`` (of the question's own entity at the first
     hop), ``copied`` (written words that stand in the prompt), ``names_copied`` (written pairs of name parts that stand
     so in the prompt), ``distinct`` (different ones among four samples).
-
-    Args:
-        tokenizer: of the model.
-        n: bridge questions.
-        seed: of the held-out world.
     """
     settings = StreamSettings(questions=6 * n, deep=0.0)
     found = scenes(seed, settings)
@@ -132,7 +120,7 @@ def make_gate(tokenizer: PreTrainedTokenizerFast, n: int = 64, seed: int = GATE_
 def generate(
     model: PreTrainedModel, prompts: Sequence[Ids], n: int, *, max_new_tokens: int = 40, batch: int = 16
 ) -> list[list[tuple[int, ...]]]:
-    """Complete prompts.
+    """The completions of each prompt, without the end token and what follows it.
 
     Args:
         model: in evaluation mode, with pad and end token in its generation configuration.
@@ -140,9 +128,6 @@ def generate(
         n: samples a prompt at temperature 1; 0 gives the greedy completion.
         max_new_tokens: of a completion.
         batch: prompts at once; those of like length go together.
-
-    Returns:
-        The completions of each prompt, in the order of the prompts, without the end token and what follows it.
     """
     import torch
 

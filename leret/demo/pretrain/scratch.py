@@ -79,17 +79,14 @@ def pretrain_scratch(
     minutes: float | None = None,
     report: Report | None = None,
 ) -> Path:
-    """Build the tiny policy of the demo, or go on building it.
+    """Build the tiny policy of the demo in ``out``, or go on building it.
 
     Args:
-        out: directory of the model; a run that was stopped there goes on, with the same arguments.
+        out: gets the model, its tokenizer, ``pretrain.jsonl`` and ``README.md``.
         seed: of the weights, the worlds and the order of the rows.
         steps: optimizer steps; None for what ``minutes`` allows, or for as many as the shipped policy had.
         minutes: CPU-minutes, one thread; the schedule is scaled to it by :data:`STEPS_PER_MINUTE`.
         report: of every line of the log.
-
-    Returns:
-        ``out``: ``config.json``, ``model.safetensors``, the tokenizer, ``pretrain.jsonl`` and ``README.md``.
     """
     from transformers import AutoModelForCausalLM
 

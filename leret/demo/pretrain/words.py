@@ -69,10 +69,7 @@ def build_tokenizer(words: Sequence[str] | None = None) -> PreTrainedTokenizerFa
 
     Every message is its role's token, its words and ``<|end|>``, so that a prompt's tokens are a prefix of the
     conversation's. Case is dropped, a line's end is a token, and decoding a completion and encoding it again gives the
-    same ids.
-
-    Args:
-        words: the vocabulary, special tokens first; None for :func:`vocabulary`.
+    same ids. ``words`` is the vocabulary, special tokens first; None takes `vocabulary`.
     """
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
@@ -98,18 +95,9 @@ def build_tokenizer(words: Sequence[str] | None = None) -> PreTrainedTokenizerFa
 def build_model(
     n_words: int, seed: int, width: int = 128, layers: int = 4, heads: int = 4, head_dim: int = 64, inner: int = 256
 ) -> Qwen3ForCausalLM:
-    """A fresh model of about a million parameters.
+    """A fresh model of about a million parameters; heads that are too narrow copy names only dimly.
 
     Embedding and head are apart (vLLM can then reload weights in place) but start equal.
-
-    Args:
-        n_words: size of the vocabulary.
-        seed: of the weights.
-        width: of the residual stream.
-        layers: decoder layers.
-        heads: attention heads, three at least.
-        head_dim: of a head: one that is too narrow copies names only dimly.
-        inner: of the feed-forward layers.
     """
     torch.manual_seed(seed)
     config = Qwen3Config(

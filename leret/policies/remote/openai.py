@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -14,18 +14,18 @@ from leret.core.errors import PolicyError
 from leret.core.types import digest
 from leret.core.usage import UsageMeter
 from leret.http.answers import Answer, ApiKey, HttpError, RejectedError, RetryableError, error_text, one_line
-from leret.http.client import Call, Client
+from leret.http.client import Call, Carry, Client, encode_json
 from leret.policies.base import Completion, PromptTooLongError, Request
 
 if TYPE_CHECKING:
     from leret.config.policy import OpenAIPolicySettings, PolicySettings, ServedPolicySettings, TogetherPolicySettings
     from leret.policies.base import Policy
 
-Send = Callable[[dict[str, Any], int | None], Awaitable[list[Completion]]]
-"""Carries a body; insists on so many choices, or takes as many as come (None)."""
-
 LONGEST_TOKEN = 128
 """Characters: runs of spaces, in the vocabularies of OpenAI. A text of more for each token is no completion."""
+
+SEED_BITS = 2**31 - 1
+"""Of a sample's 63: not every server takes those."""
 
 LIST_S = 3.0
 """Of `OpenAIPolicy.check`, for the list of models."""
@@ -50,20 +50,19 @@ class OpenAIPolicy:
 
     Args:
         settings: of the recipe.
-        send: carries a body; None posts it to /chat/completions.
+        carry: of the HTTP client.
 
     Raises:
         ConfigError: no URL is given, or the key's variable is not set.
     """
 
-    def __init__(self, settings: OpenAIPolicySettings | TogetherPolicySettings, send: Send | None = None) -> None:
+    def __init__(self, settings: OpenAIPolicySettings | TogetherPolicySettings, carry: Carry | None = None) -> None:
         self.settings = settings
         self.name = settings.model
         # The weights behind a name cannot be seen from here: serve new weights under a new name.
         self.digest = digest(settings.kind, settings.model)
         self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
-        self.client = client_of(settings, self.meter)
-        self._send = send or self._post
+        self.client = client_of(settings, self.meter, carry=carry)
         # A number a token in Together's API, a switch in OpenAI's.
         self._logprobs: bool | int = int(settings.logprobs) if settings.kind == "together" else settings.logprobs
         self._token_ids = settings.logprobs and settings.kind == "openai"  # vLLM's extension, which others may refuse
@@ -111,10 +110,6 @@ class OpenAIPolicy:
     async def aclose(self) -> None:
         await self.client.aclose()
 
-    async def _post(self, body: dict[str, Any], n: int | None) -> list[Completion]:
-        read = partial(completions_of, n=n, max_tokens=body["max_tokens"])
-        return await self.client.request(Call.post("/chat/completions", body), read)
-
     async def _ask_several(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
         if self._takes_n if self._takes_n is not None else await self._probe(request):
             try:
@@ -143,8 +138,8 @@ class OpenAIPolicy:
 
     async def _ask_for_two(self, request: Request) -> bool:
         try:
-            own = await self._send(self._body(Request(request.messages, (0,), 1.0, 1), 0, 2), None)
-            self._takes_n = len(own) == 2
+            call = self._call(Request(request.messages, (0,), 1.0, 1), 0, 2)
+            self._takes_n = await self.client.request(call, _n_choices) == 2
         except RejectedError:
             self._takes_n = False  # if the request itself is at fault, the samples will say so
         return self._takes_n
@@ -152,29 +147,30 @@ class OpenAIPolicy:
     async def _ask(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
         n = len(seeds)
         seed = seeds[0] if n == 1 else int(digest("joint seed", list(seeds))[:16], 16)
+        read = partial(completions_of, n=n, max_tokens=request.max_tokens)
         try:
-            own = await self._send(self._body(request, seed, n), n)
+            own = await self.client.request(self._call(request, seed, n), read)
         except RejectedError:
             if not self._token_ids:
                 raise
             # An extension that strict servers refuse; if it is something else, it is refused again.
             self._token_ids = False
             try:
-                own = await self._send(self._body(request, seed, n), n)
+                own = await self.client.request(self._call(request, seed, n), read)
             except RejectedError:
                 self._token_ids = True
                 raise
         self.meter.wrote(own[0].n_prompt_tokens, sum(one.n_completion_tokens for one in own), n)
         return own
 
-    def _body(self, request: Request, seed: int, n: int) -> dict[str, Any]:
+    def _call(self, request: Request, seed: int, n: int) -> Call:
         body: dict[str, Any] = {
             "model": self.name,
             "messages": request.messages,
             "temperature": request.temperature,
             "top_p": request.top_p,
             "max_tokens": request.max_tokens,
-            "seed": server_seed(seed),
+            "seed": seed & SEED_BITS,
         }
         if n > 1:
             body["n"] = n
@@ -186,10 +182,16 @@ class OpenAIPolicy:
             body["return_token_ids"] = True
         if self._thinking is not None:
             body["chat_template_kwargs"] = {"enable_thinking": self._thinking}
-        return body
+        return Call("POST", "/chat/completions", body=encode_json(body).encode("utf-8", "backslashreplace"))
 
 
-def client_of(settings: ServedPolicySettings, meter: UsageMeter, also_retried: frozenset[int] = frozenset()) -> Client:
+def client_of(
+    settings: ServedPolicySettings,
+    meter: UsageMeter,
+    *,
+    carry: Carry | None = None,
+    also_retried: frozenset[int] = frozenset(),
+) -> Client:
     """The HTTP client of a served policy."""
     return Client(
         settings.urls,
@@ -199,6 +201,7 @@ def client_of(settings: ServedPolicySettings, meter: UsageMeter, also_retried: f
         retry_for_s=settings.retry_for_s,
         concurrency=settings.concurrency,
         also_retried=also_retried,
+        carry=carry,
         meter=meter,
     )
 
@@ -227,12 +230,7 @@ async def check_token(policy: Policy, settings: PolicySettings) -> None:
             raise
 
 
-def server_seed(seed: int) -> int:
-    """A seed of 31 bits for one of 63: not every server takes those."""
-    return int(digest("seed", seed)[:8], 16) >> 1
-
-
-def completions_of(answer: Answer, n: int | None, max_tokens: int) -> list[Completion]:
+def completions_of(answer: Answer, n: int, max_tokens: int) -> list[Completion]:
     """The choices of a chat completion, in the order of their index.
 
     Where a server counts the tokens of all choices together, each choice gets its share by the length of its text,
@@ -240,8 +238,8 @@ def completions_of(answer: Answer, n: int | None, max_tokens: int) -> list[Compl
 
     Args:
         answer: of the server.
-        n: choices that were asked for; None counts those that came, one at least, and does not read them.
-        max_tokens: that were asked for.
+        n: choices that were asked for.
+        max_tokens: of each.
 
     Raises:
         RetryableError: it reports a failure, or holds another number of choices.
@@ -251,10 +249,8 @@ def completions_of(answer: Answer, n: int | None, max_tokens: int) -> list[Compl
     if value.get("error"):
         raise RetryableError(f"{answer.url} answered 200 with an error: {error_text(answer.body)}", "server")
     choices = value["choices"]
-    if len(choices) != n and (n is not None or not choices):
-        raise answer.malformed(f"{len(choices)} choices for n={n or 2}")
-    if n is None:
-        return [Completion("", "length", 0, 0)] * len(choices)
+    if len(choices) != n:
+        raise answer.malformed(f"{len(choices)} choices for n={n}")
     if n > 1:
         choices = sorted(choices, key=lambda choice: choice.get("index", 0))
         if len({choice.get("index", place) for place, choice in enumerate(choices)}) < n:
@@ -334,6 +330,14 @@ def shared(lengths: Sequence[int], total: int) -> list[int]:
     weights = lengths if any(lengths) else [1] * len(lengths)
     ends = [total * end // sum(weights) for end in accumulate(weights)]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _n_choices(answer: Answer) -> int:
+    if answer.json.get("error"):
+        raise RetryableError(f"{answer.url} answered 200 with an error: {error_text(answer.body)}", "server")
+    if not (n := len(answer.json["choices"])):
+        raise answer.malformed("no choices")
+    return n
 
 
 def _model_names(answer: Answer) -> list[str]:

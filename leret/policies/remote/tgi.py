@@ -21,11 +21,11 @@ from leret.policies.base import Completion, Request
 from leret.policies.local.chat_template import load_template
 from leret.policies.remote.openai import (
     LONGEST_TOKEN,
+    SEED_BITS,
     check_token,
     client_of,
     logprobs_of,
     policy_error,
-    server_seed,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class TgiPolicy:
         self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
         roots = tuple(url.rstrip("/").removesuffix("/generate") for url in settings.urls)
         rooted = settings.model_copy(update={"urls": roots})
-        self.client = client_of(rooted, self.meter, frozenset({_GENERATION_FAILED}))
+        self.client = client_of(rooted, self.meter, also_retried=frozenset({_GENERATION_FAILED}))
         self._path = "/generate"
 
     def __repr__(self) -> str:
@@ -128,7 +128,7 @@ def _body(request: Request, inputs: str, seed: int | None, n: int) -> dict[str, 
             do_sample=sampled,
             max_new_tokens=request.max_tokens,
             stop=list(request.stop),
-            seed=None if seed is None else server_seed(seed),
+            seed=None if seed is None else seed & SEED_BITS,
             temperature=request.temperature if sampled else None,
             top_p=request.top_p if sampled and request.top_p < 1 else None,  # TGI refuses 1, which is its default
             best_of=n if n > 1 else None,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from leret.config.training import LoraSettings, TrainingRecipe
 from leret.core.errors import MissingDependency
@@ -38,22 +38,6 @@ class TrainerInputs:
     max_steps: int | None = None
 
 
-class _ReadExamples(Protocol):
-    def __call__(self, recipe: Any, run: Run, /) -> list[Example]: ...
-
-
-class _MakeTrainer(Protocol):
-    def __call__(self, recipe: Any, inputs: TrainerInputs, /) -> Any: ...
-
-
-class _OracleLoss(Protocol):
-    def __call__(self, recipe: Any, model: Any, rows: Sequence[Mapping[str, Any]], /) -> float: ...
-
-
-class _Describe(Protocol):
-    def __call__(self, recipe: Any, /) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Algorithm:
     """One way to train.
@@ -67,10 +51,10 @@ class Algorithm:
     """
 
     recipe: type[TrainingRecipe]
-    read_examples: _ReadExamples
-    make_trainer: _MakeTrainer
-    oracle_loss: _OracleLoss
-    describe: _Describe
+    read_examples: Callable[[Any, Run], list[Example]]
+    make_trainer: Callable[[Any, TrainerInputs], Any]
+    oracle_loss: Callable[[Any, Any, Sequence[Mapping[str, Any]]], float]
+    describe: Callable[[Any], str]
 
 
 def register(*algorithms: Algorithm) -> dict[str, Algorithm]:
@@ -81,11 +65,7 @@ def register(*algorithms: Algorithm) -> dict[str, Algorithm]:
 
 
 def trainer_arguments(recipe: TrainingRecipe, inputs: TrainerInputs) -> dict[str, Any]:
-    """A recipe as arguments of `transformers.TrainingArguments`.
-
-    Raises:
-        MissingDependency: the recipe reports to what is not installed.
-    """
+    """A recipe as arguments of `transformers.TrainingArguments`; refuses reporters that are not installed."""
     for package in recipe.report_to:
         if find_spec(package) is None:
             raise MissingDependency(package, package)

@@ -45,18 +45,16 @@ def ipo_loss(
 
     Args:
         policy_chosen: (n_pairs,) log-probability of each chosen completion under the policy: summed over its tokens
-            (reduction ``sequence``), or averaged (``token``).
-        policy_rejected: (n_pairs,) of the rejected ones.
-        reference_chosen: (n_pairs,) of the chosen ones under the reference model.
-        reference_rejected: (n_pairs,) of the rejected ones under the reference model.
+            (reduction ``sequence``), or averaged (``token``); the others likewise, rejected, under the reference model.
+        policy_rejected: (n_pairs,).
+        reference_chosen: (n_pairs,).
+        reference_rejected: (n_pairs,).
         beta: strength of the regularisation, tau in the paper.
 
     Returns:
         (n_pairs,) losses, 0 or more.
 
-    Source:
-        Azar et al. 2023, A General Theoretical Paradigm to Understand Learning from Human Preferences
-        (arXiv 2310.12036), eq. 17.
+    Source: Azar et al. 2023, arXiv 2310.12036, eq. 17.
     """
     h = (policy_chosen - reference_chosen) - (policy_rejected - reference_rejected)
     return (h - 1 / (2 * beta)) ** 2
@@ -71,8 +69,7 @@ def dpo_loss(
 ) -> torch.Tensor:
     """DPO: the negative log-likelihood of the preference; arguments as of `ipo_loss`, on sums.
 
-    Source:
-        Rafailov et al. 2023, Direct Preference Optimization (arXiv 2305.18290), eq. 7.
+    Source: Rafailov et al. 2023, arXiv 2305.18290, eq. 7.
     """
     from torch.nn.functional import logsigmoid
 
@@ -91,7 +88,7 @@ class PairCollator:
     Args:
         pad: id of the padding token.
         sequence: make TRL's IPO the one on sums; leave its average over tokens otherwise.
-        packed: for a model that `leret.training.packing.share_prompts` has prepared.
+        packed: for a model that `share_prompts` has prepared.
     """
 
     def __init__(self, pad: int, *, sequence: bool, packed: bool = False) -> None:

@@ -48,12 +48,7 @@ def read_examples(recipe: SFTRecipe, run: Run) -> list[Example]:
 
 
 class TargetCollator:
-    """Batches rows of `sft_rows`.
-
-    Args:
-        pad: id of the padding token.
-        packed: for a model that `leret.training.packing.share_prompts` has prepared.
-    """
+    """Batches rows of `sft_rows`; ``packed`` for a model that `share_prompts` has prepared."""
 
     def __init__(self, pad: int, *, packed: bool = False) -> None:
         self.pad, self.packed = pad, packed

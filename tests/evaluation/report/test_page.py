@@ -9,8 +9,11 @@ from leret.core.types import Document, Hop, Passage, Rollout, Task
 from leret.evaluation.measures import Scorer, all_measures
 from leret.evaluation.report.content import TrainingData, examples
 from leret.evaluation.report.page import render
+from leret.evaluation.results import SystemResults
 from leret.evaluation.statistics import Statistics
-from leret.evaluation.summary import Evaluated, summarise
+from leret.evaluation.summary import summarise
+from leret.evaluation.systems import System
+from leret.programs.prompts import ZERO_SHOT
 
 EVIL = '<script>alert("x")</script><img src=x onerror=y>'
 CORPUS = {f"d{i}": Document(f"d{i}", f"{EVIL} {i}", "text") for i in range(9)}
@@ -31,7 +34,7 @@ def system(name, kind, found, rivals=()):
         ranking = tuple(Passage(doc_id, "", "", 1.0) for doc_id in found(i))
         hops = [Hop("p", {}, (), EVIL, {"query": q}, r) for q, r in ((EVIL, ()), (f"{EVIL} {name}", ranking))]
         rows += scorer.rows(Rollout(question.id, tuple(hops), True))
-    return Evaluated(name, kind, name, "0", rows, 1.0, 12, rivals)
+    return System(name, kind, name, prompt=ZERO_SHOT, rivals=rivals), SystemResults("key", rows, 1.0)
 
 
 def page(systems, focus, **more):
@@ -39,7 +42,7 @@ def page(systems, focus, **more):
     summary |= {"focus": focus}
     shown = None
     if focus:
-        rows = {s.system: s.rows for s in systems}
+        rows = {system.name: results.rows for system, results in systems}
         shown = examples((focus, rows[focus]), ("base", rows["base"]), QUESTIONS, CORPUS, 10)
     return render(
         summary,

@@ -6,7 +6,6 @@ import os
 import pytest
 
 from leret.config.evaluation import EvalRecipe
-from leret.config.load import load_all
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
@@ -197,11 +196,6 @@ def test_a_folder_of_questions_is_read_again_when_a_file_in_it_changes(run):
 )
 def test_the_name_follows_from_split_and_questions(keys, name):
     assert EvalRecipe(**keys).evaluation_name == name
-
-
-def test_the_name_of_a_training_is_not_that_of_the_evaluation():
-    training, evaluation = load_all(["training/demo-sft.yaml", "eval/demo.yaml"], ["name=mine"])
-    assert (training.policy_name, evaluation.evaluation_name) == ("mine", None)
 
 
 def test_an_evaluation_and_a_system_have_no_directory_in_common(run):
