@@ -18,7 +18,7 @@ import typer
 import typer.core
 
 import leret
-from leret.cli import data, demo, eval_retriever, index, run, sample, search, serve, store
+from leret.cli import data, demo, index, run, sample, search, serve, store
 from leret.cli.console import as_json, complain, plain
 from leret.core.errors import ConfigError, LeretError, MissingDependency
 from leret.core.memory import tune_malloc
@@ -89,7 +89,7 @@ for panel, name, function, example in (
     (_LOOP, "run", run.run, "demo demo-sft demo-ipo demo --run runs/mine --rounds 2"),
     (_LOOP, "pretrain", demo.pretrain, "sampling/demo.yaml --out policies/mine"),
     (_DATA, "search", search.search, 'indexes/mine "director of Ed Wood" -k 5'),
-    (_DATA, "eval-retriever", eval_retriever.eval_retriever, "indexes/mine --questions q.jsonl"),
+    (_DATA, "eval-retriever", search.eval_retriever, "indexes/mine --questions q.jsonl"),
 ):
     app.command(name, rich_help_panel=panel, epilog=f"Example: leret {name} {example}")(function)
 for panel, name, group in (

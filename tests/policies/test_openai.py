@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from aiohttp import web
 from typer.testing import CliRunner
 
 from leret.cli.app import app
 from leret.config.policy import OpenAIPolicySettings
+from leret.core import yaml
 from leret.core.errors import PolicyError
 from leret.http.answers import Answer, RetryableError
 from leret.policies.base import PromptTooLongError
@@ -281,7 +281,7 @@ def test_a_run_keeps_no_key_and_its_command_prints_none(tmp_path: Path) -> None:
     async def main() -> str:
         async with serving(EverySecond(), under="/v1") as urls:
             recipe["policy"]["urls"] = urls  # type: ignore[index]
-            (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+            (tmp_path / "r.yaml").write_text(yaml.dump(recipe))
             command = ["--debug", "sample", str(tmp_path / "r.yaml"), "--run", str(run)]
             result = await asyncio.to_thread(CliRunner().invoke, app, command)
             return result.output + (result.stderr or "")
