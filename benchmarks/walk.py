@@ -3,9 +3,9 @@
     python benchmarks/walk.py [--calls]
 
 One question after another is sampled with one prompt and one completion, through an OpenAI-compatible server and BM25.
-Of the last one, everything is traced from the moment its first state is taken up until the scored sample is handed to
-the store. A call is a function of leret's that is entered, in any thread; comprehensions and the resumption of a
-coroutine are not counted.
+Of the last one, everything is traced from the moment its first state is taken up with the prompt until the scored
+sample is handed to the store. A call is a function of leret's that is entered, in any thread; comprehensions and the
+resumption of a coroutine are not counted.
 """
 
 from __future__ import annotations
@@ -27,44 +27,51 @@ from leret.core.runs import Run
 from leret.sampling.stage import sample
 
 PACKAGE = str(Path(leret.__file__).parent)
-FIRST, LAST = ("samples", "sample_state"), "put_samples"
+FIRST, LAST = "_of_prompt", "put_samples"
+COMPREHENSIONS = {"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"}
 N_QUESTIONS = 8
 
 
 class Tracer:
-    """Notes the functions of leret's between a call of one of ``FIRST`` and the call of ``LAST`` after it."""
+    """Notes the functions of leret's that are entered from a call of ``FIRST`` to the next call of ``LAST``.
+
+    It is the progress of a stage too, so that it begins when all but the last question are done: tracing is slow, and a
+    retriever that is quick is called in another way than a slow one.
+    """
 
     def __init__(self) -> None:
-        self.walks: list[list[tuple[str, str]]] = []
-        self._frames: list[FrameType] = []
-        self._seen: set[int] = set()
+        self.walk: list[tuple[str, str]] = []
+        self._frames: dict[int, FrameType] = {}  # while a frame is kept, no other one gets its id
+        self._n_done = 0
         self._tracing = False
 
-    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(PACKAGE) or code.co_name in {"<listcomp>", "<genexpr>"}:
-            return
-        if id(frame) in self._seen:
-            return
-        self._seen.add(id(frame))
-        self._frames.append(frame)  # while it is kept, no other frame gets its id
-        name = code.co_name
-        if name in FIRST and "rollouts" in code.co_filename + "/rollouts":
-            self._tracing = True
-            self.walks.append([])
-        if self._tracing:
-            self.walks[-1].append((code.co_filename.removeprefix(PACKAGE + "/"), code.co_qualname))
-            self._tracing = name != LAST
+    def start(self, stage: str, total: int | None) -> None:
+        """A part of the stage begins."""
+        self._n_done = 0
 
-    def start(self) -> None:
-        """Trace this thread and those that begin from now on."""
-        threading.setprofile(self)
-        sys.setprofile(self)
+    def advance(self, n: int = 1, **facts: Any) -> None:
+        """A question is done."""
+        self._n_done += n
+        if self._n_done == N_QUESTIONS - 1:
+            threading.setprofile(self._see)
+            sys.setprofile(self._see)
 
-    def stop(self) -> None:
-        """Trace no more."""
+    def finish(self) -> None:
+        """The part ended."""
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]  # typeshed does not know that None ends it
+
+    def _see(self, frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(PACKAGE) or code.co_name in COMPREHENSIONS:
+            return
+        if id(frame) in self._frames:  # a coroutine goes on
+            return
+        self._frames[id(frame)] = frame
+        self._tracing = self._tracing or (code.co_name == FIRST and not self.walk)
+        if self._tracing:
+            self.walk.append((code.co_filename.removeprefix(PACKAGE + "/"), code.co_qualname))
+            self._tracing = code.co_name != LAST
 
 
 def walk_of_a_sample() -> list[tuple[str, str]]:
@@ -83,12 +90,8 @@ def walk_of_a_sample() -> list[tuple[str, str]]:
             }
         )  # fmt: skip
         tracer = Tracer()
-        tracer.start()
-        try:
-            sample(recipe, Run.create(work / "run"))
-        finally:
-            tracer.stop()
-    return tracer.walks[-2]  # the last question's first state
+        sample(recipe, Run.create(work / "run"), progress=tracer)
+    return tracer.walk
 
 
 def main() -> None:

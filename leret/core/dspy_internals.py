@@ -18,12 +18,12 @@ from dspy.adapters.utils import parse_value
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
 __all__ = [
-    "AdapterParseError", "ContextWindowExceededError", "EngineLM", "LMError", "PlainJSONAdapter", "is_plain_message",
+    "PART_MARKER", "AdapterParseError", "ContextWindowExceededError", "EngineLM", "LMError", "PlainJSONAdapter",
     "is_turn_by_turn", "last_message", "lm15", "messages_of", "parse_value", "replay_context", "text_response",
     "without_bookkeeping",
 ]  # fmt: skip
 
-_PARTED = "<<CUSTOM-TYPE-"
+PART_MARKER = "<<CUSTOM-TYPE-"
 """DSPy's base adapter splits a message into parts at such a marker."""
 
 
@@ -62,11 +62,6 @@ def is_turn_by_turn(adapter: dspy.Adapter, kinds: Sequence[type[dspy.Adapter]]) 
 def last_message(adapter: dspy.Adapter, signature: type[dspy.Signature], inputs: Mapping[str, Any]) -> dict[str, str]:
     """The last message of a call, of an adapter with DSPy's own ``format``."""
     return {"role": "user", "content": adapter.format_user_message_content(signature, dict(inputs), main_request=True)}
-
-
-def is_plain_message(message: Mapping[str, str]) -> bool:
-    """Whether DSPy sends a message as it is: neither empty nor split into parts."""
-    return bool(message["content"]) and _PARTED not in message["content"]
 
 
 def messages_of(request: lm15.Request) -> tuple[dict[str, str], ...]:

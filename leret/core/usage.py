@@ -33,10 +33,6 @@ class Usage:
     failed: int = 0
     latencies: Counter[int] = field(default_factory=Counter)
 
-    def time(self, seconds: float) -> None:
-        """Count a duration."""
-        self.latencies[round(math.log2(max(seconds, 1e-6)) * _STEPS_A_DOUBLING)] += 1
-
     def percentile(self, percent: float) -> float:
         """Seconds that ``percent`` of the durations stayed within; 0 where there is none."""
         rank, seen = self.latencies.total() * percent / 100, 0
@@ -86,7 +82,7 @@ class UsageMeter:
         """Count a request that was answered."""
         with self._lock:
             self._usage.calls += 1
-            self._usage.time(latency_s)
+            self._usage.latencies[round(math.log2(max(latency_s, 1e-6)) * _STEPS_A_DOUBLING)] += 1
 
     def wrote(self, n_prompt_tokens: int, n_completion_tokens: int, n_completions: int) -> None:
         """Count an answer's tokens; a prompt counts once however many completions it got."""
@@ -140,7 +136,7 @@ class UsageByPrompt:
         usage.completions += len(n_completion_tokens)
         usage.prompt_tokens += n_prompt_tokens
         usage.completion_tokens += sum(n_completion_tokens)
-        usage.time(seconds)
+        usage.latencies[round(math.log2(max(seconds, 1e-6)) * _STEPS_A_DOUBLING)] += 1
 
     def failed(self, step: int, prompt: str, n_completions: int) -> None:
         """Count a call that failed for good."""

@@ -12,7 +12,7 @@ from typing import Any
 import dspy
 from pydantic_core import to_jsonable_python
 
-from leret.core.dspy_internals import AdapterParseError, is_plain_message, is_turn_by_turn, last_message
+from leret.core.dspy_internals import PART_MARKER, AdapterParseError, is_turn_by_turn, last_message
 from leret.core.errors import RunError
 from leret.core.types import digest
 from leret.policies.base import Messages
@@ -130,13 +130,17 @@ class Formatter:
         """
         key = (predictor, prompt.digest)
         head = self._heads.get(key)
-        if head is None or not _are_plain(inputs):  # a history or an image is laid out over several messages
+        plain = all(  # a history or an image is laid out over several messages
+            isinstance(value, _PLAIN) or (isinstance(value, list) and all(isinstance(item, _PLAIN) for item in value))
+            for value in inputs.values()
+        )
+        if head is None or not plain:
             whole = self._in_full(predictor, inputs, prompt)
-            if key not in self._heads and self._splits and _are_plain(inputs):
+            if key not in self._heads and self._splits and plain:
                 self._heads[key] = _Head(whole[:-1])
             return whole
         message = dict(last) if last is not None else self._last(predictor, inputs, prompt)
-        if not is_plain_message(message):
+        if not message["content"] or PART_MARKER in message["content"]:
             return self._in_full(predictor, inputs, prompt)
         made = (*head.messages, message)
         if head.n_proofs < _PROOFS:
@@ -169,11 +173,3 @@ class Formatter:
         demos = prompt.demos.get(predictor, self._predictors[predictor].demos)
         signature = self.signature(predictor, prompt)
         return tuple(self.adapter.format(signature, [dict(demo) for demo in demos], dict(inputs)))
-
-
-def _are_plain(inputs: Mapping[str, Any]) -> bool:
-    """Whether all values are texts, numbers or lists of them."""
-    return all(
-        isinstance(value, _PLAIN) or (isinstance(value, list) and all(isinstance(item, _PLAIN) for item in value))
-        for value in inputs.values()
-    )

@@ -74,8 +74,8 @@ class Replay:
     def __init__(self, program: dspy.Module, adapter: dspy.Adapter | None = None) -> None:
         self.program = program
         self._names = input_names(program)
-        self._outputs: Sequence[Mapping[str, Any]] = ()
-        self._n_used = 0
+        self.outputs: Sequence[Mapping[str, Any]] = ()
+        self.n_used = 0
         self._results: SearchResults = {}
         self._retrieve: Callable[[str, int], Ranking | None] = _unknown
         self.searches: list[Ranking] = []
@@ -113,7 +113,7 @@ class Replay:
             ProgramError: the program raised, or ended before it used all outputs.
             RetrievalError: ``retrieve`` raised it.
         """
-        self._outputs, self._n_used, self._results, self.searches = outputs, 0, results, []
+        self.outputs, self.n_used, self._results, self.searches = outputs, 0, results, []
         self._retrieve = retrieve or _unknown
         inputs = task.inputs if len(task.inputs) > 1 else dict(zip(self._names, task.inputs.values(), strict=False))
         try:
@@ -125,10 +125,10 @@ class Replay:
             return need
         except Exception as error:
             raise ProgramError(
-                f"{type(self.program).__name__} failed on {task.text!r} after {self._n_used} completions: "
+                f"{type(self.program).__name__} failed on {task.text!r} after {self.n_used} completions: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        if self._n_used < len(outputs):
+        if self.n_used < len(outputs):
             raise ProgramError(
                 f"{type(self.program).__name__} is not deterministic: it ended before its step {len(outputs)}"
             )
@@ -147,19 +147,6 @@ class Replay:
             self._results[query, k] = ranking
         return ranking
 
-    def step(self, name: str, signature: type[dspy.Signature], values: Mapping[str, Any]) -> dspy.Prediction:
-        """The outputs of the next step; stops the program where there are none."""
-        if self._n_used < len(self._outputs):
-            outputs = self._outputs[self._n_used]
-            self._n_used += 1
-            return dspy.Prediction.from_completions([dict(outputs)], signature=signature)
-        inputs = {}
-        for field in signature.input_fields:
-            if field in values:
-                value = values[field]
-                inputs[field] = value if type(value) in _PLAIN else to_jsonable_python(value, fallback=str)
-        raise _Stop(NeedsCompletion(name, inputs, merge(self.searches)))
-
 
 class ReplayedPredictor(dspy.Predict):
     """Stands in a predictor's place and answers from the outputs that its replay was given."""
@@ -169,11 +156,20 @@ class ReplayedPredictor(dspy.Predict):
         self._place = name, replay
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The outputs of the replay's next step."""
+        """The outputs of the next step; stops the program where there are none."""
         if args:
             return super().__call__(*args, **kwargs)  # says what is wrong with it
         name, replay = self._place
-        return replay.step(name, self.signature, kwargs)
+        if replay.n_used < len(replay.outputs):
+            outputs = replay.outputs[replay.n_used]
+            replay.n_used += 1
+            return dspy.Prediction.from_completions([dict(outputs)], signature=self.signature)
+        inputs = {}
+        for field in self.signature.input_fields:
+            if field in kwargs:
+                value = kwargs[field]
+                inputs[field] = value if type(value) in _PLAIN else to_jsonable_python(value, fallback=str)
+        raise _Stop(NeedsCompletion(name, inputs, merge(replay.searches)))
 
     def forward(self, **kwargs: Any) -> Any:
         """As a call."""

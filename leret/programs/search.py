@@ -66,7 +66,8 @@ class Found:
     @property
     def passages(self) -> list[str]:
         """``title | text`` of ``ranking``: what goes into a prompt."""
-        return [f"{p.title} | {p.text}" if p.title else p.text for p in merge(self.searches)]
+        ranking = merge(self.searches) if self.searches else ()
+        return [f"{p.title} | {p.text}" if p.title else p.text for p in ranking]
 
 
 class Search(dspy.Module):

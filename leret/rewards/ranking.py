@@ -10,19 +10,22 @@ but `rr` and `success`. A ranking without gold documents has no value: a ValueEr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from leret.core.types import Outcome
 
 Measure = Callable[[Sequence[str], Collection[str], int | None], float]
+
+_NO_GOLD = "a ranking without gold documents has no value"
 
 
 def of_ranking(measure: Measure) -> Callable[[Outcome, int | None], float | None]:
     """A measure as a reward of an outcome: of its ranking; None where the task has no gold documents."""
 
     def value(outcome: Outcome, k: int | None = None) -> float | None:
-        gold = outcome.task.grades
-        return measure(outcome.doc_ids, gold, k) if gold else None
+        task = outcome.task
+        gold = task.grades if task.relevance else task.gold
+        return measure([passage.doc_id for passage in outcome.ranking], gold, k) if gold else None
 
     return value
 
@@ -33,7 +36,10 @@ def recall(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) 
     >>> recall(["a", "x"], {"a", "b"})
     0.5
     """
-    return len(_hits(doc_ids, gold, k)) / len(set(gold))
+    if not gold:
+        raise ValueError(_NO_GOLD)
+    wanted = set(gold)
+    return len(wanted.intersection(doc_ids[:k])) / len(wanted)
 
 
 def ap(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
@@ -97,14 +103,10 @@ def all_found(doc_ids: Sequence[str], gold: Collection[str], k: int | None = Non
 def _hits(doc_ids: Sequence[str], gold: Collection[str], k: int | None) -> list[int]:
     """Ranks, from 1, of the gold documents in the ranking."""
     if not gold:
-        raise ValueError("a ranking without gold documents has no value")
-    return list(_ranks(doc_ids if k is None else doc_ids[:k], set(gold)))
-
-
-def _ranks(doc_ids: Sequence[str], missing: set[str]) -> Iterator[int]:
-    for rank, doc_id in enumerate(dict.fromkeys(doc_ids), 1):
-        if doc_id in missing:
-            yield rank
+        raise ValueError(_NO_GOLD)
+    wanted = set(gold)
+    ranking = dict.fromkeys(doc_ids if k is None else doc_ids[:k])
+    return [rank for rank, doc_id in enumerate(ranking, 1) if doc_id in wanted]
 
 
 def _gain(found: Sequence[tuple[int, int]]) -> float:

@@ -6,10 +6,10 @@ import dspy
 import pytest
 
 from leret.core.dspy_internals import (
+    PART_MARKER,
     AdapterParseError,
     EngineLM,
     PlainJSONAdapter,
-    is_plain_message,
     is_turn_by_turn,
     last_message,
     lm15,
@@ -63,7 +63,7 @@ def test_a_format_of_its_own_is_noticed():
 
 def test_a_marker_splits_a_message():
     marked = '<<CUSTOM-TYPE-START-IDENTIFIER>>[{"type": "text", "text": "x"}]<<CUSTOM-TYPE-END-IDENTIFIER>>'
-    assert not is_plain_message({"content": marked})
+    assert PART_MARKER in marked
     assert not isinstance(dspy.ChatAdapter().format(SIGNATURE, [], {"question": marked})[-1]["content"], str)
 
 

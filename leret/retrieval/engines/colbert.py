@@ -270,11 +270,7 @@ class _Encoder:
 
 
 def _library_config(colbert: Any, checkpoint: Path, index: Path, settings: ColbertSettings, **more: Any) -> Any:
-    """The library's configuration: the checkpoint's own, then ours; nothing is left to its defaults.
-
-    Raises:
-        RetrievalError: ``checkpoint`` is none of ColBERT's.
-    """
+    """The library's configuration: the checkpoint's own, then ours; nothing is left to its defaults."""
     found = colbert.ColBERTConfig.load_from_checkpoint(str(checkpoint))
     if found is None:
         raise RetrievalError(

@@ -204,11 +204,7 @@ class Encoder:
 
 
 def _usable(device: str) -> str | None:
-    """The device as sentence-transformers wants it, None being its choice.
-
-    Raises:
-        RetrievalError: torch cannot use it.
-    """
+    """The device as sentence-transformers wants it, None being its choice."""
     if device == "auto":
         return None
     import torch

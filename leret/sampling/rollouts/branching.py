@@ -12,14 +12,14 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from leret.core.errors import ConfigError, PolicyError, ProgramError, RetrievalError
-from leret.core.types import Failure, Outcome, Sample, State, Task, digest
+from leret.core.types import Outcome, Sample, State, Task, digest
 from leret.core.usage import UsageByPrompt
-from leret.policies.base import Policy, Request
-from leret.programs.prompts import Prompt
+from leret.policies.base import Messages, Policy, Request
+from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import Finished, NeedsCompletion, SearchResults
 from leret.programs.runner import ProgramRunner
 from leret.rewards import Reward, reward
-from leret.sampling.rollouts.rollout import failure_of, seed_of, unparsed
+from leret.sampling.rollouts.rollout import failure_of, unparsed
 from leret.sampling.store.schema import SamplingParams, is_final, storable
 from leret.sampling.store.store import Store
 
@@ -68,7 +68,7 @@ class BranchPoint:
     results: SearchResults = field(default_factory=dict)
     parent: str | None = None
     fresh: bool = False
-    reached: dict[str, tuple[Mapping[str, Any], asyncio.Future[NeedsCompletion | Finished | Failure]]] = field(
+    reached: dict[str, tuple[Mapping[str, Any], asyncio.Future[NeedsCompletion | Finished]]] = field(
         default_factory=dict
     )
 
@@ -123,19 +123,20 @@ class StateSampler:
         outputs, future = point.reached.get(_encode(sample.outputs), (None, None))
         if outputs is None:
             outputs = self._runner.formatter.parse(state.predictor, sample.completion or "") or {}
-        need = None if future is None else await future
         path = (*point.outputs, outputs)
-        if need is None or isinstance(need, Failure):
-            need = await self._runner.advance(point.task, path, point.results)
+        need = await (self._runner.advance(point.task, path, point.results) if future is None else future)
         return BranchPoint(point.task, need, path, point.results, sample.id, point.fresh)
 
     async def _of_prompt(
         self, point: BranchPoint, state: State, prompt: Prompt, params: SamplingParams, stored: Mapping[str, Sample]
     ) -> list[Sample]:
+        asked = params.prompt_digest, params.temperature, params.top_p, params.max_tokens, params.policy_digest
         samples: list[Sample] = []
-        for index in range(self._plan.n_samples):
-            made = self._blank(state, prompt, params, index)
-            samples.append(stored.get(made.id, made))
+        for index in range(self._plan.n_samples):  # the seed and the id follow from what asks for a sample
+            seed = int(digest("seed", self._plan.seed, state.id, state.step, asked[0], index)[:16], 16) >> 1
+            name = digest(state.id, state.step, asked[0], index, seed, *asked[1:])
+            blank = Sample(name, state.id, state.question_id, state.step, prompt.name, index, seed)
+            samples.append(stored.get(name, blank))
         todo = [i for i, sample in enumerate(samples) if sample.id not in stored or not is_final(sample)]
         if not todo:
             return samples
@@ -148,19 +149,12 @@ class StateSampler:
         self._store.put_samples(new, params)
         return samples
 
-    def _blank(self, state: State, prompt: Prompt, params: SamplingParams, index: int) -> Sample:
-        """A sample that is not made yet: its id and its seed follow from what asks for it."""
-        seed = seed_of(self._plan.seed, state.id, state.step, params.prompt_digest, index)
-        name = digest(
-            state.id, state.step, params.prompt_digest, index, seed,
-            params.temperature, params.top_p, params.max_tokens, params.policy_digest,
-        )  # fmt: skip
-        return Sample(name, state.id, state.question_id, state.step, prompt.name, index, seed)
-
     async def _complete(self, state: State, prompt: Prompt, samples: Sequence[Sample]) -> list[Sample]:
         """The samples with a completion or a failure; those that have one stay."""
         blank = [replace(sample, failure=None) for sample in samples if sample.completion is None]
-        messages = self._runner.formatter.messages(state.predictor, state.inputs, prompt, state.messages[-1])
+        messages: Messages = tuple([dict(message) for message in state.messages])  # the zero-shot prompt's
+        if prompt.digest != ZERO_SHOT.digest:
+            messages = self._runner.formatter.messages(state.predictor, state.inputs, prompt, messages[-1])
         plan, seeds = self._plan, tuple([sample.seed for sample in blank])
         began = time.monotonic()
         try:
@@ -177,7 +171,7 @@ class StateSampler:
         completed = {
             sample.id: replace(
                 sample,
-                completion=storable(completion.text),
+                completion=text if (text := completion.text).isascii() else storable(text),
                 n_prompt_tokens=completion.n_prompt_tokens,
                 n_completion_tokens=completion.n_completion_tokens,
             )
@@ -200,29 +194,27 @@ class StateSampler:
             plain = to_jsonable_python(outputs, fallback=str)
             key = _encode(plain)
             if key not in point.reached:  # equal outputs at one state lead to one place
-                point.reached[key] = outputs, asyncio.ensure_future(self._reach(point, outputs))
+                advance = self._runner.advance(point.task, (*point.outputs, outputs), point.results)
+                point.reached[key] = outputs, asyncio.ensure_future(advance)
             parsed.append((plain, key))
         scored: list[Sample] = []
         for sample, entry in zip(samples, parsed, strict=True):
             if entry is not None:
-                scored.append(self._scored(point, sample, entry[0], await point.reached[entry[1]][1]))
+                try:
+                    end = await point.reached[entry[1]][1]
+                except (RetrievalError, ProgramError) as error:
+                    scored.append(replace(sample, outputs=entry[0], failure=failure_of(error)))
+                else:
+                    scored.append(self._scored(point, sample, entry[0], end))
             elif sample.completion is not None:
                 scored.append(replace(sample, failure=unparsed(formatter, state.predictor, sample.completion)))
             else:
                 scored.append(sample)
         return scored
 
-    async def _reach(self, point: BranchPoint, outputs: Mapping[str, Any]) -> NeedsCompletion | Finished | Failure:
-        try:
-            return await self._runner.advance(point.task, (*point.outputs, outputs), point.results)
-        except (RetrievalError, ProgramError) as error:
-            return failure_of(error)
-
     def _scored(
-        self, point: BranchPoint, sample: Sample, outputs: Mapping[str, Any], end: NeedsCompletion | Finished | Failure
+        self, point: BranchPoint, sample: Sample, outputs: Mapping[str, Any], end: NeedsCompletion | Finished
     ) -> Sample:
-        if isinstance(end, Failure):
-            return replace(sample, outputs=outputs, failure=end)
         prediction = end.prediction if isinstance(end, Finished) else None
         n_steps = len(point.outputs) + 1
         outcome = Outcome(point.task, sample.completion or "", outputs, end.ranking, prediction, n_steps)
