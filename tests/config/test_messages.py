@@ -40,7 +40,7 @@ class Recipe(Settings):
         ("engine:\n  kind: words\n  k2: 1\n", "f:3: engine.k2: unknown key; did you mean engine.k1?"),
         ("engine:\n  kind: words\n  model: m\n", "f:3: engine.model: not of this kind, but of vectors; remove it"),
         ("engine:\n  kind: vectors\n", "f:1: engine.model: missing; add it (its directory)"),
-        ("engine:\n  kind: vector\n", "f:2: engine.kind: 'vector' is not one of words, vectors, both; did you mean vectors?"),
+        ("engine:\n  kind: vector\n", "f:2: engine.kind: 'vector' is not one of words, vectors, both; did you mean"),
         ("engine: {k1: 1}\n", "f:1: engine.kind: missing; add it"),
         ("engine: {kind: vectors, model: m, nbits: 3}\n", "f:1: engine.nbits: 3 is not one of 1, 2"),
         ("engine:\n  kind: both\n  engines:\n    - {kind: words}\n    - {kind: vectors}\n",
