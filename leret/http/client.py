@@ -130,7 +130,7 @@ class Client:
         self.key = key or ApiKey()
         self._secret = secret or ApiKey()
         self._advice = {
-            True: f"correct the key: {setting}.api_key_env" if setting == "policy" else f"correct {setting}.token_env",
+            True: f"correct the key (api_key_env or token_env of the {setting})",
             False: f"correct {setting}.urls or the settings of the {setting}",
         }
         self._timeout_s, self._retry_for_s = timeout_s, retry_for_s
@@ -158,8 +158,7 @@ class Client:
             call: sent to one server after the other.
             read: makes sense of an answer; what it raises (`RetryableError`, `RejectedError`, or anything that an
                 unexpected shape does) is the attempt's failure.
-            timeout_s: in place of the client's.
-            retry_for_s: likewise.
+            timeout_s, retry_for_s: in place of the client's.
 
         Raises:
             RejectedError: refused for good.
