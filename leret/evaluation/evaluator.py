@@ -36,53 +36,26 @@ class Policies:
     open: Callable[[System], Policy]
 
 
+@dataclass
 class Evaluator:
-    """Evaluates systems on one set of questions.
+    """Evaluates systems on one set of questions; ``key`` names what all systems share: data, program, settings."""
 
-    Args:
-        run: that is evaluated.
-        directory: results are kept there.
-        setting: program, retriever and sampling.
-        policies: of the run.
-        questions: in the order of the results.
-        corpus: for the oracle's titles, and the measure that looks at them.
-        measures: names.
-        key: what all systems share: data, program, retriever, settings.
-        progress: hears of every run that ends.
-    """
+    run: Run
+    directory: Path
+    setting: EvaluationSetup
+    policies: Policies
+    questions: Sequence[Task]
+    corpus: Mapping[str, Document]
+    measures: Sequence[str]
+    key: str
+    progress: Progress
+    _open: tuple[str, Policy, asyncio.Runner] | None = None  # a policy's connections are of one event loop
 
-    def __init__(
-        self,
-        run: Run,
-        directory: Path,
-        setting: EvaluationSetup,
-        policies: Policies,
-        *,
-        questions: Sequence[Task],
-        corpus: Mapping[str, Document],
-        measures: Sequence[str],
-        key: str,
-        progress: Progress,
-    ) -> None:
-        self._run = run
-        self._directory = directory
-        self._setting = setting
-        self._policies = policies
-        self._questions = questions
-        self._corpus = corpus
-        self._measures = measures
-        self._scorer = Scorer(measures, questions, corpus)
-        self._key = key
-        self._progress = progress
-        self._open: tuple[str, Policy, asyncio.Runner] | None = None  # a policy's connections are of one event loop
+    def __post_init__(self) -> None:
+        self._scorer = Scorer(self.measures, self.questions, self.corpus)
 
     def evaluate(self, system: System) -> tuple[SystemResults, bool]:
-        """The system's rows, and whether anything had to be asked for them.
-
-        Raises:
-            PolicyError, RetrievalError, ProgramError: more than half of the runs failed; what is done is kept.
-            RunError: the run cannot be written.
-        """
+        """The system's rows, and whether anything had to be asked for them."""
         kept, todo = self.missing(system)
         if not todo:
             return kept, False
@@ -95,22 +68,18 @@ class Evaluator:
         finally:  # an interruption or an outage keeps what is done
             kept.rows += new
             kept.seconds += time.monotonic() - began
-            everything = SystemResults(kept.key, _in_order(kept.rows, self._questions), kept.seconds)
-            with self._run.writing(), ThreadPoolExecutor(1) as writer:  # which Ctrl-C does not interrupt
-                writer.submit(write_results, self._directory / system.name, everything, self._measures).result()
+            everything = SystemResults(kept.key, _in_order(kept.rows, self.questions), kept.seconds)
+            with self.run.writing(), ThreadPoolExecutor(1) as writer:  # which Ctrl-C does not interrupt
+                writer.submit(write_results, self.directory / system.name, everything, self.measures).result()
         return everything, True
 
     def missing(self, system: System) -> tuple[SystemResults, dict[int, list[Task]]]:
-        """What is there of a system, and the questions that are not, by sample.
-
-        Raises:
-            RunError: what is there is damaged.
-        """
-        samples = self._setting.samples if system.prompt is not None else 1
-        ids = [question.id for question in self._questions]
-        kept = read_results(self._directory / system.name, self._key_of(system)).only(ids, samples)
+        """What is there of a system, and the questions that are not, by sample."""
+        samples = self.setting.samples if system.prompt is not None else 1
+        ids = [question.id for question in self.questions]
+        kept = read_results(self.directory / system.name, self._key_of(system)).only(ids, samples)
         done = kept.runs()
-        todo = {sample: [q for q in self._questions if (q.id, sample) not in done] for sample in range(samples)}
+        todo = {sample: [q for q in self.questions if (q.id, sample) not in done] for sample in range(samples)}
         return kept, {sample: questions for sample, questions in todo.items() if questions}
 
     def close(self) -> None:
@@ -123,25 +92,25 @@ class Evaluator:
 
     def _key_of(self, system: System) -> str:
         if system.prompt is None:
-            return digest(self._key, system.name, *map(self._key_of, system.parts))
-        setting = self._setting
+            return digest(self.key, system.name, *map(self._key_of, system.parts))
+        setting = self.setting
         sampling = [setting.max_tokens, setting.temperature, setting.top_p]
         sampling += [setting.seed] if setting.temperature > 0 else []
-        return digest(self._key, self._policies.digest(system), system.prompt.digest, sampling)
+        return digest(self.key, self.policies.digest(system), system.prompt.digest, sampling)
 
     def _ask(
         self, system: System, todo: Mapping[int, Sequence[Task]], on_rollout: Callable[[Rollout], None], n_before: int
     ) -> None:
-        self._progress.start(f"evaluating {system.name}", sum(map(len, todo.values())))
+        self.progress.start(f"evaluating {system.name}", sum(map(len, todo.values())))
         failures = 0
 
         def ended(rollout: Rollout) -> None:
             nonlocal failures
             on_rollout(rollout)
             failures += rollout.error is not None
-            self._progress.advance(1, failures=failures)
+            self.progress.advance(1, failures=failures)
 
-        setup, retriever = self._setting, self._setting.retriever
+        setup, retriever = self.setting, self.setting.retriever
         try:
             if system.prompt is not None:
                 policy, loop = self._policy(system)
@@ -154,11 +123,11 @@ class Evaluator:
             elif system.name == ORACLE:
                 n_steps: dict[str, int] = {}
                 self._ask_script(retriever, raw_question, todo, lambda r: n_steps.update({r.question_id: len(r.hops)}))
-                self._ask_script(retriever, oracle_titles(self._corpus, n_steps), todo, ended)
+                self._ask_script(retriever, oracle_titles(self.corpus, n_steps), todo, ended)
             else:
                 self._ask_script(expanding(retriever) if system.name == RM3 else retriever, raw_question, todo, ended)
         finally:
-            self._progress.finish()
+            self.progress.finish()
 
     def _ask_script(
         self,
@@ -167,15 +136,15 @@ class Evaluator:
         todo: Mapping[int, Sequence[Task]],
         on_rollout: Callable[[Rollout], None],
     ) -> None:
-        actor = ScriptedPolicy(self._setting.formatter, script)
-        asyncio.run(run_system(self._setting, retriever, actor, todo, on_rollout))
+        actor = ScriptedPolicy(self.setting.formatter, script)
+        asyncio.run(run_system(self.setting, retriever, actor, todo, on_rollout))
 
     def _policy(self, system: System) -> tuple[Policy, asyncio.Runner]:
         """The system's policy; systems of one policy follow each other, so one is held at a time."""
         name = system.policy or ""
         if self._open is None or self._open[0] != name:
             self.close()
-            self._open = (name, self._policies.open(system), asyncio.Runner())
+            self._open = (name, self.policies.open(system), asyncio.Runner())
         return self._open[1:]
 
 
