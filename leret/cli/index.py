@@ -58,16 +58,16 @@ def build(
     planned = plan_index(settings, documents)
     if _is_there(out, planned, force):
         say(f"{out} is this index already; nothing to do")
-        facts(planned, {})
+        facts(planned.model_dump(), {})
         return
     if dry_run:
         say(f"would build {out}")
-        facts(planned, _rows(planned))
+        facts(planned.model_dump(), _rows(planned))
         return
     with shown() as progress:
         made = build_index(settings, documents, out, progress)
     done(f"{out}: {made.documents:,} documents, {_megabytes(made):.1f} MB")
-    facts(made, {})
+    facts(made.model_dump(), {})
 
 
 @app.command("info", epilog="Example: leret index info indexes/mine")
@@ -83,7 +83,7 @@ def info(index: IndexArgument, as_json: AsJson = False) -> None:
     manifest = read_manifest(index)
     say(str(index))
     size = f"{_megabytes(manifest):.1f} MB in {len(manifest.files)} files"
-    facts(manifest, {**_rows(manifest), "size": size})
+    facts(manifest.model_dump(), {**_rows(manifest), "size": size})
 
 
 @app.command("check", epilog="Example: leret index check indexes/mine --corpus c.jsonl")
@@ -108,11 +108,7 @@ def check(
 
 
 def _of_recipe(recipe: str, given: list[str], changes: list[str]) -> tuple[DataSettings, RetrieverSettings]:
-    """What to index, and how, as a recipe says.
-
-    Raises:
-        ConfigError: flags are ``given`` too.
-    """
+    """What to index, and how, as a recipe says."""
     from leret.config.load import load_recipe
     from leret.config.sampling import SamplingRecipe
     from leret.core.errors import ConfigError
@@ -126,11 +122,7 @@ def _of_recipe(recipe: str, given: list[str], changes: list[str]) -> tuple[DataS
 def _of_flags(
     kind: str | None, corpus: str | None, form: str | None, model: str | None, changes: list[str], skip_invalid: bool
 ) -> tuple[DataSettings, RetrieverSettings]:
-    """What to index, and how, as flags say.
-
-    Raises:
-        ConfigError: too little is named, or a flag that the kind has no use for.
-    """
+    """What to index, and how, as flags say."""
     from leret.config.load import flag_recipe
     from leret.core.errors import ConfigError
     from leret.retrieval.load import model_keys

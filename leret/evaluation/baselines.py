@@ -1,20 +1,24 @@
-"""Systems without an LM: what searching costs nothing to know.
+"""Systems without an LM: rules that answer the program's steps, RM3, and the fusion of what other systems found.
 
-Both answer the program's predictors by a rule and go through the program itself, so that they see its cut-offs, its
-number of hops and its `exclude_seen` exactly as a policy does.
+Rules go through the program itself, so that they see its cut-offs, its number of hops and its `exclude_seen` exactly as
+a policy does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import dspy
 
-from leret.core.errors import ConfigError
-from leret.core.types import Document, Hop, Task
+from leret.core.errors import ConfigError, RetrievalError
+from leret.core.types import Document, Failure, Hop, Passage, Rollout, Task
+from leret.evaluation.results import ScoredHop
 from leret.programs.prompts import Formatter
 from leret.programs.replay import NeedsCompletion
+from leret.retrieval.base import Retriever
+from leret.retrieval.fusion import reciprocal_rank_fusion
 
 _HEAD_WORDS = 12
 """Words of a document without a title that stand for it."""
@@ -78,3 +82,54 @@ def answer_fields(signature: type[dspy.Signature], texts: Sequence[str]) -> dict
 
 def _title(document: Document) -> str:
     return document.title.strip() or " ".join(document.text.split()[:_HEAD_WORDS])
+
+
+def expanding(retriever: Retriever) -> Retriever:
+    """RM3 over the run's retriever.
+
+    Raises:
+        ConfigError: it is not BM25.
+    """
+    from leret.retrieval.engines.rm3 import RM3
+
+    try:
+        return RM3(retriever)
+    except RetrievalError as error:
+        raise ConfigError(f"systems: rm3 cannot be evaluated: {error}; leave it out of `systems`") from error
+
+
+def fuse(parts: Sequence[Sequence[ScoredHop]], questions: Sequence[Task]) -> Iterator[Rollout]:
+    """Rollouts whose ranking at each hop fuses those of other systems, by reciprocal rank.
+
+    A system that ended earlier keeps its last ranking at later hops. Of several samples, the first is taken.
+
+    Args:
+        parts: rows of each system.
+        questions: one rollout each, in their order; where a system failed, so does the rollout.
+    """
+    tables = [_by_question(rows) for rows in parts]
+    for question in questions:
+        runs = [table.get(question.id, []) for table in tables]
+        failed = next((row.failure for run in runs for row in run if row.failure is not None), None)
+        if failed is not None or not all(runs):
+            kind, _, message = (failed or "fused: one of the systems has no result for it").partition(": ")
+            yield Rollout(question.id, (), False, Failure(kind, message))
+            continue
+        n_hops = max(len(run) for run in runs)
+        at_hop = [[run[min(hop, len(run) - 1)] for run in runs] for hop in range(n_hops)]
+        yield Rollout(question.id, tuple(_hop(rows) for rows in at_hop), True)
+
+
+def _by_question(rows: Sequence[ScoredHop]) -> dict[str, list[ScoredHop]]:
+    found: dict[str, list[ScoredHop]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: row.hop):
+        if row.sample == 0:
+            found[row.question_id].append(row)
+    return found
+
+
+def _hop(rows: Sequence[ScoredHop]) -> Hop:
+    found = [[Passage(doc_id, "", "", 0.0) for doc_id in row.doc_ids] for row in rows]
+    query = " + ".join(row.query for row in rows if row.query)
+    ranking = reciprocal_rank_fusion([tuple(ranking) for ranking in found], [1.0] * len(found))
+    return Hop("", {}, (), None, {"query": query} if query else None, ranking)

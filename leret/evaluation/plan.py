@@ -19,9 +19,8 @@ from leret.core.stages import check_resumable, completed, input_stamps, stage_ke
 from leret.core.types import Task, digest
 from leret.datasets.load import limited, split_name
 from leret.datasets.splits import refuse_doubles, refuse_leak
-from leret.evaluation.evaluator import Evaluator, Policies
 from leret.evaluation.measures import all_measures
-from leret.evaluation.runner import EvaluationSetup
+from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
 from leret.evaluation.systems import System, available, chosen
 from leret.policies.checkpoints import find_model, model_digest
 from leret.policies.load import policy_of

@@ -1,4 +1,4 @@
-"""What a system did on a question, hop by hop, scored; and its file.
+"""What a system did on a question, hop by hop, scored; its file, and the TREC files for other tools.
 
 One table for every system: a row a question, sample and hop. The file is the only thing that later steps read, so
 that a system that is already evaluated is as good as one that has just been.
@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from leret.core.errors import RunError
 from leret.core.files import write_atomically
+from leret.core.types import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +154,57 @@ def write_results(directory: Path, kept: SystemResults, measures: Sequence[str])
     note.unlink(missing_ok=True)
     write_rows(directory / "per_question.parquet", kept.rows, measures)
     write_atomically(note, json.dumps({"key": kept.key, "seconds": round(kept.seconds, 3)}) + "\n")
+
+
+_UNSAFE = re.compile(r"[\s%\x00-\x20\x7f-\xa0\u200b\ufeff\ud800-\udfff]")
+
+
+def escape(text: str) -> str:
+    """An id for TREC files, whose fields stand apart by white space; `urllib.parse.unquote` undoes it.
+
+    >>> escape("Ed Wood (film) 100%")
+    'Ed%20Wood%20(film)%20100%25'
+    """
+    return _UNSAFE.sub(lambda m: "".join(f"%{b:02X}" for b in m[0].encode("utf-8", "surrogatepass")), text)
+
+
+def unescape(text: str) -> str:
+    """What ``escape`` was given."""
+    return unquote(text, errors="surrogatepass")
+
+
+def write_run(path: Path, tag: str, rankings: Iterable[tuple[str, Sequence[str], Sequence[float]]]) -> None:
+    """Write ``qid Q0 docid rank score tag`` lines.
+
+    Readers of the format sort by score and break ties in ways of their own, some in single precision. So that all of
+    them see the order that leret scored, a score that does not fall below the one before it is written one step of
+    single precision lower.
+
+    Args:
+        path: of the file; replaced whole.
+        tag: the system's name.
+        rankings: question id, document ids best first, their scores.
+    """
+    lines = [
+        f"{escape(qid)} Q0 {escape(doc_id)} {rank} {score:.9g} {escape(tag)}\n"
+        for qid, doc_ids, scores in rankings
+        for rank, (doc_id, score) in enumerate(zip(doc_ids, falling(scores), strict=True), start=1)
+    ]
+    write_atomically(path, "".join(lines))
+
+
+def write_qrels(path: Path, questions: Iterable[Task]) -> None:
+    """Write ``qid 0 docid grade`` lines, one a gold document."""
+    lines = [f"{escape(q.id)} 0 {escape(doc_id)} {grade}\n" for q in questions for doc_id, grade in q.grades.items()]
+    write_atomically(path, "".join(lines))
+
+
+def falling(scores: Sequence[float]) -> Iterator[float]:
+    """The scores, each one step of single precision below the one before it where it was not below it already."""
+    last = np.float32(np.inf)
+    for score in scores:
+        value = np.float32(score)
+        if not value < last:
+            value = np.nextafter(last, np.float32(-np.inf))
+        last = value
+        yield float(value)

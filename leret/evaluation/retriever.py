@@ -16,8 +16,8 @@ from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.files import write_atomically
 from leret.core.progress import Progress, Silent
 from leret.core.types import Ranking, Task
+from leret.evaluation.results import falling, write_qrels, write_run
 from leret.evaluation.statistics import bootstrap_intervals
-from leret.evaluation.trec import falling, write_qrels, write_run
 from leret.retrieval.base import Retriever
 from leret.retrieval.fusion import reciprocal_rank_fusion
 

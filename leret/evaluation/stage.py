@@ -21,15 +21,14 @@ from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.stages import mark_completed
 from leret.core.types import Task
-from leret.evaluation.evaluator import Evaluator
 from leret.evaluation.plan import Evaluation, held_out, open_evaluator, resolve, settings_of
 from leret.evaluation.report.content import examples
 from leret.evaluation.report.page import write_page
-from leret.evaluation.results import SystemResults
+from leret.evaluation.results import SystemResults, write_qrels, write_run
+from leret.evaluation.runner import Evaluator
 from leret.evaluation.statistics import Statistics
 from leret.evaluation.summary import summarise
 from leret.evaluation.systems import System, focus
-from leret.evaluation.trec import write_qrels, write_run
 from leret.policies.load import probe
 from leret.programs.saved import save_program
 from leret.sampling.rollouts.environment import Environment

@@ -57,12 +57,7 @@ class RetryableError(HttpError):
 
 
 class RejectedError(HttpError):
-    """A request that the server will never take as it is.
-
-    Args:
-        reason: in a line, with what to correct.
-        status: of HTTP; 0 where no server was asked.
-    """
+    """A request that the server will never take as it is; ``status`` is 0 where no server was asked."""
 
     def __init__(self, reason: str, status: int = 0) -> None:
         super().__init__(reason)
@@ -85,11 +80,7 @@ class Answer:
 
     @cached_property
     def json(self) -> Any:
-        """The parsed body.
-
-        Raises:
-            RetryableError: it is no JSON.
-        """
+        """The parsed body; RetryableError where it is no JSON."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError) as error:
@@ -185,11 +176,7 @@ class ApiKey:
 
 
 async def read_body(chunks: AsyncIterable[bytes], url: str) -> bytes:
-    """The body of an answer, decompressed piece by piece as it is read.
-
-    Raises:
-        RejectedError: it is longer than `MAX_BYTES`.
-    """
+    """The body of an answer, decompressed piece by piece as it is read; RejectedError beyond `MAX_BYTES`."""
     body = bytearray()
     async for chunk in chunks:
         body += chunk

@@ -100,11 +100,7 @@ class EndpointPool:
 
 
 def checked_urls(urls: Sequence[str], setting: str) -> tuple[str, ...]:
-    """Base URLs without a slash at the end.
-
-    Raises:
-        ConfigError: there is none, or one is no URL.
-    """
+    """Base URLs without a slash at the end; ConfigError where there is none, or one is no URL."""
     if not urls:
         raise ConfigError(f"{setting} is empty; give the server's base URL, as in http://127.0.0.1:8000")
     for url in urls:

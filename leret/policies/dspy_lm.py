@@ -181,11 +181,7 @@ class PolicyEngine:
         return future
 
     def _request(self, request: lm15.Request, call: _Call) -> Request:
-        """DSPy's request in leret's words.
-
-        Raises:
-            dspy.lm15.UnsupportedFeatureError: it asks for what a policy cannot do.
-        """
+        """DSPy's request in leret's words."""
         config = request.config
         extensions = dict(config.extensions or {})
         seed = extensions.pop("seed", config.seed)

@@ -105,11 +105,7 @@ async def probe(settings: PolicySettings) -> None:
 
 
 def shared_policy(settings: PolicySettings) -> Policy:
-    """The policy that settings name, loaded once a process as long as its files stay the same.
-
-    Raises:
-        PolicyError: the model cannot be loaded.
-    """
+    """The policy that settings name, loaded once a process as long as its files stay the same."""
     weights = ""
     if isinstance(settings, LocalPolicySettings):
         from leret.policies.checkpoints import find_model, model_digest
@@ -124,11 +120,7 @@ def shared_policy(settings: PolicySettings) -> Policy:
 
 
 def policy_state(policy: Policy) -> dict[str, Any]:
-    """The keys of ``PolicySettings`` that load this policy again; no secret among them.
-
-    Raises:
-        PolicyError: the policy is of a kind that no recipe names.
-    """
+    """The settings that load this policy again, for `policy_settings`; no secret is among them."""
     settings = getattr(policy, "settings", None)
     if settings is None:
         raise PolicyError(f"a {type(policy).__name__} cannot be saved by name; save the program without its LM")

@@ -164,7 +164,7 @@ def _hybrid_manifest(parts: Sequence[Manifest], settings: FusionSettings, places
         corpus=parts[0].corpus,
         documents=parts[0].documents,
         digest=hybrid_digest([part.digest for part in parts], settings),
-        places=places,
+        places=dict(places),
     )
 
 

@@ -17,8 +17,8 @@ from leret.core.errors import ConfigError, DataError
 from leret.core.types import Document, Outcome, Passage, Ranking, Task
 from leret.datasets.corpus import Corpus
 from leret.evaluation import retriever as ir
+from leret.evaluation.results import unescape
 from leret.evaluation.retriever import evaluate_retriever, read_rewrites
-from leret.evaluation.trec import unescape
 from leret.retrieval.engines.bm25 import BM25
 from leret.rewards import reward
 from tests.retrieval.serving import Echo, running

@@ -14,9 +14,8 @@ from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.runs import Run
 from leret.core.types import State
 from leret.evaluation.plan import plan
-from leret.evaluation.results import read_rows
+from leret.evaluation.results import read_rows, unescape
 from leret.evaluation.stage import evaluate
-from leret.evaluation.trec import unescape
 from leret.programs.prompts import Prompt
 from leret.sampling.store.store import Store
 from tests.tiny import WORDS, tiny_policy

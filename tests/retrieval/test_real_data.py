@@ -11,7 +11,7 @@ from leret.config.data import DataSettings
 from leret.core.types import Task
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load
-from leret.evaluation.trec import unescape, write_qrels, write_run
+from leret.evaluation.results import unescape, write_qrels, write_run
 from leret.retrieval.load import load_retriever
 from leret.rewards.ranking import ap, ndcg, recall, rr
 from tests.retrieval.engines import settings

@@ -51,9 +51,6 @@ class OpenAIPolicy:
     Args:
         settings: of the recipe.
         carry: of the HTTP client.
-
-    Raises:
-        ConfigError: no URL is given, or the key's variable is not set.
     """
 
     def __init__(self, settings: OpenAIPolicySettings | TogetherPolicySettings, carry: Carry | None = None) -> None:
@@ -105,7 +102,8 @@ class OpenAIPolicy:
             hint = f"; it serves {', '.join(served)}" if served else ""
             if getattr(error.__cause__, "status", 0) in {404, 405} and "/v1" not in self.client.urls[0]:
                 hint += "; is /v1 missing at the end of policy.urls?"
-            raise PolicyError(f"{error}{hint}") from error
+            error.args = (f"{error}{hint}",)
+            raise
 
     async def aclose(self) -> None:
         await self.client.aclose()
@@ -139,7 +137,7 @@ class OpenAIPolicy:
     async def _ask_for_two(self, request: Request) -> bool:
         try:
             call = self._call(Request(request.messages, (0,), 1.0, 1), 0, 2)
-            self._takes_n = await self.client.request(call, _n_choices) == 2
+            self._takes_n = await self.client.request(call, lambda answer: len(_choices(answer))) == 2
         except RejectedError:
             self._takes_n = False  # if the request itself is at fault, the samples will say so
         return self._takes_n
@@ -217,11 +215,7 @@ def policy_error(error: HttpError) -> PolicyError:
 
 
 async def check_token(policy: Policy, settings: PolicySettings) -> None:
-    """See that a policy completes a prompt; where it only is late, or one token is too few for it, it is let pass.
-
-    Raises:
-        PolicyError: it does not.
-    """
+    """See that a policy completes a prompt; one that is late, or that needs more than a token, is let pass."""
     request = Request(({"role": "user", "content": "Hello"},), (0,), settings.temperature, 1, settings.top_p)
     try:
         await policy.complete(request)
@@ -236,26 +230,18 @@ def completions_of(answer: Answer, n: int, max_tokens: int) -> list[Completion]:
     Where a server counts the tokens of all choices together, each choice gets its share by the length of its text,
     and the shares add up to what was counted.
 
-    Args:
-        answer: of the server.
-        n: choices that were asked for.
-        max_tokens: of each.
-
     Raises:
-        RetryableError: it reports a failure, or holds another number of choices.
+        RetryableError: it reports a failure, or holds another number of choices than ``n``.
         Exception: one of `MALFORMED`; it is no chat completion.
     """
-    value = answer.json
-    if value.get("error"):
-        raise RetryableError(f"{answer.url} answered 200 with an error: {error_text(answer.body)}", "server")
-    choices = value["choices"]
+    choices = _choices(answer)
     if len(choices) != n:
         raise answer.malformed(f"{len(choices)} choices for n={n}")
     if n > 1:
         choices = sorted(choices, key=lambda choice: choice.get("index", 0))
         if len({choice.get("index", place) for place, choice in enumerate(choices)}) < n:
             raise ValueError("two choices have one index")
-    usage = value.get("usage") or {}
+    usage = answer.json.get("usage") or {}
     n_prompt, n_written = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
     if min(n_prompt, n_written) < 0:
         raise ValueError("a number of tokens is below 0")
@@ -332,12 +318,13 @@ def shared(lengths: Sequence[int], total: int) -> list[int]:
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _n_choices(answer: Answer) -> int:
+def _choices(answer: Answer) -> list[dict[str, Any]]:
     if answer.json.get("error"):
         raise RetryableError(f"{answer.url} answered 200 with an error: {error_text(answer.body)}", "server")
-    if not (n := len(answer.json["choices"])):
+    choices: list[dict[str, Any]] = answer.json["choices"]
+    if not choices:
         raise answer.malformed("no choices")
-    return n
+    return choices
 
 
 def _model_names(answer: Answer) -> list[str]:

@@ -41,14 +41,6 @@ class TgiPolicy:
     Each sample of a prompt is a request with its own seed. With ``best_of`` they are one request; TGI takes no seed
     then, so that those samples cannot be drawn again. Log-probabilities are as TGI gives them: of the distribution that
     it drew from, after temperature and top-p.
-
-    Args:
-        settings: of kind tgi.
-
-    Raises:
-        MissingDependency: the text-generation package is not installed.
-        ConfigError: no URL is given, or the key's variable is not set.
-        PolicyError: there is no tokenizer.
     """
 
     def __init__(self, settings: TgiPolicySettings) -> None:
@@ -114,11 +106,7 @@ class TgiPolicy:
 
 
 def _body(request: Request, inputs: str, seed: int | None, n: int) -> dict[str, Any]:
-    """The request as the client package makes it.
-
-    Raises:
-        RejectedError: the package finds it impossible.
-    """
+    """The request as the client package makes it; RejectedError where it finds it impossible."""
     from text_generation import types
     from text_generation.errors import ValidationError
 

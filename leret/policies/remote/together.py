@@ -19,15 +19,7 @@ if TYPE_CHECKING:
 
 
 class TogetherPolicy:
-    """Implements ``Policy``; how it samples is `OpenAIPolicy`'s, and the SDK carries the requests.
-
-    Args:
-        settings: of kind together.
-
-    Raises:
-        MissingDependency: the SDK is not installed.
-        ConfigError: the key's variable is not set.
-    """
+    """Implements ``Policy``; how it samples is `OpenAIPolicy`'s, and the SDK carries the requests."""
 
     def __init__(self, settings: TogetherPolicySettings) -> None:
         self.settings = settings

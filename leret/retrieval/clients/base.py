@@ -1,4 +1,3 @@
-# ruff: noqa: D102  a method of a protocol has its text
 """What the clients of search servers share: blocking batches, and what a refused query means."""
 
 from __future__ import annotations
@@ -9,8 +8,9 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from leret.config.retriever import ClinicalTrialsSettings, PubMedSettings, RemoteSettings
 from leret.core.aio import gathered, submit
 from leret.core.errors import RetrievalError
 from leret.core.types import Ranking
@@ -26,17 +26,6 @@ Question = tuple[Call, Callable[[Answer], T]]
 _LOG = logging.getLogger("leret")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 _OF_THE_KEY = re.compile(r"api[ _-]?key", re.IGNORECASE)
-
-
-class HttpSettings(Protocol):
-    """How servers are asked: a section of a recipe."""
-
-    @property
-    def timeout_s(self) -> float: ...
-    @property
-    def retry_for_s(self) -> float: ...
-    @property
-    def concurrency(self) -> int: ...
 
 
 class SearchClient:
@@ -56,7 +45,7 @@ class SearchClient:
     def __init__(
         self,
         urls: Sequence[str],
-        settings: HttpSettings,
+        settings: RemoteSettings | PubMedSettings | ClinicalTrialsSettings,
         *,
         key: ApiKey | None = None,
         secret: ApiKey | None = None,
@@ -78,11 +67,7 @@ class SearchClient:
         self._closed = False
 
     def ask(self, question: Question[T]) -> T:
-        """Send a request, and wait for its answer.
-
-        Raises:
-            RetrievalError: it failed, or the client was closed.
-        """
+        """Send a request, and wait for its answer; RetrievalError where it failed."""
         outcome = self.ask_each([question])[0]
         if isinstance(outcome, HttpError):
             raise retrieval_error(outcome) from outcome
@@ -134,20 +119,12 @@ def retrieval_error(error: HttpError) -> RetrievalError:
 
 
 def rankings_of(queries: Sequence[str], outcomes: Sequence[Ranking | HttpError]) -> list[Ranking]:
-    """One ranking a query, where no request failed.
-
-    Raises:
-        PartialResultsError: some failed; the first failure, with what is known of the others.
-    """
+    """One ranking a query; PartialResultsError where a request failed."""
     return raise_if_partial(queries, [retrieval_error(one) if isinstance(one, HttpError) else one for one in outcomes])
 
 
 def refuse_offline(queries: Sequence[str]) -> None:
-    """Refuse what reaches the engine: the cache, which stands before it, does not hold it.
-
-    Raises:
-        RetrievalError: any query says something.
-    """
+    """Refuse what reaches the engine: the cache, which stands before it, does not hold it."""
     lacking = [query for query in queries if has_terms(query)]
     if lacking:
         raise RetrievalError(

@@ -50,15 +50,7 @@ class ClinicalTrials:
         return digest("clinicaltrials", s.area, s.sort, s.min_date, s.max_date, s.texts, *other_site)
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """Search the registry.
-
-        Args:
-            queries: as one would paste them into the site's search box.
-            k: studies a query, from 1 to 10,000.
-
-        Returns:
-            One ranking a query, in the site's order.
-        """
+        """Rankings in the site's order, of queries as one would paste them there; ``k`` is 10,000 at most."""
         if not 1 <= k <= _MOST:
             raise RetrievalError(f"k is {k}; ask ClinicalTrials.gov for 1 to {_MOST} studies a query")
         if self._settings.offline:

@@ -25,12 +25,7 @@ _ABOUT_A_QUERY = frozenset({200, 400, 413, 422})
 
 
 def cut(queries: Sequence[str], most: int, most_bytes: int = _MOST_BYTES) -> list[list[int]]:
-    """Places of the queries that go together, in their order.
-
-    Args:
-        queries: of a batch.
-        most: queries of a request.
-        most_bytes: of the queries of a request, as JSON.
+    """Places of the queries that go into one request, ``most`` queries and ``most_bytes`` of JSON at most.
 
     >>> cut(["a", "b", "c", "dddd", "e"], 2, 8)
     [[0, 1], [2], [3], [4]]
@@ -121,11 +116,7 @@ class Remote:
         return self._is_leret or self._settings.name is not None
 
     def served(self) -> Served:
-        """What a ``leret`` server says of itself; asked once.
-
-        Raises:
-            RetrievalError: it does not answer, or serves another corpus than this one.
-        """
+        """What a ``leret`` server says of itself; asked once, and refused where it serves another corpus."""
         if self._served is None:
             served = self._client.ask((Call("GET", "/health"), _served))
             wanted = None if self._corpus is None else self._corpus.digest
@@ -138,11 +129,7 @@ class Remote:
         return self._served
 
     def check(self) -> None:
-        """See that a server answers, and as one of this protocol does; one that is being restarted is waited for.
-
-        Raises:
-            RetrievalError: it does not, or serves another corpus.
-        """
+        """See that a server answers, and as one of this protocol does; one that is being restarted is waited for."""
         if self._is_leret:
             self.served()
         else:

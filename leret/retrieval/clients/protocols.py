@@ -25,7 +25,7 @@ Named = Literal["id", "title", "row"]
 
 
 @dataclass(frozen=True)
-class Protocol:
+class SearchProtocol:
     """One way to ask.
 
     Attributes:
@@ -41,16 +41,9 @@ class Protocol:
     entry: Callable[[Mapping[str, Any]], tuple[Any, Any, Any, Any]]
 
     def read(self, answer: Answer, n_queries: int, k: int, named: Named = "id") -> list[Ranking]:
-        """The rankings of an answer.
+        """The rankings of an answer, ``k`` passages each at most; RetryableError where it is malformed.
 
-        Args:
-            answer: to ``call``.
-            n_queries: that were asked.
-            k: documents a query at most.
-            named: what becomes the id of a passage; ``row`` is the server's id, still to be looked up.
-
-        Raises:
-            RetryableError: it is malformed, or short of a list.
+        What becomes the id of a passage is its title, or the server's id: under ``row`` that is still to be looked up.
         """
         lists = self.rankings(answer)
         if len(lists) != n_queries:
@@ -137,15 +130,17 @@ def _list(answer: Answer, key: str) -> list[Any]:
 _COLBERT = (_colbert_rankings, _colbert_entry)
 
 PROTOCOLS = {
-    "leret": Protocol(
+    "leret": SearchProtocol(
         True,
         lambda queries, k: Call.post("/search", {"queries": list(queries), "k": k}),
         lambda answer: _list(answer, "rankings"),
         _leret_entry,
     ),
-    "colbert": Protocol(False, lambda queries, k: Call.post("", {"query": queries[0], "k": k}), *_COLBERT),
-    "colbert-get": Protocol(False, lambda queries, k: Call("GET", "", {"query": queries[0], "k": str(k)}), *_COLBERT),
-    "retrieve": Protocol(
+    "colbert": SearchProtocol(False, lambda queries, k: Call.post("", {"query": queries[0], "k": k}), *_COLBERT),
+    "colbert-get": SearchProtocol(
+        False, lambda queries, k: Call("GET", "", {"query": queries[0], "k": str(k)}), *_COLBERT
+    ),
+    "retrieve": SearchProtocol(
         True,
         lambda queries, k: Call.post("", {"queries": list(queries), "topk": k, "return_scores": True}),
         lambda answer: _list(answer, "result"),

@@ -75,15 +75,7 @@ class PubMed:
         return digest("pubmed", s.sort, s.min_date, s.max_date, s.texts, *other_site)
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """Search PubMed.
-
-        Args:
-            queries: as one would paste them into PubMed's search box.
-            k: articles a query, from 1 to 9,999.
-
-        Returns:
-            One ranking a query, in PubMed's order.
-        """
+        """Rankings in PubMed's order, of queries as one would paste them there; ``k`` is 9,999 at most."""
         if not 1 <= k <= _MOST:
             raise RetrievalError(f"k is {k}; PubMed gives from 1 to {_MOST} articles a query")
         if self._settings.offline:
@@ -158,11 +150,7 @@ class PubMed:
 
 
 def read_articles(answer: Answer) -> dict[str, tuple[str, str]]:
-    """Title and abstract of every record of an efetch answer, by PubMed id.
-
-    Raises:
-        RetryableError: it is no such XML.
-    """
+    """Title and abstract of every record of an efetch answer, by PubMed id."""
     try:
         root = ElementTree.fromstring(answer.text)
     except (ElementTree.ParseError, ValueError) as error:

@@ -26,7 +26,7 @@ from leret.core.types import Ranking, digest
 from leret.retrieval.base import Documents
 from leret.retrieval.engines.analysis import make_analyzer
 from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments, MappedDocuments, Passages
-from leret.retrieval.index.manifest import Manifest, open_documents, read_manifest, write_index
+from leret.retrieval.index.manifest import IndexEngine, Manifest, open_documents, read_manifest, write_index
 
 _FEW = 64
 """Results of a batch below which NumPy is the slower one."""
@@ -141,13 +141,11 @@ class BM25:
 
 
 @dataclass(frozen=True)
-class BM25Index:
+class BM25Index(IndexEngine):
     """Builds and opens BM25 indexes."""
 
     settings: BM25Settings
     kind: ClassVar[str] = "bm25"
-    packages: ClassVar[tuple[str, ...]] = ("bm25s",)
-    resumable: ClassVar[bool] = False
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
@@ -155,11 +153,12 @@ class BM25Index:
         del values["method"]
         return cls(BM25Settings(**values))
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return ("bm25s",)
+
     def ranking_keys(self) -> dict[str, Any]:
         return {"method": "lucene", **self.settings.ranking_keys()}
-
-    def external_paths(self) -> dict[str, str]:
-        return {}
 
     def digest(self, corpus: str) -> str:
         return digest("bm25s", self.ranking_keys(), corpus)
@@ -175,11 +174,7 @@ class BM25Index:
 
 
 def _make(corpus: Documents, settings: BM25Settings) -> Any:
-    """bm25s's index of ``title. text`` of every document.
-
-    Raises:
-        RetrievalError: no document has a word.
-    """
+    """bm25s's index of ``title. text`` of every document."""
     import bm25s
 
     words = make_analyzer(settings)
@@ -196,11 +191,7 @@ def _make(corpus: Documents, settings: BM25Settings) -> Any:
 
 
 def _read(directory: Path, n_documents: int) -> ScoreMatrix:
-    """An index, its arrays mapped into memory. Rows and columns are read through: the search looks them up unchecked.
-
-    Raises:
-        RetrievalError: a file is missing or broken, or an entry points outside of the index.
-    """
+    """An index, its arrays mapped into memory. Rows and columns are checked here, for the search does not."""
 
     def refuse(fault: str) -> RetrievalError:
         return RetrievalError(f"{directory}: {fault}; build it again")

@@ -17,11 +17,11 @@ from typing import Any, ClassVar, Self
 from leret.config.retriever import TantivySettings
 from leret.core.errors import MissingDependency, RetrievalError
 from leret.core.progress import Progress
-from leret.core.types import Ranking, digest
+from leret.core.types import Ranking
 from leret.retrieval.base import Documents, clip_k
 from leret.retrieval.engines.analysis import make_analyzer
 from leret.retrieval.index.documents import DocumentTable, MappedDocuments, Passages
-from leret.retrieval.index.manifest import Manifest
+from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _FOLDER = "tantivy"
 _HEAP = 256_000_000
@@ -104,26 +104,22 @@ class Tantivy:
 
 
 @dataclass(frozen=True)
-class TantivyIndex:
+class TantivyIndex(IndexEngine):
     """Builds and opens tantivy indexes, in about a quarter of a gigabyte whatever the corpus."""
 
     settings: TantivySettings
     kind: ClassVar[str] = "tantivy"
-    packages: ClassVar[tuple[str, ...]] = ("tantivy",)
-    resumable: ClassVar[bool] = False
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
         return cls(TantivySettings(**manifest.settings))
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return ("tantivy",)
+
     def ranking_keys(self) -> dict[str, Any]:
         return self.settings.ranking_keys()
-
-    def external_paths(self) -> dict[str, str]:
-        return {}
-
-    def digest(self, corpus: str) -> str:
-        return digest("tantivy", self.ranking_keys(), corpus)
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         tantivy = _tantivy()

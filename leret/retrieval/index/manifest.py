@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from leret.core.errors import RetrievalError
 from leret.core.files import atomic_directory, is_incomplete, write_atomically
@@ -29,15 +29,6 @@ from leret.retrieval.index.documents import MappedDocuments, write_documents
 MANIFEST = "manifest.json"
 
 _FORMAT = 2
-_TYPES = {
-    "engine": str,
-    "settings": dict,
-    "versions": dict,
-    "corpus": str,
-    "documents": int,
-    "digest": str,
-    "places": dict,
-}
 _REWRITTEN = frozenset({"chroma"})
 """Folders whose library writes to them whenever it opens them: no size and no digest of theirs would stay true."""
 
@@ -46,12 +37,12 @@ class IndexEngine(Protocol):
     """An engine with its settings: builds indexes and opens them."""
 
     kind: ClassVar[str]
-    resumable: ClassVar[bool]  # does `write` go on where a stopped one ended?
+    resumable: ClassVar[bool] = False  # does `write` go on where a stopped one ended?
 
     @property
     def packages(self) -> tuple[str, ...]:
         """Whose versions matter to an index."""
-        ...
+        return ()
 
     def ranking_keys(self) -> dict[str, Any]:
         """All that decides the rankings, beside the corpus, as JSON values."""
@@ -59,11 +50,11 @@ class IndexEngine(Protocol):
 
     def external_paths(self) -> dict[str, str]:
         """External paths needed to open the index; not part of its digest."""
-        ...
+        return {}
 
     def digest(self, corpus: str) -> str:
         """Of the retriever over the corpus of that digest."""
-        ...
+        return digest_of(self.kind, self.ranking_keys(), corpus)
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         """Write the engine's files into a directory.
@@ -93,8 +84,7 @@ class IndexEngine(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(BaseModel):
     """What an index directory says of itself.
 
     Attributes:
@@ -108,22 +98,30 @@ class Manifest:
         files: bytes and BLAKE2b digest of every file.
     """
 
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    format: int = _FORMAT
     engine: str
-    settings: Mapping[str, Any]
-    versions: Mapping[str, str]
+    settings: dict[str, Any]
+    versions: dict[str, str]
     corpus: str
     documents: int
     digest: str
-    places: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    places: dict[str, str]
+    files: dict[str, tuple[int, str]] = {}
 
     @classmethod
     def planned(cls, engine: IndexEngine, corpus: Documents) -> Manifest:
         """The manifest, still without files, of the index that an engine would build."""
         return cls(
-            engine.kind, engine.ranking_keys(), _versions(*engine.packages), corpus.digest, len(corpus),
-            engine.digest(corpus.digest), engine.external_paths(),
-        )  # fmt: skip
+            engine=engine.kind,
+            settings=engine.ranking_keys(),
+            versions=_versions(*engine.packages),
+            corpus=corpus.digest,
+            documents=len(corpus),
+            digest=engine.digest(corpus.digest),
+            places=engine.external_paths(),
+        )
 
     def equals(self, other: Manifest) -> bool:
         """Would building ``other`` make this index again?"""
@@ -206,16 +204,10 @@ def read_manifest(directory: Path) -> Manifest:
     if form != _FORMAT:
         raise RetrievalError(f"{path} is no manifest of format {_FORMAT} (it says {form!r}); build the index again")
     try:
-        files = {str(name): (int(size), str(content)) for name, (size, content) in values["files"].items()}
-        rest = {name: values[name] for name in _TYPES}
-        for name, kind in _TYPES.items():
-            if type(rest[name]) is not kind:
-                raise TypeError(f"{name} is {rest[name]!r}")
-        return Manifest(files=files, **rest)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RetrievalError(
-            f"{path}: the manifest lacks a part, or has a wrong one ({error}); build the index again"
-        ) from error
+        return Manifest.model_validate_json(json.dumps(values))  # in which a list may be a tuple
+    except ValidationError as error:
+        faults = "; ".join(f"{fault['loc'][0]}: {fault['msg'].lower()}" for fault in error.errors())
+        raise RetrievalError(f"{path}: the manifest is not sound ({faults}); build the index again") from error
 
 
 def write_manifest(manifest: Manifest, directory: Path) -> Manifest:
@@ -225,7 +217,7 @@ def write_manifest(manifest: Manifest, directory: Path) -> Manifest:
         OSError: the directory cannot be written.
     """
     files = {name: (path.stat().st_size, _content(path)) for name, path in _files(directory)}
-    values = {"format": _FORMAT, **asdict(manifest), "files": files}
+    values = {**manifest.model_dump(), "files": files}
     write_atomically(directory / MANIFEST, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
     return read_manifest(directory)
 

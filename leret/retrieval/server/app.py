@@ -155,12 +155,7 @@ class RetrieverServer:
         return _answer(await self._encoded(retrieve_answer, found, asked.return_scores))
 
     async def _json(self, request: web.Request) -> Any:
-        """The JSON of a body.
-
-        Raises:
-            BadRequestError: it is none.
-            HTTPRequestTimeout: it did not come in time.
-        """
+        """The JSON of a body."""
         try:
             async with asyncio.timeout(self.settings.read_s):
                 body = await request.read()

@@ -7,9 +7,8 @@ import pytest
 from leret.core.errors import PolicyError
 from leret.core.progress import Silent
 from leret.core.runs import Run
-from leret.evaluation.evaluator import Evaluator, Policies
 from leret.evaluation.measures import all_measures
-from leret.evaluation.runner import EvaluationSetup
+from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
 from leret.evaluation.systems import System
 from leret.policies.local.chat_template import PromptTooLongError
 from leret.programs.prompts import ZERO_SHOT, Prompt
