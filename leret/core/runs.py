@@ -74,11 +74,7 @@ class Run:
 
     @classmethod
     def create(cls, path: Path) -> Run:
-        """An existing run, or a new one in an empty or missing directory.
-
-        Raises:
-            RunError: the directory holds other things, or cannot be written.
-        """
+        """An existing run, or a new one in an empty or missing directory; RunError where it holds other things."""
         run = cls(path)
         if run.manifest_path.is_file():
             return cls.open(path)
@@ -107,9 +103,6 @@ class Run:
         """Content of run.yaml as it is written: files are named from the run (``$RUN/../data``), or from ``$LERET/``.
 
         So it tells nothing of the machine, and a run can be moved with the files it names.
-
-        Raises:
-            RunError: it is unreadable, or of another version.
         """
         try:
             value = yaml.load(self.manifest_path.read_text(encoding="utf-8"))

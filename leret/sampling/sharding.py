@@ -68,10 +68,9 @@ class Shard:
 def sample_shard(
     recipe: SamplingRecipe, run: Run, shard: Shard, *, base_dir: Path | None = None, progress: Progress | None = None
 ) -> SamplingStats:
-    """Sample one shard into its store in R/shards; go on where an earlier call was stopped.
+    """Sample one shard into its store in R/shards; arguments and errors are those of `leret.sampling.stage.sample`.
 
-    All shards share the run: the first of them makes the index and the bank, the others wait for it. Arguments and
-    errors are those of `leret.sampling.stage.sample`.
+    All shards share the run: the first of them makes the index and the bank, the others wait for it.
     """
     progress = progress or Silent()
     with opened(located(recipe, base_dir or Path.cwd()), run, progress) as parts:
@@ -106,9 +105,6 @@ class RayCluster:
         workers: shards that are sampled at the same time.
         address: of a running cluster (``auto``, ``host:port``, ``ray://host:port``); None starts one on this machine,
             unless the environment's ``RAY_ADDRESS`` names one.
-
-    Raises:
-        MissingDependency: Ray is not installed.
     """
 
     def __init__(self, workers: int, address: str | None = None) -> None:
@@ -124,8 +120,7 @@ class RayCluster:
         """Sample tasks into R/shards; a shard whose worker dies is begun again, and goes on from its store.
 
         Raises:
-            LeretError: of a worker, as it is; too many failures in all; no worker could be started; or a shard kills
-                every worker that takes it.
+            LeretError: a worker's own; too many failures; no worker started; a shard killed every worker that took it.
         """
         import ray
 

@@ -98,22 +98,12 @@ async def sample_tasks(
 ) -> SamplingStats:
     """Sample every task to the end of its path, into a store; what the store holds is not asked again.
 
-    Args:
-        tasks: those that are done already cost nothing.
-        program: a module of its own for this call, which changes it.
-        adapter: how calls become messages, and completions fields.
-        search: over the retriever, on this event loop.
-        policy: completes.
-        plan: prompts, number of samples, seed, decoding and reward.
-        store: where the samples go.
-        settings: ``concurrency``, ``max_error_rate`` and ``max_unparsed_rate`` are read.
-        usage: counts calls and tokens.
-        progress: hears of every task that ends.
-        facts: told with the progress.
+    The program is a module of its own for this call, which changes it; ``search`` is over the retriever, on this event
+    loop. The plan has prompts, number of samples, seed, decoding and reward; of the settings, ``concurrency``,
+    ``max_error_rate`` and ``max_unparsed_rate`` are read. ``facts`` are told with the progress.
 
     Raises:
-        PolicyError, RetrievalError, ProgramError: too many samples failed or did not parse; what is done is kept.
-        RunError: the store cannot be written; what is done is kept.
+        LeretError: too many samples failed or did not parse, or the store cannot be written; what is done is kept.
     """
     from leret.programs.prompts import Formatter
     from leret.programs.replay import Replay
@@ -150,16 +140,14 @@ def sample(
 
     Args:
         recipe: what to sample.
-        run: a new one, or one that the same recipe began. The policy may be another one (the next round), the limit
-            and the strategy of the pairs any.
+        run: a new one, or one that the same recipe began. What is `Free` in it, and the policy, may have changed.
         base_dir: where relative paths of the recipe start; None is the current directory.
         progress: hears of every question.
         distribute: samples with other processes; None samples in this one.
 
     Raises:
-        RunError: the run was sampled from another recipe, is being sampled, or cannot be written.
-        LeretError: what the recipe names cannot be opened, settings cannot go together, or too many samples failed or
-            did not parse; what is done is kept.
+        LeretError: the run was sampled from another recipe, is being sampled or cannot be written; what the recipe
+            names cannot be opened; too many samples failed or did not parse. What is done is kept.
     """
     began = time.monotonic()
     progress = progress or Silent()
@@ -250,16 +238,6 @@ def begin(
     return policy
 
 
-def plan_of(recipe: SamplingRecipe, prompts: Sequence[Prompt]) -> SamplingPlan:
-    """What a recipe tries at every state."""
-    from leret.sampling.rollouts.branching import SamplingPlan
-
-    lm, settings = recipe.policy, recipe.sampling
-    return SamplingPlan(
-        tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens, settings.reward
-    )
-
-
 async def sample_session(
     bench: Environment,
     run: Run,
@@ -275,9 +253,10 @@ async def sample_session(
     from leret.programs.checks import check_messages
     from leret.retrieval.batching import SearchBatcher
     from leret.sampling.bank.bank import load_or_build_bank
+    from leret.sampling.rollouts.branching import SamplingPlan
     from leret.sampling.rollouts.scheduler import SamplingStats
 
-    recipe = bench.recipe
+    lm, settings = bench.recipe.policy, bench.recipe.sampling
     search = SearchBatcher(bench.retriever)
     try:
         async with AsyncFileLock(run.setup_lock, run_in_executor=False):
@@ -287,15 +266,18 @@ async def sample_session(
         sampled = tasks if only is None else only
         if not sampled:
             return prompts, SamplingStats(), notes
-        usage = UsageByPrompt(recipe.policy.price_prompt, recipe.policy.price_completion)
+        plan = SamplingPlan(
+            tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens, settings.reward
+        )
+        usage = UsageByPrompt(lm.price_prompt, lm.price_completion)
         events = UsageEvents(run, usage, policy, search)
         done = store.done(policy.digest)
         progress.start("sampling", sum(task.id not in done for task in sampled))
         try:
             async with events:
                 stats = await sample_tasks(
-                    sampled, bench.program(), bench.adapter, search, policy, plan_of(recipe, prompts), store,
-                    recipe.sampling, usage=usage, progress=progress, facts=events.facts,
+                    sampled, bench.program(), bench.adapter, search, policy, plan, store, settings,
+                    usage=usage, progress=progress, facts=events.facts,
                 )  # fmt: skip
             return prompts, stats, notes
         finally:

@@ -57,12 +57,16 @@ def ids(paths):
 
 def test_shards_make_what_one_process_makes(server, tmp_path):
     write_data(tmp_path, 24)
-    recipe = served(server, prompts=3, samples=2)
+    demo = {"question": "who", "context": [], "query": "find who"}
+    (tmp_path / "own").mkdir()
+    Prompt("mine", {"write_query": [demo]}, {}).save(tmp_path / "own" / "mine.json")
+    recipe = served(server, prompts=2, samples=2, bank={"path": str(tmp_path / "own")})
     alone, run = Run.create(tmp_path / "alone"), Run.create(tmp_path / "run")
     whole = sample(recipe, alone, base_dir=tmp_path)
     stats = [sample_shard(recipe, run, Shard(i, 3), base_dir=tmp_path) for i in range(3)]
     assert [part.questions for part in stats] == [8, 8, 8]
     assert len(shard_stores(run)) == 3
+    assert [event["event"] for event in run.events()].count("bank") == 1
     asked = sum(server.asked.values())
     report = sample(recipe, run, base_dir=tmp_path)
     assert sum(server.asked.values()) == asked

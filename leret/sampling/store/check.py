@@ -36,13 +36,7 @@ _SHOWN = 3
 
 @dataclass
 class StoreReport:
-    """What a store holds, and what is wrong with it.
-
-    Attributes:
-        failed: samples without a reward, by kind.
-        notes: what could not be checked, and why; what is unusual and no fault.
-        faults: each kind with its number of rows and the first of them.
-    """
+    """What a store holds, what could not be checked (``notes``), and each kind of fault with its first rows."""
 
     states: int = 0
     samples: int = 0
@@ -80,9 +74,9 @@ def check_store(run: Run) -> StoreReport:
                 report.add(what, (row[0] for row in database.execute(sql)))
             for table in ("states", "samples", "visits"):
                 setattr(report, table, database.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
-            report.scored = database.execute("SELECT count(reward) FROM samples").fetchone()[0]
-            kinds = "SELECT failure_kind, count(*) FROM samples WHERE failure_kind IS NOT NULL GROUP BY 1 ORDER BY 1"
-            report.failed = {row[0]: row[1] for row in database.execute(kinds)}
+            kinds = database.execute("SELECT failure_kind, count(*) FROM samples GROUP BY 1 ORDER BY 1").fetchall()
+            report.failed = {kind: n for kind, n in kinds if kind is not None}
+            report.scored = report.samples - sum(report.failed.values())
             if not broken:
                 report.add("a reward does not follow from its ranking", _wrong_rewards(run, database, report))
         except sqlite3.DatabaseError as error:

@@ -41,21 +41,17 @@ _SQL = (
 
 
 def export_store(run: Run, to: Format, out: Path | IO[str], *, messages: bool = False, force: bool = False) -> int:
-    """Write a run's samples, ordered by policy, question, step, prompt and index.
+    """Write a run's samples, ordered by policy, question, step, prompt and index; it may be sampled into meanwhile.
 
     Args:
-        run: that was sampled; it may be sampled into meanwhile.
-        to: ``jsonl`` or ``parquet``.
+        run: that was sampled.
+        to: the format.
         out: a file, which appears whole or not at all; or an open text stream, for ``jsonl``.
         messages: add what the zero-shot prompt sends at the sample's state.
         force: replace a file that is there.
 
     Returns:
         The number of rows.
-
-    Raises:
-        ConfigError: the file is there, or its directory is not.
-        RunError: the store cannot be read, or the file cannot be written.
     """
     columns = {name: kind for name, kind in COLUMNS.items() if messages or name != "messages"}
     if isinstance(out, Path):

@@ -15,15 +15,12 @@ from leret.sampling.store.store import Store
 
 
 def merge_shards(run: Run, shards: Iterable[Path] = (), store: Store | None = None) -> dict[str, int]:
-    """Merge stores of shards into the store of a run.
+    """Merge stores of shards into the store of a run; returns `Store.counts` after it.
 
     Args:
         run: of the same recipe as the shards. Its own shards, ``R/shards/*.db``, are always merged, and then removed.
         shards: run directories that were sampled elsewhere; they stay as they are.
         store: of the run, where it is open.
-
-    Returns:
-        `Store.counts` after it.
 
     Raises:
         RunError: a directory is no run, was sampled from another recipe, is damaged, or one of the run's own shards

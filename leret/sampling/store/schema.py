@@ -174,10 +174,9 @@ _dump: Callable[[Mapping[str, Any] | Sequence[Any]], str] = json.JSONEncoder(sep
 
 
 def connect(path: Path, read_only: bool) -> sqlite3.Connection:
-    """The store's file, with its tables. Reading a store at rest writes nothing beside it.
+    """The store's file, with its tables; a RunError where it is missing (read-only), damaged, or of another schema.
 
-    Raises:
-        RunError: it is missing (read-only), damaged, or of another schema.
+    Reading a store at rest writes nothing beside it.
     """
     if read_only and not path.is_file():
         raise RunError(f"{path} does not exist; run `leret sample RECIPE --run {path.parent}` first")

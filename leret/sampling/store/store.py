@@ -54,14 +54,11 @@ _DONE_SQL = (
 
 
 class Store:
-    """States, samples and visits of a run.
+    """States, samples and visits of a run, in a file that is made where it is missing.
 
     Args:
-        path: the SQLite file; made where it is missing.
-        read_only: for stages that only read; no lock is taken.
-
-    Raises:
-        RunError: the file is missing (read-only), damaged, of another schema, or another process writes it.
+        path: the SQLite file.
+        read_only: for stages that only read; no lock is taken, and the file must be there.
     """
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
@@ -92,11 +89,7 @@ class Store:
         self._pending["visits"].append((*row, visit.outcome))
 
     def flush(self) -> None:
-        """Commit what was put.
-
-        Raises:
-            RunError: the disk is full or read-only, or a row breaks a rule; what was committed before stays.
-        """
+        """Commit what was put; a RunError (disk full, a row that breaks a rule) leaves what was committed before."""
         self._last_flush = time.monotonic()
         if not any(self._pending.values()):
             return
@@ -136,11 +129,6 @@ class Store:
                 self.flush()
             finally:
                 self._database.close()
-
-    def sample(self, sample_id: str) -> Sample | None:
-        """A sample by its id."""
-        rows = self._read("SELECT * FROM samples WHERE id = ?", (sample_id,))
-        return sample_of(rows[0]) if rows else None
 
     def samples_at(self, question_id: str, step: int, state_id: str, policy_digest: str) -> list[Sample]:
         """What one policy was asked at one visit of a state, as far as it is committed."""
