@@ -57,11 +57,7 @@ class System:
 
 
 def available(run: Run, demos: Mapping[str, str]) -> dict[str, System]:
-    """Every system of a run, in the order of the report's table.
-
-    Args:
-        run: its bank and its policies are looked at.
-        demos: extra systems: name to a prompt file.
+    """Every system of a run, in the order of the report's table; ``demos`` adds some: name to a prompt file.
 
     Raises:
         ConfigError: a name of ``demos`` is taken.
@@ -81,12 +77,7 @@ def available(run: Run, demos: Mapping[str, str]) -> dict[str, System]:
 
 
 def chosen(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[str] = ()) -> list[System]:
-    """The systems that a recipe asks for, no system twice, in the table's order.
-
-    Args:
-        names: of the recipe, ``bank`` and ``policies`` included.
-        systems: what there is.
-        demos: names that are always in.
+    """The systems that a recipe asks for, no system twice, in the table's order; ``demos`` are always in.
 
     Raises:
         ConfigError: unknown names, all together, with what there is.
