@@ -158,7 +158,8 @@ class Client:
             call: sent to one server after the other.
             read: makes sense of an answer; what it raises (`RetryableError`, `RejectedError`, or anything that an
                 unexpected shape does) is the attempt's failure.
-            timeout_s, retry_for_s: in place of the client's.
+            timeout_s: in place of the client's.
+            retry_for_s: likewise.
 
         Raises:
             RejectedError: refused for good.
