@@ -104,14 +104,7 @@ for panel, name, group in (
 
 @contextmanager
 def ended(*, debug: bool) -> Iterator[None]:
-    """Turn what a command raises into a message and an exit code.
-
-    Args:
-        debug: show the traceback too.
-
-    Raises:
-        typer.Exit: with ``LeretError.exit_code``; 1 for a failure nobody foresaw; 130 after Ctrl-C.
-    """
+    """What a command raises becomes a message and an exit code: 1 for a failure nobody foresaw, 130 after Ctrl-C."""
     try:
         yield
     except LeretError as error:
@@ -171,11 +164,7 @@ class _PlainFormatter(logging.Formatter):
 
 
 def prepare(debug: bool) -> None:
-    """Set up the process; what the environment already says is left alone.
-
-    Args:
-        debug: let libraries log and warn.
-    """
+    """Set up the process; what the environment already says is left alone. Libraries log and warn under debug alone."""
     tune_malloc()
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_PlainFormatter())

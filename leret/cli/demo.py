@@ -87,22 +87,9 @@ def init(
 def write_starter(
     questions: str, corpus: str | None, out: Path, policy: str | None = None, model: str | None = None
 ) -> tuple[Path, Path]:
-    """Look at the data, and write recipes that fit them; nothing is overwritten.
+    """Look at the data, and write a recipe of sampling, whose head names the next commands, and one of evaluation.
 
-    Args:
-        questions: file, BEIR folder or ``hf:NAME``; its first record tells its kind.
-        corpus: likewise; None where the questions bring their documents.
-        out: directory for the recipes.
-        policy: ``demo``, a model directory or a server's URL; None is a small one that `leret pretrain` makes.
-        model: the served model's name, beside a URL.
-
-    Returns:
-        The recipe of sampling, whose head names the next commands, and the one of evaluation.
-
-    Raises:
-        ConfigError: a recipe is there already, or the policy is none of these.
-        DataError: the data cannot be sampled, or leave nothing to evaluate on.
-        PolicyError: the directory is no model.
+    Without a policy they name the one that `leret pretrain` makes. Nothing is overwritten.
     """
     from leret.config.load import flag_recipe
     from leret.core import bundled

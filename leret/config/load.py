@@ -33,13 +33,10 @@ _COMMANDS: dict[type[Any], str] = {SamplingRecipe: "sample", TrainingRecipe: "tr
 def load_recipe(
     path: str | Path, model: type[R], overrides: Sequence[str] = (), *, optional: Collection[str] = ()
 ) -> R:
-    """Read a recipe.
+    """Read a recipe: a YAML file, or the name of a shipped one.
 
-    Args:
-        path: a YAML file, or the name of a shipped recipe.
-        model: of the stage.
-        overrides: ``a.b=c``; the value is YAML. They win over the file.
-        optional: dotted keys whose files may be missing (``policy.model`` when it is about to be made).
+    ``overrides`` (``a.b=c``; the value is YAML) win over the file. Files of the dotted keys ``optional`` may be missing
+    (``policy.model`` when it is about to be made).
 
     Raises:
         ConfigError: all faults together, each with its place and its mend.
@@ -61,14 +58,7 @@ def flag_recipe(
 ) -> SamplingRecipe:
     """A sampling recipe of which some keys were named by the flags of a command, checked like one in a file.
 
-    Args:
-        value: ``{"data": {...}}``, say; the rest is as in a recipe for the demo's policy.
-        flags: which flag each dotted key comes from.
-        overrides: as for `load_recipe`.
-        optional: as for `load_recipe`.
-
-    Raises:
-        ConfigError: all faults together, each with its flag.
+    ``flags`` says which flag each dotted key of ``value`` comes from; the rest is as in a recipe for the demo's policy.
     """
     whole = {"program": {"adapter": {"kind": "compact"}}, **value}
     placed = Placed(whole, {tuple(key.split(".")): flag for key, flag in flags.items()})
@@ -92,8 +82,7 @@ def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> list
 
     A short name that several stages have (``demo``) is of sampling where it comes first, and of another stage later.
 
-    Raises:
-        ConfigError: all faults of all recipes together, and overrides that none of them has a place for.
+    All faults of all recipes are listed together, with overrides that none of them has a place for.
     """
     loaded: list[Recipe] = []
     problems: list[str] = []
@@ -115,11 +104,7 @@ def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> list
 
 
 def stage_of(path: str | Path) -> Any:
-    """The class of a recipe: the stage that it is for, told from its keys.
-
-    Raises:
-        ConfigError: its keys fit none, or several.
-    """
+    """The class of a recipe: the only stage that its keys fit."""
     file = find_recipe(path)
     value = _read(file).value
     stage = _stage(value)

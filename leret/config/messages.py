@@ -23,16 +23,7 @@ _BOUNDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def describe(detail: Mapping[str, Any], model: type[BaseModel], placed: Placed) -> str:
-    """One line for one fault.
-
-    Args:
-        detail: as in ``ValidationError.errors()``.
-        model: that was validated.
-        placed: the recipe.
-
-    Returns:
-        ``file.yaml:12: policy.top_p: must be at most 1, is 2``.
-    """
+    """One of ``ValidationError.errors()`` as ``file.yaml:12: policy.top_p: must be at most 1, is 2``."""
     key, message = key_of(detail, placed.value), str(detail.get("ctx", {}).get("error", ""))
     where = placed.at(key)
     if detail["type"] == "value_error":  # of our own validators: they may name their keys themselves

@@ -19,11 +19,7 @@ M = TypeVar("M", bound=BaseModel)
 def locate(recipe: M, placed: Placed, beside: Path, optional: Collection[str] = ()) -> tuple[M, list[str]]:
     """The recipe with absolute paths, and one line for each file that is missing.
 
-    Args:
-        recipe: of any stage.
-        placed: the document that it came from.
-        beside: the folder of that document.
-        optional: dotted keys whose files may be missing.
+    ``placed`` is the document that it came from, in the folder ``beside``; files of ``optional`` keys may be missing.
     """
     problems: list[str] = []
     folders = (Path.cwd(), beside, beside.parent, shipped.root())

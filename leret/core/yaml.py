@@ -51,11 +51,7 @@ class Placed:
 
 
 def parse(text: str, source: str) -> Placed:
-    """Read a document with the places of its keys.
-
-    Args:
-        text: the document.
-        source: its name in messages.
+    """Read a document with the places of its keys; ``source`` is its name in messages.
 
     Raises:
         ConfigError: it is not YAML, or gives a key twice; with the line.

@@ -73,12 +73,7 @@ class DataReport:
 def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
     """Look through a data set: every split, whatever the limit; a corpus where one is named or comes with the tasks.
 
-    Args:
-        data: with ``skip_invalid``, bad records are reported; without, refused as a stage would.
-        n_examples: tasks shown.
-
-    Raises:
-        DataError: a file as a whole cannot be read, not one record of it can, or some cannot without ``skip_invalid``.
+    With ``data.skip_invalid`` bad records are reported; without, they are refused as a stage would.
     """
     data = data.model_copy(update={"split": "all", "limit": None})
     if has_corpus(data):

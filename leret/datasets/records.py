@@ -65,16 +65,7 @@ class Problems:
             self.shown.append(f"{place}: {problem}")
 
     def check(self, source: str, skip_invalid: bool, any_good: bool = True) -> None:
-        """End of the reading.
-
-        Args:
-            source: the file, as messages call it.
-            skip_invalid: bad records are counted, not refused.
-            any_good: the source has records that are not bad; one without any is refused in any case.
-
-        Raises:
-            DataError: there are bad records; all of `shown`.
-        """
+        """End of the reading: refuse bad records; under ``skip_invalid`` only where the source has no good one."""
         n = self.kinds.total()
         if not n or (skip_invalid and any_good):
             return

@@ -23,16 +23,7 @@ _SHOWN = 5
 
 
 def split_of(id: str, seed: int = 0, dev: float = 0.1, test: float = 0.2) -> SplitName:
-    """The split that a task belongs to, for good.
-
-    Args:
-        id: the task's id.
-        seed: another seed is another split of the same tasks.
-        dev: share of the tasks in ``dev``, in [0, 1].
-        test: share of the tasks in ``test``, in [0, 1]; what is left is ``train``.
-
-    Raises:
-        DataError: the shares are negative or add up to more than 1.
+    """The split that a task belongs to, for good. ``dev`` and ``test`` are shares in [0, 1]; the rest is ``train``.
 
     >>> {split_of(f"q{i}") for i in range(100)} == {"train", "dev", "test"}
     True
@@ -52,11 +43,7 @@ def rank_of(id: str, seed: int, purpose: str) -> int:
 
 
 def refuse_leak(training_ids: Iterable[str], evaluation_ids: Iterable[str]) -> None:
-    """Refuse to train on tasks that are evaluated.
-
-    Raises:
-        DataError: they have an id in common; the first ones are listed.
-    """
+    """Refuse to train on tasks that are evaluated: ids in common are a DataError that lists the first ones."""
     _refuse(
         sorted(set(training_ids) & set(evaluation_ids)),
         "are in the training data and in the evaluation split",
@@ -65,11 +52,7 @@ def refuse_leak(training_ids: Iterable[str], evaluation_ids: Iterable[str]) -> N
 
 
 def refuse_doubles(training: Iterable[Task], evaluation: Iterable[Task]) -> None:
-    """Refuse to evaluate on a text that is trained on under another id.
-
-    Raises:
-        DataError: tasks have a text in common; the first ones of the evaluation are listed.
-    """
+    """Refuse to evaluate on a text that is trained on under another id; see `refuse_leak`."""
     texts = {task.text for task in training}
     _refuse(
         [task.id for task in evaluation if task.text in texts],

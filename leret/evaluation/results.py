@@ -76,11 +76,7 @@ def write_rows(path: Path, rows: Iterable[ScoredHop], measures: Sequence[str]) -
 
 
 def read_rows(path: Path) -> list[ScoredHop]:
-    """Read what ``write_rows`` wrote, in its order.
-
-    Raises:
-        RunError: the file is missing or damaged.
-    """
+    """Read what ``write_rows`` wrote, in its order."""
     try:
         records = pq.read_table(path).to_pylist()
         return [_row(record) for record in records]
@@ -142,11 +138,7 @@ class SystemResults:
 
 
 def read_results(directory: Path, key: str) -> SystemResults:
-    """What is there under this key; nothing, where it was evaluated otherwise or not at all.
-
-    Raises:
-        RunError: the rows are damaged.
-    """
+    """What is there under this key; nothing, where it was evaluated otherwise or not at all."""
     try:
         note = json.loads((directory / "evaluated.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -74,11 +74,7 @@ class CompactAdapter(dspy.Adapter):
         return "\n".join(f"{name}: {value}" for name, value in values.items())
 
     def parse(self, signature: type[dspy.Signature], completion: str) -> dict[str, Any]:
-        """The output fields of a completion.
-
-        Raises:
-            AdapterParseError: a field is missing or empty, or its value is not of the field's type.
-        """
+        """The output fields of a completion."""
         names = list(signature.output_fields)
         raw = {names[0]: completion.strip()} if len(names) == 1 else _labelled(names, completion)
         missing = [name for name in names if not raw.get(name)]

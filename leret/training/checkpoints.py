@@ -84,27 +84,18 @@ def _whole(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """What the stage did.
-
-    Attributes:
-        steps: optimizer steps of this training, the ones before an interruption included.
-        total_steps: with those of the policies it started from.
-        seconds: wall clock of this call.
-        dropped: examples longer than the policy or the recipe takes.
-        already: the policy was there, and nothing was done.
-        resumed_from: the step of the checkpoint that this call went on from; 0 at a fresh start.
-    """
+    """What the stage did."""
 
     path: Path
-    steps: int
-    total_steps: int
-    seconds: float
+    steps: int  # of this training, the ones before an interruption included
+    total_steps: int  # with those of the policies it started from
+    seconds: float  # wall clock of this call
     examples: int
-    dropped: int
+    dropped: int  # examples longer than the policy or the recipe takes
     loss_first: float | None
     loss_last: float | None
-    already: bool = False
-    resumed_from: int = 0
+    already: bool = False  # the policy was there, and nothing was done
+    resumed_from: int = 0  # step of the checkpoint that this call went on from
 
     @property
     def notes(self) -> list[str]:
@@ -118,9 +109,8 @@ class TrainingRecord:
     """Content of training.json.
 
     Attributes:
-        key: the resolved recipe, the digest of the data, the parent with its digest: what must be the same for a
-            finished training to be the one that is asked for.
-        parent: ``init_from`` of the recipe.
+        key: the resolved recipe, the digests of the data and of the parent: what must be the same for a finished
+            training to be the one that is asked for.
         log_history: one mapping a logged step: step, epoch, loss, grad_norm, learning_rate, and for pairs
             rewards/accuracies, rewards/margins, logps/chosen ...
     """
@@ -128,7 +118,7 @@ class TrainingRecord:
     name: str
     algorithm: str
     key: Mapping[str, Any]
-    parent: str
+    parent: str  # init_from of the recipe
     examples: int
     dropped: int
     steps: int

@@ -20,19 +20,12 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True, slots=True)
 class InitialPolicy:
-    """Where a training starts.
+    """Where a training starts."""
 
-    Attributes:
-        name: as the recipe has it: ``base``, a policy of the run, or a directory.
-        directory: full weights, or an adapter.
-        digest: of what it computes.
-        total_steps: optimizer steps behind it since the base.
-    """
-
-    name: str
-    directory: Path
-    digest: str
-    total_steps: int = 0
+    name: str  # as the recipe has it: base, a policy of the run, or a directory
+    directory: Path  # of full weights, or of an adapter
+    digest: str  # of what it computes
+    total_steps: int = 0  # optimizer steps behind it since the base
 
     @property
     def base_model(self) -> str:

@@ -40,12 +40,7 @@ class Packed:
 
 
 def pack(trees: Sequence[tuple[Ids, Sequence[Ids]]], rows: Sequence[Sequence[int]] | None = None) -> Packed:
-    """Lay out prompts and completions.
-
-    Args:
-        trees: prompts, each with its completions, one token at least each.
-        rows: the trees that share a row; None gives each its own.
-    """
+    """Lay out prompts, each with its completions of one token at least; ``rows``: the trees that share a row."""
     rows = rows or [[i] for i in range(len(trees))]
     width = max(sum(_length(trees[i]) for i in row) for row in rows)
     ids, positions = (torch.zeros(len(rows), width, dtype=torch.long) for _ in range(2))

@@ -25,12 +25,8 @@ _SHOWN = {"loss": "loss", "rewards/accuracies": "accuracy", "rewards/margins": "
 def training_process(directory: Path, threads: int | None) -> Iterator[None]:
     """One thread for equal bits, logs beside the checkpoints, and quiet libraries; all is put back afterwards.
 
-    Args:
-        directory: of the trainer; TensorBoard and W&B write in its ``logs`` unless the environment says otherwise.
-        threads: of torch on the CPU; None leaves it.
-
-    Raises:
-        OSError: of ENOSPC, where a library could not write; each reports a full disk in its own way.
+    TensorBoard and W&B write in ``directory/logs`` unless the environment says otherwise. A full disk, which each
+    library reports in its own way, is an OSError.
     """
     import datasets
     import torch

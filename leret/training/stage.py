@@ -25,21 +25,15 @@ from leret.training.model import InitialPolicy, find_initial, training_record
 
 @dataclass(frozen=True, slots=True)
 class TrainPlan:
-    """What a training would do.
-
-    Attributes:
-        examples: before those that are too long are dropped.
-        steps: optimizer steps on one device, at most.
-        resumes_at: step of the checkpoint to go on from; 0 for a fresh start.
-    """
+    """What a training would do."""
 
     name: str
     algorithm: str
     initial: str
-    examples: int
-    steps: int
+    examples: int  # before those that are too long are dropped
+    steps: int  # on one device, at most
     done: bool
-    resumes_at: int
+    resumes_at: int  # step of the checkpoint to go on from; 0 for a fresh start
 
 
 def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None) -> TrainReport:

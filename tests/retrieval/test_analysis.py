@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import bm25s
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from leret.config.retriever import BM25Settings
-from leret.core.errors import MissingDependency, RetrievalError
+from leret.core.errors import RetrievalError
 from leret.retrieval.engines.analysis import make_analyzer
 
 
@@ -28,12 +26,6 @@ def test_accents_are_folded_in_words_and_stop_words_alike() -> None:
 def test_an_unknown_list_of_stop_words_is_refused() -> None:
     with pytest.raises(RetrievalError, match="no list named 'klingon'; use english"):
         make_analyzer(BM25Settings(stopwords="klingon"))
-
-
-@pytest.mark.skipif(importlib.util.find_spec("Stemmer") is not None, reason="PyStemmer is installed")
-def test_a_missing_stemmer_names_the_command_that_brings_it() -> None:
-    with pytest.raises(MissingDependency, match="pip install"):
-        make_analyzer(BM25Settings(stemmer="english"))
 
 
 def test_stems_take_the_place_of_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from leret.config.retriever import AnyRetriever, BM25Settings, HybridSettings, I
 from leret.core.errors import RetrievalError
 from leret.core.files import is_incomplete
 from leret.core.progress import Progress
-from leret.core.types import Document, Passage, Ranking, digest
+from leret.core.types import Document, Passage, Ranking
 from leret.datasets.corpus import Corpus
 from leret.retrieval.base import Documents, Retriever
 from leret.retrieval.index.documents import DocumentTable
@@ -278,9 +278,6 @@ class ToyIndex(IndexEngine):
 
     def ranking_keys(self) -> dict[str, Any]:
         return self.settings.ranking_keys()
-
-    def digest(self, corpus: str) -> str:
-        return digest("toy", self.ranking_keys(), corpus)
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         pass

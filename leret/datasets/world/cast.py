@@ -177,15 +177,7 @@ def _pairs(rng: random.Random, first: Sequence[str], second: Sequence[str], form
 
 
 def make_cast(rng: random.Random, names: Names, n_people: int, n_companies: int, n_works: int) -> Cast:
-    """Invent a cast.
-
-    Args:
-        rng: decides all but the names.
-        names: hands out the names and ids.
-        n_people: at least 2.
-        n_companies: at least 1.
-        n_works: works; two to four in a row share a name and differ in kind.
-    """
+    """Invent a cast of 2 people and 1 company at least; two to four works in a row share a name and differ in kind."""
     people = tuple(_person(rng, names) for _ in range(n_people))
     companies = tuple(
         Company(

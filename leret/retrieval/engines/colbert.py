@@ -15,12 +15,12 @@ from leret.config.retriever import ColbertSettings
 from leret.core.errors import RetrievalError
 from leret.core.hub import find_model, model_digest, require_model
 from leret.core.progress import Progress, Silent
-from leret.core.types import Document, Ranking, digest
+from leret.core.types import Document, Ranking
 from leret.retrieval.base import Documents, clip_k, search_valid, to_valid_utf8
 from leret.retrieval.engines.colbert_compat import library
 from leret.retrieval.engines.colbert_index import Collection, PlaidIndex
 from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments, Passages
-from leret.retrieval.index.manifest import Manifest
+from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _FOLDER = "plaid"
 _CODEC = ("plan.json", "centroids.pt", "avg_residual.pt", "buckets.pt")
@@ -93,7 +93,7 @@ class ColBERT:
 
 
 @dataclass(frozen=True)
-class ColbertIndex:
+class ColbertIndex(IndexEngine):
     """Builds and opens ColBERT indexes; `ColbertIndex.of` finds the checkpoint of a recipe.
 
     Attributes:
@@ -107,7 +107,6 @@ class ColbertIndex:
     content: str
     downloaded: PlaidIndex | None = None
     kind: ClassVar[str] = "colbert"
-    packages: ClassVar[tuple[str, ...]] = ("colbert-ai",)
     resumable: ClassVar[bool] = True
 
     @classmethod
@@ -134,6 +133,10 @@ class ColbertIndex:
                 raise RetrievalError(f"{directory}: {downloaded.directory} is not the index that this one was made for")
         return cls(ColbertSettings(checkpoint=str(checkpoint), **values), checkpoint, content, downloaded)
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return ("colbert-ai",)
+
     def ranking_keys(self) -> dict[str, Any]:
         found = {"checkpoint": self.content, **self.settings.ranking_keys()}
         del found["index_name"]
@@ -142,9 +145,6 @@ class ColbertIndex:
     def external_paths(self) -> dict[str, str]:
         found = {"checkpoint": str(self.checkpoint)}
         return found if self.downloaded is None else {**found, "index": str(self.downloaded.directory)}
-
-    def digest(self, corpus: str) -> str:
-        return digest("colbert", self.ranking_keys(), corpus)
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         """Encode and compress the documents; a downloaded index is compared with them instead."""

@@ -19,11 +19,11 @@ from leret.core.errors import MissingDependency, RetrievalError
 from leret.core.files import atomic_file
 from leret.core.hub import find_model, model_digest, require_model
 from leret.core.progress import Progress
-from leret.core.types import Document, Ranking, digest
+from leret.core.types import Document, Ranking
 from leret.retrieval.base import Documents, clip_k, search_valid, to_valid_utf8
 from leret.retrieval.engines.vector_store import STORES, VectorStore
 from leret.retrieval.index.documents import DocumentTable, MappedDocuments, Passages
-from leret.retrieval.index.manifest import Manifest
+from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _SHARD = 2048
 """Documents encoded between two files: what a killed build loses at most."""
@@ -66,7 +66,7 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class DenseIndex:
+class DenseIndex(IndexEngine):
     """Builds and opens dense indexes; `DenseIndex.of` finds the model of a recipe.
 
     Attributes:
@@ -101,9 +101,6 @@ class DenseIndex:
 
     def external_paths(self) -> dict[str, str]:
         return {"model": str(self.model)}
-
-    def digest(self, corpus: str) -> str:
-        return digest("dense", self.ranking_keys(), corpus)
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         if not len(corpus):

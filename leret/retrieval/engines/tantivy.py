@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 from leret.config.retriever import TantivySettings
 from leret.core.errors import MissingDependency, RetrievalError
 from leret.core.progress import Progress
-from leret.core.types import Ranking, digest
+from leret.core.types import Ranking
 from leret.retrieval.base import Documents, clip_k
 from leret.retrieval.engines.analysis import make_analyzer
 from leret.retrieval.index.documents import DocumentTable, MappedDocuments, Passages
@@ -120,9 +120,6 @@ class TantivyIndex(IndexEngine):
 
     def ranking_keys(self) -> dict[str, Any]:
         return self.settings.ranking_keys()
-
-    def digest(self, corpus: str) -> str:
-        return digest("tantivy", self.ranking_keys(), corpus)
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         tantivy = _tantivy()

@@ -54,7 +54,7 @@ class IndexEngine(Protocol):
 
     def digest(self, corpus: str) -> str:
         """Of the retriever over the corpus of that digest."""
-        ...
+        return digest_of(self.kind, self.ranking_keys(), corpus)
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         """Write the engine's files into a directory.

@@ -20,22 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrainerInputs:
-    """What a trainer is built from.
+    """What a trainer is built from."""
 
-    Attributes:
-        model: full weights, or a peft model.
-        examples: as ids, none longer than the policy takes.
-        directory: for checkpoints.
-        device: ``cpu``, ``cuda`` ...
-        max_steps: optimizer steps instead of the recipe's epochs.
-    """
-
-    model: Any
+    model: Any  # full weights, or a peft model
     tokenizer: Any
-    examples: Sequence[Encoded]
-    directory: Path
-    device: str
-    max_steps: int | None = None
+    examples: Sequence[Encoded]  # none longer than the policy takes
+    directory: Path  # for checkpoints
+    device: str  # cpu, cuda ...
+    max_steps: int | None = None  # optimizer steps instead of the recipe's epochs
 
 
 @dataclass(frozen=True, slots=True)
