@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -166,11 +165,6 @@ def escape(text: str) -> str:
     'Ed%20Wood%20(film)%20100%25'
     """
     return _UNSAFE.sub(lambda m: "".join(f"%{b:02X}" for b in m[0].encode("utf-8", "surrogatepass")), text)
-
-
-def unescape(text: str) -> str:
-    """What ``escape`` was given."""
-    return unquote(text, errors="surrogatepass")
 
 
 def write_run(path: Path, tag: str, rankings: Iterable[tuple[str, Sequence[str], Sequence[float]]]) -> None:
