@@ -301,7 +301,7 @@ RUNS: dict[str, tuple[Callable[[], object], list[str], tuple[str, ...]]] = {
     "was begun with another recipe": (
         lambda: None, ["sample", "r.yaml", "--run", "R", "--set", "retriever.k=2"], ("retriever.k: 1 in the run, 2",)),
     "was sampled by another program": (
-        lambda: edit("program.py", lambda t: t + "\n# more\n"), ["sample", "r.yaml", "--run", "R"], ("program.path",)),
+        lambda: edit("program.py", lambda t: t + "\n# more\n"), ["sample", "r.yaml", "--run", "R"], ("program: its content",)),
     "has no samples": (
         lambda: manifest(lambda m: m.pop("sampling")), ["train", "training/sft.yaml", "--run", "R"], ("leret sample",)),
     "has no such policy": (
