@@ -40,13 +40,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 async def for_each(items: Iterable[T], do: Callable[[T], Awaitable[None]], concurrency: int) -> None:
-    """Await ``do(item)`` for every item, with no barrier between items.
-
-    Args:
-        items: taken one by one, as earlier ones end.
-        do: what it raises ends the whole: the others are cancelled and waited for.
-        concurrency: items in flight, at least 1.
-    """
+    """Await ``do(item)`` for every item, with no barrier between items."""
     waiting = iter(items)
 
     async def work() -> None:
@@ -90,11 +84,7 @@ class _Muted(io.TextIOBase):
 
 @contextmanager
 def suppress_output(logger: str) -> Iterator[None]:
-    """Drop what this thread prints, and the log lines of one library.
-
-    Args:
-        logger: the library's root logger.
-    """
+    """Drop what this thread prints, and the log lines of one library."""
     threads = {threading.get_ident()}
     log = logging.getLogger(logger)
     disabled, log.disabled = log.disabled, True
@@ -110,11 +100,7 @@ def suppress_output(logger: str) -> Iterator[None]:
 
 @contextmanager
 def suppress_threads(prefix: str) -> Iterator[None]:
-    """Drop what a library's own threads print on standard output.
-
-    Args:
-        prefix: their names begin with it; they run already.
-    """
+    """Drop what a library's own threads print on standard output."""
     threads = {thread.ident for thread in threading.enumerate() if thread.name.startswith(prefix)}
     with redirect_stdout(_Muted(sys.stdout, {ident for ident in threads if ident is not None})):
         yield

@@ -63,12 +63,7 @@ class Usage:
 
 
 class UsageMeter:
-    """Counts the requests of one policy; safe from many threads.
-
-    Args:
-        price_prompt: of a million prompt tokens, in any currency.
-        price_completion: of a million completion tokens.
-    """
+    """Counts the requests of one policy; safe from many threads. Prices are of a million tokens."""
 
     def __init__(self, price_prompt: float = 0.0, price_completion: float = 0.0) -> None:
         self._prices = price_prompt, price_completion
@@ -116,12 +111,7 @@ class UsageMeter:
 
 
 class UsageByPrompt:
-    """Counts the calls of a session by hop and prompt; of one thread.
-
-    Args:
-        price_prompt: of a million prompt tokens, in any currency.
-        price_completion: of a million completion tokens.
-    """
+    """Counts the calls of a session by hop and prompt; of one thread. Prices are of a million tokens."""
 
     def __init__(self, price_prompt: float = 0.0, price_completion: float = 0.0) -> None:
         self._prices = price_prompt, price_completion
@@ -168,15 +158,7 @@ class _Counting(Protocol):
 
 
 class UsageEvents:
-    """Writes an ``accounts`` event every half a minute and one at its end; an async context around a session.
-
-    Args:
-        run: whose events.jsonl is written.
-        usage: of the session.
-        policy: its ``meter``, where it has one, knows the retries and latencies of single requests.
-        searches: counts searches.
-        every_s: seconds between two events.
-    """
+    """Writes an ``accounts`` event every half a minute and one at its end; an async context around a session."""
 
     def __init__(
         self, run: Run, usage: UsageByPrompt, policy: object, searches: _Counting, every_s: float = _EVENT_S

@@ -65,11 +65,7 @@ def oracle_titles(corpus: Mapping[str, Document], n_steps: Mapping[str, int]) ->
 
 
 def answer_fields(signature: type[dspy.Signature], texts: Sequence[str]) -> dict[str, Any]:
-    """Outputs of a predictor that hold ``texts``: a list where the field is one, else one line.
-
-    Raises:
-        ConfigError: an output field is neither a text nor a list of texts.
-    """
+    """Outputs of a predictor that hold ``texts``: a list where the field is one, else one line."""
     outputs: dict[str, Any] = {}
     for name, info in signature.output_fields.items():
         if info.annotation is str:

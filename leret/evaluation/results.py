@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -76,11 +75,7 @@ def write_rows(path: Path, rows: Iterable[ScoredHop], measures: Sequence[str]) -
 
 
 def read_rows(path: Path) -> list[ScoredHop]:
-    """Read what ``write_rows`` wrote, in its order.
-
-    Raises:
-        RunError: the file is missing or damaged.
-    """
+    """Read what ``write_rows`` wrote, in its order."""
     try:
         records = pq.read_table(path).to_pylist()
         return [_row(record) for record in records]
@@ -142,11 +137,7 @@ class SystemResults:
 
 
 def read_results(directory: Path, key: str) -> SystemResults:
-    """What is there under this key; nothing, where it was evaluated otherwise or not at all.
-
-    Raises:
-        RunError: the rows are damaged.
-    """
+    """What is there under this key; nothing, where it was evaluated otherwise or not at all."""
     try:
         note = json.loads((directory / "evaluated.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -174,11 +165,6 @@ def escape(text: str) -> str:
     'Ed%20Wood%20(film)%20100%25'
     """
     return _UNSAFE.sub(lambda m: "".join(f"%{b:02X}" for b in m[0].encode("utf-8", "surrogatepass")), text)
-
-
-def unescape(text: str) -> str:
-    """What ``escape`` was given."""
-    return unquote(text, errors="surrogatepass")
 
 
 def write_run(path: Path, tag: str, rankings: Iterable[tuple[str, Sequence[str], Sequence[float]]]) -> None:

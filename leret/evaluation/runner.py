@@ -222,19 +222,7 @@ async def run_system(
     on_rollout: Callable[[Rollout], None],
     n_before: int = 0,
 ) -> None:
-    """Run every question.
-
-    Args:
-        setup: program and sampling.
-        retriever: the setup's, or one over it.
-        actor: answers the program's steps.
-        todo: questions by the index of the run.
-        on_rollout: called in this thread with every rollout. What it received before an error stays good.
-        n_before: runs that an earlier call did.
-
-    Raises:
-        PolicyError, RetrievalError, ProgramError: more than half of the runs failed of this.
-    """
+    """Run every question."""
     searches = SearchBatcher(retriever)
     runner = RolloutRunner(ProgramRunner(setup.replay, setup.formatter, searches), actor)
     n_runs, n_done, failures = sum(map(len, todo.values())), 0, Counter[str]()

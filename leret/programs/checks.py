@@ -75,9 +75,6 @@ async def made_up_hops(runner: ProgramRunner, task: Task, prompt: Prompt = ZERO_
 
     Returns:
         The steps, and why they do not lead to the program's end, where they do not.
-
-    Raises:
-        RetrievalError: the retriever cannot answer.
     """
     formatter, results = runner.formatter, SearchResults()
     hops: list[Hop] = []
@@ -101,11 +98,7 @@ async def made_up_hops(runner: ProgramRunner, task: Task, prompt: Prompt = ZERO_
 def program_messages(
     program: dspy.Module, runner: ProgramRunner, task: Task, prompt: Prompt, hops: Sequence[Hop]
 ) -> list[Messages]:
-    """What DSPy sends when it runs the program under a prompt and is answered as in ``hops``.
-
-    Raises:
-        RetrievalError: the retriever cannot answer.
-    """
+    """What DSPy sends when it runs the program under a prompt and is answered as in ``hops``."""
     formatter = runner.formatter
     sent: list[Messages] = []
 

@@ -89,10 +89,6 @@ class Formatter:
     Instructions and demos are most of the work, so they are formatted once a prompt, and then only the last turn.
     Whether that equals what the adapter gives is tested on the first messages of every prompt, and a prompt where it
     does not is formatted in full each time; so is every call of an adapter with a ``format`` of its own.
-
-    Args:
-        program: its predictors' signatures and own demos are read.
-        adapter: any DSPy adapter.
     """
 
     def __init__(self, program: dspy.Module, adapter: dspy.Adapter) -> None:

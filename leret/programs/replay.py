@@ -61,15 +61,7 @@ class _Stop(BaseException):
 
 
 class Replay:
-    """Runs one program many times; not to be shared between threads.
-
-    Args:
-        program: a module of its own for this replay: stand-ins that answer from memory take its predictors' places.
-        adapter: of the run, for a program that reads ``dspy.settings.adapter`` (dspy.ReAct does).
-
-    Raises:
-        ProgramError: the program has no predictor, or its ``forward`` takes no input.
-    """
+    """Runs one program many times; not to be shared between threads."""
 
     def __init__(self, program: dspy.Module, adapter: dspy.Adapter | None = None) -> None:
         self.program = program
@@ -108,10 +100,6 @@ class Replay:
 
         Returns:
             What is missing next, or the program's prediction. ``ranking`` holds only what was retrieved so far.
-
-        Raises:
-            ProgramError: the program raised, or ended before it used all outputs.
-            RetrievalError: ``retrieve`` raised it.
         """
         self.outputs, self.n_used, self._results, self.searches = outputs, 0, results, []
         self._retrieve = retrieve or _unknown
@@ -181,11 +169,7 @@ def _unknown(query: str, k: int) -> None:
 
 
 def input_names(program: dspy.Module) -> tuple[str, ...]:
-    """The arguments of ``forward`` that take a task's inputs: those without a default, or ``question``.
-
-    Raises:
-        ProgramError: there is none.
-    """
+    """The arguments of ``forward`` that take a task's inputs: those without a default, or ``question``."""
     parameters = dict(list(inspect.signature(type(program).forward).parameters.items())[1:])
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     required = tuple(name for name, p in parameters.items() if p.default is p.empty and p.kind in kinds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from leret.core.errors import ProgramError
@@ -15,29 +16,21 @@ MAX_STEPS = 64
 """LM calls after which a program is taken not to end."""
 
 
+@dataclass(frozen=True)
 class ProgramRunner:
     """One program over one retriever. Whoever uses it answers the completions: a policy, a rule, or the store.
 
-    Args:
-        replay: runs the program; synchronous, so one serves all tasks of an event loop.
-        formatter: of the same program.
-        searches: the retriever.
+    A replay is synchronous, so one serves all tasks of an event loop; the formatter is of the same program.
     """
 
-    def __init__(self, replay: Replay, formatter: Formatter, searches: SearchBatcher) -> None:
-        self.replay = replay
-        self.formatter = formatter
-        self.searches = searches
+    replay: Replay
+    formatter: Formatter
+    searches: SearchBatcher
 
     async def advance(
         self, task: Task, outputs: Sequence[Mapping[str, Any]], results: SearchResults
     ) -> NeedsCompletion | Finished:
         """Run up to the next step without a completion, or to the end.
-
-        Args:
-            task: whose inputs the program gets.
-            outputs: of the steps before.
-            results: what this path has retrieved; what it retrieves now is added.
 
         Raises:
             ProgramError: the program raised, or does not end.

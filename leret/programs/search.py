@@ -93,16 +93,7 @@ class Search(dspy.Module):
         return answer
 
     def forward(self, query: str | Sequence[str], found: Found | None = None) -> Found:
-        """Search once a query and return what is found by now.
-
-        Args:
-            query: one query, or several whose rankings are merged.
-            found: what earlier searches of this program returned.
-
-        Raises:
-            ProgramError: no retriever is set.
-            RetrievalError: the retriever cannot answer.
-        """
+        """Search once a query and return what is found by now."""
         searches = found.searches if found is not None else ()
         observer = observed.get()
         for text in [query] if isinstance(query, str) else query:

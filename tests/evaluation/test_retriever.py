@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import unquote
 
 import ir_measures
 import pytest
@@ -17,7 +18,6 @@ from leret.core.errors import ConfigError, DataError
 from leret.core.types import Document, Outcome, Passage, Ranking, Task
 from leret.datasets.corpus import Corpus
 from leret.evaluation import retriever as ir
-from leret.evaluation.results import unescape
 from leret.evaluation.retriever import evaluate_retriever, read_rewrites
 from leret.retrieval.engines.bm25 import BM25
 from leret.rewards import reward
@@ -94,7 +94,7 @@ def graded(directory: Path) -> dict[str, dict[str, int]]:
     """Grades of qrels.trec by question and document."""
     found: dict[str, dict[str, int]] = {}
     for qrel in ir_measures.read_trec_qrels(str(directory / "qrels.trec")):
-        found.setdefault(unescape(qrel.query_id), {})[unescape(qrel.doc_id)] = qrel.relevance
+        found.setdefault(unquote(qrel.query_id, errors="surrogatepass"), {})[unquote(qrel.doc_id)] = qrel.relevance
     return found
 
 
@@ -140,7 +140,9 @@ def test_trec_files_hold_whatever_ids_the_corpus_may(tmp_path: Path) -> None:
         ir_measures.read_trec_qrels(str(tmp_path / "qrels.trec")),
         ir_measures.read_trec_run(str(tmp_path / "run.trec")),
     )
-    assert {unescape(m.query_id): m.value for m in again} == {doc_id: 1 / i for i, doc_id in enumerate(ids, 1)}
+    assert {unquote(m.query_id, errors="surrogatepass"): m.value for m in again} == {
+        doc_id: 1 / i for i, doc_id in enumerate(ids, 1)
+    }
     rows = [json.loads(line) for line in (tmp_path / "per_question.jsonl").read_text().splitlines()]
     assert [row["id"] for row in rows] == ids
 
@@ -251,7 +253,7 @@ def test_the_command_prints_one_json_object_and_writes_trec_files(index: Path, t
     assert code == 0
     assert json.loads(out) == {"n_questions": 2, "measures": {"R@10": 0.75, "AP": pytest.approx(0.75, abs=0.26)}}
     lines = (tmp_path / "out" / "run.trec").read_text().splitlines()
-    assert {unescape(line.split()[0]) for line in lines} == {"a", "b c"}
+    assert {unquote(line.split()[0]) for line in lines} == {"a", "b c"}
     assert (tmp_path / "out" / "qrels.trec").read_text().splitlines()[0] == "a 0 d%203 1"
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["n_questions"] == 2

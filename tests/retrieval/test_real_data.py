@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import unquote
 
 import ir_measures
 import pytest
@@ -11,7 +12,7 @@ from leret.config.data import DataSettings
 from leret.core.types import Task
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load
-from leret.evaluation.results import unescape, write_qrels, write_run
+from leret.evaluation.results import write_qrels, write_run
 from leret.retrieval.load import load_retriever
 from leret.rewards.ranking import ap, ndcg, recall, rr
 from tests.retrieval.engines import settings
@@ -64,7 +65,7 @@ def test_a_run_file_is_measured_as_it_is_rewarded(kind: str, data: tuple[Corpus,
     gold = {question.id: question.gold for question in questions}
     measured = 0
     for metric in theirs:
-        qid = unescape(metric.query_id)
+        qid = unquote(metric.query_id)
         assert metric.value == pytest.approx(ours[metric.measure](ids[qid], gold[qid]), abs=1e-12)
         measured += 1
     assert measured == len(ours) * len(questions)

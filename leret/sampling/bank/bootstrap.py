@@ -137,12 +137,7 @@ def _demos(program: dspy.Module) -> dict[str, list[dict[str, Any]]]:
 
 
 class BootstrapMonitor:
-    """What all copies of a student share: the first outage, and how many runs crashed.
-
-    Args:
-        retriever: behind the program's searches.
-        stop: once set, no run begins.
-    """
+    """What all copies of a student share: the first outage, and how many runs crashed."""
 
     def __init__(self, retriever: Retriever, stop: threading.Event) -> None:
         self.retriever = retriever

@@ -17,13 +17,7 @@ from leret.core.types import Rollout, digest
 
 
 def cached_completion_lm(rollouts: Iterable[Rollout], make_lm: Callable[[], dspy.BaseLM], **settings: Any) -> dspy.LM:
-    """An LM that answers from rollouts, and asks another one for prompts that are not in them.
-
-    Args:
-        rollouts: whose completions are known.
-        make_lm: makes the other one, at the first unknown prompt.
-        settings: ``temperature``, ``max_tokens`` and ``top_p`` of what is asked.
-    """
+    """An LM that answers from rollouts, and asks another one for prompts that are not in them."""
     completions = {digest(list(hop.messages)): hop.completion for rollout in rollouts for hop in rollout.hops}
     made: list[dspy.BaseLM] = []
 

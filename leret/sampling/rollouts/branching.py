@@ -74,15 +74,7 @@ class BranchPoint:
 
 
 class StateSampler:
-    """Makes the samples of a state, each of them once in the life of a run.
-
-    Args:
-        runner: the program.
-        policy: completes.
-        store: what it holds is not asked again; new samples are put there.
-        plan: what to try.
-        usage: counts every request; None takes a new one.
-    """
+    """Makes the samples of a state, each of them once in the life of a run."""
 
     def __init__(
         self,
@@ -115,11 +107,7 @@ class StateSampler:
         return [sample for samples in made for sample in samples]
 
     async def next_point(self, point: BranchPoint, state: State, sample: Sample) -> BranchPoint:
-        """Where a sample leads to; a program that was run there already is not run again.
-
-        Raises:
-            ProgramError, RetrievalError: of the program, for a sample from the store.
-        """
+        """Where a sample leads to; a program that was run there already is not run again."""
         outputs, future = point.reached.get(_encode(sample.outputs), (None, None))
         if outputs is None:
             outputs = self._runner.formatter.parse(state.predictor, sample.completion or "") or {}
@@ -151,7 +139,7 @@ class StateSampler:
 
     async def _complete(self, state: State, prompt: Prompt, samples: Sequence[Sample]) -> list[Sample]:
         """The samples with a completion or a failure; those that have one stay."""
-        blank = [replace(sample, failure=None) for sample in samples if sample.completion is None]
+        blank = [sample for sample in samples if sample.completion is None]
         messages: Messages = tuple([dict(message) for message in state.messages])  # the zero-shot prompt's
         if prompt.digest != ZERO_SHOT.digest:
             messages = self._runner.formatter.messages(state.predictor, state.inputs, prompt, messages[-1])
@@ -174,6 +162,7 @@ class StateSampler:
                 completion=text if (text := completion.text).isascii() else storable(text),
                 n_prompt_tokens=completion.n_prompt_tokens,
                 n_completion_tokens=completion.n_completion_tokens,
+                failure=None,
             )
             for sample, completion in zip(blank, completions, strict=True)
         }

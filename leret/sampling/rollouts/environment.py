@@ -36,13 +36,7 @@ if TYPE_CHECKING:
 
 
 class Environment:
-    """Everything behind a program but its policy; each part is opened when it is first asked for.
-
-    Args:
-        recipe: with paths that can be opened from here.
-        cache: where indexes are kept.
-        told: watches the build of an index.
-    """
+    """Everything behind a program but its policy; each part is opened when it is first asked for."""
 
     def __init__(self, recipe: SamplingRecipe, cache: Path, told: Progress | None = None) -> None:
         self.recipe = recipe
@@ -53,11 +47,7 @@ class Environment:
 
     @classmethod
     def open(cls, run: Run) -> Environment:
-        """The workbench of a sampled run.
-
-        Raises:
-            RunError: the run was not sampled.
-        """
+        """The workbench of a sampled run."""
         section = run.section("sampling", "leret sample RECIPE")
         return cls(SamplingRecipe.model_validate(section), run.cache)
 
@@ -68,9 +58,6 @@ class Environment:
             split: None takes the recipe's.
             limit: at most so many; None takes all.
             check: refuse gold ids that the corpus does not hold, for which it is read.
-
-        Raises:
-            DataError: the files cannot be read as what the recipe says.
         """
         data = self.recipe.data
         chosen = data.model_copy(update={"split": split or data.split, "limit": limit})
@@ -80,11 +67,7 @@ class Environment:
 
     @cached_property
     def corpus(self) -> Corpus:
-        """The documents; none where the recipe names none, and its engine has its own behind HTTP.
-
-        Raises:
-            DataError: as `questions`.
-        """
+        """The documents; none where the recipe names none, and its engine has its own behind HTTP."""
         return load_corpus(self.recipe.data) if self._has_corpus else Corpus(())
 
     @property
@@ -93,11 +76,7 @@ class Environment:
 
     @cached_property
     def retriever(self) -> Retriever:
-        """The search engine over `corpus`; its index is built where it is missing.
-
-        Raises:
-            RetrievalError: the index cannot be built, or is of another corpus.
-        """
+        """The search engine over `corpus`; its index is built where it is missing."""
         from leret.retrieval.caching import with_cache
 
         return with_cache(self.engine, self.recipe.retriever)
@@ -112,11 +91,7 @@ class Environment:
 
     @cached_property
     def source(self) -> ProgramSource:
-        """The program's file, class and arguments.
-
-        Raises:
-            ProgramError: the recipe names no class.
-        """
+        """The program's file, class and arguments."""
         from leret.programs.saved import ProgramSource
 
         settings = self.recipe.program
@@ -126,11 +101,7 @@ class Environment:
         return ProgramSource(Path(path), name, settings.arguments)
 
     def program(self) -> dspy.Module:
-        """The program, a new one at every call.
-
-        Raises:
-            ProgramError: it cannot be loaded or built.
-        """
+        """The program, a new one at every call."""
         from leret.programs.load import load_program
 
         settings = self.recipe.retriever
@@ -226,16 +197,7 @@ def located(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:
 
 
 def refuse_changes(run: Run, recipe: SamplingRecipe, digests: Mapping[str, str]) -> None:
-    """Refuse to mix samples of two recipes in one run. The policy may change (another round), and what is `Free`.
-
-    Args:
-        run: new, or sampled before.
-        recipe: with paths that can be opened from here.
-        digests: of what it names, by name; those that the run does not know are not compared.
-
-    Raises:
-        RunError: something that decides a sample has changed; every such key is listed.
-    """
+    """Refuse to mix samples of two recipes in one run. The policy may change (another round), and what is `Free`."""
     manifest = run.manifest()
     before = manifest.get("sampling")
     if before is not None:

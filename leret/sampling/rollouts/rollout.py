@@ -27,12 +27,6 @@ class Actor(Protocol):
     async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> Hop:
         """The step's completion and outputs; its ranking is what was known before it.
 
-        Args:
-            task: that the program is run on.
-            need: the step.
-            step: LM calls before it.
-            index: which of several runs on the same task.
-
         Raises:
             PolicyError: there is no completion.
         """
@@ -68,12 +62,12 @@ class PolicyActor:
         return Hop(need.predictor, need.inputs, messages, completion.text, outputs, need.ranking, *tokens)
 
 
+@dataclass(frozen=True)
 class RolloutRunner:
     """Runs one program with one actor."""
 
-    def __init__(self, runner: ProgramRunner, actor: Actor) -> None:
-        self._runner = runner
-        self._actor = actor
+    runner: ProgramRunner
+    actor: Actor
 
     async def run(
         self,
@@ -110,14 +104,14 @@ class RolloutRunner:
             return Rollout(task.id, tuple(hops), failure is None, failure, prediction, index)
 
         try:
-            need = await self._runner.advance(task, outputs, results)
+            need = await self.runner.advance(task, outputs, results)
             while isinstance(need, NeedsCompletion):
-                hop = await self._actor.act(task, need, len(outputs), index)
+                hop = await self.actor.act(task, need, len(outputs), index)
                 hops.append(hop)
                 if hop.outputs is None:
-                    return ended(unparsed(self._runner.formatter, hop.predictor, hop.completion or ""))
+                    return ended(unparsed(self.runner.formatter, hop.predictor, hop.completion or ""))
                 outputs.append(hop.outputs)
-                need = await self._runner.advance(task, outputs, results)
+                need = await self.runner.advance(task, outputs, results)
                 hops[-1] = replace(hop, ranking=need.ranking)
         except (PolicyError, RetrievalError, ProgramError) as error:
             return ended(failure_of(error))

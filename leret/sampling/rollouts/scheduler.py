@@ -90,13 +90,11 @@ class SamplingStats:
             self.last_failure = failure
 
 
+@dataclass
 class Scheduler:
     """Samples tasks into a store.
 
-    Args:
-        runner: the program.
-        sampler: makes the samples of a state.
-        store: where they go.
+    Attributes:
         policy_digest: of the sampler's policy.
         seed: of the choice of the next state.
         max_error_rate: share of samples that failed otherwise than by parsing that stops the run; None never.
@@ -104,27 +102,15 @@ class Scheduler:
         facts: further facts for the progress line.
     """
 
-    def __init__(
-        self,
-        runner: ProgramRunner,
-        sampler: StateSampler,
-        store: Store,
-        policy_digest: str,
-        *,
-        seed: int,
-        max_error_rate: float | None,
-        max_unparsed_rate: float = 1.0,
-        facts: Callable[[], Mapping[str, float | int | str]] = dict,
-    ) -> None:
-        self._runner = runner
-        self._sampler = sampler
-        self._store = store
-        self._policy_digest = policy_digest
-        self._seed = seed
-        self._max_error_rate = max_error_rate
-        self._max_unparsed_rate = max_unparsed_rate
-        self._facts = facts
-        self._begun: set[str] = set()
+    runner: ProgramRunner
+    sampler: StateSampler
+    store: Store
+    policy_digest: str
+    seed: int
+    max_error_rate: float | None
+    max_unparsed_rate: float = 1.0
+    facts: Callable[[], Mapping[str, float | int | str]] = dict
+    _begun: set[str] = field(default_factory=set)
 
     async def run(self, tasks: Iterable[Task], concurrency: int, progress: Progress | None = None) -> SamplingStats:
         """Sample every task to the end of its path.
@@ -133,21 +119,17 @@ class Scheduler:
             tasks: taken one by one; those that are done already cost nothing.
             concurrency: tasks in flight.
             progress: receives every task that ends.
-
-        Raises:
-            PolicyError, RetrievalError, ProgramError: more than ``max_error_rate`` failed; what is there is kept.
-            RunError: the store cannot be written; what is there is kept.
         """
         progress = progress or Silent()
-        done = self._store.done(self._policy_digest)
-        self._begun = self._store.begun(self._policy_digest)
+        done = self.store.done(self.policy_digest)
+        self._begun = self.store.begun(self.policy_digest)
         stats = SamplingStats()
 
         async def one(task: Task) -> None:
             await self._walk(task, stats)
             stats.questions += 1
             counts = {"failures": stats.failures.total(), "samples": stats.samples}
-            progress.advance(1, mean_reward=stats.mean_reward, **counts, **self._facts())
+            progress.advance(1, mean_reward=stats.mean_reward, **counts, **self.facts())
 
         saving = asyncio.create_task(self._save_repeatedly())
         try:
@@ -155,7 +137,7 @@ class Scheduler:
                 await for_each((task for task in tasks if task.id not in done), one, concurrency)
         finally:
             saving.cancel()
-            self._store.flush()
+            self.store.flush()
         self._check(stats, last=True)
         return stats
 
@@ -164,15 +146,15 @@ class Scheduler:
         while True:
             await asyncio.sleep(_SAVE_S)
             with suppress(RunError):  # what could not be written is kept, and the next sample raises it
-                self._store.flush()
+                self.store.flush()
 
     async def _walk(self, task: Task, stats: SamplingStats) -> None:
         """One task, from its first state to the end of its path or to an outage."""
         fresh = task.id not in self._begun
-        path = {} if fresh else {step.step: step for step in self._store.visits(self._policy_digest, task.id)}
+        path = {} if fresh else {step.step: step for step in self.store.visits(self.policy_digest, task.id)}
         results: SearchResults = {}
         try:
-            need = await self._runner.advance(task, (), results)
+            need = await self.runner.advance(task, (), results)
             point: BranchPoint | None = BranchPoint(task, need, results=results, fresh=fresh)
             while point is not None and isinstance(point.need, NeedsCompletion):
                 point = await self._step(point, point.need, path.get(len(point.outputs)), stats)
@@ -186,9 +168,9 @@ class Scheduler:
     ) -> BranchPoint | None:
         """Sample one state and go on from it; None where the path ends or waits."""
         task, step = point.task, len(point.outputs)
-        state = self._runner.state(task, need, step, point.parent)
-        self._store.put_state(state)
-        samples = await self._sampler.sample_state(point, state)
+        state = self.runner.state(task, need, step, point.parent)
+        self.store.put_state(state)
+        samples = await self.sampler.sample_state(point, state)
         stats.count(samples)
         self._check(stats)
         if before is not None and before.state_id == state.id:
@@ -197,33 +179,23 @@ class Scheduler:
             stats.waiting += 1  # choosing among the others would make this run another one than without the outage
             return None
         else:
-            chosen = select_next(samples, task, self._seed, state.id)
-        following = None if chosen is None else await self._sampler.next_point(point, state, chosen)
+            chosen = select_next(samples, task, self.seed, state.id)
+        following = None if chosen is None else await self.sampler.next_point(point, state, chosen)
         if following is not None:
             outcome = "next" if isinstance(following.need, NeedsCompletion) else "finished"
         else:
             outcome = "solved" if any(task.is_solved_by(sample.doc_ids) for sample in samples) else "stuck"
         name = None if chosen is None else chosen.id
-        self._store.put_visit(PathStep(task.id, step, self._policy_digest, state.id, point.parent, name, outcome))
+        self.store.put_visit(PathStep(task.id, step, self.policy_digest, state.id, point.parent, name, outcome))
         return following
 
     def _check(self, stats: SamplingStats, last: bool = False) -> None:
-        if self._max_error_rate is not None:
-            refuse_failures(stats, self._max_error_rate, self._max_unparsed_rate, last)
+        if self.max_error_rate is not None:
+            refuse_failures(stats, self.max_error_rate, self.max_unparsed_rate, last)
 
 
 def refuse_failures(stats: SamplingStats, max_error_rate: float, max_unparsed_rate: float, last: bool = False) -> None:
-    """Stop where too much fails, or where everything did.
-
-    Args:
-        stats: so far.
-        max_error_rate: share of failed samples that is let pass.
-        max_unparsed_rate: share of samples outside the adapter's format that is let pass.
-        last: nothing comes after.
-
-    Raises:
-        PolicyError, RetrievalError, ProgramError: of the kind of the last failure.
-    """
+    """Stop where too much fails, or where everything did."""
     n_failed, n_all = stats.n_failed, stats.samples
     if stats.last_unparsed is not None and n_all >= _MIN_SAMPLES:
         refuse_unparsed([stats.last_unparsed], stats.failures["parse"], n_all, max_unparsed_rate)
@@ -241,11 +213,7 @@ def refuse_failures(stats: SamplingStats, max_error_rate: float, max_unparsed_ra
 
 
 def refuse_unparsed(failures: Iterable[Failure], n_unparsed: int, n_samples: int, max_unparsed_rate: float) -> None:
-    """Stop where too many completions do not parse; of fewer than fifty, where none of five or more does.
-
-    Raises:
-        PolicyError: with the first of ``failures``.
-    """
+    """Stop where too many completions do not parse; of fewer than fifty, where none of five or more does."""
     enough = n_samples >= _MIN_SAMPLES or n_samples == n_unparsed >= _MIN_UNPARSED
     if enough and n_unparsed > max_unparsed_rate * n_samples:
         raise PolicyError(

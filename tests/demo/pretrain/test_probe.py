@@ -36,7 +36,7 @@ def test_completions_end_before_the_end_token_and_do_not_depend_on_their_neighbo
 def test_the_gate_gives_shares_and_the_same_ones_again() -> None:
     tokenizer = build_tokenizer()
     model = build_model(len(tokenizer), 0)
-    gate = make_gate(tokenizer, n=4)
+    gate = make_gate(tokenizer, n=2)
     with torch.no_grad():
         first, again = gate(model), gate(model)
     assert first == again

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leret.core.errors import TrainingError
@@ -32,9 +31,6 @@ def test_two_steps_leave_a_model_directory_with_its_log_and_card(tmp_path: Path)
     lines = [json.loads(line) for line in (out / "pretrain.jsonl").read_text(encoding="utf-8").splitlines()]
     assert {"bridge", "copied"} <= set(lines[-1])
     assert told == [1, 2]
-    again = load_file(scratch.pretrain_scratch(tmp_path / "again", seed=1, steps=2) / "model.safetensors")
-    first = load_file(out / "model.safetensors")
-    assert all(first[name].equal(again[name]) for name in first)
 
 
 def test_minutes_scale_the_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
