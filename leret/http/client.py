@@ -130,7 +130,7 @@ class Client:
         self.key = key or ApiKey()
         self._secret = secret or ApiKey()
         self._advice = {
-            True: f"correct the key: {setting}.api_key_env" if setting == "policy" else f"correct {setting}.token_env",
+            True: f"correct the key (api_key_env or token_env of the {setting})",
             False: f"correct {setting}.urls or the settings of the {setting}",
         }
         self._timeout_s, self._retry_for_s = timeout_s, retry_for_s
