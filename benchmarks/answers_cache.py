@@ -1,4 +1,4 @@
-"""What a hit of the cache of answers costs, beside asking BM25 itself.
+"""What a hit of the cache costs, beside asking BM25 itself.
 
     python benchmarks/answers_cache.py [DATA]
 
@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from leret.config.data import DataSettings
 from leret.datasets.load import load
 from leret.retrieval.base import Retriever
-from leret.retrieval.caching import Kept
-from leret.retrieval.diskcache import DiskCache
+from leret.retrieval.caching import CachedRetriever
 from leret.retrieval.engines.bm25 import BM25
 
 BATCH = 256
@@ -34,8 +34,14 @@ def main() -> None:
     """Print the table."""
     beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else beside
-    data = load("jsonl", str(folder / "hotpotqa/queries_all.jsonl.gz"), str(folder / "hotpotqa/corpus.jsonl.gz"))
-    queries = [question.text for question in data.questions]
+    data = load(
+        DataSettings(
+            questions=str(folder / "hotpotqa/queries_all.jsonl.gz"),
+            corpus=str(folder / "hotpotqa/corpus.jsonl.gz"),
+            split="all",
+        )
+    )
+    queries = [question.text for question in data.tasks]
     n = len(queries)
 
     def single(retriever: Retriever, k: int) -> Callable[[], object]:
@@ -46,7 +52,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as scratch:
         bm25 = BM25.build(data.corpus, Path(scratch) / "index")
-        cached = Kept(bm25, DiskCache(Path(scratch) / "answers"))
+        cached = CachedRetriever(bm25, Path(scratch) / "cache")
         for k in (3, 10):
             cached.search(queries, k)
             ways = {
@@ -60,7 +66,8 @@ def main() -> None:
                 for name, work in ways.items():
                     best[name] = min(best.get(name, float("inf")), cpu_us(work, n))
             print(f"k={k}: " + "  ".join(f"{name} {us:.0f} us" for name, us in best.items()), flush=True)
-        print(f"file: {cached.cache.path.stat().st_size / 2**20:.1f} MB for {2 * n:,} answers")
+        size = sum(path.stat().st_size for path in (Path(scratch) / "cache").rglob("*") if path.is_file())
+        print(f"files: {size / 2**20:.1f} MB for {2 * n:,} rankings")
 
 
 if __name__ == "__main__":

@@ -26,11 +26,11 @@ from pathlib import Path
 from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
 from leret.policies.base import Request
-from leret.policies.load import load_policy
+from leret.policies.load import policy_of
 from leret.policies.local.decoder import Generated, Job
 from leret.policies.local.policy import LocalPolicy
 from leret.programs.prompts import Prompt
-from leret.sampling.rollouts.environment import Workbench
+from leret.sampling.rollouts.environment import Environment
 
 SIZES = (1, 8, 64)
 
@@ -38,7 +38,7 @@ SIZES = (1, 8, 64)
 def jobs_of(recipe: SamplingRecipe, policy: LocalPolicy, arguments: argparse.Namespace) -> list[Job]:
     """One job a completion, in an order that mixes prompts."""
     rng = random.Random(arguments.seed)
-    with tempfile.TemporaryDirectory() as cache, Workbench(recipe, Path(cache)) as bench:
+    with tempfile.TemporaryDirectory() as cache, Environment(recipe, Path(cache)) as bench:
         questions = [question.text for question in bench.questions("train", arguments.prompts + 3)]
         [(predictor, _)] = bench.program().named_predictors()
         found = bench.retriever.search(questions, 3)
@@ -61,7 +61,7 @@ def jobs_of(recipe: SamplingRecipe, policy: LocalPolicy, arguments: argparse.Nam
         for own in messages
     ][: arguments.completions]
     rng.shuffle(requests)
-    return [policy._item(request).job for request in requests]
+    return [policy._job(request) for request in requests]
 
 
 def sampled(policy: LocalPolicy, jobs: list[Job], size: int) -> list[Generated]:
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the recipe")
     arguments = parser.parse_args()
     recipe = load_recipe(arguments.recipe, SamplingRecipe, arguments.set, optional=("policy.model",))
-    policy = load_policy("local", arguments.model or recipe.policy.model)
+    policy = policy_of(recipe.policy.in_process(arguments.model or recipe.policy.model))
     assert isinstance(policy, LocalPolicy)
     jobs = jobs_of(recipe, policy, arguments)
     first: list[Generated] = []

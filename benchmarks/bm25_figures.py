@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from leret.config.data import DataSettings
 from leret.core.types import Ranking, Task
 from leret.datasets.load import Data, load
 from leret.retrieval.engines.bm25 import BM25
@@ -58,7 +59,11 @@ def figures(questions: Sequence[Task], rankings: Sequence[Ranking]) -> tuple[flo
 def read(root: Path, name: str) -> Data:
     """Questions and corpus of a data set."""
     corpus, questions, *_ = SETS[name]
-    return load("jsonl", str(root / f"{questions}.jsonl.gz"), str(root / corpus / "corpus.jsonl.gz"))
+    return load(
+        DataSettings(
+            questions=str(root / f"{questions}.jsonl.gz"), corpus=str(root / corpus / "corpus.jsonl.gz"), split="all"
+        )
+    )
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -75,7 +80,7 @@ def _seconds(work: Callable[[], object]) -> float:
 def _speed(data: Data, index: Path, k: int) -> str:
     import bm25s
 
-    queries = [question.text for question in data.questions]
+    queries = [question.text for question in data.tasks]
     ours, bare = BM25.open(index, data.corpus), bm25s.BM25.load(str(index), mmap=True, backend="numba")
 
     def both() -> object:
@@ -105,7 +110,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             index = Path(scratch) / "bm25"
             retriever = BM25.build(data.corpus, index, fold_accents=arguments.fold_accents)
-            found = figures(data.questions.items, retriever.search([q.text for q in data.questions], DEPTH))
+            found = figures(data.tasks, retriever.search([q.text for q in data.tasks], DEPTH))
             cells = "  ".join(f"{ours:8.4f} {theirs:7.3f} " for ours, theirs in zip(found, (r3, r10, ap), strict=True))
             print(f"{name:16} {cells} {_speed(data, index, 3) if arguments.speed else ''}", flush=True)
 

@@ -13,8 +13,8 @@ from dspy.utils.exceptions import AdapterParseError
 
 from leret.programs.prompts import Prompt
 from leret.programs.search import Found
-from leret.rewards import measure
-from leret.sampling.rollouts.environment import Workbench
+from leret.rewards.ranking import ap
+from leret.sampling.rollouts.environment import Environment
 
 THREADS = 32
 
@@ -46,18 +46,18 @@ class Loop(dspy.Module):
             self.writers.append(writer)
 
     def forward(self, question: str, gold: Sequence[str]) -> dspy.Prediction:
-        average_precision, found, n_scored = measure("ap"), Found(), 0
+        found, n_scored = Found(), 0
         for _ in range(self.hops):
             tried: list[tuple[float, Found]] = []
             for writer in self.writers:
                 for query in self._queries(writer, question, found):
                     after = self.search(query, found)
-                    tried.append((average_precision(after.doc_ids, gold), after))
+                    tried.append((ap(after.doc_ids, gold), after))
                 n_scored += self.n
-            going_on = [(ap, after) for ap, after in tried if ap < 1]
+            going_on = [(value, after) for value, after in tried if value < 1]
             if not going_on:
                 break
-            found = random.choices([f for _, f in going_on], [ap + 0.01 for ap, _ in going_on])[0]
+            found = random.choices([f for _, f in going_on], [value + 0.01 for value, _ in going_on])[0]
         return dspy.Prediction(samples=n_scored)
 
     def _queries(self, writer: Any, question: str, found: Found) -> list[str]:
@@ -69,7 +69,7 @@ class Loop(dspy.Module):
         return list(made.completions.query)
 
 
-def dspy_loop(bench: Workbench, prompts: Sequence[Prompt], questions: int, n: int) -> Timed:
+def dspy_loop(bench: Environment, prompts: Sequence[Prompt], questions: int, n: int) -> Timed:
     """A recipe's sampling by ``dspy.Evaluate``, a thread a question; nothing is stored.
 
     Args:

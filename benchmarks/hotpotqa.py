@@ -11,6 +11,7 @@ Finished runs are kept. Prints Markdown, and the CPU-minutes that all of it took
 
 import argparse
 import json
+import random
 import resource
 import statistics
 import subprocess
@@ -22,8 +23,8 @@ import pyarrow.parquet
 
 from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
-from leret.datasets.load import load_questions
-from leret.demo.pretrain.examples import style_demos
+from leret.datasets.load import load_tasks
+from leret.demo.pretrain.heuristics import STYLES, Draft, corpus_idf
 from leret.evaluation.statistics import bootstrap_intervals, sign_flip_p
 from leret.programs.prompts import Prompt
 
@@ -63,9 +64,12 @@ def files(data):
 def copy_prompt(path, seed, data):
     """A prompt file with demos that copy training questions: what the base does when it is told to."""
     data = load_recipe("sampling/hotpotqa.yaml", SamplingRecipe, files(data)).data
-    questions = [q.text for q in load_questions(data.kind, data.questions, split="train", limit=50, seed=data.seed)]
+    questions = [q.text for q in load_tasks(data.model_copy(update={"split": "train", "limit": 50}))]
     path.parent.mkdir(parents=True, exist_ok=True)
-    Prompt("copy", {"write_query": style_demos("copy", questions, 3, seed)}).save(path)
+    rng, idf = random.Random(f"demos copy {seed}"), corpus_idf(questions)
+    drawn = [(text, STYLES["copy"](Draft(text, (), idf, rng))) for text in rng.sample(questions, len(questions))]
+    demos = [{"question": text, "query": query} for text, query in drawn if query][:3]
+    Prompt("copy", {"write_query": demos}).save(path)
 
 
 def run_seed(out, seed, n_questions, n_test, data):

@@ -13,16 +13,14 @@ _EVERY_S = 0.001
 PLACES = (
     # The innermost frame of leret's on the stack decides; the first fragment of its file's path that fits.
     ("leret/policies/", "HTTP: request, reply, JSON (aiohttp below it)"),
-    ("leret/pipelines/replay", "replaying the program"),
-    ("leret/pipelines/search", "replaying the program"),
-    ("leret/pipelines/unwrapped", "replaying the program"),
+    ("leret/http/", "HTTP: request, reply, JSON (aiohttp below it)"),
+    ("leret/programs/replay", "replaying the program"),
+    ("leret/programs/search", "replaying the program"),
     ("pipelines/multihop", "replaying the program"),
-    ("leret/pipelines/", "messages and parsing (DSPy's adapter below it)"),
+    ("leret/programs/", "messages and parsing (DSPy's adapter below it)"),
     ("leret/sampling/store", "store: rows and SQLite"),
-    ("leret/sampling/records", "store: rows and SQLite"),
-    ("leret/sampling/database", "store: rows and SQLite"),
     ("leret/rewards/", "rewards"),
-    ("leret/sampling/front", "search: waiting lists and batches"),
+    ("leret/retrieval/batching", "search: batches"),
     ("leret/retrieval/", "search: BM25"),
     ("leret/", "samples, ids, next state, bookkeeping"),
 )

@@ -26,7 +26,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from leret.config.retriever import RetrieverSettings
+from leret.config.data import DataSettings
+from leret.config.retriever import RetrieverSettings, retriever_settings
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load
@@ -54,16 +55,16 @@ def more_documents(corpus: Corpus, n: int, seed: int = 0) -> Iterator[Document]:
 
 def settings(engine: str, model: str, checkpoint: Path | None) -> RetrieverSettings:
     """The engine as a recipe has it, with its defaults."""
-    dense: dict[str, Any] = {"kind": "dense", "dense": {"model": model}}
+    dense = {"kind": "dense", "model": model}
     values: dict[str, Any] = {
         "bm25": {"kind": "bm25"},
         "tantivy": {"kind": "tantivy"},
         "dense": dense,
-        "hnsw": {"kind": "dense", "dense": {"model": model, "store": "hnsw"}},
-        "colbert": {"kind": "colbert", "colbert": {"checkpoint": str(checkpoint)}},
-        "hybrid": {"kind": "hybrid", "hybrid": {"engines": [{"kind": "bm25"}, dense]}},
+        "hnsw": {**dense, "store": "hnsw"},
+        "colbert": {"kind": "colbert", "checkpoint": str(checkpoint)},
+        "hybrid": {"kind": "hybrid", "engines": [{"kind": "bm25"}, dense]},
     }[engine]
-    return RetrieverSettings(**values)
+    return retriever_settings(values)
 
 
 def cpu_s(work: Callable[[], object], runs: int = 3) -> float:
@@ -177,7 +178,7 @@ def _build(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def _search(arguments: argparse.Namespace) -> dict[str, float]:
-    queries = [question.text for question in _data(arguments.data).questions][: arguments.queries]
+    queries = [question.text for question in _data(arguments.data).tasks][: arguments.queries]
     found = measure(arguments.engine, arguments.index, queries, arguments.k)
     files = read_manifest(arguments.index).files
     documents = sum(size for name, (size, _) in files.items() if name.startswith("documents."))
@@ -191,7 +192,11 @@ def _search(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def _data(folder: Path) -> Any:
-    return load("jsonl", str(folder / "queries_all.jsonl.gz"), str(folder / "corpus.jsonl.gz"))
+    return load(
+        DataSettings(
+            questions=str(folder / "queries_all.jsonl.gz"), corpus=str(folder / "corpus.jsonl.gz"), split="all"
+        )
+    )
 
 
 def _model() -> str:

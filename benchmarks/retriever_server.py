@@ -55,16 +55,21 @@ def served(index: Path, *arguments: str, port: int = 0) -> Iterator[tuple[str, s
 
 def read_data(folder: Path, scratch: Path) -> tuple[Path, list[str]]:
     """An index of HotpotQA's 29,082 documents and its questions; leret's own world where they are not there."""
+    from leret.config.data import DataSettings
     from leret.datasets.load import load
     from leret.retrieval.engines.bm25 import BM25
 
     hotpot = folder / "hotpotqa"
     if hotpot.is_dir():
-        data = load("jsonl", str(hotpot / "queries_all.jsonl.gz"), str(hotpot / "corpus.jsonl.gz"))
+        data = load(
+            DataSettings(
+                questions=str(hotpot / "queries_all.jsonl.gz"), corpus=str(hotpot / "corpus.jsonl.gz"), split="all"
+            )
+        )
     else:
-        data = load("world")
+        data = load(DataSettings(kind="world", split="all"))
     BM25.build(data.corpus, scratch / "index")
-    return scratch / "index", [question.text for question in data.questions]
+    return scratch / "index", [question.text for question in data.tasks]
 
 
 def clients(url: str, expected: Path, kinds: list[str], seconds: float, seed: int, out: Path) -> None:
@@ -83,7 +88,7 @@ def clients(url: str, expected: Path, kinds: list[str], seconds: float, seed: in
 
     def asker(kind: str) -> Any:
         if kind == "leret":
-            remote = Remote(RemoteSettings(urls=(url,), patience_s=120))
+            remote = Remote(RemoteSettings(urls=(url,), retry_for_s=120))
             return lambda query: [passage.doc_id for passage in remote.search([query], K)[0]]
         server = dspy.ColBERTv2(url, post_requests=kind == "dspy-post")
         return lambda query: [passage["pid"] for passage in server(query, k=K)]
@@ -210,18 +215,19 @@ def n_samples(run: Path) -> int:
 
 def kill_test(scratch: Path, limit: int) -> bool:
     """`leret sample` over the index, and over a server that is killed in the middle."""
+    from leret.config.data import DataSettings
     from leret.datasets.load import load_corpus
     from leret.retrieval.engines.bm25 import BM25
 
-    BM25.build(load_corpus("world"), scratch / "world")
+    BM25.build(load_corpus(DataSettings(kind="world")), scratch / "world")
     shared = ["--set", f"data.limit={limit}", "--set", "sampling.prompts=1", "--set", "sampling.samples=4",
               "--set", "sampling.concurrency=8"]  # fmt: skip
     command = [sys.executable, "-m", "leret", "sample", "sampling/demo.yaml"]
     subprocess.run([*command, "--run", str(scratch / "local"), *shared], cwd=ROOT, check=True)
     with served(scratch / "world") as (url, process):
         port = int(url.rsplit(":", 1)[1])
-        remote = ["--set", "retriever.kind=remote", "--set", f"retriever.remote.urls=[{url}]",
-                  "--set", "retriever.answers.use=off"]  # fmt: skip
+        remote = ["--set", "retriever.kind=remote", "--set", f"retriever.urls=[{url}]",
+                  "--set", "retriever.cache.use=off"]  # fmt: skip
         sampling = subprocess.Popen([*command, "--run", str(scratch / "remote"), *shared, *remote], cwd=ROOT)
         while n_samples(scratch / "remote") < limit and sampling.poll() is None:
             time.sleep(0.05)

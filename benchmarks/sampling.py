@@ -38,7 +38,7 @@ from profiling import Shares
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.programs.prompts import Prompt
-from leret.sampling.rollouts.environment import Workbench
+from leret.sampling.rollouts.environment import Environment
 from leret.sampling.stage import sample
 
 DATA = HERE.parent.parent / "shared/data/hotpotqa"
@@ -139,7 +139,7 @@ def speed(arguments: argparse.Namespace) -> None:
         for n in (1, 8):
             recipe = recipe_of(arguments, url, n, work, limit=arguments.questions or (300 if n == 1 else 100))
             rates, costs, loops, shares = [], [], [], Shares()
-            bench = Workbench(recipe, work)
+            bench = Environment(recipe, work)
             for repeat in range(arguments.repeats + 1):
                 profiled = arguments.profile and repeat == arguments.repeats
                 watch = Watch(shares=shares if profiled else None)
@@ -163,7 +163,7 @@ def speed(arguments: argparse.Namespace) -> None:
         print(f"\nWhere the CPU-seconds go, {n} samples a prompt:\n\n{shares.table()}")
 
 
-def dspy_rate(bench: Workbench, work: Path, n: int) -> float:
+def dspy_rate(bench: Environment, work: Path, n: int) -> float:
     """Scored samples a second of the loop that one writes in DSPy alone."""
     from dspy_loop import THREADS, dspy_loop
 
@@ -193,7 +193,7 @@ def opened_mb(recipe: SamplingRecipe) -> float:
         from kills import preload
 
         preload()
-        bench = Workbench(recipe, Path())
+        bench = Environment(recipe, Path())
         bench.retriever.search(["film"], 3)
         os.write(writing, str(resident_mb()).encode())
         os._exit(0)

@@ -15,11 +15,12 @@ import shutil
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
-from leret.sampling.ray.scaleout import Cluster
+from leret.sampling.sharding import RayCluster
 from leret.sampling.stage import sample
 from leret.sampling.store.check import check_store
 from sampling import DATA, Watch, endpoint, place, recipe_of
@@ -38,7 +39,7 @@ class Workers(threading.Thread):
         """CPU-seconds and peak resident MB by process id, as last seen."""
         while not self.over:
             for event in self.run_directory.events():
-                if event["event"] == "worker":
+                if event["event"] == "shard":
                     self.look(event["pid"])
             time.sleep(0.1)
 
@@ -85,7 +86,8 @@ def main() -> None:
             run = Run.create(work / f"run-{n}")
             watch, workers = Watch(), Workers(run)
             workers.start()
-            report = sample(recipe, run, progress=watch, cluster=Cluster(n) if n else None)
+            with nullcontext() if not n else RayCluster(n) as cluster:
+                report = sample(recipe, run, progress=watch, distribute=cluster)
             workers.over = True
             workers.join()
             store = check_store(run)

@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 
 import aiohttp
 
+from leret.config.policy import OpenAIPolicySettings
 from leret.policies.base import Request
-from leret.policies.remote.chat import server_seed
 from leret.policies.remote.openai import OpenAIPolicy
 
 MESSAGES = (
@@ -80,7 +80,7 @@ async def bare(url: str, bodies: list[bytes], connections: int) -> float:
 
 async def ours(url: str, requests: list[Request], connections: int) -> float:
     """CPU-seconds a request of the policy."""
-    policy = OpenAIPolicy("m", [url], concurrency=connections)
+    policy = OpenAIPolicy(OpenAIPolicySettings(model="m", urls=(url,), concurrency=connections))
 
     async def one(request: Request) -> None:
         assert (await policy.complete(request))[0].text
@@ -113,7 +113,7 @@ async def compare(url: str, n_requests: int, connections: int, rounds: int, n: i
                 "temperature": 1.0,
                 "top_p": 1.0,
                 "max_tokens": 64,
-                "seed": server_seed(i),
+                "seed": i,
                 **({"n": n} if n > 1 else {}),
             }
         ).encode()

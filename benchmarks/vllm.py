@@ -33,7 +33,7 @@ import aiohttp
 from aiohttp import web
 from dspy_loop import Timed, dspy_loop
 
-from leret.cli.process import prepare
+from leret.cli.app import prepare
 from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
@@ -41,7 +41,7 @@ from leret.policies.serving.engines import Listening
 from leret.policies.serving.launch import free_port, plan, started
 from leret.policies.serving.model import find_served
 from leret.programs.prompts import Prompt
-from leret.sampling.rollouts.environment import Workbench
+from leret.sampling.rollouts.environment import Environment
 from leret.sampling.stage import SampleReport, sample
 
 CONNECTIONS = 32
@@ -189,7 +189,7 @@ def server(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 
 def measured(
-    sampler: Sampler, bench: Workbench, prompts: Sequence[Prompt], questions: int, n: int, rounds: int
+    sampler: Sampler, bench: Environment, prompts: Sequence[Prompt], questions: int, n: int, rounds: int
 ) -> dict[str, list[Timed]]:
     """Print one case: every round, the medians, the ratios."""
     recorder = Recorder(sampler.url)
@@ -242,7 +242,7 @@ def main() -> None:
         sampler = Sampler(Path(folder), url, model)
         _, first, run = sampler.run(120, 1)
         sampler.bank = run.prompts
-        bench = Workbench(sampler.recipe(arguments.questions, 1), run.cache)
+        bench = Environment(sampler.recipe(arguments.questions, 1), run.cache)
         prompts = [Prompt.load(run.prompts / f"{name}.json") for name in first.prompts]
         print(f"{len(prompts)} prompts; {os.cpu_count()} cores, load {os.getloadavg()}\n", flush=True)
         for name, n in CASES.items():

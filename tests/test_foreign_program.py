@@ -22,7 +22,9 @@ policy: {{model: demo, max_tokens: 12}}
 program: {{path: "{PROGRAM}:ThreeHop", breadth: 2, adapter: {{kind: compact}}}}
 sampling: {{prompts: 1, samples: 4}}
 """
-TRAINING = "{algorithm: sft, epochs: 1, learning_rate: 1.0e-3, batch_size: 8, max_length: 512}"
+TRAINING = (
+    "{algorithm: sft, num_train_epochs: 1, learning_rate: 1.0e-3, per_device_train_batch_size: 8, max_length: 512}"
+)
 EVALUATION = "{split: test, systems: [raw-question, base, policies], resamples: 200}"
 
 

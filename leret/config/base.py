@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
-from leret.config.yaml import Key
+from leret.core.yaml import Key
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")

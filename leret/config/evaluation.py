@@ -6,15 +6,9 @@ import re
 from pathlib import PurePath
 from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-)
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from leret.config.base import RecipePath, Settings
-
-Measure = str
 
 
 class EvalRecipe(Settings):
@@ -35,7 +29,7 @@ class EvalRecipe(Settings):
     demos: dict[str, Annotated[str, RecipePath("prompt file", "name a JSON file as in R/prompts")]] = Field(
         default_factory=dict, description="extra systems: name to a prompt file, base policy"
     )
-    measures: tuple[Measure, ...] = ("recall", "ap")
+    measures: tuple[str, ...] = ("recall", "ap")
     baseline: str = Field("base", description="the system that others are compared with, beside their predecessor")
     temperature: float = Field(0.0, ge=0)
     samples: PositiveInt = Field(1, description="runs a question, averaged, where temperature > 0")

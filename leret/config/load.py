@@ -11,82 +11,58 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from leret.config.conflicts import clashes
 from leret.config.evaluation import EvalRecipe
-from leret.config.messages import describe
-from leret.config.paths import DataRecipe, IndexRecipe, locate
+from leret.config.messages import describe, key_of
+from leret.config.paths import locate
 from leret.config.sampling import SamplingRecipe
 from leret.config.training import TrainingRecipe
-from leret.config.yaml import Key, Placed, parse
 from leret.core import bundled as shipped
 from leret.core.errors import ConfigError
+from leret.core.yaml import Key, Placed, parse
 
-R = TypeVar("R", SamplingRecipe, TrainingRecipe, EvalRecipe, DataRecipe, IndexRecipe)
+Recipe = SamplingRecipe | TrainingRecipe | EvalRecipe
+R = TypeVar("R", SamplingRecipe, TrainingRecipe, EvalRecipe)
 
-_FOLDERS: dict[type[BaseModel], str] = {SamplingRecipe: "sampling", TrainingRecipe: "training", EvalRecipe: "eval"}
-_COMMANDS: dict[type[BaseModel], str] = {SamplingRecipe: "sample", TrainingRecipe: "train", EvalRecipe: "eval"}
+_FOLDERS: dict[type[Any], str] = {SamplingRecipe: "sampling", TrainingRecipe: "training", EvalRecipe: "eval"}
+_COMMANDS: dict[type[Any], str] = {SamplingRecipe: "sample", TrainingRecipe: "train", EvalRecipe: "eval"}
 
 
 def load_recipe(
     path: str | Path, model: type[R], overrides: Sequence[str] = (), *, optional: Collection[str] = ()
 ) -> R:
-    """Read a recipe.
+    """Read a recipe: a YAML file, or the name of a shipped one.
 
-    Args:
-        path: a YAML file, or the name of a shipped recipe.
-        model: of the stage.
-        overrides: ``a.b=c``; the value is YAML. They win over the file.
-        optional: dotted keys whose files may be missing (``policy.model`` when it is about to be made).
+    ``overrides`` (``a.b=c``; the value is YAML) win over the file. Files of the dotted keys ``optional`` may be missing
+    (``policy.model`` when it is about to be made).
 
     Raises:
         ConfigError: all faults together, each with its place and its mend.
     """
     file = find_recipe(path, _FOLDERS[model])
     placed = _read(file)
-    _refuse_other_stage(placed, model, file)
-    problems = list(placed.problems)
-    for override in overrides:
-        problems += _override(placed, override)
-    return _checked(placed, model, file.resolve().parent, optional, problems)
+    stage = _stage(placed.value)
+    if stage not in {None, model}:
+        wanted = f"a recipe for `leret {_COMMANDS[stage]}`, not for `leret {_COMMANDS[model]}`"
+        raise ConfigError(f"{file}: {wanted}; name the other")
+    return _checked(placed, model, file.resolve().parent, overrides, optional)
 
 
 def flag_recipe(
     value: dict[str, Any],
-    model: type[R],
-    flags: Mapping[Key, str],
+    flags: Mapping[str, str],
     overrides: Sequence[str] = (),
     optional: Collection[str] = (),
-) -> R:
-    """The part of a recipe that was named by the flags of a command, checked like those in a file.
+) -> SamplingRecipe:
+    """A sampling recipe of which some keys were named by the flags of a command, checked like one in a file.
 
-    Args:
-        value: ``{"data": {...}}``, say.
-        model: of the part.
-        flags: which flag each key comes from.
-        overrides: as for `load_recipe`.
-        optional: as for `load_recipe`.
-
-    Raises:
-        ConfigError: all faults together, each with its flag.
+    ``flags`` says which flag each dotted key of ``value`` comes from; the rest is as in a recipe for the demo's policy.
     """
-    placed = Placed(value, dict(flags))
-    problems = [problem for override in overrides for problem in _override(placed, override)]
-    return _checked(placed, model, Path.cwd(), optional, problems)
-
-
-def _checked(placed: Placed, model: type[R], beside: Path, optional: Collection[str], problems: list[str]) -> R:
-    recipe, faults = _validate(placed, model)
-    problems = problems + faults
-    if recipe is not None:
-        recipe, missing = locate(
-            recipe, placed, beside, (*optional, *({"data.questions"} if model is IndexRecipe else ()))
-        )
-        problems += missing
-    if problems or recipe is None:
-        raise ConfigError(problems)
-    return recipe
+    whole = {"program": {"adapter": {"kind": "compact"}}, **value}
+    placed = Placed(whole, {tuple(key.split(".")): flag for key, flag in flags.items()})
+    return _checked(placed, SamplingRecipe, Path.cwd(), overrides, optional)
 
 
 def find_recipe(path: str | Path, *folders: str) -> Path:
@@ -96,82 +72,63 @@ def find_recipe(path: str | Path, *folders: str) -> Path:
         ConfigError: there is none.
     """
     file = Path(path)
-    if file.is_file():
-        return file
     if file.is_dir():
         raise ConfigError(f"{path} is a directory; name a recipe in it, as in {file / 'NAME.yaml'}")
-    return shipped.find(str(path), *folders)
+    return file if file.is_file() else shipped.find(str(path), *folders)
 
 
-def load_any(path: str | Path, overrides: Sequence[str] = ()) -> SamplingRecipe | TrainingRecipe | EvalRecipe:
-    """Read a recipe of whatever stage its keys tell.
-
-    Args:
-        path: as for `load_recipe`.
-        overrides: as for `load_recipe`; those of keys that the stage does not have are left to other recipes.
-
-    Raises:
-        ConfigError: as `stage_of` and `load_recipe`.
-    """
-    stage = stage_of(path)
-    own = [override for override in overrides if _section(override) in stage.model_fields]
-    if stage is SamplingRecipe:
-        return load_recipe(path, SamplingRecipe, own)
-    return load_recipe(path, TrainingRecipe, own) if stage is TrainingRecipe else load_recipe(path, EvalRecipe, own)
-
-
-def load_all(
-    paths: Sequence[str | Path], overrides: Sequence[str] = ()
-) -> list[SamplingRecipe | TrainingRecipe | EvalRecipe]:
+def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> list[Recipe]:
     """Read recipes of several stages; an override goes to each of them that has its first key.
 
     A short name that several stages have (``demo``) is of sampling where it comes first, and of another stage later.
 
-    Raises:
-        ConfigError: all faults of all recipes together, and overrides that none of them has a place for.
+    All faults of all recipes are listed together, with overrides that none of them has a place for.
     """
-    loaded, problems, known = [], [], set()
+    loaded: list[Recipe] = []
+    problems: list[str] = []
+    taken: set[str] = set()
     for i, path in enumerate(paths):
         try:
             file = find_recipe(path, *(_FOLDERS.values() if i == 0 else ("training", "eval", "sampling")))
-            known |= set(stage_of(file).model_fields)
-            loaded.append(load_any(file, overrides))
+            stage, keys = stage_of(file), _class_of(stage_of(file), _read(file).value).model_fields
+            own = [override for override in overrides if override.partition("=")[0].split(".")[0].strip() in keys]
+            taken |= set(own)
+            loaded.append(load_recipe(file, stage, own))
         except ConfigError as error:
             problems += error.problems
-    strange = [override for override in overrides if _section(override) not in known]
-    if len(known) and strange:
-        problems += [f"--set {override}: none of the recipes has {_section(override)!r}" for override in strange]
+    strange = [override for override in overrides if override not in taken] if loaded or taken else []
+    problems += [f"--set {override}: none of the recipes has {override.split('.')[0]!r}" for override in strange]
     if problems:
         raise ConfigError(problems)
     return loaded
 
 
-def _section(override: str) -> str:
-    return override.partition("=")[0].partition(".")[0].strip()
-
-
-def stage_of(path: str | Path) -> type[SamplingRecipe] | type[TrainingRecipe] | type[EvalRecipe]:
-    """Which stage a recipe is for, told from its keys.
-
-    Raises:
-        ConfigError: its keys fit none, or several.
-    """
+def stage_of(path: str | Path) -> Any:
+    """The class of a recipe: the only stage that its keys fit."""
     file = find_recipe(path)
-    keys = set(_read(file).value)
-    own = {stage: keys & _only_of(stage) for stage in _FOLDERS}
-    fits = [stage for stage, found in own.items() if found]
-    if len(fits) != 1:
+    value = _read(file).value
+    stage = _stage(value)
+    if stage is None:
         raise ConfigError(
-            f"{file}: cannot tell what this recipe is for (keys: {', '.join(sorted(keys)) or 'none'}); "
+            f"{file}: cannot tell what this recipe is for (keys: {', '.join(sorted(value)) or 'none'}); "
             "sampling has `data`, training has `algorithm`, evaluation has `systems` or `measures`"
         )
-    return fits[0]  # type: ignore[return-value]
+    return stage
 
 
-def _only_of(stage: type[BaseModel]) -> set[str]:
-    """The keys that no other stage has."""
-    others = {key for other in _FOLDERS if other is not stage for key in other.model_fields}
-    return set(stage.model_fields) - others
+def _stage(value: Mapping[str, Any]) -> Any:
+    """The only stage that some of the keys are of; None where there is none, or more than one."""
+    fits = []
+    for stage in _FOLDERS:
+        others = {key for other in _FOLDERS if other is not stage for key in other.model_fields}
+        if set(value) & (set(stage.model_fields) - others):
+            fits.append(stage)
+    return fits[0] if len(fits) == 1 else None
+
+
+def _class_of(model: Any, value: Mapping[str, Any]) -> Any:
+    """The recipe class of the algorithm that is named, for a training."""
+    return getattr(model, "kinds", {}).get(str(value.get("algorithm")), model)
 
 
 def _read(file: Path) -> Placed:
@@ -190,13 +147,18 @@ def _read(file: Path) -> Placed:
     return placed
 
 
-def _refuse_other_stage(placed: Placed, model: type[BaseModel], file: Path) -> None:
-    """One word instead of a list of all its keys, where the recipe is of another stage."""
-    for stage, command in _COMMANDS.items():
-        if stage is not model and not set(placed.value) & _only_of(model) and set(placed.value) & _only_of(stage):
-            raise ConfigError(
-                f"{file}: a recipe for `leret {command}`, not for `leret {_COMMANDS[model]}`; name the other"
-            )
+def _checked(placed: Placed, model: type[R], beside: Path, overrides: Sequence[str], optional: Collection[str]) -> R:
+    problems = list(placed.problems)
+    for override in overrides:
+        problems += _override(placed, override)
+    recipe, faults = _validate(placed, model)
+    problems += faults
+    if recipe is not None:
+        recipe, missing = locate(recipe, placed, beside, optional)
+        problems += missing
+    if problems or recipe is None:
+        raise ConfigError(problems)
+    return recipe
 
 
 def _override(placed: Placed, override: str) -> list[str]:
@@ -211,42 +173,48 @@ def _override(placed: Placed, override: str) -> list[str]:
         return [f"--set {override}: the value is not YAML ({error.problems[0]}); put it in quotes"]
     section = placed.value
     for depth, part in enumerate(parts[:-1]):
-        inner = section.setdefault(part, {})
-        if inner is None:
-            inner = section[part] = {}
-        if not isinstance(inner, dict):
-            return [f"--set {override}: {'.'.join(parts[: depth + 1])} is {inner!r}, not a section; it has no keys"]
+        if section.get(part) is None:
+            section[part] = {}
+        if not isinstance(section[part], dict):
+            here = ".".join(parts[: depth + 1])
+            return [f"--set {override}: {here} is {section[part]!r}, not a section; it has no keys"]
         placed.places.setdefault(tuple(parts[: depth + 1]), "--set")
-        section = inner
+        section = section[part]
     section[parts[-1]] = value
     key = tuple(parts)
-    for known in [k for k in placed.places if k[: len(key)] == key]:
-        del placed.places[known]
-    placed.places[key] = "--set"
+    placed.places = {k: place for k, place in placed.places.items() if k[: len(key)] != key} | {key: "--set"}
     return []
 
 
 def _validate(placed: Placed, model: type[R]) -> tuple[R | None, list[str]]:
-    """The recipe where it is one, and its faults; impossible combinations are looked for beside them."""
-    try:
-        recipe = model.model_validate(placed.value)
-        faulty: list[Key] = []
-        problems: list[str] = []
-    except ValidationError as error:
-        problems = [describe(detail, model, placed) for detail in error.errors()]
-        faulty = [detail["loc"] for detail in error.errors()]
-        rest = _without(placed.value, faulty)
+    """The recipe where it is one, and its faults.
+
+    Where some values are faulty, the rest is validated without them, for impossible combinations and missing files.
+    """
+    chosen = _class_of(model, placed.value)
+    problems: list[str] = []
+    faulty: set[Key] = set()
+    value = placed.value
+    for sections in (False, False, True):
         try:
-            recipe = model.model_validate(rest)
-        except ValidationError:
-            return None, problems
-    for clash in clashes(recipe):
-        if not any(key[: len(bad)] == bad for key in clash.keys for bad in faulty):
-            problems.append(f"{placed.at(clash.keys[0])}{clash.message}")
+            recipe: R = chosen.model_validate(value)
+            break
+        except ValidationError as error:
+            if not problems:
+                problems = [describe(detail, chosen, placed) for detail in error.errors()]
+            keys = {key_of(detail, placed.value) for detail in error.errors()}
+            faulty |= {key[:1] for key in keys} if sections else keys
+            value = _without(placed.value, faulty)
+    else:
+        return None, problems
+    for names, message in clashes(recipe):
+        parts = [tuple(name.split(".")) for name in names]
+        if not any(part[: len(bad)] == bad for part in parts for bad in faulty):
+            problems.append(f"{placed.at(parts[0])}{names[0]}: {message}")
     return recipe, problems
 
 
-def _without(value: Any, faulty: Sequence[Key], key: Key = ()) -> Any:
+def _without(value: Any, faulty: Collection[Key], key: Key = ()) -> Any:
     """A copy of ``value`` without the keys that are ``faulty``."""
     if isinstance(value, dict):
         return {k: _without(v, faulty, (*key, k)) for k, v in value.items() if (*key, k) not in faulty}

@@ -2,60 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
+import re
 from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from difflib import get_close_matches
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
-from leret.config.yaml import Key, Placed, dotted
+from leret.config.base import models_in
+from leret.core.yaml import Key, Placed, dotted
 
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "text", "tuple": "a list",
           "dict": "a mapping", "list": "a list"}  # fmt: skip
-
-
-def describe(detail: Mapping[str, Any], model: type[BaseModel], placed: Placed) -> str:
-    """One line for one fault.
-
-    Args:
-        detail: as in ``ValidationError.errors()``.
-        model: that was validated.
-        placed: the recipe.
-
-    Returns:
-        ``file.yaml:12: policy.top_p: must be at most 1, is 2``.
-    """
-    key = _real(detail["loc"], placed.value)
-    where = placed.at(key)
-    if detail["type"] == "value_error":  # of our own validators: they name their keys themselves
-        message = str(detail["ctx"]["error"])
-        return f"{where}{message}" if not key or str(key[0]) in message else f"{where}{dotted(key)}: {message}"
-    if detail["type"] == "missing":
-        name = _real(detail["loc"][:-1], placed.value)
-        full = dotted((*name, detail["loc"][-1]))
-        return f"{where}{full}: missing; add it{_hint(model, (*name, detail['loc'][-1]))}"
-    return f"{where}{dotted(key)}: {_complaint(detail, key, model)}"
-
-
-def _complaint(detail: Mapping[str, Any], key: Key, model: type[BaseModel]) -> str:
-    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
-    if kind == "extra_forbidden":
-        return _unknown(key, model)
-    if kind == "literal_error":
-        allowed = [option.strip("'") for option in context["expected"].replace(" or ", ", ").split(", ")]
-        nearest = difflib.get_close_matches(str(value), allowed, 1)
-        return f"{value!r} is not one of {', '.join(allowed)}" + (f"; did you mean {nearest[0]}?" if nearest else "")
-    for sign, words in _BOUNDS.items():
-        if kind == sign:
-            return f"must be {words(context)}, is {value!r}"
-    if kind in {"model_type", "model_attributes_type"}:
-        return f"must be a section of keys, is {value!r}; indent its keys under it"
-    wanted = _KINDS.get(kind.split("_")[0])
-    if wanted:
-        return f"must be {wanted}, is {value!r}"
-    return f"{detail['msg'][:1].lower()}{detail['msg'][1:]}, is {value!r}"
-
-
 _BOUNDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "greater_than": lambda c: f"greater than {c['gt']}",
     "greater_than_equal": lambda c: f"at least {c['ge']}",
@@ -64,64 +22,112 @@ _BOUNDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-def _unknown(key: Key, model: type[BaseModel]) -> str:
-    section = _section(model, key[:-1])
-    known = sorted(section.model_fields) if section else []
-    name = str(key[-1])
+def describe(detail: Mapping[str, Any], model: type[BaseModel], placed: Placed) -> str:
+    """One of ``ValidationError.errors()`` as ``file.yaml:12: policy.top_p: must be at most 1, is 2``."""
+    key, message = key_of(detail, placed.value), str(detail.get("ctx", {}).get("error", ""))
+    where = placed.at(key)
+    if detail["type"] == "value_error":  # of our own validators: they may name their keys themselves
+        return f"{where}{message}" if not key or str(key[0]) in message else f"{where}{dotted(key)}: {message}"
+    return f"{where}{dotted(key)}: {_complaint(detail, key, model, placed.value)}"
+
+
+def key_of(detail: Mapping[str, Any], value: Any) -> Key:
+    """The key that a fault is about, as the user writes it: pydantic adds the kind of a section to the way there."""
+    key: list[str | int] = []
+    way = detail["loc"]
+    for n, part in enumerate(way):
+        inside = isinstance(value, Mapping) and part in value
+        if inside or (isinstance(value, list | tuple) and isinstance(part, int) and part < len(value)):
+            value = value[part]
+            key.append(part)
+        elif detail["type"] == "missing" and n == len(way) - 1:
+            key.append(part)
+    if detail["type"].startswith("union_tag"):
+        key.append(detail["ctx"]["discriminator"].strip("'"))
+    return tuple(key)
+
+
+def _complaint(detail: Mapping[str, Any], key: Key, model: type[BaseModel], recipe: Any) -> str:
+    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown(key, model, recipe)
+    if kind == "missing":
+        return f"missing; add it{_hint(model, key, recipe)}"
+    if kind == "union_tag_not_found":
+        return "missing; add it"
+    if kind in {"literal_error", "union_tag_invalid"}:
+        value = context.get("tag", value)
+        allowed = re.findall(r"'([^']*)'|\b(\d+)\b", context.get("expected_tags") or context["expected"])
+        names = [word or number for word, number in allowed]
+        return f"{value!r} is not one of {', '.join(names)}{nearest(str(value), names)}"
+    if kind in _BOUNDS:
+        return f"must be {_BOUNDS[kind](context)}, is {value!r}"
+    if kind in {"model_type", "model_attributes_type"}:
+        return f"must be a section of keys, is {value!r}; indent its keys under it"
+    wanted = _KINDS.get(kind.split("_")[0])
+    if wanted and not any(word in kind for word in ("pattern", "too_")):
+        return f"must be {wanted}, is {value!r}"
+    return f"{detail['msg'][:1].lower()}{detail['msg'][1:]}, is {value!r}"
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """``; did you mean recall?`` where one of the known names is near, else nothing."""
+    near = get_close_matches(name, known, 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _unknown(key: Key, model: type[BaseModel], recipe: Any) -> str:
+    around, name = key[:-1], str(key[-1])
+    known = sorted({field for one in _sections(model, around, recipe) for field in one.model_fields})
     numbered = [k for k in known if k[-1].isdigit() and name[-1:].isdigit() and k[:-1] == name[:-1]]
-    nearest = numbered or difflib.get_close_matches(name, known, 1)
-    if nearest:
-        return f"unknown key; did you mean {dotted((*key[:-1], nearest[0]))}?"
-    elsewhere = [k for k in _all_keys(model) if k[-1] == key[-1]]
+    near = numbered or get_close_matches(name, known, 1)
+    kinds = [one.model_fields["kind"].default for one in _sections(model, around, recipe, any_kind=True)
+             if name in one.model_fields and "kind" in one.model_fields]  # fmt: skip
+    if kinds:
+        return f"not of this kind, but of {', '.join(kinds)}; remove it"
+    if near:
+        return f"unknown key; did you mean {dotted((*around, near[0]))}?"
+    elsewhere = [k for k in _all_keys(model) if k[-1] == name]
     if elsewhere:
         return f"unknown key here; did you mean {dotted(elsewhere[0])}?"
     return f"unknown key; known here: {', '.join(known)}"
 
 
-def _section(model: type[BaseModel], key: Key) -> type[BaseModel] | None:
-    """The model that stands at ``key``."""
-    for part in key:
-        field = model.model_fields.get(str(part))
-        inner = None if field is None else _model_in(field.annotation)
-        if inner is None:
-            return None
-        model = inner
-    return model
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model of ``Settings`` or ``Settings | None``."""
-    for option in (annotation, *get_args(annotation)):
-        if isinstance(option, type) and issubclass(option, BaseModel):
-            return option
-    return None
-
-
-def _all_keys(model: type[BaseModel], key: Key = ()) -> list[Key]:
-    found: list[Key] = []
-    for name, field in model.model_fields.items():
-        found.append((*key, name))
-        inner = _model_in(field.annotation)
-        found += _all_keys(inner, (*key, name)) if inner else []
+def _sections(model: Any, key: Key, value: Any, *, any_kind: bool = False) -> list[type[BaseModel]]:
+    """The settings classes that may stand at a key: those of the kind that the recipe names, or of any."""
+    found = _of_kind(list(models_in(model)), value)
+    for n, part in enumerate(key):
+        value = value.get(part) if isinstance(value, Mapping) else None if isinstance(part, str) else value[part]
+        if isinstance(part, str):
+            fields = [one.model_fields[part] for one in found if part in one.model_fields]
+            found = [inner for field in fields for inner in models_in(field.annotation)]
+        if not (any_kind and n == len(key) - 1):
+            found = _of_kind(found, value)
     return found
 
 
-def _hint(model: type[BaseModel], key: Key) -> str:
-    section = _section(model, key[:-1])
-    field = section.model_fields.get(str(key[-1])) if section else None
+def _of_kind(models: list[type[BaseModel]], value: Any) -> list[type[BaseModel]]:
+    def fits(model: type[BaseModel]) -> bool:
+        field = model.model_fields.get("kind")
+        if field is None or get_origin(field.annotation) is not Literal or not isinstance(value, Mapping):
+            return True
+        return value.get("kind") in get_args(field.annotation)
+
+    return [model for model in models if fits(model)] or models
+
+
+def _all_keys(model: Any, around: Key = ()) -> list[Key]:
+    found: list[Key] = []
+    for one in models_in(model):
+        for name, field in one.model_fields.items():
+            found += [(*around, name), *_all_keys(field.annotation, (*around, name))]
+    return found
+
+
+def _hint(model: type[BaseModel], key: Key, recipe: Any) -> str:
+    fields = [one.model_fields.get(str(key[-1])) for one in _sections(model, key[:-1], recipe)]
+    field = next((field for field in fields if field is not None), None)
     options = get_args(field.annotation) if field else ()
     if options and all(isinstance(option, str) for option in options):
         return f" ({' | '.join(options)})"
     return f" ({field.description})" if field and field.description else ""
-
-
-def _real(loc: Key, value: Any) -> Key:
-    """``loc`` without what pydantic adds to it (the branch of a union), cut where the recipe ends."""
-    key: list[str | int] = []
-    for part in loc:
-        listed = isinstance(value, (list, tuple)) and isinstance(part, int) and part < len(value)
-        if not listed and not (isinstance(value, Mapping) and part in value):
-            break
-        value = value[part]
-        key.append(part)
-    return tuple(key)

@@ -8,47 +8,24 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from leret.config.base import RecipePath, Settings, with_paths
-from leret.config.data import DataSettings
-from leret.config.retriever import RetrieverSettings
+from leret.config.base import RecipePath, with_paths
 from leret.config.sampling import SamplingRecipe
-from leret.config.yaml import Key, Placed, dotted
 from leret.core import bundled as shipped
+from leret.core.yaml import Key, Placed, dotted
 
 M = TypeVar("M", bound=BaseModel)
-
-
-class DataRecipe(Settings):
-    """The part of a sampling recipe that says what the data are: all that looking at them takes."""
-
-    data: DataSettings
-
-
-class IndexRecipe(Settings):
-    """The part of a sampling recipe that an index is built from."""
-
-    data: DataSettings
-    retriever: RetrieverSettings
 
 
 def locate(recipe: M, placed: Placed, beside: Path, optional: Collection[str] = ()) -> tuple[M, list[str]]:
     """The recipe with absolute paths, and one line for each file that is missing.
 
-    Args:
-        recipe: of any stage.
-        placed: the document that it came from.
-        beside: the folder of that document.
-        optional: dotted keys whose files may be missing.
+    ``placed`` is the document that it came from, in the folder ``beside``; files of ``optional`` keys may be missing.
     """
     problems: list[str] = []
     folders = (Path.cwd(), beside, beside.parent, shipped.root())
     pretrained = isinstance(recipe, SamplingRecipe) and recipe.pretrain is not None
-    served = isinstance(recipe, SamplingRecipe) and recipe.policy.kind != "local"
-    templated = served and recipe.policy.kind == "tgi"  # type: ignore[attr-defined]
 
     def found(key: Key, given: str, mark: RecipePath) -> str:
-        if served and key == ("policy", "model") and not (templated and not recipe.policy.tokenizer):  # type: ignore[attr-defined]
-            return given
         made_here = pretrained and key == ("policy", "model")
         if is_name(given, mark) and (not made_here or given in mark.names):
             return given

@@ -1,59 +1,65 @@
-"""The `policy` section, one settings class a kind."""
+"""The `policy` section: one settings class a kind, used by its policy as it is."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, PositiveInt, TypeAdapter, field_validator, model_validator
 
 from leret.config.base import BaseUrls, Free, RecipePath, Settings
 
+TOGETHER_URL = "https://api.together.ai/v1"
+
+Thinking = Annotated[bool | None, Field(description="of chat templates that know it; None leaves it to them")]
+
 
 class PolicySettings(Settings):
-    """The LM behind the program."""
+    """What the settings of all kinds share."""
 
-    kind: Annotated[Literal["local", "openai", "tgi", "together"], Free()] = "local"
+    kind: str
+    model: str
+    temperature: float = Field(1.0, ge=0, description="of sampling; evaluation is greedy unless its recipe says so")
+    top_p: float = Field(1.0, gt=0, le=1)
+    max_tokens: PositiveInt = Field(64, description="completion tokens at most")
+    price_prompt: Annotated[float, Free()] = Field(0.0, ge=0, description="of a million prompt tokens")
+    price_completion: Annotated[float, Free()] = Field(0.0, ge=0, description="of a million completion tokens")
+
+    def in_process(self, model: str) -> LocalPolicySettings:
+        """The same sampling by a model directory in this process."""
+        of_model = set(LocalPolicySettings.model_fields) - {"kind", "model", "price_prompt", "price_completion"}
+        shared = {name: getattr(self, name) for name in of_model & set(type(self).model_fields)}
+        return LocalPolicySettings(model=model, **shared)
+
+
+class LocalPolicySettings(PolicySettings):
+    """A model directory in this process."""
+
+    kind: Annotated[Literal["local"], Free()] = "local"
     model: Annotated[
         str,
         Free(),
         RecipePath("model directory", "download the model there, or correct the path", hub=True, names=("demo",)),
-    ] = Field("demo", description="model directory, `demo` (shipped), or the served model's name")
-    urls: Annotated[BaseUrls, Free()] = Field((), description="of servers: base URLs, of kind openai ending in /v1")
+    ] = Field("demo", description="model directory, name on the hub, or `demo` (shipped)")
+    enable_thinking: Thinking = None
+    device: Annotated[str, Free()] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Free()] = "auto"
+
+
+class ServedPolicySettings(PolicySettings):
+    """What the settings of all policies behind servers share."""
+
+    model: Annotated[str, Free()] = Field(description="the served model's name")
+    urls: Annotated[BaseUrls, Free()] = Field(min_length=1, description="base URLs; several share the load")
     api_key_env: Annotated[str | None, Free()] = Field(
         None, description="environment variable that holds the server's key"
     )
-    tokenizer: Annotated[
-        str | None,
-        Free(),
-        RecipePath("tokenizer directory", "set policy.tokenizer to the served model's directory", hub=True),
-    ] = Field(None, description="kind tgi: directory with the chat template; None takes the model")
-    enable_thinking: bool | None = Field(None, description="of chat templates that know it; None leaves it to them")
-    temperature: float = Field(1.0, ge=0, description="of sampling; evaluation is greedy unless its recipe says so")
-    top_p: float = Field(1.0, gt=0, le=1)
-    max_tokens: PositiveInt = Field(64, description="completion tokens at most")
-    device: Annotated[str, Free()] = "auto"
-    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Free()] = "auto"
-    timeout_s: Annotated[float, Free()] = Field(60.0, gt=0, description="of servers: deadline of an attempt")
-    deadline_s: Annotated[float, Free()] = Field(
-        600.0, gt=0, description="of servers: of a request, all attempts and waits together"
+    timeout_s: Annotated[float, Free()] = Field(60.0, gt=0, description="deadline of an attempt")
+    retry_for_s: Annotated[float, Free()] = Field(
+        300.0, ge=0, description="an outage is waited for so long, then it is an error; 0 tries once"
     )
-    max_retries: Annotated[NonNegativeInt, Free()] = Field(6, description="of servers: attempts after the first")
-    concurrency: Annotated[PositiveInt, Free()] = Field(32, description="of servers: requests in flight at most")
-    logprobs: Annotated[bool, Free()] = Field(
-        False, description="openai, together: ask for log-probabilities and token ids"
-    )
-    best_of: Annotated[bool, Free()] = Field(
-        False, description="tgi: a prompt's samples in one request, which has no seed"
-    )
-    price_prompt: Annotated[float, Free()] = Field(0.0, ge=0, description="of a million prompt tokens")
-    price_completion: Annotated[float, Free()] = Field(0.0, ge=0, description="of a million completion tokens")
+    concurrency: Annotated[PositiveInt, Free()] = Field(32, description="requests in flight at most")
 
     @field_validator("api_key_env")
     @classmethod
@@ -65,34 +71,61 @@ class PolicySettings(Settings):
             )
         return value
 
-    @model_validator(mode="after")
-    def _fits_kind(self) -> PolicySettings:
-        if self.kind == "openai" and not self.urls:
-            raise ValueError("policy.urls is missing: kind openai needs at least one, as in http://127.0.0.1:8000/v1")
-        if self.kind == "tgi" and not self.urls:
-            raise ValueError("policy.urls is missing: kind tgi needs at least one, as in http://127.0.0.1:3000")
-        if self.kind == "local" and self.urls:
-            raise ValueError("policy.urls is given, but kind local runs in this process; use kind: openai")
-        if self.kind == "together" and self.model == "demo":
-            raise ValueError("policy.model is missing: kind together needs the name of a model of theirs")
-        for name, kinds in _OF_KIND.items():
-            if self.kind not in kinds and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"policy.{name} is of kind {' and '.join(kinds)}, not of {self.kind}; remove it")
-        return self
 
-    def in_process(self, model: str) -> PolicySettings:
-        """The same sampling by a model directory in this process; what is of servers alone gets its default."""
-        kept = {name: getattr(self, name) for name in _OF_MODEL}
-        return PolicySettings(kind="local", model=model, **kept)
+class OpenAIPolicySettings(ServedPolicySettings):
+    """Servers that speak OpenAI's chat completions."""
+
+    kind: Annotated[Literal["openai"], Free()] = "openai"
+    urls: Annotated[BaseUrls, Free()] = Field(min_length=1, description="as in http://127.0.0.1:8000/v1")
+    enable_thinking: Thinking = None
+    logprobs: Annotated[bool, Free()] = Field(False, description="ask for log-probabilities and token ids")
 
 
-_OF_MODEL = ("enable_thinking", "temperature", "top_p", "max_tokens", "device", "dtype")
+class TgiPolicySettings(ServedPolicySettings):
+    """text-generation-inference by its own route."""
+
+    kind: Annotated[Literal["tgi"], Free()] = "tgi"
+    urls: Annotated[BaseUrls, Free()] = Field(min_length=1, description="as in http://127.0.0.1:3000")
+    tokenizer: Annotated[
+        str, Free(), RecipePath("tokenizer directory", "set policy.tokenizer to the served model's directory", hub=True)
+    ] = Field("", description="directory with the chat template; without one, the model's")
+    enable_thinking: Thinking = None
+    best_of: Annotated[bool, Free()] = Field(False, description="a prompt's samples in one request, which has no seed")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tokenizer_of_the_model(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and not values.get("tokenizer") and "model" in values:
+            return {**values, "tokenizer": values["model"]}
+        return values
 
 
-_OF_KIND = {
-    "tokenizer": ("tgi",),
-    "enable_thinking": ("local", "openai", "tgi"),
-    "best_of": ("tgi",),
-    "logprobs": ("openai", "together"),
-}
-"""Policy settings that other kinds would ignore."""
+class TogetherPolicySettings(ServedPolicySettings):
+    """Together AI."""
+
+    kind: Annotated[Literal["together"], Free()] = "together"
+    urls: Annotated[BaseUrls, Free()] = (TOGETHER_URL,)
+    api_key_env: Annotated[str | None, Free()] = "TOGETHER_API_KEY"
+    logprobs: Annotated[bool, Free()] = Field(False, description="ask for log-probabilities and token ids")
+
+
+def _with_kind(value: Any) -> Any:
+    return {"kind": "local", **value} if isinstance(value, Mapping) and "kind" not in value else value
+
+
+AnyPolicy = Annotated[
+    LocalPolicySettings | OpenAIPolicySettings | TgiPolicySettings | TogetherPolicySettings,
+    Field(discriminator="kind"),
+    BeforeValidator(_with_kind),
+]
+"""The section of a recipe; without a kind it is of kind local."""
+
+
+def policy_settings(values: Mapping[str, Any]) -> PolicySettings:
+    """The settings that `model_dump` gave, or a recipe's section.
+
+    Raises:
+        ValidationError: of pydantic.
+    """
+    settings: PolicySettings = TypeAdapter(AnyPolicy).validate_python(dict(values))
+    return settings

@@ -1,110 +1,39 @@
-"""The `retriever` section, one settings class a kind."""
+# ruff: noqa: D102  a property of a base class has its text
+"""The `retriever` section: one settings class a kind, used by its engine as it is."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     FiniteFloat,
     NonNegativeInt,
     PositiveInt,
+    TypeAdapter,
     field_validator,
     model_validator,
 )
 
-from leret.config.base import BaseUrl, BaseUrls, Free, RecipePath, Settings
-
-_DATE = re.compile(r"\d{4}(/\d{2}(/\d{2})?)?")
+from leret.config.base import BaseUrl, BaseUrls, Free, RecipePath, Settings, mark_of
 
 
-class _HttpSettings(Settings):
-    """How servers are asked."""
-
-    timeout_s: Annotated[float, Free()] = Field(30.0, gt=0, description="an attempt's deadline")
-    patience_s: Annotated[float, Free()] = Field(
-        300.0, ge=0, description="an outage is waited for so long, then it is an error"
-    )
-    concurrency: Annotated[PositiveInt, Free()] = Field(16, description="requests in flight")
-
-
-class RemoteSettings(_HttpSettings):
-    """A search engine behind HTTP."""
-
-    urls: Annotated[BaseUrls, Free()] = Field(
-        min_length=1, description="equal servers; the least busy gets the next request"
-    )
-    protocol: Literal["leret", "colbert", "colbert-get", "retrieve"] = "leret"
-    name: str | None = Field(None, description="of what is served; name it anew when its index changes")
-    doc_id: Literal["id", "title", "row"] = Field(
-        "id", description="what names a document: the server's id, its title, or its row in data.corpus"
-    )
-    accept_empty: bool | None = Field(
-        None, description="an empty ranking is an answer; by default only under protocol leret, which reports failures"
-    )
-    requests_per_s: Annotated[float | None, Free()] = Field(None, gt=0, description="None sets no limit")
-    queries_per_request: Annotated[PositiveInt, Free()] = Field(64, description="of the protocols with batches")
-    token_env: Annotated[str | None, Free()] = Field(
-        None, description="environment variable that holds the bearer token, or `Basic ...`"
-    )
-
-
-class _ReplaySettings(_HttpSettings):
-    offline: Annotated[bool, Free()] = Field(
-        False, description="answer from the cache alone; what it lacks is an error"
-    )
-    texts: bool = Field(True, description="fetch titles and texts, not ids alone")
-
-
-class PubMedSettings(_ReplaySettings):
-    """NCBI E-utilities."""
-
-    url: BaseUrl = "https://eutils.ncbi.nlm.nih.gov/entrez/eutils"
-    api_key_env: Annotated[str, Free()] = Field(
-        "NCBI_API_KEY", description="its key, where the variable is set, allows 10 requests/s"
-    )
-    email: Annotated[str | None, Free()] = Field(
-        None, description="NCBI asks for it, to write to you before it blocks you"
-    )
-    tool: Annotated[str, Free()] = "leret"
-    sort: Literal["relevance", "pub_date", "Author", "JournalName"] = "relevance"
-    min_date: str | None = Field(None, description="YYYY, YYYY/MM or YYYY/MM/DD, of publication")
-    max_date: str | None = Field(None, description="as min_date")
-
-    @field_validator("min_date", "max_date")
-    @classmethod
-    def _date(cls, value: str | None) -> str | None:
-        if value is not None and not _DATE.fullmatch(value):
-            raise ValueError(f"{value!r} is no date; write YYYY, YYYY/MM or YYYY/MM/DD")
+def _dated(pattern: str, form: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"{value!r} is no date; write {form}")
         return value
 
-
-class ClinicalTrialsSettings(_ReplaySettings):
-    """ClinicalTrials.gov's API, version 2."""
-
-    url: BaseUrl = "https://clinicaltrials.gov/api/v2"
-    area: Literal["term", "cond", "intr", "titles", "outc"] = Field("term", description="query.AREA of the API")
-    sort: str | None = Field(None, description="as the API writes it, LastUpdatePostDate:desc; None is by relevance")
-    min_date: str | None = Field(None, description="YYYY-MM-DD, of the study's first posting")
-    max_date: str | None = Field(None, description="as min_date")
-    requests_per_s: float = Field(0.8, gt=0, description="the site allows about 50 a minute")
-
-    @field_validator("min_date", "max_date")
-    @classmethod
-    def _date(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"\d{4}-\d{2}-\d{2}", value):
-            raise ValueError(f"{value!r} is no date; write YYYY-MM-DD")
-        return value
+    return AfterValidator(check)
 
 
-class RM3Settings(Settings):
-    """Pseudo-relevance feedback over BM25."""
-
-    fb_docs: PositiveInt = Field(10, description="documents of the first search that are believed")
-    fb_terms: NonNegativeInt = Field(10, description="words taken from them")
-    original_weight: float = Field(0.5, ge=0, le=1, description="of the query's own words")
+PartialDate = Annotated[str, _dated(r"\d{4}(/\d{2}(/\d{2})?)?", "YYYY, YYYY/MM or YYYY/MM/DD")]
+Date = Annotated[str, _dated(r"\d{4}-\d{2}-\d{2}", "YYYY-MM-DD")]
 
 
 def _not_bool(value: object) -> object:
@@ -112,27 +41,114 @@ def _not_bool(value: object) -> object:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
-class AnswersSettings(Settings):
-    """The cache of answers on disk."""
+class CacheSettings(Settings):
+    """The cache of rankings on disk."""
 
     use: Annotated[Literal["auto", "on", "off"], BeforeValidator(_not_bool)] = Field(
         "auto", description="auto: engines slower than the cache, and servers only by a digest or name of their index"
     )
     path: str | None = Field(None, description="directory; None takes LERET_CACHE_DIR, or leret's in the user's cache")
-    max_mb: PositiveInt = Field(2048, description="of the file; answers unused for longest go first")
+    max_mb: PositiveInt = Field(2048, description="of the cache; rankings unused for longest go first")
+
+
+class RetrieverSettings(Settings):
+    """What the settings of all engines share."""
+
+    kind: str
+    k: PositiveInt = Field(3, description="passages a search")
+    exclude_seen: bool = Field(False, description="a search skips what earlier searches found (off in the paper)")
+    cache: Annotated[CacheSettings | None, Free()] = Field(None, description="the cache of rankings on disk")
+
+    @property
+    def index_kind(self) -> str | None:
+        """Name of the index in a run's cache; None where a server has it."""
+        return None
+
+    @property
+    def needs_corpus(self) -> bool:
+        """Does the engine search the documents of ``data.corpus``? A server has its own."""
+        return self.index_kind is not None
+
+    def index_directory(self, cache: Path) -> Path | None:
+        """Where the index is: as named, or in a run's cache; None where a server has it."""
+        named: str | None = getattr(self, "index", None)
+        return Path(named) if named else cache / self.index_kind if self.index_kind else None
+
+    def ranking_keys(self) -> dict[str, Any]:
+        """The keys of this kind that decide the rankings, but for paths, with their values."""
+        return {
+            name: getattr(self, name)
+            for name, field in type(self).model_fields.items()
+            if name not in RetrieverSettings.model_fields
+            and not mark_of(field, Free)
+            and not mark_of(field, RecipePath)
+        }
+
+
+class IndexedSettings(RetrieverSettings):
+    """What the engines with an index share."""
+
+    index: Annotated[str | None, Free(), RecipePath("index directory", may_be_missing=True)] = Field(
+        None, description="index directory; None keeps it in the run directory's cache"
+    )
+
+    @property
+    def index_kind(self) -> str | None:
+        return self.kind
+
+
+class AnalyzerSettings(IndexedSettings):
+    """How text becomes words."""
+
+    stopwords: str | None = Field("english", description="a list of bm25s; null keeps every word")
+    stemmer: str | None = Field(None, description="a Snowball language for PyStemmer; null keeps words whole")
+    fold_accents: bool = Field(True, description="Beyoncé and Beyonce are one word")
+
+
+class _Weights(AnalyzerSettings):
+    k1: FiniteFloat = Field(1.5, ge=0, description="how slowly the count of a word saturates")
+    b: float = Field(0.75, ge=0, le=1, description="how far long documents are marked down")
+
+
+class BM25Settings(_Weights):
+    """BM25 of bm25s, mapped into memory."""
+
+    kind: Literal["bm25"] = "bm25"
+
+
+class RM3Settings(_Weights):
+    """Pseudo-relevance feedback over BM25, whose index it shares."""
+
+    kind: Literal["rm3"] = "rm3"
+    fb_docs: PositiveInt = Field(10, description="feedback documents: the first of a first search")
+    fb_terms: NonNegativeInt = Field(10, description="expansion terms, taken from them")
+    original_weight: float = Field(0.5, ge=0, le=1, description="of the query's own words")
+
+    @property
+    def index_kind(self) -> str | None:
+        return "bm25"
+
+    @property
+    def bm25(self) -> BM25Settings:
+        """Of the first search."""
+        return BM25Settings(**{name: getattr(self, name) for name in BM25Settings.model_fields if name != "kind"})
+
+
+class TantivySettings(AnalyzerSettings):
+    """BM25 of tantivy (k1 1.2, b .75), built and searched from the disk."""
+
+    kind: Literal["tantivy"] = "tantivy"
 
 
 ModelPath = Annotated[str, RecipePath("model directory", "download the model there, or correct the path", hub=True)]
 
 
-Weight = Annotated[FiniteFloat, Field(ge=0)]
-
-
-class DenseSettings(Settings):
+class DenseSettings(IndexedSettings):
     """An embedding model, and where its vectors are searched."""
 
-    model: ModelPath | None = Field(
-        None, description="directory of a sentence-transformers model, or its name on the hub"
+    kind: Literal["dense"] = "dense"
+    model: ModelPath = Field(
+        min_length=1, description="directory of a sentence-transformers model, or its name on the hub"
     )
     query_prefix: str = Field("", description='put before a query: "query: " for E5')
     document_prefix: str = Field("", description='put before a document: "passage: " for E5')
@@ -143,13 +159,14 @@ class DenseSettings(Settings):
     ef_construction: PositiveInt = Field(200, description="candidates while it is built, hnsw and chroma")
     ef_search: PositiveInt = Field(128, description="candidates of a search (k at least), hnsw and chroma")
     max_length: PositiveInt | None = Field(None, description="tokens; None takes the model's")
-    batch_size: PositiveInt = 64
-    device: str = "auto"
+    batch_size: Annotated[PositiveInt, Free()] = 64
+    device: Annotated[str, Free()] = "auto"
 
 
-class ColbertSettings(Settings):
+class ColbertSettings(IndexedSettings):
     """A ColBERT checkpoint, and its PLAID index."""
 
+    kind: Literal["colbert"] = "colbert"
     checkpoint: ModelPath | None = Field(
         None, description="its directory; None takes one inside of the downloaded index"
     )
@@ -165,45 +182,32 @@ class ColbertSettings(Settings):
     ncells: PositiveInt = Field(4, description="cells looked into for each token of a query")
     centroid_threshold: FiniteFloat = Field(0.4, description="centroids below this similarity are left out at first")
     ndocs: PositiveInt = Field(4096, description="candidates; at least 4 k are taken")
-    batch_size: PositiveInt = Field(64, description="documents encoded at once")
+    batch_size: Annotated[PositiveInt, Free()] = Field(64, description="documents encoded at once")
 
     @model_validator(mode="after")
-    def _downloaded(self) -> ColbertSettings:
+    def _names_a_model(self) -> Self:
         if (self.index_root is None) != (self.index_name is None):
             raise ValueError("index_root and index_name go together: the folder, and the index's name in it")
+        if not (self.checkpoint or self.index_root):
+            raise ValueError("checkpoint is missing: kind colbert needs one, or a downloaded index_root")
         return self
 
 
-class EngineSettings(Settings):
-    """A search engine."""
-
-    kind: Literal["bm25", "tantivy", "dense", "colbert"] = "bm25"
-    k1: FiniteFloat = Field(1.5, ge=0, description="of bm25")
-    b: float = Field(0.75, ge=0, le=1, description="of bm25")
-    stopwords: str | None = Field("english", description="of bm25 and tantivy")
-    stemmer: str | None = Field(None, description="of bm25 and tantivy: a Snowball language")
-    fold_accents: bool = Field(True, description="of bm25 and tantivy")
-    dense: DenseSettings | None = None
-    colbert: ColbertSettings | None = None
-
-    @model_validator(mode="after")
-    def _sections(self) -> EngineSettings:
-        for name in ("dense", "colbert", "hybrid", "rm3", "remote", "pubmed", "clinicaltrials"):
-            if getattr(self, name, None) is not None and self.kind != name:
-                raise ValueError(f"{name}: given, but the kind is {self.kind}; say kind: {name}, or remove the section")
-        if self.kind == "dense" and (self.dense is None or not self.dense.model):
-            raise ValueError("dense.model is missing: kind dense needs a sentence-transformers model")
-        if self.kind == "colbert" and (
-            self.colbert is None or not (self.colbert.checkpoint or self.colbert.index_root)
-        ):
-            raise ValueError("colbert.checkpoint is missing: kind colbert needs one, or a downloaded index_root")
-        return self
+def _with_kind(value: Any) -> Any:
+    return {"kind": "bm25", **value} if isinstance(value, Mapping) and "kind" not in value else value
 
 
-class HybridSettings(Settings):
-    """Two engines, and how their rankings become one."""
+LocalEngine = Annotated[
+    BM25Settings | TantivySettings | DenseSettings | ColbertSettings,
+    Field(discriminator="kind"),
+    BeforeValidator(_with_kind),
+]
+Weight = Annotated[FiniteFloat, Field(ge=0)]
 
-    engines: tuple[EngineSettings, EngineSettings]
+
+class FusionSettings(Settings):
+    """How two rankings become one."""
+
     fusion: Literal["rrf", "sum"] = Field("rrf", description="reciprocal ranks, or scores scaled to [0, 1]")
     weights: tuple[Weight, Weight] = Field((1.0, 1.0), description="of the two engines, not both 0")
     rank_constant: FiniteFloat = Field(60.0, ge=0, description="rrf: added to every rank")
@@ -216,39 +220,115 @@ class HybridSettings(Settings):
             raise ValueError("both are 0, and no document would have a score; give one engine a weight at least")
         return value
 
+    def fusion_keys(self) -> dict[str, Any]:
+        """All that decides a fused ranking, as JSON values."""
+        return self.model_dump(mode="json", include=set(FusionSettings.model_fields))
 
-class RetrieverSettings(EngineSettings):
-    """The search engine behind the program."""
 
-    kind: Literal["bm25", "tantivy", "dense", "colbert", "hybrid", "rm3", "remote", "pubmed", "clinicaltrials"] = "bm25"  # type: ignore[assignment]
-    k: PositiveInt = Field(3, description="passages a search")
-    exclude_seen: bool = Field(False, description="a search skips what earlier searches found (off in the paper)")
-    index: Annotated[str | None, Free(), RecipePath("index directory", may_be_missing=True)] = Field(
-        None, description="index directory; None keeps it in the run directory's cache"
+class HybridSettings(IndexedSettings, FusionSettings):
+    """Two engines over one corpus, and how their rankings become one."""
+
+    kind: Literal["hybrid"] = "hybrid"
+    engines: tuple[LocalEngine, LocalEngine]
+
+    @field_validator("engines")
+    @classmethod
+    def _says_no_more(cls, value: tuple[LocalEngine, LocalEngine]) -> tuple[LocalEngine, LocalEngine]:
+        for key in ("k", "exclude_seen", "cache"):
+            if any(getattr(engine, key) != type(engine).model_fields[key].default for engine in value):
+                raise ValueError(f"{key} is of the whole retriever, not of one engine; write it beside engines")
+        return value
+
+
+class _HttpSettings(RetrieverSettings):
+    timeout_s: Annotated[float, Free()] = Field(30.0, gt=0, description="an attempt's deadline")
+    retry_for_s: Annotated[float, Free()] = Field(
+        300.0, ge=0, description="an outage is waited for so long, then it is an error"
     )
-    hybrid: HybridSettings | None = None
-    rm3: RM3Settings | None = None
-    remote: RemoteSettings | None = None
-    pubmed: PubMedSettings | None = None
-    clinicaltrials: ClinicalTrialsSettings | None = None
-    answers: Annotated[AnswersSettings | None, Free()] = Field(None, description="the cache of answers on disk")
+    concurrency: Annotated[PositiveInt, Free()] = Field(16, description="requests in flight")
 
-    @property
-    def index_kind(self) -> str | None:
-        """Kind of the index that the engine opens; None where a server has it."""
-        if self.kind in {"remote", "pubmed", "clinicaltrials"}:
-            return None
-        return "bm25" if self.kind == "rm3" else self.kind
+
+class RemoteSettings(_HttpSettings):
+    """A search engine behind HTTP."""
+
+    kind: Literal["remote"] = "remote"
+    urls: Annotated[BaseUrls, Free()] = Field(
+        min_length=1, description="equal servers, as in http://127.0.0.1:8893; the least busy gets the next request"
+    )
+    protocol: Literal["leret", "colbert", "colbert-get", "retrieve"] = "leret"
+    name: str | None = Field(None, description="of what is served; name it anew when its index changes")
+    doc_id: Literal["id", "title", "row"] = Field(
+        "id", description="what names a document: the server's id, its title, or its row in data.corpus"
+    )
+    accept_empty: bool | None = Field(
+        None, description="an empty ranking is an answer; by default only under protocol leret, which reports failures"
+    )
+    requests_per_s: Annotated[float | None, Free()] = Field(None, gt=0, description="None sets no limit")
+    queries_per_request: Annotated[PositiveInt, Free()] = Field(64, description="of the protocols with batches")
+    token_env: Annotated[str | None, Free()] = Field(
+        None, description="environment variable that holds the bearer token, or `Basic ...`"
+    )
 
     @property
     def needs_corpus(self) -> bool:
-        """Does the engine search the documents of ``data.corpus``? One behind HTTP has its own."""
-        return self.index_kind is not None or (self.remote is not None and self.remote.doc_id == "row")
+        return self.doc_id == "row"
 
-    @model_validator(mode="after")
-    def _hybrid(self) -> RetrieverSettings:
-        if self.kind == "hybrid" and self.hybrid is None:
-            raise ValueError("hybrid is missing: kind hybrid needs two engines")
-        if self.kind == "remote" and self.remote is None:
-            raise ValueError("remote.urls is missing: kind remote needs at least one, as in http://127.0.0.1:8893")
-        return self
+
+class _SiteSettings(_HttpSettings):
+    offline: Annotated[bool, Free()] = Field(False, description="answer from the cache alone; a miss is an error")
+    texts: bool = Field(True, description="fetch titles and texts, not ids alone")
+
+
+class PubMedSettings(_SiteSettings):
+    """NCBI E-utilities."""
+
+    kind: Literal["pubmed"] = "pubmed"
+    url: BaseUrl = "https://eutils.ncbi.nlm.nih.gov/entrez/eutils"
+    api_key_env: Annotated[str, Free()] = Field(
+        "NCBI_API_KEY", description="its key, where the variable is set, allows 10 requests/s"
+    )
+    email: Annotated[str | None, Free()] = Field(
+        None, description="NCBI asks for it, to write to you before it blocks you"
+    )
+    tool: Annotated[str, Free()] = "leret"
+    sort: Literal["relevance", "pub_date", "Author", "JournalName"] = "relevance"
+    min_date: PartialDate | None = Field(None, description="YYYY, YYYY/MM or YYYY/MM/DD, of publication")
+    max_date: PartialDate | None = Field(None, description="as min_date")
+
+
+class ClinicalTrialsSettings(_SiteSettings):
+    """ClinicalTrials.gov's API, version 2."""
+
+    kind: Literal["clinicaltrials"] = "clinicaltrials"
+    url: BaseUrl = "https://clinicaltrials.gov/api/v2"
+    area: Literal["term", "cond", "intr", "titles", "outc"] = Field("term", description="query.AREA of the API")
+    sort: str | None = Field(None, description="as the API writes it, LastUpdatePostDate:desc; None is by relevance")
+    min_date: Date | None = Field(None, description="YYYY-MM-DD, of the study's first posting")
+    max_date: Date | None = Field(None, description="as min_date")
+    requests_per_s: Annotated[float, Free()] = Field(0.8, gt=0, description="the site allows about 50 a minute")
+
+
+AnyRetriever = Annotated[
+    BM25Settings
+    | TantivySettings
+    | DenseSettings
+    | ColbertSettings
+    | HybridSettings
+    | RM3Settings
+    | RemoteSettings
+    | PubMedSettings
+    | ClinicalTrialsSettings,
+    Field(discriminator="kind"),
+    BeforeValidator(_with_kind),
+]
+"""The section of a recipe; without a kind it is of kind bm25."""
+
+
+def retriever_settings(values: Mapping[str, Any]) -> RetrieverSettings:
+    """The settings that `model_dump` gave, or a recipe's section.
+
+    Raises:
+        ValidationError: of pydantic.
+    """
+    settings: RetrieverSettings = TypeAdapter(AnyRetriever).validate_python(dict(values))
+    return settings

@@ -14,10 +14,8 @@ from pydantic import (
 
 from leret.config.base import Free, RecipePath, Settings
 from leret.config.data import DataSettings
-from leret.config.policy import PolicySettings
-from leret.config.retriever import (
-    RetrieverSettings,
-)
+from leret.config.policy import AnyPolicy, LocalPolicySettings
+from leret.config.retriever import AnyRetriever, BM25Settings
 
 
 class AdapterSettings(Settings):
@@ -71,9 +69,7 @@ class SamplingSettings(Settings):
     prompts: PositiveInt = Field(4, description="prompts of the bank, the zero-shot one included")
     samples: PositiveInt = Field(1, description="completions a prompt and state")
     seed: int = 0
-    reward: Literal["ap", "recall", "rr", "ndcg"] = Field(
-        "ap", description="of the accumulated ranking; grades count as 1"
-    )
+    reward: str = Field("ap", description="any measure that evaluation takes too, with a cut-off or not")
     concurrency: Annotated[PositiveInt, Free()] = Field(128, description="questions in flight")
     max_error_rate: Annotated[float, Free()] = Field(
         0.1, ge=0, le=1, description="share of failed samples that stops the run"
@@ -103,8 +99,8 @@ class SamplingRecipe(Settings):
     """`leret sample`: everything that later stages read from the run."""
 
     data: DataSettings
-    retriever: RetrieverSettings = RetrieverSettings()
-    policy: PolicySettings = PolicySettings()
+    retriever: AnyRetriever = BM25Settings()
+    policy: AnyPolicy = LocalPolicySettings()
     program: ProgramSettings = ProgramSettings()
     sampling: SamplingSettings = SamplingSettings()
     pretrain: Annotated[PretrainSettings | None, Free()] = None

@@ -1,17 +1,12 @@
-"""The recipe of `leret train`."""
+"""What every recipe of `leret train` has; each algorithm adds its own keys in `leret.training.algorithms`."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from leret.config.base import Settings
+from leret.config.base import Free, Settings
 
 
 class LoraSettings(Settings):
@@ -24,54 +19,63 @@ class LoraSettings(Settings):
 
 
 class TrainingRecipe(Settings):
-    """`leret train`. Knows no data set: it reads the run's preferences."""
+    """`leret train`. Knows no data set: it reads the run's samples. Keys as in TRL and transformers."""
 
-    algorithm: Literal["sft", "dpo", "ipo"]
+    kinds: ClassVar[dict[str, type[TrainingRecipe]]] = {}
+    """The recipe class of each algorithm, as `leret.training.algorithms` registers them."""
+
+    algorithm: str
     name: str | None = Field(None, description="of the policy in R/policies; the algorithm's name when absent")
-    init: str = Field("base", description="base, the name of a policy of the run, a model directory, or demo")
-    targets: Literal["best", "random"] = Field("best", description="sft: the best sample of a state, or any (control)")
-    only_spread: bool = Field(True, description="sft: only states whose samples differ in reward")
-    max_targets: PositiveInt = Field(1, description="sft: completions a state at most")
-    match_steps_of: str | None = Field(None, description="sft: train as many steps as this policy took in all")
-    epochs: float = Field(1.0, gt=0)
+    init_from: str = Field("base", description="base, the name of a policy of the run, a model directory, or demo")
+    match_steps_of: str | None = Field(None, description="a control: train as many steps as this policy took in all")
+    num_train_epochs: float = Field(1.0, gt=0)
     learning_rate: float = Field(1e-5, gt=0)
-    schedule: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
+    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
     warmup_ratio: float = Field(0.0, ge=0, lt=1, description="share of the steps")
     warmup_steps: NonNegativeInt = Field(0, description="their number, instead of warmup_ratio")
     optim: Literal["adamw_torch_fused", "adamw_torch", "rmsprop", "adafactor", "sgd"] = "adamw_torch_fused"
     weight_decay: float = Field(0.0, ge=0)
-    batch_size: PositiveInt = Field(16, description="examples a step and device")
-    accumulate: PositiveInt = Field(1, description="batches a step")
+    per_device_train_batch_size: PositiveInt = Field(16, description="examples a batch and device")
+    gradient_accumulation_steps: PositiveInt = Field(1, description="batches a step")
     max_grad_norm: float = Field(1.0, gt=0)
     max_length: PositiveInt = Field(
         2048, description="prompt and completion tokens; longer examples are dropped, counted"
     )
-    beta: float = Field(0.05, gt=0, description="dpo, ipo")
-    reduction: Literal["sequence", "token"] = Field("sequence", description="ipo: sum (the paper) or mean of log-probs")
-    sft_weight: float = Field(0.0, ge=0, description="dpo, ipo: weight of an added likelihood of the chosen")
     lora: LoraSettings | None = None
     seed: int = 0
-    device: str = "auto"
+    device: Annotated[str, Free()] = "auto"
     dtype: Literal["float32", "bfloat16"] = "float32"
     threads: PositiveInt | None = Field(1, description="CPU threads; 1 makes a resumed run bit-equal")
-    save_steps: PositiveInt = 50
-    log_steps: PositiveInt = 5
-    report_to: tuple[Literal["wandb", "tensorboard"], ...] = ()
+    save_steps: Annotated[PositiveInt, Free()] = 50
+    logging_steps: Annotated[PositiveInt, Free()] = 5
+    report_to: Annotated[tuple[Literal["wandb", "tensorboard"], ...], Free()] = ()
 
     @property
     def policy_name(self) -> str:
         """The directory under R/policies."""
         return self.name or self.algorithm
 
+    @property
+    def is_control(self) -> bool:
+        """Whether the policy is only there to be compared with: no later round goes on from it."""
+        return self.match_steps_of is not None
+
+    @field_validator("algorithm")
+    @classmethod
+    def _is_known(cls, algorithm: str) -> str:
+        if cls is TrainingRecipe:
+            raise ValueError(f"unknown algorithm {algorithm!r}; available: {', '.join(sorted(cls.kinds))}")
+        return algorithm
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_directory(cls, name: str | None) -> str | None:
+        if name is not None and (name in {"base", ""} or "/" in name or name.startswith(".")):
+            raise ValueError(f"{name!r} cannot name a policy; use letters, digits, - and _")
+        return name
+
     @model_validator(mode="after")
-    def _fits(self) -> TrainingRecipe:
-        name = self.policy_name
-        if name in {"base", ""} or "/" in name or name.startswith("."):
-            raise ValueError(f"name: {name!r} cannot name a policy; use letters, digits, - and _")
-        if self.algorithm == "sft" and (self.sft_weight or self.reduction != "sequence"):
-            raise ValueError("sft_weight and reduction belong to dpo and ipo, not to sft")
+    def _one_warmup(self) -> TrainingRecipe:
         if self.warmup_ratio and self.warmup_steps:
             raise ValueError("warmup_ratio and warmup_steps exclude each other; remove one")
-        if self.algorithm != "sft" and (self.match_steps_of or self.targets != "best"):
-            raise ValueError("match_steps_of and targets belong to sft")
         return self

@@ -39,23 +39,22 @@ def _loop() -> asyncio.AbstractEventLoop:
         return _running[1]
 
 
-async def each(items: Iterable[T], do: Callable[[T], Awaitable[None]], concurrency: int) -> None:
-    """Await ``do(item)`` for every item, with no barrier between items.
-
-    Args:
-        items: taken one by one, as earlier ones end.
-        do: what it raises ends the whole: the others are cancelled and waited for.
-        concurrency: items in flight, at least 1.
-    """
+async def for_each(items: Iterable[T], do: Callable[[T], Awaitable[None]], concurrency: int) -> None:
+    """Await ``do(item)`` for every item, with no barrier between items."""
     waiting = iter(items)
 
     async def work() -> None:
         for item in waiting:
             await do(item)
 
-    tasks = [asyncio.create_task(work()) for _ in range(concurrency)]
+    await gathered(work() for _ in range(concurrency))
+
+
+async def gathered(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results in their order; what one raises, or a cancellation, ends the whole: the others are waited for."""
+    tasks = [asyncio.create_task(one) for one in work]
     try:
-        await asyncio.gather(*tasks)
+        return list(await asyncio.gather(*tasks))
     except BaseException:
         for task in tasks:
             task.cancel()
@@ -64,7 +63,7 @@ async def each(items: Iterable[T], do: Callable[[T], Awaitable[None]], concurren
 
 
 class _Muted(io.TextIOBase):
-    """Swallows what the muted threads write; a live progress display, in its own thread, still gets through."""
+    """Swallows what these threads write; a live progress display, in its own thread, still gets through."""
 
     def __init__(self, stream: TextIO, threads: set[int]) -> None:
         super().__init__()
@@ -73,7 +72,7 @@ class _Muted(io.TextIOBase):
 
     def write(self, text: str) -> int:
         if threading.get_ident() in self._threads or type(threading.current_thread()).__name__ == "TMonitor":
-            return len(text)  # tqdm's monitor redraws the bars of muted threads
+            return len(text)  # tqdm's monitor redraws the bars of such threads
         return self._stream.write(text)
 
     def flush(self) -> None:
@@ -84,12 +83,8 @@ class _Muted(io.TextIOBase):
 
 
 @contextmanager
-def muted(logger: str) -> Iterator[None]:
-    """Drop what this thread prints, and the log lines of one library.
-
-    Args:
-        logger: the library's root logger.
-    """
+def suppress_output(logger: str) -> Iterator[None]:
+    """Drop what this thread prints, and the log lines of one library."""
     threads = {threading.get_ident()}
     log = logging.getLogger(logger)
     disabled, log.disabled = log.disabled, True
@@ -104,12 +99,8 @@ def muted(logger: str) -> Iterator[None]:
 
 
 @contextmanager
-def muted_threads(prefix: str) -> Iterator[None]:
-    """Drop what a library's own threads print on standard output.
-
-    Args:
-        prefix: their names begin with it; they run already.
-    """
+def suppress_threads(prefix: str) -> Iterator[None]:
+    """Drop what a library's own threads print on standard output."""
     threads = {thread.ident for thread in threading.enumerate() if thread.name.startswith(prefix)}
     with redirect_stdout(_Muted(sys.stdout, {ident for ident in threads if ident is not None})):
         yield

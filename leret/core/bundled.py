@@ -9,7 +9,7 @@ import shutil
 from difflib import get_close_matches
 from pathlib import Path
 
-from leret.core.errors import ConfigError
+from leret.core.errors import ConfigError, PolicyError
 
 FOLDERS = ("sampling", "training", "eval", "pipelines")
 """Folders of recipes and programs."""
@@ -84,3 +84,15 @@ def purpose(name: str) -> str:
     lines = [line.lstrip("# ").rstrip() for line in text.split("\n") if line.startswith("#")]
     words = " ".join(lines).partition("Purpose:")[2].partition("Prerequisites:")[0]
     return words.strip().split(". ")[0].rstrip(".")
+
+
+def demo_policy() -> Path:
+    """The directory of the small policy that comes with leret.
+
+    Raises:
+        PolicyError: this installation lacks it.
+    """
+    path = Path(__file__).resolve().parents[1] / "demo" / "policy"
+    if not (path / "config.json").is_file():
+        raise PolicyError(f"the demo policy is not in {path}; install leret again, or rebuild it with `leret pretrain`")
+    return path

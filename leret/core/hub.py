@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
+import hashlib
 from pathlib import Path
 
 from leret.core.errors import RetrievalError
@@ -11,7 +11,6 @@ _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".json", ".txt", ".model", ".
 """Endings of the files that decide what a model answers."""
 _ASIDE = ["onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot"]
 """The same weights in other forms."""
-_CHUNK = 1 << 20
 
 
 def find_model(name: str, key: str) -> Path:
@@ -44,20 +43,14 @@ def find_model(name: str, key: str) -> Path:
 
 
 def model_digest(directory: Path) -> str:
-    """A name for the content of a model directory, whatever the directory is called.
-
-    Args:
-        directory: all its weights, settings and vocabulary files are read, a gigabyte a second or so.
-    """
-    content = blake2b(digest_size=16)
+    """A name for the content of a model directory: of all its weights, settings and vocabulary files."""
+    content = hashlib.blake2b(digest_size=16)
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
         if path.suffix not in _WEIGHTS or not path.is_file() or name.startswith((".", "onnx/", "openvino/")):
             continue
-        one = blake2b(digest_size=16)
         with open(path, "rb") as file:
-            while chunk := file.read(_CHUNK):
-                one.update(chunk)
+            one = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
         content.update(f"{name}\0{one.hexdigest()}\0".encode())
     return content.hexdigest()
 

@@ -9,21 +9,13 @@ class Progress(Protocol):
     """Watches one part of a stage after another."""
 
     def start(self, stage: str, total: int | None) -> None:
-        """A part begins.
-
-        Args:
-            stage: what it does, in a word or two.
-            total: units of work, where known.
-        """
-        ...
+        """A part begins: what it does, in a word or two, and its units of work, where known."""
 
     def advance(self, n: int = 1, **facts: float | int | str) -> None:
         """``n`` units more are done; ``facts`` (mean_reward, failures ...) replace those of the same name."""
-        ...
 
     def finish(self) -> None:
         """The part ended."""
-        ...
 
 
 class Silent:

@@ -12,7 +12,8 @@
     R/report.html
     R/events.jsonl    what happened
     R/cache/          indexes and other things that can be built again
-    R/workers/        stores of workers, while several sample at once
+    R/shards/         stores of shards, until they are merged into rollouts.db
+    R/STAGE.done      what `leret.core.stages.mark_completed` noted
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import yaml
+from filelock import FileLock
 
 from leret.core import bundled as shipped
-from leret.core.errors import RunError
+from leret.core import yaml
+from leret.core.errors import LeretError, RunError
 from leret.core.files import write_atomically
 
 SCHEMA = 2
@@ -44,22 +46,24 @@ _PACKAGES = ("leret", "torch", "transformers", "trl", "dspy", "bm25s", "datasets
 
 
 class Run:
-    """A run directory.
-
-    Args:
-        path: the directory.
-    """
+    """A run directory; its attributes are the files and directories in it, as listed above."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.manifest_path = path / "run.yaml"
+        self.prompts = path / "prompts"
+        self.store = path / "rollouts.db"
+        self.shards = path / "shards"
+        self.preferences = path / "preferences"
+        self.policies = path / "policies"
+        self.program = path / "program"
+        self.eval = path / "eval"
+        self.report = path / "report.html"
+        self.cache = path / "cache"
 
     @classmethod
     def open(cls, path: Path) -> Run:
-        """An existing run.
-
-        Raises:
-            RunError: there is none, or it is of another version.
-        """
+        """An existing run; RunError where there is none, or one of another version."""
         run = cls(path)
         if not run.manifest_path.is_file():
             raise RunError(
@@ -70,92 +74,39 @@ class Run:
 
     @classmethod
     def create(cls, path: Path) -> Run:
-        """An existing run, or a new one in an empty or missing directory.
-
-        Raises:
-            RunError: the directory holds other things, or cannot be written.
-        """
+        """An existing run, or a new one in an empty or missing directory; RunError where it holds other things."""
         run = cls(path)
         if run.manifest_path.is_file():
             return cls.open(path)
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file; a run is a directory")
-        if path.is_dir() and any(path.iterdir()):
+        if path.is_dir() and any(not file.name.startswith(".") for file in path.iterdir()):
             raise RunError(f"{path} is not empty and is not a run; name an empty or a new directory")
         with run.writing():
             path.mkdir(parents=True, exist_ok=True)
-        run.update(versions={"python": platform.python_version()} | {p: _version(p) for p in _PACKAGES})
+            with FileLock(run.setup_lock):  # shards of a run may all begin at once
+                if not run.manifest_path.is_file():
+                    versions = {package: _version(package) for package in _PACKAGES}
+                    run.update(versions={"python": platform.python_version()} | versions)
         return run
 
     @property
-    def manifest_path(self) -> Path:
-        """run.yaml."""
-        return self.path / "run.yaml"
-
-    @property
-    def prompts(self) -> Path:
-        """The bank: one JSON file a prompt."""
-        return self.path / "prompts"
-
-    @property
-    def store(self) -> Path:
-        """The SQLite file of states and samples."""
-        return self.path / "rollouts.db"
-
-    @property
-    def workers(self) -> Path:
-        """Stores of workers, while several sample at once; they are merged into `store`."""
-        return self.path / "workers"
-
-    @property
-    def preferences(self) -> Path:
-        """The preference data set."""
-        return self.path / "preferences"
-
-    @property
-    def policies(self) -> Path:
-        """Trained policies, one directory each."""
-        return self.path / "policies"
-
-    @property
-    def program(self) -> Path:
-        """The saved program."""
-        return self.path / "program"
-
-    @property
-    def eval(self) -> Path:
-        """Evaluation results."""
-        return self.path / "eval"
-
-    @property
-    def report(self) -> Path:
-        """The report."""
-        return self.path / "report.html"
-
-    @property
-    def cache(self) -> Path:
-        """Indexes and other things that can be built again."""
-        return self.path / "cache"
+    def setup_lock(self) -> Path:
+        """Locked by one of several processes that sample shards, while it makes what all of them use."""
+        return self.path / ".setup.lock"
 
     def manifest(self) -> dict[str, Any]:
-        """Content of run.yaml, its files located on this machine.
-
-        Raises:
-            RunError: it is unreadable, or of another version.
-        """
+        """Content of run.yaml, its files located on this machine."""
         return {name: _with_texts(section, self._located) for name, section in self.record().items()}
 
     def record(self) -> dict[str, Any]:
         """Content of run.yaml as it is written: files are named from the run (``$RUN/../data``), or from ``$LERET/``.
 
         So it tells nothing of the machine, and a run can be moved with the files it names.
-
-        Raises:
-            RunError: it is unreadable, or of another version.
         """
         try:
-            value = yaml.safe_load(self.manifest_path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            value = yaml.load(self.manifest_path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, LeretError) as error:
             raise RunError(f"{self.manifest_path} cannot be read ({error}); restore it or start a new run") from error
         schema = value.get("schema") if isinstance(value, dict) else None
         if schema != SCHEMA:
@@ -167,17 +118,12 @@ class Run:
 
     def update(self, **sections: Any) -> None:
         """Replace top-level sections of run.yaml (``sampling``, ``training``, ``eval``, ``digests`` ...)."""
-        value = self.record() if self.manifest_path.is_file() else {"schema": SCHEMA}
-        text = yaml.safe_dump({**value, **_with_texts(sections, self._shared)}, sort_keys=False, allow_unicode=True)
-        with self.writing():
-            write_atomically(self.manifest_path, text)
+        with self.writing(), FileLock(self.path / ".run.yaml.lock"):
+            value = self.record() if self.manifest_path.is_file() else {"schema": SCHEMA}
+            write_atomically(self.manifest_path, yaml.dump({**value, **_with_texts(sections, self._shared)}))
 
     def section(self, name: str, made_by: str) -> dict[str, Any]:
-        """A section of run.yaml that an earlier stage wrote.
-
-        Raises:
-            RunError: that stage has not run.
-        """
+        """A section of run.yaml; RunError where the stage that writes it has not run."""
         value = self.manifest().get(name)
         if value is None:
             raise RunError(f"{self.path} has no {name} yet; run `{made_by} --run {self.path}` first")
@@ -217,22 +163,14 @@ class Run:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Turns what the file system refuses into one clear message; what was written before stays.
-
-        Raises:
-            RunError: disk full, read-only, no permission.
-        """
+        """Turns what the file system refuses into a RunError that says what to do; what was written before stays."""
         try:
             yield
         except OSError as error:
-            mend = {
-                errno.ENOSPC: "the disk is full: free some space and run the same command again, it goes on from here",
-                errno.EDQUOT: "the quota is used up: free some space and run the same command again",
-                errno.EROFS: "the file system is read-only: name a directory on another one",
-                errno.EACCES: "no permission: name a directory that you may write",
-                errno.EPERM: "no permission: name a directory that you may write",
-            }.get(error.errno or 0)
-            raise RunError(f"{self.path} cannot be written: {mend or error}") from error
+            full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+            what = "the disk is full: free some space" if full else f"{error}: name a directory that you may write"
+            again = "and run the same command again, it goes on from here"
+            raise RunError(f"{self.path} cannot be written: {what} {again}") from error
 
 
 def _with_texts(value: Any, change: Callable[[str], str]) -> Any:

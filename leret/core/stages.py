@@ -44,7 +44,8 @@ def input_stamps(*paths: str | Path | None) -> list[list[tuple[str, int, int]]]:
 
     As long as the stamps are equal, the contents are taken as equal. A path that does not exist has no stamps.
     """
-    return [[_stamp(file) for file in _files(Path(path))] for path in paths if path]
+    found = [[(file.name, file.stat()) for file in _files(Path(path))] for path in paths if path]
+    return [[(name, stat.st_size, stat.st_mtime_ns) for name, stat in files] for files in found]
 
 
 def stage_key(recipe: BaseModel | Json, *inputs: Json) -> str:
@@ -55,15 +56,12 @@ def stage_key(recipe: BaseModel | Json, *inputs: Json) -> str:
 def completed(directory: Path, stage: str, key: str) -> dict[str, Any] | None:
     """The report of the call that completed this stage, as long as the result's files have the sizes they had.
 
-    Args:
-        directory: that holds the result: of a run, an evaluation, a policy, an index.
-        stage: ``sample``, ``train``, ``eval`` ...
-        key: see `stage_key`.
+    ``directory`` holds the result: of a run, an evaluation, a policy, an index.
     """
     try:
-        mark = json.loads(_mark(directory, stage).read_text(encoding="utf-8"))
-        same = mark["key"] == key and all(_size(directory / name) == size for name, size in mark["files"].items())
-        return dict(mark["report"]) if same else None
+        mark = json.loads((directory / f"{stage}.done").read_text(encoding="utf-8"))
+        same = all((directory / name).stat().st_size == size for name, size in mark["files"].items())
+        return dict(mark["report"]) if same and mark["key"] == key else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # no mark, or one that cannot be read: the stage looks for itself what is left
 
@@ -71,18 +69,13 @@ def completed(directory: Path, stage: str, key: str) -> dict[str, Any] | None:
 def mark_completed(
     directory: Path, stage: str, key: str, report: Mapping[str, Json], files: Iterable[Path] = ()
 ) -> None:
-    """Note that nothing is left to do; see `completed`.
+    """Note that nothing is left to do, for `completed` to return ``report``.
 
-    Args:
-        directory: as for `completed`.
-        stage: as for `completed`.
-        key: as for `completed`.
-        report: what `completed` returns.
-        files: of the result, or directories of such; best inside ``directory``, so that both can be moved.
+    ``files`` are of the result, or directories of such; best inside ``directory``, so that both can be moved.
     """
-    sizes = {os.path.relpath(file, directory): _size(file) for path in files for file in _files(path)}
+    sizes = {os.path.relpath(file, directory): file.stat().st_size for path in files for file in _files(path)}
     mark = {"key": key, "report": dict(report), "files": sizes}
-    write_atomically(_mark(directory, stage), json.dumps(mark, indent=1, ensure_ascii=False))
+    write_atomically(directory / f"{stage}.done", json.dumps(mark, indent=1, ensure_ascii=False))
 
 
 def check_resumable(
@@ -130,21 +123,8 @@ def is_complete_parquet(path: Path) -> bool:
     return True
 
 
-def _mark(directory: Path, stage: str) -> Path:
-    return directory / f"{stage}.done"
-
-
 def _files(path: Path) -> list[Path]:
     return [file for file in (sorted(path.rglob("*")) if path.is_dir() else [path]) if file.is_file()]
-
-
-def _stamp(file: Path) -> tuple[str, int, int]:
-    stat = file.stat()
-    return file.name, stat.st_size, stat.st_mtime_ns
-
-
-def _size(file: Path) -> int:
-    return file.stat().st_size
 
 
 def _is_free(key: str, free: Collection[str]) -> bool:

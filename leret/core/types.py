@@ -169,9 +169,9 @@ class Outcome:
     """
 
     task: Task
-    text: str
-    outputs: Mapping[str, Json]
-    ranking: Ranking
+    text: str = ""
+    outputs: Mapping[str, Json] = field(default_factory=dict)
+    ranking: Ranking = ()
     prediction: Any = None
     n_steps: int = 1
     failure: Failure | None = None
@@ -277,3 +277,8 @@ class Rollout:
     def unparsed(self) -> bool:
         """Whether the last completion was not in the adapter's format, and ended the run there."""
         return self.failure is not None and self.failure.kind == "parse"
+
+    @property
+    def error(self) -> str | None:
+        """What kept the run from ending otherwise than by an unparsed completion: not the system's result."""
+        return None if self.failure is None or self.unparsed else f"{self.failure.kind}: {self.failure.message}"

@@ -1,259 +1,225 @@
-"""What a policy was asked for and what it cost: counts, faults by kind, latencies, tokens, money."""
+"""What a policy was asked for and what it cost: calls, tokens, faults by kind, latencies, money."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
+import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol, Self
 
-_PER_OCTAVE = 8
-_FASTEST_S = 2.0**-13
-_N_BUCKETS = 24 * _PER_OCTAVE
-_MILLION = 1e6
+from leret.core.runs import Run
+
+_STEPS_A_DOUBLING = 8
+"""Buckets of latencies: a percentile is right to about 5 %, and a million calls take no more memory than one."""
+
+_EVENT_S = 30.0
+_FACTS_S = 1.0
 
 
-@dataclass(slots=True)
-class _Part:
-    """The counts of one thread; only that thread writes them."""
+@dataclass
+class Usage:
+    """Counts; ``calls`` are answered or failed for good, a prompt's tokens count once a call."""
 
     calls: int = 0
     completions: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    retries: int = 0
-    faults: dict[str, int] = field(default_factory=dict)
-    buckets: list[int] = field(default_factory=lambda: [0] * _N_BUCKETS)
+    failed: int = 0
+    latencies: Counter[int] = field(default_factory=Counter)
+
+    def percentile(self, percent: float) -> float:
+        """Seconds that ``percent`` of the durations stayed within; 0 where there is none."""
+        rank, seen = self.latencies.total() * percent / 100, 0
+        for bucket, n in sorted(self.latencies.items()):
+            seen += n
+            if seen >= rank:
+                return float(f"{2.0 ** (bucket / _STEPS_A_DOUBLING):.3g}")
+        return 0.0
+
+    def add(self, other: Usage) -> None:
+        """Add another one's counts."""
+        for name in ("calls", "completions", "prompt_tokens", "completion_tokens", "failed"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.latencies.update(other.latencies)
+
+    def facts(self, prices: tuple[float, float]) -> dict[str, float | int]:
+        """The counts; latencies where there are any, ``cost`` where a price is set.
+
+        Args:
+            prices: of a million prompt tokens and of a million completion tokens, in any currency.
+        """
+        facts: dict[str, float | int] = {name: value for name, value in vars(self).items() if name != "latencies"}
+        if self.latencies:
+            facts |= {f"latency_p{percent}_s": self.percentile(percent) for percent in (50, 90, 99)}
+        if any(prices):
+            facts["cost"] = round((self.prompt_tokens * prices[0] + self.completion_tokens * prices[1]) / 1e6, 6)
+        return facts
 
 
 class UsageMeter:
-    """Counts without locks: every thread has counts of its own, and `snapshot` adds them up.
-
-    Latencies go into buckets of a ninth of their size, so a percentile is right to about 5 % and takes no more memory
-    after a million calls than after one.
-
-    Args:
-        price_prompt: of a million prompt tokens, in any currency.
-        price_completion: of a million completion tokens.
-    """
+    """Counts the requests of one policy; safe from many threads. Prices are of a million tokens."""
 
     def __init__(self, price_prompt: float = 0.0, price_completion: float = 0.0) -> None:
         self._prices = price_prompt, price_completion
+        self._usage = Usage()
+        self._retries = 0
+        self._faults: Counter[str] = Counter()
         self._gauges: list[Callable[[], Mapping[str, float]]] = []
-        self._local = threading.local()
-        self._parts: list[_Part] = []
         self._lock = threading.Lock()
 
     def answered(self, latency_s: float) -> None:
-        """A request came back with an answer."""
-        part = self._part()
-        part.calls += 1
-        part.buckets[_bucket(latency_s)] += 1
+        """Count a request that was answered."""
+        with self._lock:
+            self._usage.calls += 1
+            self._usage.latencies[round(math.log2(max(latency_s, 1e-6)) * _STEPS_A_DOUBLING)] += 1
 
     def wrote(self, n_prompt_tokens: int, n_completion_tokens: int, n_completions: int) -> None:
-        """What an answer held; a prompt counts once however many completions it got."""
-        part = self._part()
-        part.prompt_tokens += n_prompt_tokens
-        part.completion_tokens += n_completion_tokens
-        part.completions += n_completions
+        """Count an answer's tokens; a prompt counts once however many completions it got."""
+        with self._lock:
+            self._usage.prompt_tokens += n_prompt_tokens
+            self._usage.completion_tokens += n_completion_tokens
+            self._usage.completions += n_completions
 
     def fault(self, kind: str) -> None:
-        """An attempt failed."""
-        faults = self._part().faults
-        faults[kind] = faults.get(kind, 0) + 1
+        """Count an attempt that failed."""
+        with self._lock:
+            self._faults[kind] += 1
 
     def retried(self) -> None:
-        """A request is sent again."""
-        self._part().retries += 1
+        """Count a request that is sent again."""
+        with self._lock:
+            self._retries += 1
 
     def watch(self, gauges: Callable[[], Mapping[str, float]]) -> None:
-        """Read what is true now rather than counted (the concurrency limit, say) at every snapshot."""
+        """Read gauges (values of the moment, such as the requests in flight) at every snapshot."""
         self._gauges.append(gauges)
 
     def snapshot(self) -> dict[str, float]:
-        """Everything so far.
-
-        Returns:
-            ``calls`` (answered requests), ``completions``, ``prompt_tokens``, ``completion_tokens``, ``retries``,
-            ``fault_KIND`` for each kind of failed attempt seen, ``latency_p50_s``, ``latency_p90_s`` and
-            ``latency_p99_s`` where a call was answered, ``cost`` where a price is set, and the gauges.
-        """
+        """`Usage.facts` so far, with ``retries``, ``fault_KIND`` and the gauges."""
         with self._lock:
-            parts = list(self._parts)
-        told: dict[str, float] = {
-            name: sum(getattr(part, name) for part in parts)
-            for name in ("calls", "completions", "prompt_tokens", "completion_tokens", "retries")
-        }
-        for part in parts:
-            for kind, n in sorted(dict(part.faults).items()):
-                told[f"fault_{kind}"] = told.get(f"fault_{kind}", 0) + n
-        buckets = [sum(column) for column in zip(*(part.buckets for part in parts), strict=True)]
-        if any(buckets):
-            told |= {f"latency_p{percent}_s": _percentile(buckets, percent / 100) for percent in (50, 90, 99)}
-        if any(self._prices):
-            told["cost"] = (
-                told["prompt_tokens"] * self._prices[0] + told["completion_tokens"] * self._prices[1]
-            ) / _MILLION
+            facts = self._usage.facts(self._prices) | {"retries": self._retries}
+            facts |= {f"fault_{kind}": n for kind, n in sorted(self._faults.items())}
         for gauges in self._gauges:
-            told |= gauges()
-        return told
-
-    def _part(self) -> _Part:
-        try:
-            part: _Part = self._local.part
-        except AttributeError:
-            part = self._local.part = _Part()
-            with self._lock:
-                self._parts.append(part)
-        return part
+            facts |= gauges()
+        return facts
 
 
-def _bucket(seconds: float) -> int:
-    if seconds <= _FASTEST_S:
-        return 0
-    return min(_N_BUCKETS - 1, int(math.log2(seconds / _FASTEST_S) * _PER_OCTAVE))
-
-
-def _percentile(buckets: list[int], share: float) -> float:
-    """The middle of the bucket in which ``share`` of the calls is reached."""
-    wanted, seen = share * sum(buckets), 0
-    for index, n in enumerate(buckets):
-        seen += n
-        if n and seen >= wanted:
-            return float(f"{_FASTEST_S * 2 ** ((index + 0.5) / _PER_OCTAVE):.3g}")
-    raise AssertionError("a share of at most 1 is reached")
-
-
-_STEPS_A_DOUBLING = 8
-
-
-class Latencies:
-    """Durations in buckets a twelfth apart: percentiles of any number of them in the memory of a few hundred.
-
-    >>> seen = Latencies()
-    >>> for seconds in (0.1, 0.1, 0.1, 5.0):
-    ...     seen.add(seconds)
-    >>> round(seen.percentile(50), 1), round(seen.percentile(100), 0)
-    (0.1, 5.0)
-    """
-
-    def __init__(self) -> None:
-        self._buckets: Counter[int] = Counter()
-
-    def add(self, seconds: float) -> None:
-        """Take note of one."""
-        self._buckets[round(math.log2(max(seconds, 1e-6)) * _STEPS_A_DOUBLING)] += 1
-
-    def update(self, other: Latencies) -> None:
-        """Take note of all of another's."""
-        self._buckets.update(other._buckets)
-
-    def percentile(self, percent: float) -> float:
-        """Seconds that ``percent`` of them stayed within, to about 5 %; 0 where there is none."""
-        wanted, seen = self._buckets.total() * percent / 100, 0
-        for bucket, n in sorted(self._buckets.items()):
-            seen += n
-            if seen >= wanted:
-                return float(2.0 ** (bucket / _STEPS_A_DOUBLING))
-        return 0.0
-
-
-@dataclass
-class Line:
-    """One hop and prompt.
-
-    Attributes:
-        calls: of the policy, each for all samples that the prompt still needed at a state.
-        prompt_tokens: of the prompts, one a call.
-        failed: samples that no completion came for.
-    """
-
-    calls: int = 0
-    samples: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    failed: int = 0
-    latencies: Latencies = field(default_factory=Latencies)
-
-    def add(self, other: Line) -> None:
-        """Add another one's counts."""
-        self.calls += other.calls
-        self.samples += other.samples
-        self.prompt_tokens += other.prompt_tokens
-        self.completion_tokens += other.completion_tokens
-        self.failed += other.failed
-        self.latencies.update(other.latencies)
-
-
-class Ledger:
-    """Counts by hop and prompt.
-
-    Args:
-        price_prompt: of a million prompt tokens, in any currency.
-        price_completion: of a million completion tokens.
-    """
+class UsageByPrompt:
+    """Counts the calls of a session by hop and prompt; of one thread. Prices are of a million tokens."""
 
     def __init__(self, price_prompt: float = 0.0, price_completion: float = 0.0) -> None:
         self._prices = price_prompt, price_completion
-        self._lines: defaultdict[tuple[int, str], Line] = defaultdict(Line)
+        self._usages: defaultdict[tuple[int, str], Usage] = defaultdict(Usage)
 
     def answered(
         self, step: int, prompt: str, n_prompt_tokens: int, n_completion_tokens: Sequence[int], seconds: float
     ) -> None:
-        """A call was answered, with so many tokens a completion; ``seconds`` holds all waiting and retries."""
-        line = self._lines[step, prompt]
-        line.calls += 1
-        line.samples += len(n_completion_tokens)
-        line.prompt_tokens += n_prompt_tokens
-        line.completion_tokens += sum(n_completion_tokens)
-        line.latencies.add(seconds)
+        """Count an answered call, with so many tokens a completion; ``seconds`` holds all waiting and retries."""
+        usage = self._usages[step, prompt]
+        usage.calls += 1
+        usage.completions += len(n_completion_tokens)
+        usage.prompt_tokens += n_prompt_tokens
+        usage.completion_tokens += sum(n_completion_tokens)
+        usage.latencies[round(math.log2(max(seconds, 1e-6)) * _STEPS_A_DOUBLING)] += 1
 
-    def failed(self, step: int, prompt: str, n_samples: int) -> None:
-        """A call failed for good."""
-        line = self._lines[step, prompt]
-        line.calls += 1
-        line.failed += n_samples
+    def failed(self, step: int, prompt: str, n_completions: int) -> None:
+        """Count a call that failed for good."""
+        usage = self._usages[step, prompt]
+        usage.calls += 1
+        usage.failed += n_completions
 
-    def add(self, other: Ledger) -> None:
-        """Add all that another one counted, of a worker say."""
-        for key, line in other._lines.items():
-            self._lines[key].add(line)
+    def add(self, other: UsageByPrompt) -> None:
+        """Add another one's counts."""
+        for key, usage in other._usages.items():
+            self._usages[key].add(usage)
 
     @property
-    def total(self) -> Line:
-        """All hops and prompts."""
-        return _sum(self._lines.values())
+    def total(self) -> dict[str, float | int]:
+        """`Usage.facts` over all hops and prompts."""
+        total = Usage()
+        for usage in self._usages.values():
+            total.add(usage)
+        return total.facts(self._prices)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row a hop (from 1) and prompt, in their order."""
-        for (step, prompt), line in sorted(
-            self._lines.items(), key=lambda item: (item[0][0], len(item[0][1]), item[0])
-        ):
-            yield {"hop": step + 1, "prompt": prompt, **self.facts(line)}
+        """`Usage.facts` by hop (from 1) and prompt, in their order."""
+        for step, prompt in sorted(self._usages, key=lambda key: (key[0], len(key[1]), key[1])):
+            yield {"hop": step + 1, "prompt": prompt, **self._usages[step, prompt].facts(self._prices)}
 
-    def facts(self, line: Line) -> dict[str, float | int]:
-        """A line's counts; ``cost`` where prices are given."""
-        facts: dict[str, float | int] = {
-            "calls": line.calls,
-            "samples": line.samples,
-            "prompt_tokens": line.prompt_tokens,
-            "completion_tokens": line.completion_tokens,
-            "failed": line.failed,
-            **{f"latency_p{percent}_s": round(line.latencies.percentile(percent), 4) for percent in (50, 90, 99)},
+
+class _Counting(Protocol):
+    def counts(self) -> dict[str, int]: ...
+
+
+class UsageEvents:
+    """Writes an ``accounts`` event every half a minute and one at its end; an async context around a session."""
+
+    def __init__(
+        self, run: Run, usage: UsageByPrompt, policy: object, searches: _Counting, every_s: float = _EVENT_S
+    ) -> None:
+        self._run = run
+        self._usage = usage
+        self._snapshot: Callable[[], Mapping[str, float]] = getattr(getattr(policy, "meter", None), "snapshot", dict)
+        self._searches = searches
+        self._every_s = every_s
+        self._began = time.monotonic()
+        self._facts: dict[str, float | int | str] = {}
+        self._facts_at = -_FACTS_S
+        self._writer: asyncio.Task[None] | None = None
+
+    def account(self) -> dict[str, Any]:
+        """All that was counted since the session began."""
+        endpoint = {name: round(value, 6) for name, value in self._snapshot().items()}
+        return {
+            "seconds": round(time.monotonic() - self._began, 3),
+            **self._usage.total,
+            "searches": self._searches.counts(),
+            "by_hop_and_prompt": list(self._usage.rows()),
+            **({"endpoint": endpoint} if endpoint else {}),
         }
-        if any(self._prices):
-            facts["cost"] = round(self.cost(line), 6)
-        return facts
 
-    def cost(self, line: Line) -> float:
-        """At the given prices."""
-        return (line.prompt_tokens * self._prices[0] + line.completion_tokens * self._prices[1]) / _MILLION
+    def facts(self) -> dict[str, float | int | str]:
+        """For the progress line, computed once a second at most."""
+        now = time.monotonic()
+        if now - self._facts_at >= _FACTS_S:
+            total, retries = self._usage.total, int(self._snapshot().get("retries", 0))
+            tokens = f"{_short(int(total['prompt_tokens']))}+{_short(int(total['completion_tokens']))}"
+            self._facts_at = now
+            self._facts = {"calls": total["calls"], "tokens": tokens}
+            self._facts |= {"p90": f"{total['latency_p90_s']:.2g} s"} if "latency_p90_s" in total else {}
+            self._facts |= {"retries": retries} if retries else {}
+            self._facts |= {"cost": total["cost"]} if total.get("cost") else {}
+        return self._facts
+
+    async def _write_events(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            self._run.event("sample", "accounts", **self.account())
+
+    async def __aenter__(self) -> Self:
+        self._began = time.monotonic()
+        self._writer = asyncio.create_task(self._write_events())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writer is not None:
+            self._writer.cancel()
+            with suppress(asyncio.CancelledError, Exception):  # the last event holds what it could not write
+                await self._writer
+        self._run.event("sample", "accounts", **self.account())
 
 
-def _sum(lines: Iterable[Line]) -> Line:
-    total = Line()
-    for line in lines:
-        total.add(line)
-    return total
+def _short(n: int) -> str:
+    """``950``, ``12k``, ``3.4M``."""
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if n >= size:
+            return f"{n / size:.2g}{unit}" if n < 10 * size else f"{n / size:.0f}{unit}"
+    return str(n)

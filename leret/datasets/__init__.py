@@ -1,7 +1,7 @@
-"""Questions and corpora: reading, splitting, inspecting them."""
+"""Tasks and corpora: reading, splitting, inspecting them."""
 
 from leret.datasets.corpus import Corpus
-from leret.datasets.load import Data, Loaded, load, load_corpus, load_questions
+from leret.datasets.load import Data, Loaded, load, load_corpus, load_tasks
 from leret.datasets.splits import refuse_leak, split_of
 
-__all__ = ["Corpus", "Data", "Loaded", "load", "load_corpus", "load_questions", "refuse_leak", "split_of"]
+__all__ = ["Corpus", "Data", "Loaded", "load", "load_corpus", "load_tasks", "refuse_leak", "split_of"]

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
 
+from leret.config.data import DataSettings
 from leret.core.types import Task, digest
 from leret.datasets.corpus import Corpus
-from leret.datasets.load import load, load_questions, split_name
+from leret.datasets.load import has_corpus, load, load_tasks, split_name
 from leret.datasets.records import Problems
 
 
@@ -31,20 +32,22 @@ class DataReport:
     Attributes:
         n_documents: in the corpus; 0 where it has none or was not given.
         corpus_digest: names the corpus; None where there is none.
-        n_questions: that could be read.
-        splits: questions by split, the data set's own or by hash.
+        n_questions: tasks that could be read.
+        splits: tasks by split, the data set's own or by hash.
         own_splits: the data set brings its splits.
-        types: questions by type; ``unknown`` where there is none.
-        hops: questions by hops, 0 where unknown.
-        gold: questions by number of gold documents.
-        question_words: words a question.
+        inputs: tasks by the names of their inputs (``question``; ``persona, turns``).
+        types: tasks by type; ``unknown`` where there is none.
+        hops: tasks by hops, 0 where unknown.
+        gold: tasks by number of gold documents.
+        answers: tasks by number of reference answers.
+        question_words: words a task.
         document_words: words a document, title included.
-        n_unused_documents: documents that are no question's gold.
-        duplicate_questions: questions whose text another one has.
+        n_unused_documents: documents that are no task's gold.
+        duplicate_questions: tasks whose text another one has.
         duplicate_documents: documents whose text another one has.
-        skipped: bad records of questions (gold that is not in the corpus among them) and corpus, by kind of fault.
+        skipped: bad records of tasks (gold that is not in the corpus among them) and corpus, by kind of fault.
         problems: the first bad records, one line each.
-        examples: the first questions.
+        examples: the first tasks.
     """
 
     n_documents: int
@@ -52,9 +55,11 @@ class DataReport:
     n_questions: int
     splits: Mapping[str, int]
     own_splits: bool
+    inputs: Mapping[str, int]
     types: Mapping[str, int]
     hops: Mapping[int, int]
     gold: Mapping[int, int]
+    answers: Mapping[int, int]
     question_words: Spread
     document_words: Spread
     n_unused_documents: int
@@ -65,66 +70,47 @@ class DataReport:
     examples: tuple[Task, ...]
 
 
-def inspect(
-    kind: str,
-    questions: str | None = None,
-    corpus: str | None = None,
-    *,
-    seed: int = 0,
-    options: Mapping[str, Any] | None = None,
-    skip_bad: bool = True,
-    n_examples: int = 3,
-) -> DataReport:
-    """Look through a data set.
+def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
+    """Look through a data set: every split, whatever the limit; a corpus where one is named or comes with the tasks.
 
-    Args:
-        kind: as in `leret.datasets.load.load`.
-        questions: path, or ``hf:NAME``; None for kind world.
-        corpus: path, or ``hf:NAME``; None as in `leret.datasets.load.load`, and looks at the questions alone where
-            they bring no documents.
-        seed: of the splits, and of the generated world.
-        options: of the generator, for kind world.
-        skip_bad: report bad records; off, refuse them as a stage would.
-        n_examples: questions shown.
-
-    Raises:
-        DataError: a file as a whole cannot be read, not one record of it can, or some cannot without ``skip_bad``.
+    With ``data.skip_invalid`` bad records are reported; without, they are refused as a stage would.
     """
-    texts, problems = None, Problems()
-    if corpus is None and kind in {"jsonl", "hover"}:
-        loaded = load_questions(kind, questions, seed=seed, skip_bad=skip_bad, options=options)
+    data = data.model_copy(update={"split": "all", "limit": None})
+    if has_corpus(data):
+        loaded = load(data)
+        tasks, corpus, problems = loaded.tasks, loaded.corpus, loaded.problems
     else:
-        data = load(kind, questions, corpus, seed=seed, skip_bad=skip_bad, options=options)
-        loaded, texts, problems = data.questions, data.corpus, data.problems
-    used = {doc_id for question in loaded for doc_id in question.gold}
-    documents = () if texts is None else tuple(texts)
-    lengths, repeated = _documents(texts)
+        tasks, corpus, problems = load_tasks(data), Corpus(()), Problems()
+    used = {doc_id for task in tasks for doc_id in task.gold}
+    lengths, repeated = _documents(corpus)
     return DataReport(
-        n_documents=len(documents),
-        corpus_digest=None if texts is None else texts.digest,
-        n_questions=len(loaded),
-        splits=_counted(split_name(question, seed) for question in loaded),
-        own_splits=any(question.split for question in loaded),
-        types=_counted(question.type or "unknown" for question in loaded),
-        hops=_counted(question.hops or 0 for question in loaded),
-        gold=_counted(len(question.gold) for question in loaded),
-        question_words=_spread([len(question.text.split()) for question in loaded]),
+        n_documents=len(corpus),
+        corpus_digest=corpus.digest if len(corpus) else None,
+        n_questions=len(tasks),
+        splits=_counted(split_name(task, data.seed) for task in tasks),
+        own_splits=any(task.split for task in tasks),
+        inputs=_counted(", ".join(task.inputs) for task in tasks),
+        types=_counted(task.type or "unknown" for task in tasks),
+        hops=_counted(task.hops or 0 for task in tasks),
+        gold=_counted(len(task.gold) for task in tasks),
+        answers=_counted(len(task.answers) for task in tasks),
+        question_words=_spread([len(task.text.split()) for task in tasks]),
         document_words=_spread(lengths),
-        n_unused_documents=sum(doc_id not in used for doc_id in documents),
-        duplicate_questions=_repeated(digest(question.text) for question in loaded),
+        n_unused_documents=sum(doc_id not in used for doc_id in corpus),
+        duplicate_questions=_repeated(digest(task.text) for task in tasks),
         duplicate_documents=repeated,
-        skipped=dict(Counter(loaded.skipped) + problems.kinds),
-        problems=(*loaded.problems, *problems.shown),
-        examples=loaded.items[:n_examples],
+        skipped=dict(Counter(tasks.skipped) + problems.kinds),
+        problems=(*tasks.problems, *problems.shown),
+        examples=tasks.items[:n_examples],
     )
 
 
-def _documents(corpus: Corpus | None) -> tuple[list[int], int]:
+def _documents(corpus: Corpus) -> tuple[list[int], int]:
     """Words of each document, and how many have another one's text; one text in memory at a time."""
     lengths: list[int] = []
 
     def texts() -> Iterable[str]:
-        for document in corpus.values() if corpus is not None else ():
+        for document in corpus.values():
             lengths.append(len(document.title.split()) + len(document.text.split()))
             yield digest(document.text)
 
@@ -140,6 +126,4 @@ def _counted(values: Iterable[Any]) -> dict[Any, int]:
 
 
 def _spread(values: Sequence[int]) -> Spread:
-    if not values:
-        return Spread(0, 0, 0, 0)
-    return Spread(min(values), median(values), mean(values), max(values))
+    return Spread(min(values), median(values), mean(values), max(values)) if values else Spread(0, 0, 0, 0)

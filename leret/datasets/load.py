@@ -1,30 +1,25 @@
-"""Questions and corpora, ready to use: the entry of every stage."""
+"""Tasks and corpora, ready to use: the entry of every stage."""
 
 from __future__ import annotations
 
 import heapq
-import inspect
+import unicodedata
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field, replace
 
+from leret.config.data import DataSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
 from leret.datasets.corpus import Corpus
-from leret.datasets.formats.load import FORMATS, read_documents, read_questions
-from leret.datasets.records import Problems
+from leret.datasets.formats import reader_of
+from leret.datasets.records import BadRecord, Problems
 from leret.datasets.splits import rank_of, split_of
-from leret.datasets.world.generate import generate
-
-_SPLITS = ("train", "dev", "test", "all")
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded(Generic[T]):
-    """What was read, and what was not.
+class Loaded:
+    """Tasks that were read, and what was not.
 
     Attributes:
         items: in the order of the file, or of the limit.
@@ -32,16 +27,11 @@ class Loaded(Generic[T]):
         problems: the first of them, one line each.
     """
 
-    items: tuple[T, ...]
-    skipped: Mapping[str, int]
+    items: tuple[Task, ...]
+    skipped: Mapping[str, int] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
-    @property
-    def n_skipped(self) -> int:
-        """Bad records left out."""
-        return sum(self.skipped.values())
-
-    def __iter__(self) -> Iterator[T]:
+    def __iter__(self) -> Iterator[Task]:
         return iter(self.items)
 
     def __len__(self) -> int:
@@ -50,189 +40,126 @@ class Loaded(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Questions, and the corpus that their gold is in.
+    """Tasks, and the corpus that their gold is in; ``problems`` are bad records of the corpus left out."""
 
-    Attributes:
-        problems: bad records of the corpus left out.
-    """
-
-    questions: Loaded[Task]
+    tasks: Loaded
     corpus: Corpus
     problems: Problems
 
 
-def load(
-    kind: str,
-    questions: str | None = None,
-    corpus: str | None = None,
-    *,
-    split: str | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    skip_bad: bool = False,
-    options: Mapping[str, Any] | None = None,
-) -> Data:
-    """Questions with their corpus, every gold id checked.
-
-    Args:
-        kind: jsonl, beir, hotpotqa, hover, musique, 2wiki or world.
-        questions: path, or ``hf:NAME``; None for kind world.
-        corpus: path, or ``hf:NAME``. None takes it from where the questions are: the folder of kind beir, or the
-            contexts in the official files of HotpotQA, MuSiQue and 2WikiMultihopQA.
-        split: train, dev or test; None and ``all`` take every question.
-        limit: questions at most; the same seed and a larger limit only add to them.
-        seed: of the splits by hash, of the choice under ``limit``, of the generated world.
-        skip_bad: leave bad records out and count them.
-        options: arguments of the generator, for kind world.
+def load(data: DataSettings) -> Data:
+    """Tasks with their corpus, every gold id checked.
 
     Raises:
         DataError: something cannot be read as what it claims to be.
     """
-    if kind == "world":
-        documents, made = _world(seed, options)
-        return Data(Loaded(_choose(made, "world", split, limit, seed), {}), Corpus(documents), Problems())
-    _check_kind(kind, options)
-    if questions is None:
-        raise DataError(f"data.questions is missing: kind {kind} reads a file")
-    if corpus is None and kind in {"jsonl", "hover"}:
-        raise DataError(f"data.corpus is missing: a file of kind {kind} holds questions alone; name the corpus")
-    texts, problems = _read_corpus(kind, corpus or questions, skip_bad)
-    loaded = load_questions(kind, questions, split=split, limit=limit, seed=seed, skip_bad=skip_bad, corpus=texts)
-    return Data(loaded, texts, problems)
+    corpus, problems = _read_corpus(data)
+    return Data(load_tasks(data, corpus), corpus, problems)
 
 
-def load_questions(
-    kind: str,
-    path: str | None = None,
-    *,
-    split: str | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    skip_bad: bool = False,
-    corpus: Container[str] | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Loaded[Task]:
-    """Questions alone.
+def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Loaded:
+    """Tasks alone: of `data.split`, at most `data.limit` of them; a larger limit only adds to them.
 
-    Args:
-        kind: as in `load`.
-        path: path, or ``hf:NAME``; None for kind world.
-        split: as in `load`.
-        limit: as in `load`.
-        seed: as in `load`.
-        skip_bad: as in `load`.
-        corpus: where gold ids must be; None checks none.
-        options: as in `load`.
+    Gold ids must be in ``corpus``, where one is given; one that is there under another Unicode normalisation takes the
+    corpus's form.
 
     Raises:
         DataError: the source cannot be read, or the split is empty.
     """
-    if kind == "world":
-        return Loaded(_choose(_world(seed, options)[1], "world", split, limit, seed), {})
-    _check_kind(kind, options)
-    if path is None:
-        raise DataError(f"data.questions is missing: kind {kind} reads a file")
+    source = _named(data)
     problems = Problems()
-    chosen = _choose(
-        read_questions(kind, str(path), problems, corpus), str(path), split, limit, seed, problems, skip_bad
-    )
+    sizes: Counter[str] = Counter()
+
+    def wanted() -> Iterator[Task]:
+        for task in _tasks(data, problems, corpus):
+            name = split_name(task, data.seed)
+            sizes[name] += 1
+            if data.split in ("all", name):
+                yield task
+
+    chosen = limited(wanted(), data.limit, data.seed)  # reads the source to its end, so that all faults show
+    problems.check(source, data.skip_invalid, sizes.total() > 0)
+    if not chosen:
+        there = ", ".join(f"{n} in {name}" for name, n in sorted(sizes.items())) or "none at all"
+        raise DataError(f"{source}: no question in split {data.split}; there are {there}")
     return Loaded(chosen, dict(problems.kinds), tuple(problems.shown))
 
 
-def load_corpus(
-    kind: str,
-    path: str | None = None,
-    *,
-    seed: int = 0,
-    skip_bad: bool = False,
-    options: Mapping[str, Any] | None = None,
-) -> Corpus:
-    """A corpus alone.
-
-    Args:
-        kind: as in `load`.
-        path: path, or ``hf:NAME``; None for kind world.
-        seed: of the generated world.
-        skip_bad: leave bad records out.
-        options: as in `load`.
+def load_corpus(data: DataSettings) -> Corpus:
+    """The documents of `data.corpus`, or those that the source of the tasks brings.
 
     Raises:
         DataError: the source cannot be read, or holds no document.
     """
-    if kind == "world":
-        return Corpus(_world(seed, options)[0])
-    _check_kind(kind, options)
-    if path is None:
-        raise DataError(f"data.corpus is missing: kind {kind} reads a file")
-    return _read_corpus(kind, str(path), skip_bad)[0]
+    return _read_corpus(data)[0]
 
 
-def split_name(question: Task, seed: int = 0) -> str:
-    """The split of a question: the data set's own, or else by the hash of its id."""
-    return question.split or split_of(question.id, seed)
+def has_corpus(data: DataSettings) -> bool:
+    """Whether a corpus is named, or comes with the tasks."""
+    return data.corpus is not None or reader_of(data.kind).brings_documents
 
 
-def limited(questions: Iterable[Task], limit: int | None, seed: int = 0) -> tuple[Task, ...]:
-    """At most so many questions, by a hash of their ids; None takes all, in their order."""
+def split_name(task: Task, seed: int = 0) -> str:
+    """The split of a task: the data set's own, or else by the hash of its id."""
+    return task.split or split_of(task.id, seed)
+
+
+def limited(tasks: Iterable[Task], limit: int | None, seed: int = 0) -> tuple[Task, ...]:
+    """At most so many tasks, by a hash of their ids; None takes all, in their order."""
     if limit is None:
-        return tuple(questions)
-    return tuple(heapq.nsmallest(limit, questions, key=lambda question: rank_of(question.id, seed, "limit")))
+        return tuple(tasks)
+    return tuple(heapq.nsmallest(limit, tasks, key=lambda task: rank_of(task.id, seed, "limit")))
 
 
-def _read_corpus(kind: str, source: str, skip_bad: bool) -> tuple[Corpus, Problems]:
+def _named(data: DataSettings) -> str:
+    """The source of the tasks, as messages call it."""
+    return str(data.questions) if data.questions else data.kind
+
+
+def _tasks(data: DataSettings, problems: Problems, corpus: Container[str] | None) -> Iterator[Task]:
+    seen: dict[str, int] = {}
+    for record, task in reader_of(data.kind).tasks(data, problems):
+        try:
+            first = seen.setdefault(task.id, record.number)
+            if first != record.number:
+                raise BadRecord("duplicate id", f"id {task.id!r} was there before, at number {first}")
+            yield task if corpus is None else _with_gold(task, corpus)
+        except BadRecord as problem:
+            problems.add(record.place, problem)
+
+
+def _with_gold(task: Task, corpus: Container[str]) -> Task:
+    """The task, its gold ids as the corpus writes them."""
+    gold: dict[str, int] = {}
+    for doc_id, grade in task.grades.items():
+        forms = (doc_id, *(unicodedata.normalize(form, doc_id) for form in ("NFC", "NFD")))
+        known = next((form for form in forms if form in corpus), None)
+        if known is None:
+            raise BadRecord("unknown gold", f"gold document {doc_id!r} of question {task.id!r} is not in the corpus")
+        gold.setdefault(known, grade)
+    return replace(task, gold=tuple(gold), relevance=gold if task.relevance else {})
+
+
+def _read_corpus(data: DataSettings) -> tuple[Corpus, Problems]:
+    if not has_corpus(data):
+        raise DataError(f"data.corpus is missing: a file of kind {data.kind} holds questions alone; name the corpus")
+    source = data.corpus or _named(data)
     problems = Problems()
-    corpus = Corpus(read_documents(kind, source, problems))
-    problems.check(source, skip_bad, len(corpus) > 0)
+    corpus = Corpus(_documents(data, problems))
+    problems.check(source, data.skip_invalid, len(corpus) > 0)
     if not len(corpus):
         raise DataError(f"{source} holds no document; name the corpus with data.corpus")
     return corpus, problems
 
 
-def _choose(
-    questions: Iterable[Task],
-    source: str,
-    split: str | None,
-    limit: int | None,
-    seed: int,
-    problems: Problems | None = None,
-    skip_bad: bool = False,
-) -> tuple[Task, ...]:
-    """The questions of a split, at most ``limit`` of them; the source is read to its end, so that all faults show."""
-    split = split or "all"
-    if split not in _SPLITS:
-        raise DataError(f"split {split!r}: there are {', '.join(_SPLITS)}")
-    if limit is not None and limit < 1:
-        raise DataError(f"limit {limit}: ask for one question at least")
-    sizes: Counter[str] = Counter()
-
-    def wanted() -> Iterator[Task]:
-        for question in questions:
-            name = split_name(question, seed)
-            sizes[name] += 1
-            if split in ("all", name):
-                yield question
-
-    chosen = limited(wanted(), limit, seed)
-    if problems is not None:
-        problems.check(source, skip_bad, sizes.total() > 0)
-    if not chosen:
-        there = ", ".join(f"{n} in {name}" for name, n in sorted(sizes.items())) or "none at all"
-        raise DataError(f"{source}: no question in split {split}; there are {there}")
-    return chosen
-
-
-def _world(seed: int, options: Mapping[str, Any] | None) -> tuple[tuple[Document, ...], tuple[Task, ...]]:
-    known = [name for name in inspect.signature(generate).parameters if name != "seed"]
-    for name, value in (options or {}).items():
-        if name not in known:
-            raise DataError(f"data.options: the world has no option {name!r}; it has {', '.join(known)}")
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise DataError(f"data.options.{name} is {value!r}; it should be a number")
-    return generate(seed, **(options or {}))
-
-
-def _check_kind(kind: str, options: Mapping[str, Any] | None) -> None:
-    if kind not in FORMATS:
-        raise DataError(f"data.kind is {kind!r}; it should be one of {', '.join([*FORMATS, 'world'])}")
-    if options:
-        raise DataError(f"data.options is given, but kind {kind} has none; only kind world is generated")
+def _documents(data: DataSettings, problems: Problems) -> Iterator[Document]:
+    reader = reader_of(data.kind)
+    seen: dict[str, int] = {}
+    for record, document in reader.documents(data, problems):
+        first = seen.get(document.doc_id)
+        if first is None:
+            seen[document.doc_id] = record.number
+            yield document
+        elif not reader.repeats_documents:
+            fault = f"document {document.doc_id!r} was there before, at number {first}"
+            problems.add(record.place, BadRecord("duplicate id", fault))

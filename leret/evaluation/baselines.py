@@ -1,49 +1,48 @@
-"""Systems without an LM: what searching costs nothing to know.
+"""Systems without an LM: rules that answer the program's steps, RM3, and the fusion of what other systems found.
 
-Both answer the program's predictors from a rule and go through the program itself, so that they see its cut-offs,
-its number of hops and its `exclude_seen` exactly as a policy does. All questions advance together: what they search
-for is asked of the retriever in one batch a round.
+Rules go through the program itself, so that they see its cut-offs, its number of hops and its `exclude_seen` exactly as
+a policy does.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import dspy
 
-from leret.core.errors import ConfigError
-from leret.core.types import Document, Ranking, Task
-from leret.evaluation.results import Hop, Trace
-from leret.programs.replay import Finished, NeedsCompletion, NeedsSearch, Replay
+from leret.core.errors import ConfigError, RetrievalError
+from leret.core.types import Document, Failure, Hop, Passage, Rollout, Task
+from leret.evaluation.results import ScoredHop
+from leret.programs.prompts import Formatter
+from leret.programs.replay import NeedsCompletion
 from leret.retrieval.base import Retriever
-
-MAX_HOPS = 64
-"""A program that still asks after so many steps is not going to end on a rule."""
+from leret.retrieval.fusion import reciprocal_rank_fusion
 
 _HEAD_WORDS = 12
 """Words of a document without a title that stand for it."""
 
 Script = Callable[[Task, int], Sequence[str]]
-"""(question, step from 0) to the texts to search for at that step."""
+"""(task, step from 0) to the texts to search for at that step."""
 
 
-@dataclass
-class _Run:
-    """A question on its way through the program."""
+class ScriptedPolicy:
+    """Answers the steps of a program by a rule instead of an LM; an `Actor`."""
 
-    question: Task
-    outputs: list[Mapping[str, Any]] = field(default_factory=list)
-    queries: list[str] = field(default_factory=list)
-    hops: list[Hop] = field(default_factory=list)
-    done: bool = False
+    def __init__(self, formatter: Formatter, script: Script) -> None:
+        self._formatter = formatter
+        self._script = script
+
+    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> Hop:
+        """A hop without a completion."""
+        outputs = answer_fields(self._formatter.signature(need.predictor), self._script(task, step))
+        return Hop(need.predictor, need.inputs, (), None, outputs, need.ranking)
 
 
-def raw_question(question: Task, step: int) -> Sequence[str]:
+def raw_question(task: Task, step: int) -> Sequence[str]:
     """The question itself, at every hop."""
-    return (question.text,)
+    return (task.text,)
 
 
 def oracle_titles(corpus: Mapping[str, Document], n_steps: Mapping[str, int]) -> Script:
@@ -53,51 +52,20 @@ def oracle_titles(corpus: Mapping[str, Document], n_steps: Mapping[str, int]) ->
 
     Args:
         corpus: documents by id.
-        n_steps: steps of the program by question id.
+        n_steps: steps of the program by task id.
     """
 
-    def script(question: Task, step: int) -> Sequence[str]:
-        titles = [_title(corpus[doc_id]) for doc_id in question.gold if doc_id in corpus] or [question.text]
-        if step >= n_steps.get(question.id, 1) - 1:
+    def script(task: Task, step: int) -> Sequence[str]:
+        titles = [_title(corpus[doc_id]) for doc_id in task.gold if doc_id in corpus] or [task.text]
+        if step >= n_steps.get(task.id, 1) - 1:
             return titles[step:] or titles[-1:]
         return (titles[min(step, len(titles) - 1)],)
 
     return script
 
 
-def run_scripted(replay: Replay, retriever: Retriever, questions: Sequence[Task], script: Script) -> list[Trace]:
-    """Run a program on a rule instead of an LM.
-
-    Args:
-        replay: the program.
-        retriever: asked in batches, a (query, k) once.
-        questions: any.
-        script: the rule.
-
-    Returns:
-        One trace a question, in their order.
-
-    Raises:
-        ConfigError: the program's outputs are not texts, or it does not end.
-        ProgramError: the program raised.
-        RetrievalError: the retriever cannot answer.
-    """
-    known: dict[tuple[str, int], Ranking] = {}
-    runs = [_Run(question) for question in questions]
-    waiting = list(runs)
-    while waiting:
-        wanted = [need for run in waiting if (need := _advance(replay, run, script, known)) is not None]
-        _search(retriever, dict.fromkeys(wanted), known)
-        waiting = [run for run in waiting if not run.done]
-    return [Trace(run.question.id, tuple(run.hops)) for run in runs]
-
-
 def answer_fields(signature: type[dspy.Signature], texts: Sequence[str]) -> dict[str, Any]:
-    """Outputs of a predictor that say ``texts``: a list where the field is one, else one line.
-
-    Raises:
-        ConfigError: an output field is neither a text nor a list of texts.
-    """
+    """Outputs of a predictor that hold ``texts``: a list where the field is one, else one line."""
     outputs: dict[str, Any] = {}
     for name, info in signature.output_fields.items():
         if info.annotation is str:
@@ -112,45 +80,56 @@ def answer_fields(signature: type[dspy.Signature], texts: Sequence[str]) -> dict
     return outputs
 
 
-def _advance(
-    replay: Replay, run: _Run, script: Script, known: Mapping[tuple[str, int], Ranking]
-) -> tuple[str, int] | None:
-    """Go on until a search that is not known yet, which is returned, or the end."""
-    while True:
-        need = replay.run(run.question.text, run.outputs, lambda query, k: known.get((query, k)))
-        if isinstance(need, NeedsSearch):
-            return need.query, need.k
-        if run.outputs:
-            run.hops.append(Hop(run.queries[-1], None, need.ranking))
-        if isinstance(need, Finished):
-            run.done = True
-            return None
-        _answer(replay, run, script, need)
-
-
-def _answer(replay: Replay, run: _Run, script: Script, need: NeedsCompletion) -> None:
-    step = len(run.outputs)
-    if step == MAX_HOPS:
-        raise ConfigError(
-            f"systems: {type(replay.program).__name__} does not end on a rule (it asks for more than {MAX_HOPS} "
-            "completions); leave raw-question and oracle-titles out of `systems`"
-        )
-    texts = script(run.question, step)
-    signature = dict(replay.program.named_predictors())[need.predictor].signature
-    run.outputs.append(answer_fields(signature, texts))
-    run.queries.append(" ".join(texts))
-
-
-def _search(
-    retriever: Retriever, wanted: Mapping[tuple[str, int], None], known: dict[tuple[str, int], Ranking]
-) -> None:
-    by_k: dict[int, list[str]] = defaultdict(list)
-    for query, k in wanted:
-        by_k[k].append(query)
-    for k, queries in by_k.items():
-        for query, ranking in zip(queries, retriever.search(queries, k), strict=True):
-            known[query, k] = ranking
-
-
 def _title(document: Document) -> str:
     return document.title.strip() or " ".join(document.text.split()[:_HEAD_WORDS])
+
+
+def expanding(retriever: Retriever) -> Retriever:
+    """RM3 over the run's retriever.
+
+    Raises:
+        ConfigError: it is not BM25.
+    """
+    from leret.retrieval.engines.rm3 import RM3
+
+    try:
+        return RM3(retriever)
+    except RetrievalError as error:
+        raise ConfigError(f"systems: rm3 cannot be evaluated: {error}; leave it out of `systems`") from error
+
+
+def fuse(parts: Sequence[Sequence[ScoredHop]], questions: Sequence[Task]) -> Iterator[Rollout]:
+    """Rollouts whose ranking at each hop fuses those of other systems, by reciprocal rank.
+
+    A system that ended earlier keeps its last ranking at later hops. Of several samples, the first is taken.
+
+    Args:
+        parts: rows of each system.
+        questions: one rollout each, in their order; where a system failed, so does the rollout.
+    """
+    tables = [_by_question(rows) for rows in parts]
+    for question in questions:
+        runs = [table.get(question.id, []) for table in tables]
+        failed = next((row.failure for run in runs for row in run if row.failure is not None), None)
+        if failed is not None or not all(runs):
+            kind, _, message = (failed or "fused: one of the systems has no result for it").partition(": ")
+            yield Rollout(question.id, (), False, Failure(kind, message))
+            continue
+        n_hops = max(len(run) for run in runs)
+        at_hop = [[run[min(hop, len(run) - 1)] for run in runs] for hop in range(n_hops)]
+        yield Rollout(question.id, tuple(_hop(rows) for rows in at_hop), True)
+
+
+def _by_question(rows: Sequence[ScoredHop]) -> dict[str, list[ScoredHop]]:
+    found: dict[str, list[ScoredHop]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: row.hop):
+        if row.sample == 0:
+            found[row.question_id].append(row)
+    return found
+
+
+def _hop(rows: Sequence[ScoredHop]) -> Hop:
+    found = [[Passage(doc_id, "", "", 0.0) for doc_id in row.doc_ids] for row in rows]
+    query = " + ".join(row.query for row in rows if row.query)
+    ranking = reciprocal_rank_fusion([tuple(ranking) for ranking in found], [1.0] * len(found))
+    return Hop("", {}, (), None, {"query": query} if query else None, ranking)

@@ -1,4 +1,4 @@
-"""Scoring the traces: the rewards' own functions, on every hop's accumulated ranking."""
+"""Scoring what a system found: the rewards of `leret.rewards` on every hop's accumulated ranking."""
 
 from __future__ import annotations
 
@@ -6,79 +6,77 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-from leret.core.types import Document, Task
-from leret.evaluation.results import ScoredHop, Trace
-from leret.rewards.ranking import Measure, measure, recall
+from leret.core.types import Document, Outcome, Rollout, Task
+from leret.evaluation.results import ScoredHop
+from leret.rewards import reward
+from leret.rewards.ranking import recall
 
 BRIDGE_FOUND = "bridge_found"
 """Recall of the gold documents whose title the question does not name: those that have to be read about first."""
+
+LABELS = {
+    "recall": "recall",
+    "ap": "AP",
+    "all_found": "all gold found",
+    "bridge_found": "bridge found",
+    "ndcg": "nDCG",
+    "rr": "reciprocal rank",
+    "success": "any gold found",
+}
+"""Measures as tables and plots write them; others stand under their own name."""
 
 _ALWAYS = ("recall", "ap", "all_found", BRIDGE_FOUND)
 
 
 def all_measures(names: Sequence[str]) -> tuple[str, ...]:
-    """The measures of an evaluation: a recipe's, and those that every report shows.
-
-    Raises:
-        ConfigError: there is no measure of a name.
-    """
+    """The measures of an evaluation: a recipe's, and those that every report shows; an unknown one is refused."""
     every = tuple(dict.fromkeys((*names, *_ALWAYS)))
     for name in every:
         if name != BRIDGE_FOUND:
-            measure(name)
+            reward(name, "measures")
     return every
 
 
 class Scorer:
-    """Turns traces into scored rows.
+    """Turns rollouts into scored rows, by the measures of ``all_measures``; the corpus tells the gold titles."""
 
-    Args:
-        names: of ``all_measures``.
-        questions: every one with gold documents.
-        corpus: for the titles of the gold documents.
-    """
+    def __init__(self, names: Sequence[str], tasks: Sequence[Task], corpus: Mapping[str, Document]) -> None:
+        self._rewards = {name: reward(name) for name in names if name != BRIDGE_FOUND}
+        self._tasks = {task.id: task for task in tasks}
+        self._hidden = {task.id: hidden_gold(task, corpus) for task in tasks} if BRIDGE_FOUND in names else {}
 
-    def __init__(self, names: Sequence[str], questions: Sequence[Task], corpus: Mapping[str, Document]) -> None:
-        self._measures: dict[str, Measure] = {name: measure(name) for name in names if name != BRIDGE_FOUND}
-        self._questions = {question.id: question for question in questions}
-        self._hidden = {q.id: hidden_gold(q, corpus) for q in questions} if BRIDGE_FOUND in names else {}
-
-    def rows(self, trace: Trace) -> list[ScoredHop]:
+    def rows(self, rollout: Rollout) -> list[ScoredHop]:
         """One row a hop, and one more for what ended a run before its time."""
-        question = self._questions[trace.question_id]
+        task, n_hops = self._tasks[rollout.question_id], len(rollout.hops)
         rows = []
-        for i, hop in enumerate(trace.hops):
-            doc_ids = tuple(passage.doc_id for passage in hop.ranking)
+        for i, hop in enumerate(rollout.hops, 1):
+            prediction = rollout.prediction if i == n_hops else None
+            outcome = Outcome(task, hop.completion or "", hop.outputs or {}, hop.ranking, prediction, i)
             rows.append(
                 ScoredHop(
-                    question_id=question.id,
-                    type=question.type,
-                    sample=trace.sample,
-                    hop=i + 1,
+                    question_id=task.id,
+                    type=task.type,
+                    sample=rollout.index,
+                    hop=i,
                     query=hop.query,
                     completion=hop.completion,
-                    doc_ids=doc_ids,
+                    doc_ids=outcome.doc_ids,
                     scores=tuple(passage.score for passage in hop.ranking),
-                    measures={} if trace.failure else self._values(question, doc_ids),
-                    unparsed=trace.unparsed and i == len(trace.hops) - 1,
+                    measures={} if rollout.error else self._values(outcome),
+                    unparsed=rollout.unparsed and i == n_hops,
                 )
             )
-        if trace.failure is not None or not rows:
-            rows.append(self._end(question, trace))
+        if rollout.error is not None or not rows:  # a program that ended without a step found nothing
+            values = {} if rollout.error else self._values(Outcome(task, prediction=rollout.prediction, n_steps=0))
+            end = (task.id, task.type, rollout.index, n_hops + 1, None, None, (), (), values)
+            rows.append(ScoredHop(*end, failure=rollout.error))
         return rows
 
-    def _values(self, question: Task, doc_ids: Sequence[str]) -> dict[str, float]:
-        values = {name: value(doc_ids, question.grades) for name, value in self._measures.items()}
-        hidden = self._hidden.get(question.id)
-        return {**values, BRIDGE_FOUND: recall(doc_ids, hidden)} if hidden else values
-
-    def _end(self, question: Task, trace: Trace) -> ScoredHop:
-        """A failure; or a program that ended without a step, which found nothing."""
-        values = {} if trace.failure else self._values(question, ())
-        hop = len(trace.hops) + 1
-        return ScoredHop(
-            question.id, question.type, trace.sample, hop, None, None, (), (), values, failure=trace.failure
-        )
+    def _values(self, outcome: Outcome) -> dict[str, float]:
+        values = {name: value(outcome) for name, value in self._rewards.items()}
+        if hidden := self._hidden.get(outcome.task.id):
+            values[BRIDGE_FOUND] = recall(outcome.doc_ids, hidden)
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def hidden_gold(question: Task, corpus: Mapping[str, Document]) -> tuple[str, ...]:
@@ -96,14 +94,10 @@ def hidden_gold(question: Task, corpus: Mapping[str, Document]) -> tuple[str, ..
     )
 
 
-_PARENTHESES = re.compile(r"\s*\([^()]*\)\s*$")
-_NO_WORD = re.compile(r"\W+")
-
-
 def _title(document: Document) -> str:
-    return _words(_PARENTHESES.sub("", document.title)) or _words(document.title)
+    return _words(re.sub(r"\s*\([^()]*\)\s*$", "", document.title)) or _words(document.title)
 
 
 def _words(text: str) -> str:
     folded = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
-    return _NO_WORD.sub(" ", folded.casefold()).strip()
+    return re.sub(r"\W+", " ", folded.casefold()).strip()

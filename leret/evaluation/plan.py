@@ -1,33 +1,84 @@
-"""What an evaluation would do and cost, without doing it."""
+"""An evaluation before it runs: resolved from its recipe, its tasks, its evaluator, and what it would cost."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from leret.config.evaluation import EvalRecipe
-from leret.core.progress import Silent
+from leret.config.policy import PolicySettings, policy_settings
+from leret.config.sampling import SamplingRecipe
+from leret.core.bundled import demo_policy
+from leret.core.errors import ConfigError, DataError
+from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
-from leret.evaluation.evaluator import Evaluator
-from leret.evaluation.held_out import held_out
-from leret.evaluation.job import Job, finished, on_data, resolve
-from leret.evaluation.stage import open_evaluator
-from leret.sampling.changes import refuse_changed_files
+from leret.core.stages import check_resumable, completed, input_stamps, stage_key
+from leret.core.types import Task, digest
+from leret.datasets.load import limited, split_name
+from leret.datasets.splits import refuse_doubles, refuse_leak
+from leret.evaluation.measures import all_measures
+from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
+from leret.evaluation.systems import System, available, chosen
+from leret.policies.checkpoints import find_model, model_digest
+from leret.policies.load import policy_of
 from leret.sampling.plan import steps_of
-from leret.sampling.rollouts.environment import Workbench
+from leret.sampling.rollouts.environment import Environment, questions_digest, recipe_stamps, refuse_changes
+from leret.sampling.store.store import Store
+
+_RENAME = "give this evaluation another name: --set evaluation=NAME"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation of a run, resolved from its recipe; nothing of it is opened yet.
+
+    Attributes:
+        policies: of the run.
+        measures: the recipe's, and those that every report shows.
+        directory: of the results.
+        key: names all that the summary follows from, files by their size and time of change.
+    """
+
+    recipe: EvalRecipe
+    run: Run
+    systems: Sequence[System]
+    policies: Policies
+    measures: Sequence[str]
+    directory: Path
+    key: str
+
+    @property
+    def page(self) -> Path:
+        """The report."""
+        return self.run.report if self.directory == self.run.eval else self.directory / "report.html"
+
+    @property
+    def delivers(self) -> bool:
+        """Whether R/program is this one's: of the run's own test questions, or any while there is none of these."""
+        return self.directory == self.run.eval or not (self.run.eval / "summary.json").is_file()
+
+    def summary(self) -> dict[str, Any]:
+        """summary.json as it is; nothing where it is not there, or cannot be read."""
+        try:
+            return dict(json.loads((self.directory / "summary.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return {}
+
+    def done(self) -> dict[str, Any] | None:
+        """The summary, where all of this very evaluation is there and nothing failed."""
+        delivered = not self.delivers or (self.run.program / "policy.json").is_file()
+        return self.summary() or None if delivered and completed(self.directory, "eval", self.key) is not None else None
 
 
 @dataclass(frozen=True)
 class EvalPlan:
-    """What is asked for, what is there, and what the rest costs.
+    """What is asked for, what is there (all of it where ``done``), and what the rest costs.
 
-    Attributes:
-        questions: held out, with gold documents.
-        systems: in the order of the table.
-        to_ask: those of them that anything would be asked of.
-        steps: LM calls of one run of the program; None where they cannot be told without an LM.
-        lm_calls: at most; None likewise.
-        done: nothing would be done.
+    ``steps`` are the LM calls of one run of the program, None where they cannot be told without an LM; ``lm_calls`` is
+    an upper bound.
     """
 
     questions: int
@@ -39,49 +90,168 @@ class EvalPlan:
 
 
 def plan(recipe: EvalRecipe, run: Run) -> EvalPlan:
-    """What `leret.evaluation.stage.evaluate` would do; writes nothing.
+    """What `leret.evaluation.stage.evaluate` would do; writes nothing, and fails like it where no policy is needed."""
+    evaluation = resolve(recipe, run)
+    names = tuple(system.name for system in evaluation.systems)
+    before = evaluation.done()
+    if before is not None:
+        return EvalPlan(before["n_questions"], names, (), before["n_hops"], 0, True)
+    with Environment.open(run) as environment:
+        tasks, data = held_out(evaluation, environment)
+        steps = steps_of(environment)
+        samples = recipe.samples if recipe.temperature > 0 else 1
+        runs = {s.name: len(tasks) * (samples if s.prompt is not None else 1) for s in evaluation.systems}
+        if _has_index(environment):  # without one, nothing can have been evaluated over it
+            evaluator = open_evaluator(evaluation, environment, tasks, data, Silent())
+            runs = {s.name: sum(map(len, evaluator.missing(s)[1].values())) for s in evaluation.systems}
+    n_calls = sum(runs[system.name] for system in evaluation.systems if system.prompt is not None)
+    to_ask = tuple(name for name, n in runs.items() if n)
+    return EvalPlan(len(tasks), names, to_ask, steps, None if steps is None else steps * n_calls, done=False)
 
-    Args:
-        recipe: what to evaluate.
-        run: a sampled run.
+
+def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
+    """Everything that can be known without opening data or models.
 
     Raises:
-        LeretError: as `evaluate` does, for what can be seen without a policy.
+        ConfigError: unknown systems, measures or baseline.
+        PolicyError: a policy's directory is gone.
+        RunError: the run was not sampled, or cannot be read.
     """
-    job = resolve(recipe, run)
-    before = finished(job)
-    if before is not None:
-        names = tuple(system.name for system in job.systems)
-        return EvalPlan(before["n_questions"], names, (), before["n_hops"], 0, True)
-    with Workbench.open(run) as bench:
-        refuse_changed_files(run, bench)
-        questions, data = held_out(recipe, run, bench)
-        job = on_data(job, data)
-        steps = steps_of(bench.replay, bench.formatter.signature)
-        evaluator = open_evaluator(job, bench, questions, Silent()) if _has_index(bench) else None
-        runs = {system.name: _n_missing(job, evaluator, len(questions), system.name) for system in job.systems}
-    n_calls = sum(runs[system.name] for system in job.systems if system.prompt is not None)
-    return EvalPlan(
-        questions=len(questions),
-        systems=tuple(runs),
-        to_ask=tuple(name for name, n in runs.items() if n),
-        steps=steps,
-        lm_calls=None if steps is None else steps * n_calls,
-        done=False,
+    sampling = run.section("sampling", "leret sample RECIPE")
+    known = available(run, recipe.demos)
+    systems = chosen(recipe.systems, known, tuple(recipe.demos))
+    if recipe.baseline not in known:
+        raise ConfigError(f"baseline: {recipe.baseline!r} is not in this run; it has {', '.join(known)}")
+    measures = all_measures(recipe.measures)
+    directory = run.eval / (recipe.evaluation_name or "")
+    names = [*known, *(system.name for system in systems)]
+    shared = [name for name in names if name == recipe.evaluation_name or (directory / name / "summary.json").is_file()]
+    if shared:
+        raise ConfigError(f"evaluation: {shared[0]!r} is a system and an evaluation of this run; {_RENAME}")
+    policies = policies_of(policy_settings(sampling["policy"]))
+    key = stage_key(
+        recipe,
+        sampling,
+        run.manifest().get("digests"),
+        [[s.name, s.prompt and s.prompt.digest, s.prompt and policies.digest(s)] for s in systems],
+        input_stamps(run.store, run.preferences / "train.parquet", recipe.questions),
+        recipe_stamps(SamplingRecipe.model_validate(sampling)),
+    )
+    return Evaluation(recipe, run, systems, policies, measures, directory, key)
+
+
+def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Task], str]:
+    """The recipe's questions that have gold documents, in a fixed order; every question file is read once.
+
+    Returns:
+        The tasks; and what names all of the split with their gold, whatever the limit is.
+
+    Raises:
+        ConfigError: the question file is asked of a generated world.
+        DataError: there is no question, or one of them, or its text, was sampled in this run.
+        RunError: program, corpus or sampled questions are not those of the sampling; or the directory holds results on
+            other questions, or decoded otherwise.
+    """
+    recipe, run, data = evaluation.recipe, evaluation.run, environment.recipe.data
+    if recipe.questions is not None and data.kind == "world":
+        raise ConfigError(
+            f"questions: {recipe.questions!r} cannot be asked of a generated world, which brings its own; leave it out"
+        )
+    digests = {"program": environment.program_digest, "corpus": environment.corpus.digest}
+    refuse_changes(run, environment.recipe, digests)
+    own = environment.questions("all")
+    sampled = limited(_of_split(own, data.split, data.seed), data.limit, data.seed)
+    refuse_changes(run, environment.recipe, {"questions": questions_digest(sampled)})
+    if recipe.questions is not None:
+        other = environment.recipe.model_copy(update={"data": data.model_copy(update={"questions": recipe.questions})})
+        split = Environment(other, environment.cache).questions(recipe.split)
+    else:
+        split = _of_split(own, recipe.split, data.seed)
+    chosen = limited(split, recipe.limit, data.seed)
+    tasks = [task for task in chosen if task.gold]
+    if not tasks:
+        what = recipe.questions or f"split {recipe.split} of the run's data"
+        why = f"its {len(chosen)} questions have no gold documents" if chosen else "it has none"
+        raise DataError(f"{what} has no question to evaluate on: {why}; name another split or another question file")
+    if run.store.is_file():
+        with Store(run.store, read_only=True) as store:
+            ids = store.question_ids()
+        refuse_leak(ids, (task.id for task in tasks))
+        refuse_doubles((task for task in own if task.id in ids), tasks)
+    name = questions_digest(split)
+    _refuse_others(evaluation, name)
+    return tasks, name
+
+
+def open_evaluator(
+    evaluation: Evaluation, environment: Environment, tasks: Sequence[Task], data: str, progress: Progress
+) -> Evaluator:
+    """The evaluator of a run's program, retriever and policies, over what `held_out` gave.
+
+    Raises:
+        LeretError: data, index or program cannot be opened, or the retriever is not the one that was sampled with.
+    """
+    recipe, policy, retriever = evaluation.recipe, environment.recipe.policy, environment.retriever
+    refuse_changes(evaluation.run, environment.recipe, {"retriever": retriever.digest})
+    setup = EvaluationSetup(
+        environment.replay,
+        environment.formatter,
+        retriever,
+        max_tokens=policy.max_tokens,
+        temperature=recipe.temperature,
+        top_p=policy.top_p,
+        samples=recipe.samples if recipe.temperature > 0 else 1,
+        seed=recipe.seed,
+    )
+    search = environment.recipe.retriever
+    opened = [environment.corpus.digest, retriever.digest, environment.program_digest, search.k, search.exclude_seen]
+    return Evaluator(
+        evaluation.run,
+        evaluation.directory,
+        setup,
+        evaluation.policies,
+        questions=tasks,
+        corpus=environment.corpus,
+        measures=evaluation.measures,
+        key=digest(opened, evaluation.measures, data),
+        progress=progress,
     )
 
 
-def _n_missing(job: Job, evaluator: Evaluator | None, n_questions: int, name: str) -> int:
-    """Runs that a system lacks; without an index, nothing can have been evaluated over it."""
-    system = next(system for system in job.systems if system.name == name)
-    if evaluator is None:
-        samples = job.recipe.samples if system.prompt is not None and job.recipe.temperature > 0 else 1
-        return n_questions * samples
-    return sum(map(len, evaluator.missing(system)[1].values()))
+def policies_of(base: PolicySettings) -> Policies:
+    """How the run's policies are named and opened."""
+
+    def name(system: System) -> str:
+        settings = settings_of(system, base)
+        if settings.kind != "local":
+            return policy_of(settings).digest
+        return model_digest(demo_policy() if settings.model == "demo" else find_model(settings.model))
+
+    return Policies(name, lambda system: policy_of(settings_of(system, base)))
 
 
-def _has_index(bench: Workbench) -> bool:
+def settings_of(system: System | None, base: PolicySettings) -> PolicySettings:
+    """A policy's settings: the base's, but that a trained one always runs in this process."""
+    if system is None or system.directory is None:
+        return base
+    return base.in_process(str(system.directory.resolve()))
+
+
+def _has_index(environment: Environment) -> bool:
     """Opening the retriever would build an index that is not there."""
-    settings = bench.recipe.retriever
-    kind = settings.index_kind
-    return kind is None or (Path(settings.index) if settings.index else bench.cache / kind).is_dir()
+    index = environment.recipe.retriever.index_directory(environment.cache)
+    return index is None or index.is_dir()
+
+
+def _of_split(tasks: Sequence[Task], split: str | None, seed: int) -> list[Task]:
+    return [task for task in tasks if split in (None, "all", split_name(task, seed))]
+
+
+def _refuse_others(evaluation: Evaluation, data: str) -> None:
+    """Refuse to mix results on other questions, or decoded otherwise, in one directory."""
+    old, recipe = evaluation.summary(), evaluation.recipe
+    if old:
+        keys = ("temperature", "seed") if recipe.temperature > 0 else ("temperature",)  # greedy runs need no seed
+        before = {**{key: old[key] for key in keys}, "digest": {"questions": old["data"]}}
+        now = {**{key: getattr(recipe, key) for key in keys}, "digest": {"questions": data}}
+        check_resumable(evaluation.directory, before, now, otherwise=_RENAME)

@@ -1,4 +1,4 @@
-"""What a system did on a question, hop by hop, scored; and its file.
+"""What a system did on a question, hop by hop, scored; its file, and the TREC files for other tools.
 
 One table for every system: a row a question, sample and hop. The file is the only thing that later steps read, so
 that a system that is already evaluated is as good as one that has just been.
@@ -8,49 +8,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from leret.core.errors import RunError
 from leret.core.files import write_atomically
-from leret.core.types import Ranking
-
-
-@dataclass(frozen=True, slots=True)
-class Hop:
-    """One step of a program.
-
-    Attributes:
-        query: the text that was searched for, as far as the outputs show it; None where none could be parsed.
-        completion: what the LM wrote; None for a system without an LM.
-        ranking: everything found by the end of this hop, best first.
-    """
-
-    query: str | None
-    completion: str | None
-    ranking: Ranking
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """One run of one system on one question.
-
-    Attributes:
-        sample: which of several runs.
-        failure: what kept the run from ending (an outage, a crash of the program): not the system's result.
-        unparsed: the last completion was not in the adapter's format, and ended the run there.
-    """
-
-    question_id: str
-    hops: tuple[Hop, ...]
-    sample: int = 0
-    failure: str | None = None
-    unparsed: bool = False
+from leret.core.types import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +75,7 @@ def write_rows(path: Path, rows: Iterable[ScoredHop], measures: Sequence[str]) -
 
 
 def read_rows(path: Path) -> list[ScoredHop]:
-    """Read what ``write_rows`` wrote, in its order.
-
-    Raises:
-        RunError: the file is missing or damaged.
-    """
+    """Read what ``write_rows`` wrote, in its order."""
     try:
         records = pq.read_table(path).to_pylist()
         return [_row(record) for record in records]
@@ -135,11 +101,8 @@ def _number(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else float(value)
 
 
-pass
-
-
 @dataclass
-class Kept:
+class SystemResults:
     """The rows of one system.
 
     Attributes:
@@ -156,7 +119,7 @@ class Kept:
         """Completions that the rows stand for."""
         return sum(row.completion is not None for row in self.rows)
 
-    def only(self, question_ids: Sequence[str], samples: int) -> Kept:
+    def only(self, question_ids: Sequence[str], samples: int) -> SystemResults:
         """The rows of runs that are asked for and did not fail, in the order of the questions."""
         failed = {(row.question_id, row.sample) for row in self.rows if row.failure is not None}
         place = {question_id: i for i, question_id in enumerate(question_ids)}
@@ -166,31 +129,76 @@ class Kept:
             if row.question_id in place and row.sample < samples and (row.question_id, row.sample) not in failed
         ]
         rows.sort(key=lambda row: (row.sample, place[row.question_id], row.hop))
-        return Kept(self.key, rows, self.seconds)
+        return SystemResults(self.key, rows, self.seconds)
 
     def runs(self) -> set[tuple[str, int]]:
         """(question id, sample) of every run."""
         return {(row.question_id, row.sample) for row in self.rows}
 
 
-def read_kept(directory: Path, key: str) -> Kept:
-    """What is there under this key; nothing, where it was evaluated otherwise or not at all.
-
-    Raises:
-        RunError: the rows are damaged.
-    """
+def read_results(directory: Path, key: str) -> SystemResults:
+    """What is there under this key; nothing, where it was evaluated otherwise or not at all."""
     try:
         note = json.loads((directory / "evaluated.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return Kept(key)
+        return SystemResults(key)
     if not isinstance(note, dict) or note.get("key") != key:
-        return Kept(key)
-    return Kept(key, read_rows(directory / "per_question.parquet"), float(note.get("seconds", 0.0)))
+        return SystemResults(key)
+    return SystemResults(key, read_rows(directory / "per_question.parquet"), float(note.get("seconds", 0.0)))
 
 
-def write_kept(directory: Path, kept: Kept, measures: Sequence[str]) -> None:
+def write_results(directory: Path, kept: SystemResults, measures: Sequence[str]) -> None:
     """Write the rows, then the note that makes them count."""
     note = directory / "evaluated.json"
     note.unlink(missing_ok=True)
     write_rows(directory / "per_question.parquet", kept.rows, measures)
     write_atomically(note, json.dumps({"key": kept.key, "seconds": round(kept.seconds, 3)}) + "\n")
+
+
+_UNSAFE = re.compile(r"[\s%\x00-\x20\x7f-\xa0\u200b\ufeff\ud800-\udfff]")
+
+
+def escape(text: str) -> str:
+    """An id for TREC files, whose fields stand apart by white space; `urllib.parse.unquote` undoes it.
+
+    >>> escape("Ed Wood (film) 100%")
+    'Ed%20Wood%20(film)%20100%25'
+    """
+    return _UNSAFE.sub(lambda m: "".join(f"%{b:02X}" for b in m[0].encode("utf-8", "surrogatepass")), text)
+
+
+def write_run(path: Path, tag: str, rankings: Iterable[tuple[str, Sequence[str], Sequence[float]]]) -> None:
+    """Write ``qid Q0 docid rank score tag`` lines.
+
+    Readers of the format sort by score and break ties in ways of their own, some in single precision. So that all of
+    them see the order that leret scored, a score that does not fall below the one before it is written one step of
+    single precision lower.
+
+    Args:
+        path: of the file; replaced whole.
+        tag: the system's name.
+        rankings: question id, document ids best first, their scores.
+    """
+    lines = [
+        f"{escape(qid)} Q0 {escape(doc_id)} {rank} {score:.9g} {escape(tag)}\n"
+        for qid, doc_ids, scores in rankings
+        for rank, (doc_id, score) in enumerate(zip(doc_ids, falling(scores), strict=True), start=1)
+    ]
+    write_atomically(path, "".join(lines))
+
+
+def write_qrels(path: Path, questions: Iterable[Task]) -> None:
+    """Write ``qid 0 docid grade`` lines, one a gold document."""
+    lines = [f"{escape(q.id)} 0 {escape(doc_id)} {grade}\n" for q in questions for doc_id, grade in q.grades.items()]
+    write_atomically(path, "".join(lines))
+
+
+def falling(scores: Sequence[float]) -> Iterator[float]:
+    """The scores, each one step of single precision below the one before it where it was not below it already."""
+    last = np.float32(np.inf)
+    for score in scores:
+        value = np.float32(score)
+        if not value < last:
+            value = np.nextafter(last, np.float32(-np.inf))
+        last = value
+        yield float(value)

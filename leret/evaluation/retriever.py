@@ -16,10 +16,10 @@ from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.files import write_atomically
 from leret.core.progress import Progress, Silent
 from leret.core.types import Ranking, Task
+from leret.evaluation.results import falling, write_qrels, write_run
 from leret.evaluation.statistics import bootstrap_intervals
-from leret.evaluation.trec import falling, write_qrels, write_run
 from leret.retrieval.base import Retriever
-from leret.retrieval.fusion import reciprocal_ranks
+from leret.retrieval.fusion import reciprocal_rank_fusion
 
 _OURS = {"R": "recall", "AP": "ap", "RR": "rr", "nDCG": "ndcg", "Success": "success"}
 """ir_measures' name of a measure, and that of our reward function."""
@@ -32,13 +32,13 @@ _NEAR = {"map": "AP", "mrr": "RR", "precision": "P", **_THEIRS}
 
 
 def parsed(names: Sequence[str]) -> dict[str, Any]:
-    """Measures by their canonical names, in the order given.
+    """Measures of ir_measures by their canonical names, in the order given.
 
     Args:
         names: as in ``R@10``, ``AP``, ``nDCG@10``; the names of leret's rewards are understood too (``recall@10``).
 
     Raises:
-        ConfigError: some are no measures; all of them are listed.
+        ConfigError: all that are no measures.
     """
     import ir_measures
 
@@ -65,32 +65,11 @@ def parsed(names: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def cutoff(measure: str) -> int | None:
-    """Documents that a measure looks at; None where it looks at all."""
-    cut = measure.partition("@")[2]
-    return int(cut) if cut else None
-
-
-def reward_name(measure: str) -> str | None:
-    """Our reward function of a measure, as `leret.rewards.ranking.measure` takes it; None where there is none."""
-    base, at, cut = measure.partition("@")
-    return f"{_OURS[base]}{at}{cut}" if base in _OURS else None
-
-
 def values(measures: Mapping[str, Any], questions: Sequence[Task], rankings: Sequence[Ranking]) -> NDArray[np.float64]:
-    """Every measure of every question.
+    """Every measure of every question: (n_questions, n_measures); an empty ranking counts with 0.
 
-    A question whose ranking is empty counts with 0. Readers of TREC runs sort by score in single precision; a score
-    that does not fall is made to, so that the order that was retrieved is the order that is measured. The library under
-    ir_measures is written in C, and fails on a NUL or half a surrogate pair in an id: it gets numbers.
-
-    Args:
-        measures: of `parsed`.
-        questions: each with gold documents.
-        rankings: of the questions.
-
-    Returns:
-        (n_questions, n_measures).
+    Readers of TREC runs sort by score in single precision, so scores are made strictly decreasing. The C library under
+    ir_measures fails on a NUL or half a surrogate pair in an id: it gets numbers.
     """
     import ir_measures
 
@@ -118,9 +97,6 @@ def _cut(text: str) -> int | None:
     """A cut-off; None where the text is none."""
     cut = int(text) if text.isdecimal() and len(text) <= len(str(_DEEPEST)) else 0
     return cut if 0 < cut <= _DEEPEST else None
-
-
-pass
 
 
 _BATCH = 256
@@ -222,14 +198,13 @@ def evaluate_retriever(
             least, so that up to there a measure is the same whatever other measures are named.
         depth: documents of a ranking; see `depth_for`.
         resamples: of the bootstrap.
-        confidence: of the intervals.
+        confidence: of its intervals.
         seed: of the bootstrap.
-        progress: hears of every batch.
+        progress: of the batches.
 
     Raises:
         DataError: a question has no gold documents, or no rewrite.
         ConfigError: there is no measure of a name, or one looks deeper than ``depth``.
-        RetrievalError: the retriever cannot answer.
     """
     wanted = parsed(measures)
     _check(questions, rewrites)
@@ -246,7 +221,7 @@ def evaluate_retriever(
         found = retriever.search((rewritten or texts)[batch], asked)
         if fuse and rewritten is not None:
             raw = retriever.search(texts[batch], asked)
-            found = [reciprocal_ranks(pair, (1, 1))[:depth] for pair in zip(raw, found, strict=True)]
+            found = [reciprocal_rank_fusion(pair, (1, 1))[:depth] for pair in zip(raw, found, strict=True)]
         rankings += found
         progress.advance(len(found))
     progress.finish()
@@ -268,16 +243,12 @@ def evaluate_retriever(
 
 
 def depth_for(measures: Sequence[str], depth: int | None = None) -> int:
-    """Documents of a ranking that measures need.
-
-    Args:
-        measures: of `parsed`.
-        depth: that was asked for; None takes what the deepest cut-off needs, 100 where a measure has none.
+    """Documents of a ranking that measures need; by default the deepest cut-off, 100 where a measure has none.
 
     Raises:
-        ConfigError: a measure looks at more documents than were asked for.
+        ConfigError: a measure looks at more documents than ``depth``.
     """
-    cuts = {name: cutoff(name) for name in measures}
+    cuts = {name: int(cut) if (cut := name.partition("@")[2]) else None for name in measures}
     if depth is None:
         return max(cut or _DEPTH for cut in cuts.values())
     deeper = [name for name, cut in cuts.items() if cut is not None and cut > depth]

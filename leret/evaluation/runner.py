@@ -1,34 +1,203 @@
-"""Running one system with an LM over many questions."""
+"""Evaluating systems one after another, each only as far as it is not evaluated yet."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
 
-from leret.core.errors import LeretError, PolicyError, ProgramError, RetrievalError
-from leret.core.types import Rollout, Task
-from leret.evaluation.results import Hop, Trace
+from leret.core.errors import PolicyError
+from leret.core.progress import Progress
+from leret.core.runs import Run
+from leret.core.types import Document, Rollout, Task, digest
+from leret.evaluation.baselines import Script, ScriptedPolicy, expanding, fuse, oracle_titles, raw_question
+from leret.evaluation.measures import Scorer
+from leret.evaluation.results import ScoredHop, SystemResults, read_results, write_results
+from leret.evaluation.systems import ORACLE, RM3, System
 from leret.policies.base import Policy
-from leret.programs.prompts import Formatter, Prompt
+from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
+from leret.programs.runner import ProgramRunner
 from leret.retrieval.base import Retriever
 from leret.retrieval.batching import SearchBatcher
-from leret.sampling.rollouts.rollout import Roller
-
-CONCURRENCY: Final = 256
-"""Questions in flight: what waits together is decoded together."""
-
-_MIN_RUNS: Final = 50
-_MAX_FAILED: Final = 0.5
-"""Where more than half of at least fifty runs failed, the cause is not in the questions."""
-
-_BOUNDARY: Final[Mapping[str, type[LeretError]]] = {"retrieval": RetrievalError, "program": ProgramError}
+from leret.sampling.rollouts.rollout import BOUNDARIES, Actor, PolicyActor, RolloutRunner
 
 
 @dataclass(frozen=True)
-class Setting:
+class Policies:
+    """The policies of a run: what they are, and how they are opened.
+
+    Attributes:
+        digest: names what a system's policy computes, without loading it.
+        open: loads it, or connects to it.
+    """
+
+    digest: Callable[[System], str]
+    open: Callable[[System], Policy]
+
+
+class Evaluator:
+    """Evaluates systems on one set of questions.
+
+    Args:
+        run: that is evaluated.
+        directory: results are kept there.
+        setting: program, retriever and sampling.
+        policies: of the run.
+        questions: in the order of the results.
+        corpus: for the oracle's titles, and the measure that looks at them.
+        measures: names.
+        key: what all systems share: data, program, retriever, settings.
+        progress: hears of every run that ends.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        directory: Path,
+        setting: EvaluationSetup,
+        policies: Policies,
+        *,
+        questions: Sequence[Task],
+        corpus: Mapping[str, Document],
+        measures: Sequence[str],
+        key: str,
+        progress: Progress,
+    ) -> None:
+        self._run = run
+        self._directory = directory
+        self._setting = setting
+        self._policies = policies
+        self._questions = questions
+        self._corpus = corpus
+        self._measures = measures
+        self._scorer = Scorer(measures, questions, corpus)
+        self._key = key
+        self._progress = progress
+        self._open: tuple[str, Policy, asyncio.Runner] | None = None  # a policy's connections are of one event loop
+
+    def evaluate(self, system: System) -> tuple[SystemResults, bool]:
+        """The system's rows, and whether anything had to be asked for them.
+
+        Raises:
+            PolicyError, RetrievalError, ProgramError: more than half of the runs failed; what is done is kept.
+            RunError: the run cannot be written.
+        """
+        kept, todo = self.missing(system)
+        if not todo:
+            return kept, False
+        if system.prompt is not None:
+            self._policy(system)  # loading it is not the system's time
+        began = time.monotonic()
+        new: list[ScoredHop] = []
+        try:
+            self._ask(system, todo, lambda rollout: new.extend(self._scorer.rows(rollout)), len(kept.runs()))
+        finally:  # an interruption or an outage keeps what is done
+            kept.rows += new
+            kept.seconds += time.monotonic() - began
+            everything = SystemResults(kept.key, _in_order(kept.rows, self._questions), kept.seconds)
+            with self._run.writing(), ThreadPoolExecutor(1) as writer:  # which Ctrl-C does not interrupt
+                writer.submit(write_results, self._directory / system.name, everything, self._measures).result()
+        return everything, True
+
+    def missing(self, system: System) -> tuple[SystemResults, dict[int, list[Task]]]:
+        """What is there of a system, and the questions that are not, by sample.
+
+        Raises:
+            RunError: what is there is damaged.
+        """
+        samples = self._setting.samples if system.prompt is not None else 1
+        ids = [question.id for question in self._questions]
+        kept = read_results(self._directory / system.name, self._key_of(system)).only(ids, samples)
+        done = kept.runs()
+        todo = {sample: [q for q in self._questions if (q.id, sample) not in done] for sample in range(samples)}
+        return kept, {sample: questions for sample, questions in todo.items() if questions}
+
+    def close(self) -> None:
+        """Let go of the policy that was used last."""
+        if self._open is not None:
+            _, policy, loop = self._open
+            self._open = None
+            loop.run(policy.aclose())
+            loop.close()
+
+    def _key_of(self, system: System) -> str:
+        if system.prompt is None:
+            return digest(self._key, system.name, *map(self._key_of, system.parts))
+        setting = self._setting
+        sampling = [setting.max_tokens, setting.temperature, setting.top_p]
+        sampling += [setting.seed] if setting.temperature > 0 else []
+        return digest(self._key, self._policies.digest(system), system.prompt.digest, sampling)
+
+    def _ask(
+        self, system: System, todo: Mapping[int, Sequence[Task]], on_rollout: Callable[[Rollout], None], n_before: int
+    ) -> None:
+        self._progress.start(f"evaluating {system.name}", sum(map(len, todo.values())))
+        failures = 0
+
+        def ended(rollout: Rollout) -> None:
+            nonlocal failures
+            on_rollout(rollout)
+            failures += rollout.error is not None
+            self._progress.advance(1, failures=failures)
+
+        setup, retriever = self._setting, self._setting.retriever
+        try:
+            if system.prompt is not None:
+                policy, loop = self._policy(system)
+                settings = setup.max_tokens, setup.temperature, setup.top_p, setup.seed
+                actor = PolicyActor(policy, setup.formatter, *settings, system.prompt)
+                loop.run(run_system(setup, retriever, actor, todo, ended, n_before))
+            elif system.parts:
+                for rollout in fuse([self.missing(part)[0].rows for part in system.parts], todo[0]):
+                    ended(rollout)
+            elif system.name == ORACLE:
+                n_steps: dict[str, int] = {}
+                self._ask_script(retriever, raw_question, todo, lambda r: n_steps.update({r.question_id: len(r.hops)}))
+                self._ask_script(retriever, oracle_titles(self._corpus, n_steps), todo, ended)
+            else:
+                self._ask_script(expanding(retriever) if system.name == RM3 else retriever, raw_question, todo, ended)
+        finally:
+            self._progress.finish()
+
+    def _ask_script(
+        self,
+        retriever: Retriever,
+        script: Script,
+        todo: Mapping[int, Sequence[Task]],
+        on_rollout: Callable[[Rollout], None],
+    ) -> None:
+        actor = ScriptedPolicy(self._setting.formatter, script)
+        asyncio.run(run_system(self._setting, retriever, actor, todo, on_rollout))
+
+    def _policy(self, system: System) -> tuple[Policy, asyncio.Runner]:
+        """The system's policy; systems of one policy follow each other, so one is held at a time."""
+        name = system.policy or ""
+        if self._open is None or self._open[0] != name:
+            self.close()
+            self._open = (name, self._policies.open(system), asyncio.Runner())
+        return self._open[1:]
+
+
+def _in_order(rows: Sequence[ScoredHop], questions: Sequence[Task]) -> list[ScoredHop]:
+    place = {question.id: i for i, question in enumerate(questions)}
+    return sorted(rows, key=lambda row: (row.sample, place[row.question_id], row.hop))
+
+
+CONCURRENCY = 256
+"""Questions in flight: what waits together is decoded together."""
+
+_MIN_RUNS = 50
+_MAX_FAILED = 0.5
+"""Where more than half of at least fifty runs failed, the cause is not in the questions."""
+
+
+@dataclass(frozen=True)
+class EvaluationSetup:
     """A program over a retriever, and how completions are asked for.
 
     Attributes:
@@ -45,96 +214,37 @@ class Setting:
     seed: int = 0
 
 
-async def run_policy(
-    setting: Setting,
-    policy: Policy,
-    prompt: Prompt,
+async def run_system(
+    setup: EvaluationSetup,
+    retriever: Retriever,
+    actor: Actor,
     todo: Mapping[int, Sequence[Task]],
-    on_trace: Callable[[Trace], None],
-    n_done: int = 0,
+    on_rollout: Callable[[Rollout], None],
+    n_before: int = 0,
 ) -> None:
-    """Run every question, and hand over each trace as it ends.
+    """Run every question."""
+    searches = SearchBatcher(retriever)
+    runner = RolloutRunner(ProgramRunner(setup.replay, setup.formatter, searches), actor)
+    n_runs, n_done, failures = sum(map(len, todo.values())), 0, Counter[str]()
 
-    Args:
-        setting: program, retriever and sampling.
-        policy: writes the completions; left open.
-        prompt: of the bank, or zero-shot.
-        todo: questions by sample.
-        on_trace: called in this thread. What was handed over before an error or an interruption stays good.
-        n_done: runs that an earlier call did.
-
-    Raises:
-        PolicyError, RetrievalError, ProgramError: more than half of the runs failed of this.
-    """
-    watch = _Watch(sum(len(questions) for questions in todo.values()), n_done)
-    front = SearchBatcher(setting.retriever)
-    roller = Roller(
-        setting.replay,
-        setting.formatter,
-        policy,
-        front,
-        max_tokens=setting.max_tokens,
-        temperature=setting.temperature,
-        top_p=setting.top_p,
-        seed=setting.seed,
-    )
-    try:
-        for sample, questions in todo.items():
-
-            def done(rollout: Rollout, sample: int = sample) -> None:
-                on_trace(trace_of(rollout, sample))
-                watch.see(rollout)
-
-            await roller.run(questions, prompt, sample=sample, concurrency=CONCURRENCY, on_done=done)
-    finally:
-        front.close()
-
-
-def trace_of(rollout: Rollout, sample: int) -> Trace:
-    """A rollout as evaluation keeps it. Only a completion that does not parse is no failure."""
-    failure = rollout.failure
-    unparsed = failure is not None and failure.kind == "parse"
-    return Trace(
-        rollout.question_id,
-        tuple(Hop(_query(hop.outputs), hop.completion, hop.ranking) for hop in rollout.hops),
-        sample,
-        failure=f"{failure.kind}: {failure.message}" if failure is not None and not unparsed else None,
-        unparsed=unparsed,
-    )
-
-
-def _query(outputs: Mapping[str, Any] | None) -> str | None:
-    """The last field: what a predictor reasons comes before what it answers."""
-    if not outputs:
-        return None
-    value = list(outputs.values())[-1]
-    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-class _Watch:
-    """Stops an evaluation that failures have made pointless."""
-
-    def __init__(self, n_runs: int, n_before: int) -> None:
-        self._n_runs = n_runs
-        self._n_before = n_before
-        self._n_done = 0
-        self._failures: Counter[str] = Counter()
-
-    def see(self, rollout: Rollout) -> None:
-        """Count a run.
-
-        Raises:
-            PolicyError, RetrievalError, ProgramError: too many failed.
-        """
-        self._n_done += 1
+    def done(rollout: Rollout) -> None:
+        nonlocal n_done
+        on_rollout(rollout)
+        n_done += 1
         failure = rollout.failure
         if failure is None or failure.kind == "parse":
             return
-        self._failures[failure.kind] += 1
-        n_failed = self._failures.total()
-        n_all = self._n_done + (self._n_before if failure.kind == "prompt" else 0)  # which fails at every call again
-        if n_failed > _MAX_FAILED * n_all and self._n_done >= min(_MIN_RUNS, self._n_runs):
-            raise _BOUNDARY.get(failure.kind, PolicyError)(
+        failures[failure.kind] += 1
+        n_failed = failures.total()
+        n_all = n_done + (n_before if failure.kind == "prompt" else 0)  # which fails at every call again
+        if n_failed > _MAX_FAILED * n_all and n_done >= min(_MIN_RUNS, n_runs):
+            raise BOUNDARIES.get(failure.kind, PolicyError)(
                 f"{n_failed} of {n_all} runs failed, so the evaluation stopped; the last one: "
-                f"{failure.message}. What is done is kept: mend the cause and run the same command again"
+                f"{failure.message}. What is done is kept: correct the cause and run the same command again"
             )
+
+    try:
+        for index, tasks in todo.items():
+            await runner.run(tasks, index=index, concurrency=CONCURRENCY, on_done=done)
+    finally:
+        searches.close()

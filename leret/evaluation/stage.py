@@ -1,35 +1,37 @@
-"""`leret eval`: systems on held-out questions of a run's data."""
+"""`leret eval`: systems on held-out questions of a run's data.
+
+`evaluate` makes the objects from a recipe and a run (`leret.evaluation.plan`); `evaluate_systems` and `summarise` work
+on objects alone: tasks, program, adapter, retriever, policies.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from leret.config.evaluation import EvalRecipe
+from leret.config.policy import PolicySettings
 from leret.core.files import write_atomically
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
-from leret.core.types import Task, digest
-from leret.evaluation.evaluator import Evaluator
-from leret.evaluation.held_out import held_out
-from leret.evaluation.job import Job, finished, on_data, resolve
-from leret.evaluation.policies import deliver, settings_of
-from leret.evaluation.report.examples import examples
+from leret.core.stages import mark_completed
+from leret.core.types import Task
+from leret.evaluation.plan import Evaluation, held_out, open_evaluator, resolve, settings_of
+from leret.evaluation.report.content import examples
 from leret.evaluation.report.page import write_page
-from leret.evaluation.results import Kept
-from leret.evaluation.runner import Setting
+from leret.evaluation.results import SystemResults, write_qrels, write_run
+from leret.evaluation.runner import Evaluator
 from leret.evaluation.statistics import Statistics
-from leret.evaluation.summary import Evaluated, summarise
+from leret.evaluation.summary import summarise
 from leret.evaluation.systems import System, focus
-from leret.evaluation.trec import write_qrels, write_run
 from leret.policies.load import probe
-from leret.sampling.changes import refuse_changed_files, refuse_changes
-from leret.sampling.rollouts.environment import Workbench
+from leret.programs.saved import save_program
+from leret.sampling.rollouts.environment import Environment
 
 
 @dataclass(frozen=True)
@@ -71,153 +73,136 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
         RunError: the run was not sampled, or cannot be read or written; or what is evaluated has changed.
     """
     began = time.monotonic()
-    job = resolve(recipe, run)
-    before = finished(job)
+    evaluation = resolve(recipe, run)
+    path, page = evaluation.directory / "summary.json", evaluation.page
+    before = evaluation.done()
     if before is not None:
-        return _report(job, before, began, already=True)
-    with Workbench.open(run) as bench:
-        refuse_changed_files(run, bench)
-        questions, data = held_out(recipe, run, bench)
-        job = on_data(job, data)
-        asked, kept = _evaluate(job, bench, questions, progress or Silent())
-        summary = _summarise(job, questions, kept)
-        shown = _examples(job, bench, questions, kept, summary["focus"])
+        return EvalReport(before, path, page, already=True, seconds=time.monotonic() - began)
+    with Environment.open(run) as environment:
+        tasks, data = held_out(evaluation, environment)
+        evaluator = open_evaluator(evaluation, environment, tasks, data, progress or Silent())
+        asked, results = evaluate_systems(
+            evaluator,
+            evaluation.systems,
+            lambda systems: _probe(systems, environment.recipe.policy),
+            lambda system, result: _note(evaluation, system, result),
+        )
+        summary = _summary(evaluation, tasks, data, results)
+        shown = _examples(evaluation, environment, tasks, results)
         with run.writing():
-            write_qrels(job.directory / "qrels.trec", questions)
-            write_atomically(job.directory / "examples.json", json.dumps(shown, ensure_ascii=False, indent=1) + "\n")
-            if job.delivers:
-                deliver(run, bench, next((s for s in job.systems if s.name == summary["focus"]), None))
+            write_qrels(evaluation.directory / "qrels.trec", tasks)
+            _write_json(evaluation.directory / "examples.json", shown)
+            if evaluation.delivers:
+                _deliver(run, environment, next((s for s in evaluation.systems if s.name == summary["focus"]), None))
     run.update(eval=recipe.model_dump(mode="json"))
-    write_page(run, job.page, summary, shown)
-    with run.writing():  # last, since it says that all is there
-        write_atomically(job.directory / "summary.json", json.dumps(summary, ensure_ascii=False, indent=1) + "\n")
-    return _report(job, summary, began, asked=asked)
+    write_page(run, page, summary, shown)
+    with run.writing():
+        _write_json(path, summary)
+        _mark(evaluation, summary)
+    return EvalReport(summary, path, page, asked, seconds=time.monotonic() - began)
 
 
-def open_evaluator(job: Job, bench: Workbench, questions: Sequence[Task], progress: Progress) -> Evaluator:
-    """The evaluator of a job.
+def evaluate_systems(
+    evaluator: Evaluator,
+    systems: Sequence[System],
+    on_start: Callable[[Sequence[System]], None] = lambda systems: None,
+    on_evaluated: Callable[[System, SystemResults], None] = lambda system, results: None,
+) -> tuple[tuple[str, ...], dict[str, SystemResults]]:
+    """Every system's results, and the names of those that anything was asked of.
 
     Args:
-        job: resolved.
-        bench: of the run.
-        questions: as `held_out` gives them.
-        progress: hears of every question that ends.
-
-    Raises:
-        LeretError: data, index or program cannot be opened, or the retriever is not the one that was sampled with.
+        evaluator: of tasks, program, adapter, retriever and policies; closed afterwards.
+        systems: in the order in which they are asked.
+        on_start: gets the systems whose policies will be asked.
+        on_evaluated: gets every system that was asked.
     """
-    recipe, policy, retriever = job.recipe, bench.recipe.policy, bench.recipe.retriever
-    refuse_changes(job.run, bench.recipe, {"retriever": bench.retriever.digest})
-    setting = Setting(
-        bench.replay,
-        bench.formatter,
-        bench.retriever,
-        max_tokens=policy.max_tokens,
-        temperature=recipe.temperature,
-        top_p=policy.top_p,
-        samples=recipe.samples if recipe.temperature > 0 else 1,
-        seed=recipe.seed,
-    )
-    key = digest(
-        [bench.corpus.digest, bench.retriever.digest, bench.program_digest, retriever.k, retriever.exclude_seen],
-        job.measures,
-        job.data,
-    )
-    return Evaluator(
-        job.run,
-        job.directory,
-        setting,
-        job.policies,
-        questions=questions,
-        corpus=bench.corpus,
-        measures=job.measures,
-        key=key,
-        progress=progress,
-    )
-
-
-def _evaluate(
-    job: Job, bench: Workbench, questions: Sequence[Task], progress: Progress
-) -> tuple[tuple[str, ...], dict[str, Kept]]:
-    """Every system's rows, and the names of those that anything was asked of."""
-    evaluator = open_evaluator(job, bench, questions, progress)
-    asked, kept = [], {}
+    asked, results = [], {}
     try:
-        base = bench.recipe.policy
-        missing = [system for system in job.systems if system.prompt is not None and evaluator.missing(system)[1]]
-        for settings in {settings_of(system, base) for system in missing}:
-            asyncio.run(probe(settings))
-        for system in job.systems:
-            kept[system.name], new = evaluator.evaluate(system)
+        on_start([system for system in systems if system.prompt is not None and evaluator.missing(system)[1]])
+        for system in systems:
+            results[system.name], new = evaluator.evaluate(system)
             if new:
                 asked.append(system.name)
-                _note(job, system, kept[system.name])
+                on_evaluated(system, results[system.name])
     finally:
         evaluator.close()
-    return tuple(asked), kept
+    return tuple(asked), results
 
 
-def _note(job: Job, system: System, kept: Kept) -> None:
+def _probe(systems: Iterable[System], base: PolicySettings) -> None:
+    for settings in {settings_of(system, base) for system in systems}:
+        asyncio.run(probe(settings))
+
+
+def _note(evaluation: Evaluation, system: System, results: SystemResults) -> None:
     """The run file and the event of a system that has just been evaluated."""
-    last = {row.question_id: row for row in kept.rows if row.sample == 0 and row.failure is None}
-    with job.run.writing():
-        write_run(
-            job.directory / system.name / "run.trec",
-            system.name,
-            ((row.question_id, row.doc_ids, row.scores) for row in last.values()),
-        )
-    failed = sum(row.failure is not None for row in kept.rows)
-    job.run.event(
+    last = {row.question_id: row for row in results.rows if row.sample == 0 and row.failure is None}
+    with evaluation.run.writing():
+        rankings = ((row.question_id, row.doc_ids, row.scores) for row in last.values())
+        write_run(evaluation.directory / system.name / "run.trec", system.name, rankings)
+    evaluation.run.event(
         "eval",
         "evaluated",
-        name=job.recipe.evaluation_name,
+        name=evaluation.recipe.evaluation_name,
         system=system.name,
-        seconds=round(kept.seconds, 3),
-        failed=failed,
+        seconds=round(results.seconds, 3),
+        failed=sum(row.failure is not None for row in results.rows),
     )
 
 
-def _summarise(job: Job, questions: Sequence[Task], kept: Mapping[str, Kept]) -> dict[str, Any]:
-    recipe = job.recipe
-    evaluated = [
-        Evaluated(
-            system=system.name,
-            kind=system.kind,
-            policy=system.policy,
-            prompt=None if system.prompt is None else system.prompt.name,
-            rows=kept[system.name].rows,
-            seconds=kept[system.name].seconds,
-            lm_calls=kept[system.name].lm_calls,
-            rivals=system.rivals,
-        )
-        for system in job.systems
-    ]
+def _summary(
+    evaluation: Evaluation, tasks: Sequence[Task], data: str, results: Mapping[str, SystemResults]
+) -> dict[str, Any]:
+    recipe = evaluation.recipe
+    evaluated = [(system, results[system.name]) for system in evaluation.systems]
     statistics = Statistics(recipe.resamples, recipe.confidence, recipe.seed)
     return {
-        **summarise(evaluated, questions, job.measures, recipe.baseline, statistics),
+        **summarise(evaluated, tasks, evaluation.measures, recipe.baseline, statistics),
         "name": recipe.evaluation_name,
-        "data": job.data,
-        "focus": focus(job.systems),
+        "data": data,
+        "focus": focus(evaluation.systems),
         "split": recipe.split,
         "temperature": recipe.temperature,
         "samples": recipe.samples,
         "seed": recipe.seed,
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "key": job.key,
+        "key": evaluation.key,
     }
 
 
 def _examples(
-    job: Job, bench: Workbench, questions: Sequence[Task], kept: Mapping[str, Kept], name: str | None
+    evaluation: Evaluation, environment: Environment, tasks: Sequence[Task], results: Mapping[str, SystemResults]
 ) -> dict[str, Any] | None:
-    rival = job.recipe.baseline
-    if name is None or rival not in kept or rival == name:
+    name, rival = focus(evaluation.systems), evaluation.recipe.baseline
+    if name is None or rival not in results or rival == name:
         return None
-    pair = [(system, kept[system].rows) for system in (name, rival)]
-    return examples(pair[0], pair[1], questions, bench.corpus, job.recipe.examples)
+    ours, theirs = ((system, results[system].rows) for system in (name, rival))
+    return examples(ours, theirs, tasks, environment.corpus, evaluation.recipe.examples)
 
 
-def _report(
-    job: Job, summary: Mapping[str, Any], began: float, *, asked: tuple[str, ...] = (), already: bool = False
-) -> EvalReport:
-    return EvalReport(summary, job.directory / "summary.json", job.page, asked, already, time.monotonic() - began)
+def _deliver(run: Run, environment: Environment, system: System | None) -> None:
+    """Write R/program: what `leret.load` needs to run the program with a policy; None is the base."""
+    settings = environment.recipe.retriever
+    index = settings.index_directory(environment.cache)
+    save_program(
+        run.program,
+        environment.program(),
+        environment.source,
+        adapter=environment.recipe.program.adapter,
+        policy=settings_of(system, environment.recipe.policy),
+        retriever=settings.model_copy(update={"index": str(index.resolve())}) if index else settings,
+        data=environment.recipe.data,
+    )
+
+
+def _mark(evaluation: Evaluation, summary: Mapping[str, Any]) -> None:
+    """Note that nothing is left, unless questions failed: they are asked again."""
+    whole = not any(row["failed"] for row in summary["rows"])
+    names = ["summary.json", "qrels.trec"]
+    names += [f"{s.name}/{file}" for s in evaluation.systems for file in ("evaluated.json", "per_question.parquet")]
+    files = [evaluation.page, *(evaluation.directory / name for name in names)]
+    mark_completed(evaluation.directory, "eval", evaluation.key if whole else "", {}, files)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    write_atomically(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")

@@ -14,10 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from leret.evaluation.scores import Array
-
-Matrix = NDArray[np.float64]
-Vector = NDArray[np.float64]
+Array = NDArray[np.float64]
 
 _CHUNK_CELLS: Final = 4_000_000
 """Resamples are drawn in chunks of about so many cells: 32 MB of weights."""
@@ -26,7 +23,7 @@ _TIE: Final = 1e-12
 """Statistics closer than this are equal: the same sum in another order differs in its last bits."""
 
 
-def bootstrap_intervals(values: Matrix, resamples: int = 10_000, confidence: float = 0.95, seed: int = 0) -> Matrix:
+def bootstrap_intervals(values: Array, resamples: int = 10_000, confidence: float = 0.95, seed: int = 0) -> Array:
     """Percentile bootstrap intervals of the columns' means, questions drawn with replacement.
 
     Args:
@@ -39,8 +36,7 @@ def bootstrap_intervals(values: Matrix, resamples: int = 10_000, confidence: flo
     Returns:
         (n_columns, 2), lower and upper bound; NaN for a column without values.
 
-    Source:
-        Efron (1979), Bootstrap methods; Sakai (SIGIR 2006) for its use on measures of retrieval.
+    Source: Efron (1979), Bootstrap methods; Sakai (SIGIR 2006) for its use on measures of retrieval.
     """
     n_questions, n_columns = values.shape
     if n_questions == 0 or n_columns == 0:
@@ -56,7 +52,7 @@ def bootstrap_intervals(values: Matrix, resamples: int = 10_000, confidence: flo
     return _percentiles(means, confidence)
 
 
-def sign_flip_p(differences: Matrix, resamples: int = 10_000, seed: int = 0) -> Vector:
+def sign_flip_p(differences: Array, resamples: int = 10_000, seed: int = 0) -> Array:
     """Two-sided paired permutation test: were the labels of the two systems exchangeable, how often so large a mean?
 
     The labels of a question are exchanged by flipping the sign of its difference. Where all flips are no more than
@@ -71,8 +67,7 @@ def sign_flip_p(differences: Matrix, resamples: int = 10_000, seed: int = 0) -> 
     Returns:
         (n_columns,) p-values in (0, 1]; NaN for a column without values.
 
-    Source:
-        Fisher's randomization test; Smucker, Allan, Carterette (CIKM 2007) for its use on measures of retrieval.
+    Source: Fisher's randomization test; Smucker, Allan, Carterette (CIKM 2007) for its use on measures of retrieval.
     """
     n_questions, n_columns = differences.shape
     filled = np.nan_to_num(differences)
@@ -93,16 +88,12 @@ def sign_flip_p(differences: Matrix, resamples: int = 10_000, seed: int = 0) -> 
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment: the chance of even one false claim in the family stays below the level.
+    """Holm's step-down adjustment of one family of p-values; NaN (no test) stays NaN and does not count.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
 
-    Args:
-        p_values: of one family; NaN (no test) stays NaN and does not count.
-
-    Source:
-        Holm (1979), A simple sequentially rejective multiple test procedure.
+    Source: Holm (1979), A simple sequentially rejective multiple test procedure.
     """
     tested = sorted((p, i) for i, p in enumerate(p_values) if not np.isnan(p))
     adjusted = [float("nan")] * len(p_values)
@@ -118,7 +109,7 @@ def _chunks(total: int, width: int) -> list[tuple[int, int]]:
     return [(start, min(start + step, total)) for start in range(0, total, step)]
 
 
-def _draws(rng: np.random.Generator, n_draws: int, n_questions: int) -> Matrix:
+def _draws(rng: np.random.Generator, n_draws: int, n_questions: int) -> Array:
     """(n_draws, n_questions): how often each question is drawn, ``n_questions`` draws a row."""
     drawn = rng.integers(0, n_questions, size=(n_draws, n_questions))
     drawn += np.arange(n_draws)[:, None] * n_questions
@@ -126,7 +117,7 @@ def _draws(rng: np.random.Generator, n_draws: int, n_questions: int) -> Matrix:
     return counts.reshape(n_draws, n_questions).astype(np.float64)
 
 
-def _percentiles(means: Matrix, confidence: float) -> Matrix:
+def _percentiles(means: Array, confidence: float) -> Array:
     tail = (1 - confidence) / 2 * 100
     bounds = np.full((means.shape[1], 2), np.nan)
     for column in range(means.shape[1]):
@@ -134,9 +125,6 @@ def _percentiles(means: Matrix, confidence: float) -> Matrix:
         if known.size:
             bounds[column] = np.percentile(known, [tail, 100 - tail])
     return bounds
-
-
-pass
 
 
 @dataclass(frozen=True)
@@ -149,37 +137,21 @@ class Statistics:
 
 
 def pairs_of(rivals: Mapping[str, Sequence[str]], baseline: str) -> list[tuple[str, str]]:
-    """Each system with the baseline, then with its own rivals; no pair twice, in either order.
-
-    Args:
-        rivals: by system, in the order of the table; a rival that is not among the systems is passed over.
-        baseline: everyone's rival.
-    """
+    """Each system with the baseline, then with its own rivals, as far as they are systems; no pair twice."""
     pairs: dict[tuple[str, str], None] = {}
     for system, own in rivals.items():
         for rival in (baseline, *own):
-            pair = (system, rival)
-            if rival in rivals and rival != system and pair[::-1] not in pairs:
-                pairs[pair] = None
+            if rival in rivals and rival != system and (rival, system) not in pairs:
+                pairs[system, rival] = None
     return list(pairs)
 
 
 def compare(
-    pairs: Sequence[tuple[str, str]],
-    values: Mapping[str, Array],
-    measures: Sequence[str],
-    statistics: Statistics,
+    pairs: Sequence[tuple[str, str]], values: Mapping[str, Array], measures: Sequence[str], statistics: Statistics
 ) -> list[dict[str, Any]]:
-    """Every pair at every hop in every measure.
+    """The difference a's mean less b's of every pair (a, b), at every hop, in every measure, in this order of loops.
 
-    Args:
-        pairs: (a, b); the difference is a's mean less b's.
-        values: (n_questions, n_hops, n_measures) by system, NaN where it was not scored.
-        measures: names of the last axis.
-        statistics: of intervals and tests.
-
-    Returns:
-        One mapping a pair, hop and measure, in this order of loops.
+    ``values`` are (n_questions, n_hops, n_measures) by system, NaN where it was not scored.
     """
     if not pairs:
         return []
@@ -206,13 +178,13 @@ def compare(
 
 def adjusted(comparisons: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """With Holm's p beside p, each measure a family of its own."""
-    kept = list(comparisons)
+    rows = list(comparisons)
     by_place: dict[int, float] = {}
-    for measure in {c["measure"] for c in kept}:
-        family = [i for i, c in enumerate(kept) if c["measure"] == measure]
-        p_values = [math.nan if kept[i]["p"] is None else kept[i]["p"] for i in family]
+    for measure in {c["measure"] for c in rows}:
+        family = [i for i, c in enumerate(rows) if c["measure"] == measure]
+        p_values = [math.nan if rows[i]["p"] is None else rows[i]["p"] for i in family]
         by_place.update(zip(family, holm(p_values), strict=True))
-    return [{**c, "p_holm": json_number(by_place[i])} for i, c in enumerate(kept)]
+    return [{**c, "p_holm": json_number(by_place[i])} for i, c in enumerate(rows)]
 
 
 def nan_mean(values: Array) -> Array:

@@ -11,12 +11,12 @@
 
 `comparisons` stands after the last hop on all questions; the two others hold the earlier hops and the question types.
 Rates are in [0, 1]; a difference is a's mean less b's, over the questions that both were scored on. `p_holm` is
-adjusted within one measure of one list.
+adjusted within one measure of one list. Keys may be added; none goes or changes its meaning.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from leret.core.types import Task
-from leret.evaluation.report.labels import LABELS
-from leret.evaluation.results import ScoredHop
-from leret.evaluation.scores import Array, Scores, n_hops, score_table
+from leret.evaluation.measures import LABELS
+from leret.evaluation.results import ScoredHop, SystemResults
 from leret.evaluation.statistics import (
+    Array,
     Statistics,
     adjusted,
     bootstrap_intervals,
@@ -36,6 +36,7 @@ from leret.evaluation.statistics import (
     nan_mean,
     pairs_of,
 )
+from leret.evaluation.systems import System
 
 SCHEMA = 1
 _MAIN = ("recall", "ap", "all_found")
@@ -43,50 +44,39 @@ _MAIN = ("recall", "ap", "all_found")
 
 
 @dataclass(frozen=True)
-class Evaluated:
-    """One system with its results.
+class Scores:
+    """What one system reached.
 
     Attributes:
-        kind: ``baseline`` (no LM), ``base``, ``prompt`` or ``policy``.
-        rivals: systems that it is to be compared with, beside the common baseline.
-        seconds: wall clock, the model's loading left out.
+        values: (n_questions, n_hops, n_measures), runs averaged; NaN where the question failed, or the measure has no
+            value on it. A question that ended early keeps its last ranking at later hops.
+        n_failed: questions that no run of the system finished.
+        n_unparsed: questions where some run wrote a completion that does not parse.
     """
 
-    system: str
-    kind: str
-    policy: str | None
-    prompt: str | None
-    rows: Sequence[ScoredHop]
-    seconds: float
-    lm_calls: int
-    rivals: tuple[str, ...] = ()
+    values: Array
+    n_failed: int
+    n_unparsed: int
 
 
 def summarise(
-    systems: Sequence[Evaluated],
+    systems: Sequence[tuple[System, SystemResults]],
     questions: Sequence[Task],
     measures: Sequence[str],
     baseline: str,
     statistics: Statistics,
 ) -> dict[str, Any]:
-    """Everything of summary.json that follows from the rows.
+    """Everything of summary.json that follows from the rows; systems and measures in the order of the table.
 
-    Args:
-        systems: in the order of the table.
-        questions: all that were asked.
-        measures: names of the rows' measures, in the order of the table.
-        baseline: the system that each other is compared with; left out where it is not among ``systems``.
-        statistics: of intervals and tests.
+    Each system is compared with ``baseline`` where that is among them, and with its own rivals.
     """
-    hops = max((n_hops(system.rows) for system in systems), default=1)
-    ids = [question.id for question in questions]
-    scores = [score_table(system.rows, ids, hops, measures) for system in systems]
+    hops = max((row.hop for _, results in systems for row in results.rows if row.failure is None), default=1)
+    scores = {system.name: score_table(results.rows, questions, hops, measures) for system, results in systems}
     groups = _groups(questions)
     means = {name: _means(scores, members, measures, statistics) for name, members in groups.items()}
-    rows = [_row(system, scores[i], i, means, groups) for i, system in enumerate(systems)]
-    pairs = pairs_of({system.system: system.rivals for system in systems}, baseline)
+    pairs = pairs_of({system.name: system.rivals for system, _ in systems}, baseline)
     compared = {
-        group: compare(pairs, _by_system(systems, scores, members), measures, statistics)
+        group: compare(pairs, {name: s.values[members] for name, s in scores.items()}, measures, statistics)
         for group, members in groups.items()
     }
     everything = compared.pop(None)
@@ -99,7 +89,7 @@ def summarise(
         "baseline": baseline,
         "confidence": statistics.confidence,
         "resamples": statistics.resamples,
-        "rows": rows,
+        "rows": [_row(system, results, scores[system.name], means, groups) for system, results in systems],
         "comparisons": adjusted(c for c in everything if c["hop"] == hops),
         "comparisons_by_hop": adjusted(c for c in everything if c["hop"] != hops),
         "comparisons_by_type": [
@@ -111,7 +101,7 @@ def summarise(
 
 
 def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The console's table as plain text: the columns' heads, and a row a system, after the last hop."""
+    """The console's table: the columns' heads, and a row a system, after the last hop."""
     measures = [m for m in _MAIN if m in summary["measures"]] or summary["measures"][:3]
     counts = ["failed", *(["unparsed"] if any(row["unparsed"] for row in summary["rows"]) else []), "lm_calls"]
     columns = ["system", *(LABELS.get(m, m) for m in measures), *(n.replace("lm_", "LM ") for n in counts)]
@@ -141,6 +131,30 @@ def _figure(hop: Mapping[str, Any], measure: str, with_interval: bool) -> str:
     return f"{value:.3f} [{bounds[0]:.3f}, {bounds[1]:.3f}]" if with_interval else f"{value:.3f}"
 
 
+def score_table(rows: Sequence[ScoredHop], questions: Sequence[Task], n_hops: int, measures: Sequence[str]) -> Scores:
+    """Arrange the rows of one system, in any order, by question, hop and measure."""
+    runs: dict[tuple[str, int], dict[int, ScoredHop]] = defaultdict(dict)
+    for row in rows:
+        runs[row.question_id, row.sample][row.hop] = row
+    tables: dict[str, list[Array]] = defaultdict(list)
+    unparsed = set()
+    for (question_id, _), run in runs.items():
+        if any(row.failure is not None for row in run.values()):
+            continue
+        if any(row.unparsed for row in run.values()):
+            unparsed.add(question_id)
+        table = np.full((n_hops, len(measures)), np.nan)
+        for hop in range(n_hops):
+            at_hop = run.get(hop + 1)
+            table[hop] = [at_hop.measures.get(m, np.nan) for m in measures] if at_hop else table[hop - 1]
+        tables[question_id].append(table)
+    values = np.full((len(questions), n_hops, len(measures)), np.nan)
+    for i, question in enumerate(questions):
+        if question.id in tables:
+            values[i] = np.mean(tables[question.id], axis=0)
+    return Scores(values, n_failed=len(questions) - len(tables), n_unparsed=len(unparsed))
+
+
 def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:
     """All questions under None; and by type, where there is more than one."""
     groups: dict[str | None, list[int]] = {None: list(range(len(questions)))}
@@ -152,57 +166,52 @@ def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:
 
 
 def _means(
-    scores: Sequence[Scores], members: Sequence[int], measures: Sequence[str], statistics: Statistics
-) -> list[list[dict[str, Any]]]:
+    scores: Mapping[str, Scores], members: Sequence[int], measures: Sequence[str], statistics: Statistics
+) -> dict[str, list[dict[str, Any]]]:
     """For each system, for each hop: the means with their intervals."""
     if not scores:
-        return []
-    values = np.stack([s.values[members] for s in scores], axis=1)
+        return {}
+    values = np.stack([s.values[members] for s in scores.values()], axis=1)
     flat = values.reshape(len(members), -1)
     bounds = bootstrap_intervals(flat, statistics.resamples, statistics.confidence, statistics.seed)
     means = nan_mean(flat).reshape(values.shape[1:])
     bounds = bounds.reshape(*values.shape[1:], 2)
-    return [
-        [
+    return {
+        system: [
             {"hop": hop + 1}
             | {name: json_number(means[s, hop, m]) for m, name in enumerate(measures)}
             | {f"{name}_ci": [json_number(x) for x in bounds[s, hop, m]] for m, name in enumerate(measures)}
             for hop in range(values.shape[2])
         ]
-        for s in range(len(scores))
-    ]
+        for s, system in enumerate(scores)
+    }
 
 
 def _row(
-    system: Evaluated,
+    system: System,
+    results: SystemResults,
     scores: Scores,
-    i: int,
-    means: Mapping[str | None, Sequence[list[dict[str, Any]]]],
+    means: Mapping[str | None, Mapping[str, list[dict[str, Any]]]],
     groups: Mapping[str | None, Sequence[int]],
 ) -> dict[str, Any]:
     return {
-        "system": system.system,
+        "system": system.name,
         "kind": system.kind,
         "policy": system.policy,
-        "prompt": system.prompt,
+        "prompt": None if system.prompt is None else system.prompt.name,
         "n": len(groups[None]) - scores.n_failed,
         "failed": scores.n_failed,
         "unparsed": scores.n_unparsed,
-        "seconds": round(system.seconds, 3),
-        "lm_calls": system.lm_calls,
-        "hops": means[None][i],
+        "seconds": round(results.seconds, 3),
+        "lm_calls": results.lm_calls,
+        "hops": means[None][system.name],
         "by_type": {
-            name: {"n": _n_scored(scores, members), "hops": means[name][i]}
+            name: {
+                "n": int((~np.isnan(scores.values[members]).all(axis=(1, 2))).sum()),
+                "hops": means[name][system.name],
+            }
             for name, members in groups.items()
             if name is not None
         },
         "answer": None,
     }
-
-
-def _by_system(systems: Sequence[Evaluated], scores: Sequence[Scores], members: Sequence[int]) -> dict[str, Array]:
-    return {system.system: s.values[members] for system, s in zip(systems, scores, strict=True)}
-
-
-def _n_scored(scores: Scores, members: Sequence[int]) -> int:
-    return int((~np.isnan(scores.values[members]).all(axis=(1, 2))).sum())

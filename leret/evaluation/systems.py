@@ -57,16 +57,7 @@ class System:
 
 
 def available(run: Run, demos: Mapping[str, str]) -> dict[str, System]:
-    """Every system of a run, in the order of the report's table.
-
-    Args:
-        run: its bank and its policies are looked at.
-        demos: extra systems: name to a prompt file.
-
-    Raises:
-        ConfigError: a name of ``demos`` is taken.
-        RunError: a prompt or a policy's training.json cannot be read.
-    """
+    """Every system of a run, in the order of the report's table."""
     systems = [System(name, "baseline") for name in (RAW, ORACLE, RM3)]
     systems.append(System(BASE, "base", BASE, prompt=ZERO_SHOT))
     for prompt in _bank(run):
@@ -81,16 +72,7 @@ def available(run: Run, demos: Mapping[str, str]) -> dict[str, System]:
 
 
 def chosen(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[str] = ()) -> list[System]:
-    """The systems that a recipe asks for, no system twice, in the table's order.
-
-    Args:
-        names: of the recipe, ``bank`` and ``policies`` included.
-        systems: what there is.
-        demos: names that are always in.
-
-    Raises:
-        ConfigError: unknown names, all together, with what there is.
-    """
+    """The systems that a recipe asks for, no system twice, in the table's order."""
     wanted = set(demos)
     fused: dict[str, System] = {}
     problems = []
@@ -122,11 +104,7 @@ def focus(systems: Sequence[System]) -> str | None:
 
 
 def training_facts(run: Run) -> dict[str, dict[str, Any]]:
-    """training.json of every policy that is trained to its end, by name; parents before children.
-
-    Raises:
-        RunError: one cannot be read.
-    """
+    """training.json of every policy that is trained to its end, by name; parents before children."""
     facts = {}
     for path in sorted(run.policies.glob("*/training.json")):
         try:

@@ -13,30 +13,22 @@ from typing import TYPE_CHECKING, Literal
 
 from leret.config.evaluation import EvalRecipe
 from leret.config.sampling import SamplingRecipe
-from leret.config.training import TrainingRecipe
 from leret.core.errors import ConfigError
 from leret.core.progress import Progress
 from leret.core.runs import Run
+from leret.training.algorithms import TrainingRecipe
 
 if TYPE_CHECKING:
     from leret.evaluation.stage import EvalReport
     from leret.sampling.stage import SampleReport
-    from leret.training.record import TrainReport
-
+    from leret.training.checkpoints import TrainReport
 
 Recipe = SamplingRecipe | TrainingRecipe | EvalRecipe
 
 
 @dataclass(frozen=True)
-class Step:
-    """One stage of one round.
-
-    Attributes:
-        round: from 1.
-        stage: which stage.
-        recipe: for this round.
-        done: in a round that a later one has followed; it is left out.
-    """
+class RoundStage:
+    """One stage of one round, from 1; one of a round that a later one has followed is done, and left out."""
 
     round: int
     stage: Literal["sample", "train", "eval"]
@@ -48,13 +40,13 @@ class Step:
         """``round 2: train ipo-2 from sft-2``."""
         what = ""
         if isinstance(self.recipe, TrainingRecipe):
-            what = f" {self.recipe.policy_name} ({self.recipe.algorithm}) from {self.recipe.init}"
+            what = f" {self.recipe.policy_name} ({self.recipe.algorithm}) from {self.recipe.init_from}"
         elif isinstance(self.recipe, SamplingRecipe):
             what = f" with {self.recipe.policy.model}"
         return f"round {self.round}: {self.stage}{what}" + (": done before" if self.done else "")
 
 
-def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[Step]:
+def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[RoundStage]:
     """What the loop will do, in order.
 
     Args:
@@ -69,51 +61,6 @@ def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[Step]
     sampling = [recipe for recipe in recipes if isinstance(recipe, SamplingRecipe)]
     trainings = [recipe for recipe in recipes if isinstance(recipe, TrainingRecipe)]
     evaluation = [recipe for recipe in recipes if isinstance(recipe, EvalRecipe)]
-    _refuse(sampling, trainings, evaluation, run, rounds)
-    steps: list[Step] = []
-    begun = len(run.manifest().get("rounds", [])) if run.manifest_path.is_file() else 0
-    for number in range(1, rounds + 1):
-        trained = [_of_round(recipe, number, trainings) for recipe in trainings]
-        done = begun > number and all((run.policies / t.policy_name / "training.json").is_file() for t in trained)
-        previous = _successor(trainings, number - 1)
-        sampled = [_sampling_of_round(recipe, run, number, previous) for recipe in sampling]
-        steps += [Step(number, "sample", recipe, done) for recipe in sampled]
-        steps += [Step(number, "train", recipe, done) for recipe in trained]
-        steps += [Step(number, "eval", recipe, done) for recipe in evaluation]
-    return steps
-
-
-def take(step: Step, run: Run, *, progress: Progress | None = None) -> SampleReport | TrainReport | EvalReport | None:
-    """Take one step, unless it is done.
-
-    Returns:
-        The report of its stage; None where it was left out.
-
-    Raises:
-        LeretError: as the stage does.
-    """
-    if step.done:
-        return None
-    if isinstance(step.recipe, SamplingRecipe):
-        from leret.sampling.stage import sample
-
-        return sample(step.recipe, run, base_dir=Path.cwd(), progress=progress)
-    if isinstance(step.recipe, TrainingRecipe):
-        from leret.training.stage import train
-
-        return train(step.recipe, run, progress=progress)
-    from leret.evaluation.stage import evaluate
-
-    return evaluate(step.recipe, run, progress=progress)
-
-
-def _refuse(
-    sampling: Sequence[SamplingRecipe],
-    trainings: Sequence[TrainingRecipe],
-    evaluation: Sequence[EvalRecipe],
-    run: Run,
-    rounds: int,
-) -> None:
     problems = []
     if len(sampling) > 1 or len(evaluation) > 1:
         problems.append("a loop takes one recipe of sampling and one of evaluation; leave the others out")
@@ -122,11 +69,39 @@ def _refuse(
     if rounds > 1 and not (sampling and trainings):
         problems.append(f"--rounds {rounds}: another round needs a recipe of sampling and one of training at least")
     names = [recipe.policy_name for recipe in trainings]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    if twice := sorted({name for name in names if names.count(name) > 1}):
         problems.append(f"two trainings are both named {', '.join(twice)}; set `name` in one of them")
     if problems:
         raise ConfigError(problems)
+    stages: list[RoundStage] = []
+    begun = len(run.manifest().get("rounds", [])) if run.manifest_path.is_file() else 0
+    for number in range(1, rounds + 1):
+        trained = [_training(recipe, number, trainings) for recipe in trainings]
+        done = begun > number and all((run.policies / t.policy_name / "training.json").is_file() for t in trained)
+        previous = _successor(trainings, number - 1)
+        stages += [RoundStage(number, "sample", _sampling(recipe, run, number, previous), done) for recipe in sampling]
+        stages += [RoundStage(number, "train", recipe, done) for recipe in trained]
+        stages += [RoundStage(number, "eval", recipe, done) for recipe in evaluation]
+    return stages
+
+
+def run_stage(
+    stage: RoundStage, run: Run, *, progress: Progress | None = None
+) -> SampleReport | TrainReport | EvalReport | None:
+    """Run one stage, unless it is done; the report of the stage, None where it was left out."""
+    if stage.done:
+        return None
+    if isinstance(stage.recipe, SamplingRecipe):
+        from leret.sampling.stage import sample
+
+        return sample(stage.recipe, run, base_dir=Path.cwd(), progress=progress)
+    if isinstance(stage.recipe, TrainingRecipe):
+        from leret.training.stage import train
+
+        return train(stage.recipe, run, progress=progress)
+    from leret.evaluation.stage import evaluate
+
+    return evaluate(stage.recipe, run, progress=progress)
 
 
 def _name(name: str, number: int) -> str:
@@ -135,24 +110,25 @@ def _name(name: str, number: int) -> str:
 
 def _successor(trainings: Sequence[TrainingRecipe], number: int) -> str:
     """The policy that a round hands on: the last one trained that is no control."""
-    heirs = [recipe for recipe in trainings if recipe.match_steps_of is None and recipe.targets == "best"]
-    heirs = heirs or list(trainings)
+    heirs = [recipe for recipe in trainings if not recipe.is_control] or list(trainings)
     return _name(heirs[-1].policy_name, number) if heirs and number else "base"
 
 
-def _of_round(recipe: TrainingRecipe, number: int, trainings: Sequence[TrainingRecipe]) -> TrainingRecipe:
-    names = {other.policy_name: _name(other.policy_name, number) for other in trainings}
-    names["base"] = _successor(trainings, number - 1)
-    changes = {
-        "name": names[recipe.policy_name],
-        "init": names.get(recipe.init, recipe.init),
-        "match_steps_of": names.get(recipe.match_steps_of or "", recipe.match_steps_of),
-    }
-    return recipe if number == 1 else recipe.model_copy(update=changes)
-
-
-def _sampling_of_round(recipe: SamplingRecipe, run: Run, number: int, previous: str) -> SamplingRecipe:
+def _training(recipe: TrainingRecipe, number: int, trainings: Sequence[TrainingRecipe]) -> TrainingRecipe:
     if number == 1:
         return recipe
-    policy = recipe.policy.in_process(str((run.policies / previous).resolve()))
-    return recipe.model_copy(update={"policy": policy})
+    names = {other.policy_name: _name(other.policy_name, number) for other in trainings}
+    names["base"] = _successor(trainings, number - 1)
+    return recipe.model_copy(
+        update={
+            "name": names[recipe.policy_name],
+            "init_from": names.get(recipe.init_from, recipe.init_from),
+            "match_steps_of": names.get(recipe.match_steps_of or "", recipe.match_steps_of),
+        }
+    )
+
+
+def _sampling(recipe: SamplingRecipe, run: Run, number: int, previous: str) -> SamplingRecipe:
+    if number == 1:
+        return recipe
+    return recipe.model_copy(update={"policy": recipe.policy.in_process(str((run.policies / previous).resolve()))})

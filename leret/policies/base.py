@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from leret.core.errors import PolicyError
+
 Messages = tuple[dict[str, str], ...]
 """``{"role": ..., "content": ...}`` in order, as DSPy's adapters format them."""
 
@@ -44,6 +46,10 @@ class Completion:
     logprobs: tuple[float, ...] | None = None
 
 
+class PromptTooLongError(PolicyError):
+    """A prompt that leaves the model no position to answer in."""
+
+
 class Policy(Protocol):
     """Completes prompts. Safe to call from many tasks of one event loop."""
 
@@ -68,3 +74,14 @@ class Policy(Protocol):
 
     async def aclose(self) -> None:
         """Free what the policy holds; of connections, those of the running event loop. May be called twice."""
+
+
+class ServedPolicy(Policy, Protocol):
+    """A policy behind servers."""
+
+    async def check(self) -> None:
+        """See that the server answers, takes the key and knows the model, in seconds.
+
+        Raises:
+            PolicyError: it is away, or refuses; its URL is in the message.
+        """

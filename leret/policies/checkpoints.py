@@ -28,15 +28,11 @@ class LoadedModel:
     path: Path
 
 
-def find_model(name: str | Path, revision: str | None = None) -> Path:
-    """The directory of a model that is named by its path or by its Hugging Face repository.
-
-    Raises:
-        PolicyError: there is none, or it holds no safetensors.
-    """
+def find_model(name: str | Path) -> Path:
+    """The directory of a model named by its path or Hugging Face repository; `PolicyError` without safetensors."""
     path = Path(name)
     if not path.is_dir():
-        path = _from_hub(str(name), revision)
+        path = _from_hub(str(name))
     if not (path / "config.json").is_file() and not (path / "adapter_config.json").is_file():
         raise PolicyError(
             f"{path} holds neither config.json nor adapter_config.json: it is no model directory; "
@@ -45,9 +41,9 @@ def find_model(name: str | Path, revision: str | None = None) -> Path:
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
         pickled = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
-        told = f" (only {', '.join(pickled[:3])}, which leret does not unpickle)" if pickled else ""
+        found = f" (only {', '.join(pickled[:3])}, which leret does not unpickle)" if pickled else ""
         raise PolicyError(
-            f"{path} holds no *.safetensors{told}; save it again with save_pretrained(safe_serialization=True)"
+            f"{path} holds no *.safetensors{found}; save it again with save_pretrained(safe_serialization=True)"
         )
     _check_weights(path, weights)
     pickled = sorted(file.name for file in path.glob("*.bin") if file.name != "training_args.bin")
@@ -61,7 +57,7 @@ def find_model(name: str | Path, revision: str | None = None) -> Path:
     return path
 
 
-def _from_hub(name: str, revision: str | None) -> Path:
+def _from_hub(name: str) -> Path:
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise PolicyError(
             f"there is no model directory {name}; give a directory, or owner/name of the Hugging Face hub"
@@ -72,7 +68,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
 
     patterns = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+        return Path(snapshot_download(name, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, HTTPError, OSError) as error:
         raise PolicyError(
             f"{name} is no directory here, and the Hugging Face hub did not give it ({type(error).__name__}: "
@@ -104,11 +100,7 @@ def _check_weights(path: Path, weights: list[Path]) -> None:
 
 
 def read_model_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a model directory.
-
-    Raises:
-        PolicyError: the file is missing or is no JSON object.
-    """
+    """A JSON object of a model directory; `PolicyError` where the file is missing or is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -127,8 +119,9 @@ def model_digest(path: Path) -> str:
     patterns = ("*.safetensors", *_NAMED_FILES, *_TOKENIZER_FILES)
     for file in sorted({file for pattern in patterns for file in path.glob(pattern) if file.is_file()}):
         total.update(file.name.encode() + b"\0" + _file_digest(file))
-    if (path / "adapter_config.json").is_file():
-        total.update(model_digest(_base_of(path)).encode())
+    base = adapter_base(path)
+    if base is not None:
+        total.update(model_digest(base).encode())
     return total.hexdigest()
 
 
@@ -141,33 +134,33 @@ def _file_digest(file: Path) -> bytes:
     return _digests[key]
 
 
-def _base_of(adapter: Path) -> Path:
-    name = read_model_json(adapter / "adapter_config.json").get("base_model_name_or_path")
+def adapter_base(path: Path) -> Path | None:
+    """The directory of the model that an adapter was trained on; None where ``path`` holds full weights."""
+    config = path / "adapter_config.json"
+    if not config.is_file():
+        return None
+    name = read_model_json(config).get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
-        raise PolicyError(f"{adapter / 'adapter_config.json'} names no base_model_name_or_path; save the adapter again")
-    beside = adapter / name
+        raise PolicyError(f"{config} names no base_model_name_or_path; set it, or save the adapter again")
+    beside = path / name
     return find_model(beside if beside.is_dir() else name)
 
 
 def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
-    """Load a model directory, or an adapter directory merged into its base.
+    """Load a model directory, or an adapter directory merged into its base, for the in-process engine.
 
     Args:
         path: as ``find_model`` returned it.
         device: ``auto`` (CUDA where there is one), ``cpu``, ``cuda``, ``cuda:1`` ...
         dtype: ``auto`` (float32 on a CPU, the saved one elsewhere), ``float32``, ``bfloat16`` or ``float16``.
-
-    Raises:
-        PolicyError: architecture unknown or unfit, weights missing, tokenizer or chat template missing.
     """
-    place = _device(device)
-    adapter = (path / "adapter_config.json").is_file()
-    base = _base_of(path) if adapter else path
-    model = _load_weights(base, "float32" if dtype == "auto" and place == "cpu" else dtype)
-    if adapter:
+    place, base = _device(device), adapter_base(path)
+    model = load_weights(base or path, "float32" if dtype == "auto" and place == "cpu" else dtype)
+    _check_architecture(base or path, model.config)
+    if base is not None:
         model = _merge_adapter(model, path)
-    has_tokenizer = any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
-    tokenizer = load_tokenizer(path if has_tokenizer else base)
+    tokenizer = load_tokenizer(path)
+    tokenizer.model_max_length = 2**62  # lengths are checked against the model, with a word on what to do
     model.eval().requires_grad_(False)
     return LoadedModel(model.to(place), tokenizer, path)
 
@@ -186,32 +179,33 @@ def _device(device: str) -> str:
     return device
 
 
-def _load_weights(path: Path, dtype: str) -> Any:
+def load_weights(path: Path, dtype: str) -> Any:
+    """A causal LM on the CPU with all of its weights; transformers would fill missing ones with random numbers."""
     from safetensors import SafetensorError
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-        _check_architecture(path, config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     except (ValueError, KeyError, AttributeError, TypeError, OSError, RuntimeError, SafetensorError) as error:
-        reason = (str(error).splitlines() or [""])[0]
         raise PolicyError(
-            f"{path} cannot be loaded as a causal LM ({type(error).__name__}: {reason}); "
+            f"{path} cannot be loaded as a causal LM ({type(error).__name__}: {_first_line(error)}); "
             "check its config.json, or serve it with an engine that knows it and use kind: openai"
         ) from error
-    model, told = loaded
-    absent = sorted(told["missing_keys"]) + sorted(str(key) for key in told["mismatched_keys"])
-    if absent:
-        # transformers fills them with random numbers and goes on.
+    model, info = loaded
+    missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    if missing:
         raise PolicyError(
-            f"{path} lacks {len(absent)} of the model's weights ({', '.join(absent[:3])}); save the whole model again"
+            f"{path} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}); save the whole model again"
         )
     return model
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0][:300]
 
 
 def _check_architecture(path: Path, config: Any) -> None:
@@ -231,27 +225,28 @@ def _merge_adapter(model: Any, path: Path) -> Any:
     try:
         return PeftModel.from_pretrained(model, str(path)).merge_and_unload()
     except (ValueError, KeyError, OSError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [""])[0]
         raise PolicyError(
-            f"the adapter {path} does not fit its base model ({reason}); train it again on this base"
+            f"the adapter {path} does not fit its base model ({_first_line(error)}); train it again on this base"
         ) from error
 
 
 def load_tokenizer(path: Path) -> Any:
-    """The tokenizer of a model directory; `PolicyError` where there is none, or none with a chat template."""
+    """The tokenizer of a model directory, or of an adapter's base; `PolicyError` without a chat template."""
     from transformers import AutoTokenizer
 
+    source = path
+    if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        source = adapter_base(path) or path
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (ValueError, KeyError, OSError, TypeError, AttributeError) as error:
-        reason = (str(error).splitlines() or [""])[0]
         raise PolicyError(
-            f"{path} has no tokenizer that can be loaded ({reason}); save it there with tokenizer.save_pretrained"
+            f"{source} has no tokenizer that can be loaded ({_first_line(error)}); "
+            "save it there with tokenizer.save_pretrained"
         ) from error
-    tokenizer.model_max_length = 2**62  # lengths are checked against the model, with a word on what to do
     if not tokenizer.chat_template:
         raise PolicyError(
-            f"the tokenizer of {path} has no chat template, so messages cannot become a prompt; "
+            f"the tokenizer of {source} has no chat template, so messages cannot become a prompt; "
             "set tokenizer.chat_template and save it, or use an instruction-tuned model"
         )
     return tokenizer

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dspy
-from dspy.adapters.utils import parse_value
-from dspy.utils.exceptions import AdapterParseError
 
 from leret.config.sampling import AdapterSettings
+from leret.core.dspy_internals import AdapterParseError, PlainJSONAdapter, parse_value
 
 _SPACE = re.compile(r"\s+")
 
@@ -74,11 +73,7 @@ class CompactAdapter(dspy.Adapter):
         return "\n".join(f"{name}: {value}" for name, value in values.items())
 
     def parse(self, signature: type[dspy.Signature], completion: str) -> dict[str, Any]:
-        """The output fields of a completion.
-
-        Raises:
-            AdapterParseError: a field is missing or empty, or its value is not of the field's type.
-        """
+        """The output fields of a completion."""
         names = list(signature.output_fields)
         raw = {names[0]: completion.strip()} if len(names) == 1 else _labelled(names, completion)
         missing = [name for name in names if not raw.get(name)]
@@ -127,16 +122,6 @@ def _labelled(names: Sequence[str], completion: str) -> dict[str, str]:
     marks = list(label.finditer(completion))
     ends = [mark.start() for mark in marks[1:]] + [len(completion)]
     return {mark[1]: completion[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=False)}
-
-
-pass
-
-
-class PlainJSONAdapter(dspy.JSONAdapter):
-    """DSPy's, but that it sends no ``response_format``: a policy in this process and the sampler take none."""
-
-    __call__ = dspy.ChatAdapter.__call__
-    acall = dspy.ChatAdapter.acall
 
 
 def make_adapter(settings: AdapterSettings) -> dspy.Adapter:

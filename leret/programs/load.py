@@ -17,11 +17,7 @@ from leret.programs.search import Search
 
 
 def load_class(path: Path, name: str) -> type[dspy.Module]:
-    """The program class ``name`` in the Python file ``path``.
-
-    Raises:
-        ProgramError: the file is missing or does not run, or holds no such ``dspy.Module``.
-    """
+    """The program class ``name`` in the Python file ``path``."""
     if not path.is_file():
         raise ProgramError(f"{path} does not exist; a program is named as FILE.py:Class")
     module_name = f"leret_program_{digest(str(path.resolve()))}"

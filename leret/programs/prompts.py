@@ -1,16 +1,8 @@
-"""Formatting the messages of a prompt without formatting its instructions and demos every time.
-
-What stands before the last message is the same for all inputs of one predictor under one prompt, and it is most of
-the work. It is kept, and only the last turn is formatted anew. Whether that gives what the adapter itself would give is
-not taken for granted: the first messages of every prompt are formatted both ways, and a prompt where they differ is
-formatted in full for ever after.
-"""
+"""Prompts of a bank, and the formatter that turns a step into messages and a completion into outputs."""
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,97 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import dspy
-from dspy.utils.exceptions import AdapterParseError
 from pydantic_core import to_jsonable_python
 
+from leret.core.dspy_internals import PART_MARKER, AdapterParseError, is_turn_by_turn, last_message
 from leret.core.errors import RunError
 from leret.core.types import digest
+from leret.policies.base import Messages
 from leret.programs.adapters import CompactAdapter
 
 _PROOFS = 3
 """Messages of a prompt that are formatted both ways."""
 
-_MARKER = "<<CUSTOM-TYPE-"
-"""DSPy splits a message at such a marker."""
-
-Messages = tuple[dict[str, str], ...]
-
-
-class Heads:
-    """The messages before the last one, by prompt.
-
-    Args:
-        adapter: any of DSPy's; one with a ``format`` of its own is asked for all messages, every time.
-    """
-
-    def __init__(self, adapter: dspy.Adapter) -> None:
-        self._adapter = adapter
-        self._splits = _is_turn_by_turn(adapter)
-        self._kept: dict[object, Messages] = {}
-        self._proofs: Counter[object] = Counter()
-        self._refused: set[object] = set()
-
-    def messages(
-        self,
-        key: object,
-        signature: type[dspy.Signature],
-        demos: Sequence[Mapping[str, Any]],
-        inputs: Mapping[str, Any],
-        last: Mapping[str, str] | None = None,
-    ) -> Messages:
-        """What ``adapter.format`` gives.
-
-        Args:
-            key: names the signature and the demos.
-            signature: of the predictor, under the prompt's instructions.
-            demos: of the prompt.
-            inputs: by field name.
-            last: the last message of the same inputs under another prompt, where it is known.
-        """
-        if not self._splits or key in self._refused or not all(map(_is_plain, inputs.values())):
-            return self._in_full(signature, demos, inputs)
-        head = self._kept.get(key)
-        if head is None:
-            whole = self._in_full(signature, demos, inputs)
-            self._kept[key] = whole[:-1]
-            return whole
-        message = dict(last) if last is not None else self._last(signature, inputs)
-        if not message["content"] or _MARKER in message["content"]:
-            return self._in_full(signature, demos, inputs)
-        made = (*head, message)
-        if self._proofs[key] < _PROOFS:
-            self._proofs[key] += 1
-            whole = self._in_full(signature, demos, inputs)
-            if made != whole:
-                self._refused.add(key)
-            return whole
-        return made
-
-    def _last(self, signature: type[dspy.Signature], inputs: Mapping[str, Any]) -> dict[str, str]:
-        if isinstance(self._adapter, CompactAdapter):
-            message: dict[str, str] = self._adapter.format(signature, (), inputs)[-1]
-            return message
-        content = self._adapter.format_user_message_content(signature, dict(inputs), main_request=True)
-        return {"role": "user", "content": content}
-
-    def _in_full(
-        self, signature: type[dspy.Signature], demos: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any]
-    ) -> Messages:
-        return tuple(self._adapter.format(signature, [dict(demo) for demo in demos], dict(inputs)))
-
-
-def _is_turn_by_turn(adapter: dspy.Adapter) -> bool:
-    """Whether an adapter puts demos first and then the inputs, as DSPy's base class does."""
-    ours = inspect.unwrap(type(adapter).format)  # DSPy wraps it in every subclass
-    return ours in (inspect.unwrap(dspy.Adapter.format), inspect.unwrap(CompactAdapter.format))
-
-
-def _is_plain(value: Any) -> bool:
-    """Text, numbers and lists of them; a history or an image is laid out over several messages."""
-    return isinstance(value, str | int | float | None) or (isinstance(value, list) and all(map(_is_plain, value)))
-
-
-pass
+_PLAIN = (str, int, float, bool, type(None))
 
 
 @dataclass(frozen=True)
@@ -162,18 +75,27 @@ class Prompt:
 ZERO_SHOT = Prompt("0")
 
 
+@dataclass
+class _Head:
+    """The messages before the last one, which are the same for all inputs of a predictor under a prompt."""
+
+    messages: Messages
+    n_proofs: int = 0
+
+
 class Formatter:
     """Turns a step into messages and a completion into outputs, exactly as the DSPy program would.
 
-    Args:
-        program: its predictors' signatures and own demos are read.
-        adapter: any DSPy adapter.
+    Instructions and demos are most of the work, so they are formatted once a prompt, and then only the last turn.
+    Whether that equals what the adapter gives is tested on the first messages of every prompt, and a prompt where it
+    does not is formatted in full each time; so is every call of an adapter with a ``format`` of its own.
     """
 
     def __init__(self, program: dspy.Module, adapter: dspy.Adapter) -> None:
         self.adapter = adapter
         self._predictors = dict(program.named_predictors())
-        self._heads = Heads(adapter)
+        self._splits = is_turn_by_turn(adapter, [CompactAdapter])
+        self._heads: dict[tuple[str, str], _Head | None] = {}  # None: formatted in full
         self._signatures: dict[tuple[str, str], type[dspy.Signature]] = {}
 
     def signature(self, predictor: str, prompt: Prompt = ZERO_SHOT) -> type[dspy.Signature]:
@@ -193,8 +115,8 @@ class Formatter:
         inputs: Mapping[str, Any],
         prompt: Prompt = ZERO_SHOT,
         last: Mapping[str, str] | None = None,
-    ) -> tuple[dict[str, str], ...]:
-        """What is sent to the LM for these inputs under this prompt.
+    ) -> Messages:
+        """The messages that are sent to the LM.
 
         Args:
             predictor: its name.
@@ -202,8 +124,28 @@ class Formatter:
             prompt: of the bank.
             last: the last message of the same inputs under another prompt, where it is known; saves work.
         """
-        demos = prompt.demos.get(predictor, self._predictors[predictor].demos)
-        return self._heads.messages((predictor, prompt.digest), self.signature(predictor, prompt), demos, inputs, last)
+        key = (predictor, prompt.digest)
+        head = self._heads.get(key)
+        plain = all(  # a history or an image is laid out over several messages
+            isinstance(value, _PLAIN) or (isinstance(value, list) and all(isinstance(item, _PLAIN) for item in value))
+            for value in inputs.values()
+        )
+        if head is None or not plain:
+            whole = self._in_full(predictor, inputs, prompt)
+            if key not in self._heads and self._splits and plain:
+                self._heads[key] = _Head(whole[:-1])
+            return whole
+        message = dict(last) if last is not None else self._last(predictor, inputs, prompt)
+        if not message["content"] or PART_MARKER in message["content"]:
+            return self._in_full(predictor, inputs, prompt)
+        made = (*head.messages, message)
+        if head.n_proofs < _PROOFS:
+            head.n_proofs += 1
+            whole = self._in_full(predictor, inputs, prompt)
+            if made != whole:
+                self._heads[key] = None
+            return whole
+        return made
 
     def parse(self, predictor: str, completion: str) -> dict[str, Any] | None:
         """The outputs in a completion, or None where it is not in the adapter's format."""
@@ -216,3 +158,14 @@ class Formatter:
     def completion(self, predictor: str, outputs: Mapping[str, Any]) -> str:
         """The completion that carries these outputs."""
         return str(self.adapter.format_assistant_message_content(self._predictors[predictor].signature, dict(outputs)))
+
+    def _last(self, predictor: str, inputs: Mapping[str, Any], prompt: Prompt) -> dict[str, str]:
+        signature = self.signature(predictor, prompt)
+        if isinstance(self.adapter, CompactAdapter):
+            return self.adapter.format(signature, (), inputs)[-1]
+        return last_message(self.adapter, signature, inputs)
+
+    def _in_full(self, predictor: str, inputs: Mapping[str, Any], prompt: Prompt) -> Messages:
+        demos = prompt.demos.get(predictor, self._predictors[predictor].demos)
+        signature = self.signature(predictor, prompt)
+        return tuple(self.adapter.format(signature, [dict(demo) for demo in demos], dict(inputs)))

@@ -1,71 +1,31 @@
-"""Calling a program's modules without what DSPy does around a call.
+"""Running a program as a function of its completions.
 
-A call of a ``dspy.Module`` collects callbacks, notes its callers and opens a context of settings. None of that can
-change what a replayed program does, since neither its LM nor its retriever is asked, and all of it is paid for every
-module of every replay: more than everything else in one together.
+A program is run from its start at every step, with the outputs of the steps before: neither an LM nor a retriever is
+asked on the way, so a run takes microseconds, and any state can be reached again from what is stored.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import Context, copy_context
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import dspy
 from pydantic_core import to_jsonable_python
 
+from leret.core.dspy_internals import replay_context, without_bookkeeping
 from leret.core.errors import ProgramError
-from leret.core.types import Ranking, merge
+from leret.core.types import Ranking, Task, merge
 from leret.programs.search import observed
 
+SearchResults = dict[tuple[str, int], Ranking]
+"""The retriever's answers on one path, by (query, k)."""
 
-def unwrap(program: dspy.Module) -> None:
-    """Let calls of a program and of the modules in it go straight to ``forward``.
-
-    Args:
-        program: a module of its own for this; its modules become instances of subclasses of their classes. A class
-            with a ``__call__`` of its own keeps it.
-    """
-    for _, module in program.named_sub_modules(type_=dspy.Module):
-        kind = type(module)
-        call = _CALLS.get(kind.__call__)
-        if call is not None:
-            made: Any = type(kind)
-            names = {"__call__": call, "__module__": kind.__module__}
-            if kind.__getattribute__ is dspy.Module.__getattribute__:
-                names["__getattribute__"] = object.__getattribute__  # DSPy's looks for who calls forward, to warn
-            module.__class__ = made(kind.__name__, (kind,), names)
+_PLAIN = (str, int, float, bool, type(None))
 
 
-class _Module:
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.forward(*args, **kwargs)
-
-
-class _Predictor:
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if args:
-            return dspy.Predict.__call__(self, *args, **kwargs)  # says what is wrong with it
-        return self.forward(**kwargs)
-
-
-_CALLS: dict[Any, Any] = {
-    dspy.Module.__call__: _Module.__call__,
-    dspy.Predict.__call__: _Predictor.__call__,
-}
-
-
-pass
-
-
-Known = Callable[[str, int], Ranking | None]
-"""The retriever's answer to (query, k) where it is known."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NeedsCompletion:
     """The program stands at a step that has no completion yet.
 
@@ -80,7 +40,7 @@ class NeedsCompletion:
     ranking: Ranking
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NeedsSearch:
     """The program stands at a search whose answer is not known yet."""
 
@@ -88,132 +48,142 @@ class NeedsSearch:
     k: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Finished:
-    """The program returned."""
+    """The program returned ``prediction``."""
 
     prediction: Any
     ranking: Ranking
 
 
 class _Stop(BaseException):
-    """Carries a need out of the program; not an Exception, so that a program's own handlers let it pass."""
-
-    def __init__(self, need: NeedsCompletion | NeedsSearch) -> None:
-        self.need = need
+    """Carries a need or an error out of the program; not an Exception: a program's own handlers let it pass."""
 
 
 class Replay:
-    """Runs one program many times; not to be shared between threads.
-
-    Args:
-        program: a module of its own for this replay (it is changed: its predictors answer from memory).
-        adapter: of the run, for a program that asks ``dspy.settings.adapter`` (dspy.ReAct does).
-
-    Raises:
-        ProgramError: the program has no predictor, or no argument that takes the question.
-    """
+    """Runs one program many times; not to be shared between threads."""
 
     def __init__(self, program: dspy.Module, adapter: dspy.Adapter | None = None) -> None:
         self.program = program
-        self._argument = question_argument(program)
-        self._outputs: Sequence[Mapping[str, Any]] = ()
-        self._n_used = 0
-        self._known: Known = lambda query, k: None
-        self._searches: list[Ranking] = []
-        predictors = program.named_predictors()
-        if not predictors:
+        self._names = input_names(program)
+        self.outputs: Sequence[Mapping[str, Any]] = ()
+        self.n_used = 0
+        self._results: SearchResults = {}
+        self._retrieve: Callable[[str, int], Ranking | None] = _unknown
+        self.searches: list[Ranking] = []
+        stands = {id(p): ReplayedPredictor(name, p, self) for name, p in program.named_predictors()}
+        if not stands:
             raise ProgramError(
                 f"{type(program).__name__} has no predictor to train; use dspy.Predict or ChainOfThought"
             )
-        for name, predictor in predictors:
-            predictor.forward = partial(self._step, name, predictor)
-        unwrap(program)
-        self._context = self._surroundings(adapter)
+        while any(id(predictor) in stands for _, predictor in program.named_predictors()):  # one may have two names
+            program.map_named_predictors(lambda predictor: stands.get(id(predictor), predictor))
+        self._call = without_bookkeeping(program)
+        token = observed.set(self)
+        self._context = replay_context(adapter or dspy.ChatAdapter())
+        observed.reset(token)
 
     def run(
-        self, question: str, outputs: Sequence[Mapping[str, Any]], known: Known
+        self,
+        task: Task,
+        outputs: Sequence[Mapping[str, Any]],
+        results: SearchResults,
+        retrieve: Callable[[str, int], Ranking | None] | None = None,
     ) -> NeedsCompletion | NeedsSearch | Finished:
         """Run from the start with the outputs of the first steps.
 
         Args:
-            question: the question's text.
+            task: whose inputs the program gets.
             outputs: parsed fields, one mapping a step, in order.
-            known: answers of the retriever, by (query, k).
+            results: answers of the retriever; what ``retrieve`` answers is added.
+            retrieve: answers a search at once, or returns None where it cannot.
 
         Returns:
             What is missing next, or the program's prediction. ``ranking`` holds only what was retrieved so far.
-
-        Raises:
-            ProgramError: the program raised, or ended before it used all outputs.
         """
-        self._outputs, self._n_used, self._known, self._searches = outputs, 0, known, []
+        self.outputs, self.n_used, self._results, self.searches = outputs, 0, results, []
+        self._retrieve = retrieve or _unknown
+        inputs = task.inputs if len(task.inputs) > 1 else dict(zip(self._names, task.inputs.values(), strict=False))
         try:
-            prediction = self._context.run(self.program, **{self._argument: question})
+            prediction = self._context.run(self._call, **inputs)
         except _Stop as stop:
-            return stop.need
+            need: NeedsCompletion | NeedsSearch | Exception = stop.args[0]
+            if isinstance(need, Exception):
+                raise need from None
+            return need
         except Exception as error:
             raise ProgramError(
-                f"{type(self.program).__name__} failed on {question!r} after {self._n_used} completions: "
+                f"{type(self.program).__name__} failed on {task.text!r} after {self.n_used} completions: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        if self._n_used < len(outputs):
+        if self.n_used < len(outputs):
             raise ProgramError(
                 f"{type(self.program).__name__} is not deterministic: it ended before its step {len(outputs)}"
             )
-        return Finished(prediction, merge(self._searches))
+        return Finished(prediction, merge(self.searches))
 
     def search(self, query: str, k: int) -> Ranking:
         """The known answer of the retriever; stops the program where there is none."""
-        ranking = self._known(query, k)
+        ranking = self._results.get((query, k))
         if ranking is None:
-            raise _Stop(NeedsSearch(query, k))
+            try:
+                ranking = self._retrieve(query, k)
+            except Exception as error:
+                raise _Stop(error) from error
+            if ranking is None:
+                raise _Stop(NeedsSearch(query, k))
+            self._results[query, k] = ranking
         return ranking
 
-    def record(self, ranking: Ranking) -> None:
-        """Take note of what a search added."""
-        self._searches.append(ranking)
 
-    def _surroundings(self, adapter: dspy.Adapter | None) -> Context:
-        """What a run stands in: made once, since making it costs as much as a run."""
-        token = observed.set(self)
-        try:
-            with dspy.context(trace=None, disable_history=True, adapter=adapter):
-                return copy_context()
-        finally:
-            observed.reset(token)
+class ReplayedPredictor(dspy.Predict):
+    """Stands in a predictor's place and answers from the outputs that its replay was given."""
 
-    def _step(self, name: str, predictor: dspy.Predict, **kwargs: Any) -> dspy.Prediction:
-        signature = predictor.signature
-        if self._n_used < len(self._outputs):
-            outputs = self._outputs[self._n_used]
-            self._n_used += 1
-            return dspy.Prediction.from_completions([dict(outputs)], signature=signature)
-        inputs = {
-            field: to_jsonable_python(kwargs[field], fallback=str)
-            for field in signature.input_fields
-            if field in kwargs
-        }
-        raise _Stop(NeedsCompletion(name, inputs, merge(self._searches)))
+    def __init__(self, name: str, predictor: dspy.Predict, replay: Replay) -> None:
+        self.__dict__.update(vars(predictor))
+        self._place = name, replay
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs of the next step; stops the program where there are none."""
+        if args:
+            return super().__call__(*args, **kwargs)  # says what is wrong with it
+        name, replay = self._place
+        if replay.n_used < len(replay.outputs):
+            outputs = replay.outputs[replay.n_used]
+            replay.n_used += 1
+            return dspy.Prediction.from_completions([dict(outputs)], signature=self.signature)
+        inputs = {}
+        for field in self.signature.input_fields:
+            if field in kwargs:
+                value = kwargs[field]
+                inputs[field] = value if type(value) in _PLAIN else to_jsonable_python(value, fallback=str)
+        raise _Stop(NeedsCompletion(name, inputs, merge(replay.searches)))
+
+    def forward(self, **kwargs: Any) -> Any:
+        """As a call."""
+        return self(**kwargs)
 
 
-def question_argument(program: dspy.Module) -> str:
-    """The argument of ``forward`` that takes the question: ``question``, or the only one without a default.
+def _unknown(query: str, k: int) -> None:
+    return None
 
-    Raises:
-        ProgramError: neither exists.
-    """
+
+def input_names(program: dspy.Module) -> tuple[str, ...]:
+    """The arguments of ``forward`` that take a task's inputs: those without a default, or ``question``."""
     parameters = dict(list(inspect.signature(type(program).forward).parameters.items())[1:])
-    required = [
-        name
-        for name, p in parameters.items()
-        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    ]
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    required = tuple(name for name, p in parameters.items() if p.default is p.empty and p.kind in kinds)
     if "question" in parameters and set(required) <= {"question"}:
-        return "question"
-    if len(required) == 1:
-        return required[0]
-    raise ProgramError(
-        f"{type(program).__name__}.forward takes {', '.join(parameters) or 'nothing'}; it must take the question "
-        "alone, as `question` or as its only argument without a default"
-    )
+        return ("question",)
+    if not required:
+        raise ProgramError(
+            f"{type(program).__name__}.forward takes {', '.join(parameters) or 'nothing'}; it must take the task's "
+            "inputs by name, or a question as `question` or as its only argument without a default"
+        )
+    return required
+
+
+def bound_inputs(program: dspy.Module, task: Task) -> Mapping[str, Any]:
+    """A task's inputs by the arguments of ``forward``: a single input goes to the first one, whatever its name."""
+    values = task.inputs.values()
+    return task.inputs if len(values) > 1 else dict(zip(input_names(program), values, strict=False))

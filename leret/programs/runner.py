@@ -1,61 +1,55 @@
-"""Walking a program from step to step, with the retriever's answers fetched on the way."""
+"""Running a program from step to step; its searches are answered on the way."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from leret.core.types import Ranking, State, Task, digest
+from leret.core.errors import ProgramError
+from leret.core.types import State, Task, digest
 from leret.programs.prompts import Formatter
-from leret.programs.replay import Finished, NeedsCompletion, NeedsSearch, Replay
+from leret.programs.replay import Finished, NeedsCompletion, NeedsSearch, Replay, SearchResults
 from leret.retrieval.batching import SearchBatcher
 
 MAX_STEPS = 64
 """LM calls after which a program is taken not to end."""
 
-Known = dict[tuple[str, int], Ranking]
-"""The retriever's answers on one path, by (query, k)."""
 
+@dataclass(frozen=True)
+class ProgramRunner:
+    """One program over one retriever. Whoever uses it answers the completions: a policy, a rule, or the store.
 
-class Stepper:
-    """One program over one retriever.
-
-    Args:
-        replay: runs the program; synchronous, so one serves all questions of an event loop.
-        formatter: of the same program.
-        front: the retriever.
+    A replay is synchronous, so one serves all tasks of an event loop; the formatter is of the same program.
     """
 
-    def __init__(self, replay: Replay, formatter: Formatter, front: SearchBatcher) -> None:
-        self.replay = replay
-        self.formatter = formatter
-        self.front = front
+    replay: Replay
+    formatter: Formatter
+    searches: SearchBatcher
 
-    async def go(
-        self, question: Task, outputs: Sequence[Mapping[str, Any]], known: Known
+    async def advance(
+        self, task: Task, outputs: Sequence[Mapping[str, Any]], results: SearchResults
     ) -> NeedsCompletion | Finished:
-        """Run up to the next step without a completion.
-
-        Args:
-            question: whose text the program gets.
-            outputs: of the steps before.
-            known: what this path has retrieved; what it retrieves now is added.
+        """Run up to the next step without a completion, or to the end.
 
         Raises:
-            ProgramError: the program raised.
+            ProgramError: the program raised, or does not end.
             RetrievalError: the retriever could not answer.
         """
         while True:
-            need = self.replay.run(question.text, outputs, lambda query, k: known.get((query, k)))
-            if not isinstance(need, NeedsSearch):
-                return need
-            [known[need.query, need.k]] = await self.front.search([need.query], need.k)
+            need = self.replay.run(task, outputs, results, self.searches.search_now)
+            if isinstance(need, NeedsSearch):
+                [results[need.query, need.k]] = await self.searches.search([need.query], need.k)
+                continue
+            if len(outputs) >= MAX_STEPS and isinstance(need, NeedsCompletion):
+                raise ProgramError(f"task {task.id}: the program asks for more than {MAX_STEPS} completions")
+            return need
 
-    def state(self, question: Task, need: NeedsCompletion, step: int, parent: str | None = None) -> State:
+    def state(self, task: Task, need: NeedsCompletion, step: int, parent: str | None = None) -> State:
         """The state that the program stands at."""
         return State(
-            id=digest(question.id, need.predictor, need.inputs),
-            question_id=question.id,
+            id=digest(task.id, need.predictor, need.inputs),
+            question_id=task.id,
             step=step,
             predictor=need.predictor,
             inputs=need.inputs,

@@ -19,17 +19,18 @@ from pydantic import BaseModel
 
 from leret.config.base import RecipePath, with_paths
 from leret.config.data import DataSettings
-from leret.config.policy import PolicySettings
-from leret.config.retriever import RetrieverSettings
+from leret.config.policy import PolicySettings, policy_settings
+from leret.config.retriever import RetrieverSettings, retriever_settings
 from leret.config.sampling import AdapterSettings
-from leret.config.yaml import Key
 from leret.core.errors import ProgramError
 from leret.core.files import write_atomically
+from leret.core.yaml import Key
 from leret.datasets.load import load_corpus
 from leret.programs.adapters import make_adapter
 from leret.programs.load import load_program
 from leret.programs.search import Search
 from leret.retrieval.base import Retriever
+from leret.retrieval.caching import with_cache
 from leret.retrieval.load import load_retriever
 
 _VERSION = 2
@@ -118,7 +119,7 @@ def load(directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Ret
     """
     directory = Path(directory)
     saved = _read(directory)
-    settings = _located(RetrieverSettings(**saved["retriever"]), directory)
+    settings = _located(retriever_settings(saved["retriever"]), directory)
     entry = saved["program"]
     program = load_program(
         directory / entry["file"], entry["class"], entry["arguments"], k=settings.k, exclude_seen=settings.exclude_seen
@@ -127,16 +128,14 @@ def load(directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Ret
     if lm is None:
         from leret.policies.dspy_lm import policy_lm
 
-        lm = policy_lm(_located(PolicySettings(**saved["policy"]), directory), temperature=0.0)
+        lm = policy_lm(_located(policy_settings(saved["policy"]), directory), temperature=0.0)
     program.set_lm(lm)
     if retriever is None:
         data = _located(DataSettings(**saved["data"]), directory)
         corpus = None
         if settings.needs_corpus or data.corpus is not None:
-            corpus = load_corpus(
-                data.kind, data.corpus or data.questions, seed=data.seed, skip_bad=data.skip_bad, options=data.options
-            )
-        retriever = load_retriever(settings, corpus, directory / "cache")
+            corpus = load_corpus(data)
+        retriever = with_cache(load_retriever(settings, corpus, directory / "cache"), settings)
     for _, search in program.named_sub_modules(type_=Search):
         search.retriever = retriever
     return TrainedProgram(program, make_adapter(AdapterSettings(**saved["adapter"])))

@@ -10,24 +10,22 @@ from typing import Protocol
 import dspy
 
 from leret.core.errors import ProgramError
-from leret.core.types import Passage, Ranking, merge
+from leret.core.types import Ranking, merge
 from leret.retrieval.base import Retriever
 
 
 class Observer(Protocol):
-    """Stands in the retriever's place while leret replays a program."""
+    """Stands in the retriever's place while leret runs a program; ``searches`` takes what each search added."""
+
+    searches: list[Ranking]
 
     def search(self, query: str, k: int) -> Ranking:
         """The retriever's answer."""
         ...
 
-    def record(self, ranking: Ranking) -> None:
-        """Take note of what a search added."""
-        ...
-
 
 observed: ContextVar[Observer | None] = ContextVar("leret_search_observer", default=None)
-"""Set while leret replays a program; searches then go to the observer."""
+"""Set while leret runs a program; searches then go to the observer."""
 
 
 @dataclass(frozen=True)
@@ -48,27 +46,28 @@ class Found:
     @property
     def doc_ids(self) -> list[str]:
         """Ids of ``ranking``, best first."""
-        return [passage.doc_id for passage in self.ranking]
+        return [passage.doc_id for passage in merge(self.searches)]
 
     @property
     def titles(self) -> list[str]:
         """Titles of ``ranking``."""
-        return [passage.title for passage in self.ranking]
+        return [passage.title for passage in merge(self.searches)]
 
     @property
     def texts(self) -> list[str]:
         """Texts of ``ranking``."""
-        return [passage.text for passage in self.ranking]
+        return [passage.text for passage in merge(self.searches)]
 
     @property
     def scores(self) -> list[float]:
         """Retriever scores of ``ranking``; higher is better."""
-        return [passage.score for passage in self.ranking]
+        return [passage.score for passage in merge(self.searches)]
 
     @property
     def passages(self) -> list[str]:
         """``title | text`` of ``ranking``: what goes into a prompt."""
-        return [f"{p.title} | {p.text}" if p.title else p.text for p in self.ranking]
+        ranking = merge(self.searches) if self.searches else ()
+        return [f"{p.title} | {p.text}" if p.title else p.text for p in ranking]
 
 
 class Search(dspy.Module):
@@ -86,39 +85,36 @@ class Search(dspy.Module):
         self.exclude_seen = exclude_seen
         self.retriever = retriever
 
+    def __call__(self, query: str | Sequence[str], found: Found | None = None) -> Found:
+        """As ``forward``; without DSPy's bookkeeping, which costs more than the rest, while leret runs the program."""
+        if observed.get() is not None:
+            return type(self).forward(self, query, found)
+        answer: Found = super().__call__(query, found)
+        return answer
+
     def forward(self, query: str | Sequence[str], found: Found | None = None) -> Found:
-        """Search once a query and return what is found by now.
-
-        Args:
-            query: one query, or several whose rankings are merged.
-            found: what earlier searches of this program returned.
-
-        Raises:
-            ProgramError: no retriever is set.
-            RetrievalError: the retriever cannot answer.
-        """
-        found = found or Found()
+        """Search once a query and return what is found by now."""
+        searches = found.searches if found is not None else ()
+        observer = observed.get()
         for text in [query] if isinstance(query, str) else query:
-            found = Found((*found.searches, self._one(str(text), found)))
-        return found
+            seen = {p.doc_id for ranking in searches for p in ranking} if self.exclude_seen else ()
+            search = observer.search if observer is not None else self._retrieve
+            added = search(str(text), self.k + len(seen))
+            if seen or len(added) > self.k:
+                added = tuple([p for p in added if p.doc_id not in seen])[: self.k]
+            if observer is not None:
+                observer.searches.append(added)
+            searches = (*searches, added)
+        return Found(searches)
 
-    def _one(self, query: str, found: Found) -> Ranking:
-        seen = {p.doc_id for ranking in found.searches for p in ranking} if self.exclude_seen else set()
-        ranking: Sequence[Passage] = self._answer(query, self.k + len(seen))
-        added = tuple(p for p in ranking if p.doc_id not in seen)[: self.k]
-        observer = observed.get()
-        if observer is not None:
-            observer.record(added)
-        return added
-
-    def _answer(self, query: str, k: int) -> Ranking:
-        observer = observed.get()
-        if observer is not None:
-            return observer.search(query, k)
+    def _retrieve(self, query: str, k: int) -> Ranking:
         retriever = self.retriever or dspy.settings.rm
         if not isinstance(retriever, Retriever):
-            raise ProgramError("Search has no retriever: pass one, or call dspy.configure(rm=leret.retriever(...))")
-        return retriever.search([query], k)[0]
+            raise ProgramError(
+                "Search has no retriever: pass one as Search(retriever=...), or call dspy.configure(rm=...); "
+                "leret.load(DIRECTORY) sets the one that a program was trained with"
+            )
+        return tuple(retriever.search([query], k)[0])
 
     def __deepcopy__(self, memo: dict[int, object]) -> Search:
         return Search(self.k, self.exclude_seen, self.retriever)

@@ -1,4 +1,4 @@
-"""The one protocol behind every engine."""
+"""The one protocol behind every engine, and what engines share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Retriever(Protocol):
     One whose searches wait for nothing but the processor, no disk, no network, no lock that is held for long, may say
     so by an attribute ``only_computes = True``: where such a search takes microseconds it is then called without a
     thread. One whose digest can stay the same when its index changes says so by ``names_its_index = False``: its
-    answers are then kept on disk only where the recipe wishes it.
+    rankings are then cached on disk only where the recipe wishes it.
     """
 
     @property
@@ -28,10 +28,10 @@ class Retriever(Protocol):
 
         Args:
             queries: any strings, the empty one included (an empty ranking is its answer).
-            k: documents a query, at least 1.
+            k: documents a query, at least 1; may be more than there are.
 
         Returns:
-            One ranking a query, in the order of the queries, each of at most ``k`` passages.
+            One ranking a query, in the order of the queries, each of at most ``k`` passages, scores not increasing.
 
         Raises:
             RetrievalError: the engine could not answer. Never an empty ranking instead.
@@ -39,7 +39,7 @@ class Retriever(Protocol):
         ...
 
 
-class PartlyAnsweredError(RetrievalError):
+class PartialResultsError(RetrievalError):
     """The engine could not answer some queries of a batch.
 
     Args:
@@ -53,15 +53,11 @@ class PartlyAnsweredError(RetrievalError):
         self.answered = dict(answered)
 
 
-def settled(queries: Sequence[str], outcomes: Sequence[Ranking | RetrievalError]) -> list[Ranking]:
+def raise_if_partial(queries: Sequence[str], outcomes: Sequence[Ranking | RetrievalError]) -> list[Ranking]:
     """The rankings of a batch, where there is one for each query.
 
-    Args:
-        queries: of the batch.
-        outcomes: of each.
-
     Raises:
-        PartlyAnsweredError: some failed; the first failure, with what is known of the others.
+        PartialResultsError: some failed; the first failure, with what is known of the others.
     """
     rankings = [outcome for outcome in outcomes if not isinstance(outcome, RetrievalError)]
     if len(rankings) == len(queries):
@@ -69,7 +65,7 @@ def settled(queries: Sequence[str], outcomes: Sequence[Ranking | RetrievalError]
     pairs = list(zip(queries, outcomes, strict=True))
     failure = next(outcome for _, outcome in pairs if isinstance(outcome, RetrievalError))
     answered = {query: outcome for query, outcome in pairs if not isinstance(outcome, RetrievalError)}
-    raise PartlyAnsweredError(failure, answered) from failure
+    raise PartialResultsError(failure, answered) from failure
 
 
 class Documents(Protocol):
@@ -80,32 +76,28 @@ class Documents(Protocol):
         """Names the content, order included; of an indexed corpus, as `leret.datasets.corpus.Corpus` computes it."""
         ...
 
-    def __getitem__(self, doc_id: str, /) -> Document:
-        """One document."""
-        ...
+    def __getitem__(self, doc_id: str, /) -> Document: ...
 
     def __iter__(self) -> Iterator[str]:
         """Ids, in the order of the corpus."""
         ...
 
-    def __len__(self) -> int:
-        """How many documents there are."""
-        ...
+    def __len__(self) -> int: ...
 
 
-def speaks(query: str) -> bool:
+def has_terms(query: str) -> bool:
     """Does a query hold anything to search for?
 
-    >>> speaks("?! ..."), speaks("a")
+    >>> has_terms("?! ..."), has_terms("a")
     (False, True)
     """
     return any(map(str.isalnum, query))
 
 
-def encodable(text: str) -> str:
+def to_valid_utf8(text: str) -> str:
     r"""Text that UTF-8 can hold: half a surrogate pair becomes a replacement character.
 
-    >>> encodable("a\ud800b") == "a\ufffdb"
+    >>> to_valid_utf8("a\ud800b") == "a\ufffdb"
     True
     """
     if text.isascii():
@@ -113,8 +105,8 @@ def encodable(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def checked(k: int, n_documents: int) -> int:
-    """How many documents an engine is asked for.
+def clip_k(k: int, n_documents: int) -> int:
+    """``k``, at most the number of documents.
 
     Raises:
         RetrievalError: ``k`` is less than 1.
@@ -124,16 +116,8 @@ def checked(k: int, n_documents: int) -> int:
     return min(k, n_documents)
 
 
-def answered(queries: Sequence[str], ask: Callable[[list[str]], Sequence[Ranking]]) -> list[Ranking]:
-    """Rankings of all queries, where the engine is asked the ones that say something alone.
-
-    Args:
-        queries: any strings.
-        ask: an engine's search: of text that can be encoded, one ranking a query.
-
-    Returns:
-        One ranking a query, in their order.
-    """
-    said = [query for query in queries if speaks(query)]
-    found = iter(ask([encodable(query) for query in said]) if said else ())
-    return [next(found) if speaks(query) else () for query in queries]
+def search_valid(queries: Sequence[str], search: Callable[[list[str]], Sequence[Ranking]]) -> list[Ranking]:
+    """Rankings of all queries; an engine's ``search`` gets valid UTF-8, and only the queries that have terms."""
+    asked = [to_valid_utf8(query) for query in queries if has_terms(query)]
+    found = iter(search(asked) if asked else ())
+    return [next(found) if has_terms(query) else () for query in queries]

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 
 from leret.core.errors import RetrievalError
 from leret.core.types import Ranking
-from leret.retrieval.base import PartlyAnsweredError, Retriever
+from leret.retrieval.base import PartialResultsError, Retriever
 
 _QUICK_S = 0.0005
 """CPU-seconds a query below which a thread costs more than it frees (benchmarks/RESULTS.md)."""
-
-_QUICK_BATCH_S = 0.02
-"""CPU-seconds that a batch may keep an event loop from its other work."""
 
 
 class QueueFullError(Exception):
@@ -46,11 +43,8 @@ class SearchBatcher:
     Searches that arrive while a batch is being answered wait for the next one, so batches grow with the load and no
     search waits for a batch to fill. Queries with the same k are searched together, equal ones once.
 
-    A retriever with ``only_computes`` is called on the event loop itself while its searches are quick: handing them to
-    a thread and back takes longer.
-
     Args:
-        retriever: called with one batch at a time, in a thread of its own unless it is quick.
+        retriever: called with one batch at a time, in a thread of its own.
         max_batch: queries of a batch, but for a single request with more.
         max_waiting: queries that may wait; a request that does not fit is refused whole.
         on_batch: receives the number of queries of each batch and its seconds.
@@ -104,8 +98,19 @@ class SearchBatcher:
                 self.n_waiting -= len(queries)
             raise
 
+    def search_now(self, query: str, k: int) -> Ranking | None:
+        """The answer without waiting, of a retriever with ``only_computes`` while its searches are quick; else None."""
+        if not self._only_computes or self._cpu_s > _QUICK_S:
+            return None
+        self._counts["asked"] += 1
+        self._counts["searched"] += 1
+        began = time.thread_time()
+        [ranking] = self.retriever.search((query,), k)
+        self._cpu_s = time.thread_time() - began
+        return ranking
+
     def counts(self) -> dict[str, int]:
-        """Queries ``asked`` for, those ``searched`` (the others were equal to one of their batch), ``batches``."""
+        """Queries ``asked`` for, those ``searched`` (the others equal one of their batch), and ``batches`` awaited."""
         return dict(self._counts)
 
     @property
@@ -151,7 +156,7 @@ class SearchBatcher:
             found = dict(zip(queries, await self._search(queries, batch[0].k), strict=True))
         except Exception as failure:  # raised where the search is awaited
             error = failure
-            found = failure.answered if isinstance(failure, PartlyAnsweredError) else {}
+            found = failure.answered if isinstance(failure, PartialResultsError) else {}
         seconds = time.monotonic() - began
         for entry in batch:
             if entry.future.done():
@@ -170,11 +175,8 @@ class SearchBatcher:
     async def _search(self, queries: list[str], k: int) -> list[Ranking]:
         self._counts["batches"] += 1
         self._counts["searched"] += len(queries)
-        if self._only_computes and self._cpu_s < min(_QUICK_S, _QUICK_BATCH_S / len(queries)):
-            rankings = self._timed(queries, k)
-        else:
-            self._running = self._thread.submit(self._timed, queries, k)
-            rankings = await asyncio.wrap_future(self._running)
+        self._running = self._thread.submit(self._timed, queries, k)
+        rankings = await asyncio.wrap_future(self._running)
         if len(rankings) != len(queries):
             raise RetrievalError(f"the engine sent {len(rankings)} rankings for {len(queries)} queries").failed()
         return rankings

@@ -1,81 +1,132 @@
-"""A retriever whose answers are kept on disk."""
+# ruff: noqa: D102  methods of a protocol have its text
+"""A retriever whose rankings are cached on disk, in a diskcache that runs and processes share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import sqlite3
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from leret.config.retriever import AnswersSettings
-from leret.core.files import cache_directory as default_directory
-from leret.core.types import Ranking
-from leret.retrieval.base import PartlyAnsweredError, Retriever
-from leret.retrieval.diskcache import DiskCache
+import diskcache  # type: ignore[import-untyped]
+
+from leret.config.retriever import CacheSettings, RetrieverSettings
+from leret.core.files import cache_directory
+from leret.core.types import Passage, Ranking, digest
+from leret.retrieval.base import PartialResultsError, Retriever
+
+_LOG = logging.getLogger("leret")
 
 _FAST = frozenset({"bm25", "rm3"})
 """Engines that answer in a fraction of a millisecond: there is little to save (benchmarks/RESULTS.md)."""
 
+_FAULTS = (sqlite3.Error, diskcache.Timeout, OSError, ValueError, TypeError, zlib.error)
 
-class Kept:
+
+class JsonDisk(diskcache.JSONDisk):
+    """Values as compressed JSON; a row that claims to be a pickle is refused."""
+
+    def fetch(self, mode: int, filename: str, value: Any, read: bool) -> Any:
+        if mode == diskcache.core.MODE_PICKLE:
+            raise ValueError("the cache holds a pickle, which is not read")
+        return super().fetch(mode, filename, value, read)
+
+
+class CachedRetriever:
     """Asks a retriever only for what no run has asked it before; safe for many threads.
 
+    A cache never costs an answer: whatever is wrong with its files is logged once, and searches go on without it.
+
     Args:
-        retriever: answers what is not kept.
-        cache: of answers.
+        retriever: answers what is not cached.
+        directory: of the cache; made where it is missing.
+        max_bytes: of the cache; what was unused for longest goes first.
     """
 
-    def __init__(self, retriever: Retriever, cache: DiskCache) -> None:
+    def __init__(self, retriever: Retriever, directory: Path, max_bytes: int = 2 << 30) -> None:
         self.retriever = retriever
-        self.cache = cache
+        self._directory = directory
+        self._cache: Any = None
+        self.n_hits = self.n_misses = 0
+        try:
+            self._cache = diskcache.Cache(
+                str(directory), size_limit=max_bytes, eviction_policy="least-recently-used", disk=JsonDisk, timeout=10
+            )
+        except _FAULTS as error:
+            self._give_up(error)
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Kept:
+    def __deepcopy__(self, memo: dict[int, object]) -> CachedRetriever:
         return self
 
     @property
     def digest(self) -> str:
-        """The retriever's own: a cache changes no answer."""
+        """The retriever's own: a cache changes no ranking."""
         return self.retriever.digest
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """Rank documents for each query, from disk where it was asked before.
-
-        Raises:
-            RetrievalError: the retriever could not answer; what it did answer of the batch is kept.
-        """
-        name = self.digest
-        answers = self.cache.get(name, queries, k)
-        new = [query for query in dict.fromkeys(queries) if query not in answers]
+        rankings = self._read(queries, k)
+        new = [query for query in dict.fromkeys(queries) if query not in rankings]
+        self.n_hits += len(rankings)
+        self.n_misses += len(new)
         if new:
             try:
                 found = dict(zip(new, self.retriever.search(new, k), strict=True))
-            except PartlyAnsweredError as error:
-                self.cache.put(name, error.answered, k)
-                raise PartlyAnsweredError(error, answers | error.answered) from error
-            self.cache.put(name, found, k)
-            answers |= found
-        return [answers[query] for query in queries]
+            except PartialResultsError as error:
+                self._write(error.answered, k)
+                raise PartialResultsError(error, rankings | error.answered) from error
+            self._write(found, k)
+            rankings |= found
+        return [rankings[query] for query in queries]
 
     def close(self) -> None:
         """Close the cache and the retriever."""
-        self.cache.close()
+        if self._cache is not None:
+            self._cache.close()
         close = getattr(self.retriever, "close", None)
         if close is not None:
             close()
 
+    def _read(self, queries: Sequence[str], k: int) -> dict[str, Ranking]:
+        found: dict[str, Ranking] = {}
+        try:
+            for query in dict.fromkeys(queries) if self._cache is not None else ():
+                entries = self._cache.get(digest(self.digest, k, query))
+                if entries is not None:
+                    found[query] = tuple(Passage(*entry) for entry in entries)
+        except _FAULTS as error:
+            self._give_up(error)
+        return found
 
-def keep_answers(retriever: Retriever, kind: str, settings: AnswersSettings | None) -> Retriever:
-    """The retriever behind the cache of answers, where the settings want it.
+    def _write(self, rankings: Mapping[str, Ranking], k: int) -> None:
+        if self._cache is None:
+            return
+        try:
+            with self._cache.transact():
+                for query, ranking in rankings.items():
+                    self._cache.set(digest(self.digest, k, query), [list(passage) for passage in ranking])
+        except _FAULTS as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._cache = None
+        _LOG.warning(
+            "the cache in %s cannot be used (%s); searches go on without it, delete it if it is damaged",
+            self._directory,
+            error,
+        )
+
+
+def with_cache(retriever: Retriever, settings: RetrieverSettings) -> Retriever:
+    """The retriever behind the cache, where its settings want it.
 
     By themselves they do not for a server that nobody has named: once another index stands behind its URL, the digest
-    is still the old one, and so would the answers be.
-
-    Args:
-        retriever: of a recipe.
-        kind: of its engine.
-        settings: None takes the defaults.
+    is still the old one, and so would the rankings be.
     """
-    settings = settings or AnswersSettings()
-    wanted = kind not in _FAST and getattr(retriever, "names_its_index", True)
-    if settings.use == "off" or (settings.use == "auto" and not wanted):
+    cache = settings.cache or CacheSettings()
+    wanted = settings.kind not in _FAST and getattr(retriever, "names_its_index", True)
+    if cache.use == "off" or (cache.use == "auto" and not wanted):
         return retriever
-    directory = Path(settings.path) if settings.path else default_directory()
-    return Kept(retriever, DiskCache(directory, settings.max_mb << 20))
+    directory = Path(cache.path) if cache.path else cache_directory() / "rankings"
+    return CachedRetriever(retriever, directory, cache.max_mb << 20)

@@ -1,13 +1,17 @@
-"""Several rankings of one query made into one."""
+# ruff: noqa: D102  methods of a protocol have its text
+"""Several rankings of one query made into one, and the retriever that asks two others."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leret.core.types import Passage, Ranking
+from leret.config.retriever import FusionSettings, HybridSettings, LocalEngine
+from leret.core.errors import RetrievalError
+from leret.core.types import Passage, Ranking, digest
+from leret.retrieval.base import Retriever
 
 
-def reciprocal_ranks(rankings: Sequence[Ranking], weights: Sequence[float], constant: float = 60.0) -> Ranking:
+def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float], constant: float = 60.0) -> Ranking:
     """Weighted reciprocal rank fusion: the sum of ``weight / (constant + rank)``, rank 1 being the best.
 
     Args:
@@ -22,32 +26,28 @@ def reciprocal_ranks(rankings: Sequence[Ranking], weights: Sequence[float], cons
         Cormack, Clarke, Buettcher, SIGIR 2009, which has all weights 1 and the constant 60.
 
     >>> a, b = Passage("a", "", "", 9.0), Passage("b", "", "", 8.0)
-    >>> [(p.doc_id, round(p.score, 5)) for p in reciprocal_ranks([(a, b), (b,)], [1, 1])]
+    >>> [(p.doc_id, round(p.score, 5)) for p in reciprocal_rank_fusion([(a, b), (b,)], [1, 1])]
     [('b', 0.03252), ('a', 0.01639)]
     """
     shares = [[1 / (constant + rank) for rank in range(1, len(ranking) + 1)] for ranking in rankings]
-    return _summed(rankings, shares, weights)
+    return _sum(rankings, shares, weights)
 
 
-def weighted_sum(rankings: Sequence[Ranking], weights: Sequence[float]) -> Ranking:
+def linear_fusion(rankings: Sequence[Ranking], weights: Sequence[float]) -> Ranking:
     """The weighted sum of scores, those of each ranking first scaled to [0, 1]; who is not in a ranking has 0 there.
 
-    Args:
-        rankings: of one query.
-        weights: one a ranking.
-
     Returns:
-        As `reciprocal_ranks`. Where all scores of a ranking are equal, they are taken for 1.
+        As `reciprocal_rank_fusion`. Where all scores of a ranking are equal, they are taken for 1.
     """
     shares = []
     for ranking in rankings:
         scores = [passage.score for passage in ranking]
         low, high = min(scores, default=0.0), max(scores, default=0.0)
         shares.append([(score - low) / (high - low) if high > low else 1.0 for score in scores])
-    return _summed(rankings, shares, weights)
+    return _sum(rankings, shares, weights)
 
 
-def _summed(
+def _sum(
     rankings: Sequence[Ranking], shares: Sequence[Sequence[float]], weights: Sequence[float]
 ) -> tuple[Passage, ...]:
     totals: dict[str, float] = {}
@@ -58,3 +58,41 @@ def _summed(
             passages.setdefault(passage.doc_id, passage)
     best = sorted(totals, key=lambda doc_id: -totals[doc_id])  # stable
     return tuple(passages[doc_id]._replace(score=totals[doc_id]) for doc_id in best)
+
+
+class Hybrid:
+    """Asks two retrievers of one corpus, and fuses their rankings. Equal scores stand in the first one's order.
+
+    Args:
+        first, second: any.
+        settings: of the fusion.
+    """
+
+    def __init__(self, first: Retriever, second: Retriever, settings: FusionSettings) -> None:
+        self._retrievers = (first, second)
+        self._settings = settings
+        self.digest = hybrid_digest((first.digest, second.digest), settings)
+
+    @staticmethod
+    def parts(settings: HybridSettings) -> dict[str, LocalEngine]:
+        """The two, by the folder of their index."""
+        return dict(zip(("first", "second"), settings.engines, strict=True))
+
+    def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
+        if k < 1:
+            raise RetrievalError(f"k is {k}; ask for one document at least")
+        settings = self._settings
+        found = [retriever.search(queries, max(k, settings.depth)) for retriever in self._retrievers]
+        if settings.fusion == "rrf":
+            fused = [
+                reciprocal_rank_fusion(pair, settings.weights, settings.rank_constant)
+                for pair in zip(*found, strict=True)
+            ]
+        else:
+            fused = [linear_fusion(pair, settings.weights) for pair in zip(*found, strict=True)]
+        return [ranking[:k] for ranking in fused]
+
+
+def hybrid_digest(parts: Sequence[str], settings: FusionSettings) -> str:
+    """Of a hybrid of retrievers with these digests."""
+    return digest("hybrid", list(parts), settings.fusion_keys())

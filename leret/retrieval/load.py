@@ -1,243 +1,311 @@
-"""The engines of a recipe that have no index of their own: they ask a server."""
+"""From settings to retrievers: the table of engines, and building, opening and composing by it."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any, Literal, cast
 
+from leret.config.base import RecipePath, mark_of
 from leret.config.retriever import (
+    BM25Settings,
     ClinicalTrialsSettings,
     ColbertSettings,
-    EngineSettings,
+    DenseSettings,
+    FusionSettings,
+    HybridSettings,
     PubMedSettings,
+    RemoteSettings,
     RetrieverSettings,
+    RM3Settings,
+    TantivySettings,
 )
-from leret.core.errors import RetrievalError
+from leret.core.errors import ConfigError, RetrievalError
 from leret.core.progress import Progress
 from leret.retrieval.base import Documents, Retriever
-from leret.retrieval.engines.analysis import WordSettings
-from leret.retrieval.engines.colbert_index import Collection, Downloaded
-from leret.retrieval.index.documents import Held
+from leret.retrieval.engines.colbert_index import PlaidIndex
+from leret.retrieval.fusion import Hybrid, hybrid_digest
+from leret.retrieval.index.documents import MappedDocuments
 from leret.retrieval.index.manifest import (
     MANIFEST,
-    Engine,
+    IndexEngine,
     Manifest,
     check_files,
-    fitting_documents,
+    open_documents,
     read_manifest,
     write_index,
+    write_manifest,
 )
 
 
-def is_live(kind: str) -> bool:
-    """Does an engine ask a server?"""
-    return kind in {"remote", "pubmed", "clinicaltrials"}
+@dataclass(frozen=True)
+class EngineKind:
+    """One kind of retriever.
 
-
-def load_live(settings: RetrieverSettings, corpus: Documents | None) -> Retriever:
-    """The engine that a recipe names.
-
-    A remote one is asked at once whether it is there: before an LM is. Sites are asked for nothing yet.
-
-    Args:
-        settings: whose kind is live.
-        corpus: what a remote engine should search; None checks nothing.
-
-    Raises:
-        ConfigError: a URL is none, or an environment variable is not set.
-        RetrievalError: a remote engine does not answer, is none, or searches another corpus.
+    Attributes:
+        settings: class of its section in a recipe.
+        target: ``module:Class`` below leret.retrieval, imported when it is first used.
+        role: what the class is. ``index``: an `IndexEngine`, made from settings. ``parts``: a retriever made from the
+            retrievers that ``Class.parts(settings)`` names, and settings. ``server``: a retriever made from settings.
+            ``corpus server``: one made from settings and corpus, with a ``check`` that it answers.
     """
-    if settings.remote is not None:
-        from leret.retrieval.clients.leret import Remote
 
-        remote = Remote(settings.remote, corpus)
-        remote.check()
-        return remote
-    if settings.kind == "pubmed":
-        from leret.retrieval.clients.pubmed import PubMed
+    settings: type[RetrieverSettings]
+    target: str
+    role: Literal["index", "parts", "server", "corpus server"]
 
-        return PubMed(settings.pubmed or PubMedSettings())
-    from leret.retrieval.clients.clinicaltrials import ClinicalTrials
+    def load(self) -> Any:
+        """The class."""
+        module, _, name = self.target.partition(":")
+        return getattr(import_module(f"leret.retrieval.{module}"), name)
 
-    return ClinicalTrials(settings.clinicaltrials or ClinicalTrialsSettings())
+
+ENGINES = {
+    "bm25": EngineKind(BM25Settings, "engines.bm25:BM25Index", "index"),
+    "tantivy": EngineKind(TantivySettings, "engines.tantivy:TantivyIndex", "index"),
+    "dense": EngineKind(DenseSettings, "engines.dense:DenseIndex", "index"),
+    "colbert": EngineKind(ColbertSettings, "engines.colbert:ColbertIndex", "index"),
+    "hybrid": EngineKind(HybridSettings, "fusion:Hybrid", "parts"),
+    "rm3": EngineKind(RM3Settings, "engines.rm3:RM3", "parts"),
+    "remote": EngineKind(RemoteSettings, "clients.leret:Remote", "corpus server"),
+    "pubmed": EngineKind(PubMedSettings, "clients.pubmed:PubMed", "server"),
+    "clinicaltrials": EngineKind(ClinicalTrialsSettings, "clients.clinicaltrials:ClinicalTrials", "server"),
+}
+"""Every kind of `retriever.kind`."""
 
 
 def load_retriever(
-    settings: RetrieverSettings, corpus: Documents | None, cache: Path, told: Progress | None = None
+    settings: RetrieverSettings, corpus: Documents | None, cache: Path, progress: Progress | None = None
 ) -> Retriever:
-    """Open the index over a corpus; build it where it is missing.
+    """The retriever of a recipe; its index is built where it is missing.
 
-    An index in the cache is made anew where it does not fit. One in a directory that the settings name may be shared
-    and costly: there, what does not fit is refused.
+    An index in the cache is built again where it does not fit. One in a directory that the settings name may be shared
+    and costly: there, what does not fit is refused. A remote server is asked at once whether it is there.
 
     Args:
         settings: of the recipe.
-        corpus: what is searched; None where an engine behind HTTP has its own.
+        corpus: what is searched; None where a server has its own.
         cache: where the index is kept when the settings name no directory.
-        told: watches a build.
+        progress: of a build.
 
     Raises:
-        RetrievalError: the index cannot be built or opened, or is of another corpus or made with other settings.
+        ConfigError: a URL is none, or an environment variable is not set.
+        RetrievalError: the index cannot be built or opened, or does not fit; or a server does not answer.
     """
-    from leret.retrieval.caching import keep_answers
-
-    return keep_answers(_opened(settings, corpus, cache, told), settings.kind, settings.answers)
-
-
-def _opened(settings: RetrieverSettings, corpus: Documents | None, cache: Path, told: Progress | None) -> Retriever:
-    pass
-
-    if is_live(settings.kind):
-        return load_live(settings, corpus)
+    engine = ENGINES[settings.kind]
+    if engine.role == "server":
+        return cast(Retriever, engine.load()(settings))
+    if engine.role == "corpus server":
+        remote = engine.load()(settings, corpus)
+        remote.check()
+        return cast(Retriever, remote)
     if corpus is None:
         raise RetrievalError(f"retriever.kind {settings.kind} searches a corpus; name it with data.corpus")
-    if settings.kind == "rm3":
-        from leret.retrieval.engines.rm3 import RM3
+    return _open_or_build(settings, corpus, cache / str(settings.index_kind), progress, shared=False)
 
-        first = settings.model_copy(update={"kind": "bm25", "rm3": None})
-        return RM3.over(_opened(first, corpus, cache, told), settings.rm3)
-    engine = engine_of(settings)
-    if settings.index:
-        return _named(engine, corpus, Path(settings.index), told)
-    directory = cache / settings.kind
-    try:
-        if read_manifest(directory).is_of(Manifest.planned(engine, corpus)):
-            return open_index(directory)
-    except RetrievalError:
-        pass  # missing, broken, of another layout: it can be built again
-    write_index(engine, corpus, directory, told)
-    return open_index(directory)
+
+def _open_or_build(
+    settings: RetrieverSettings, corpus: Documents, directory: Path, progress: Progress | None, *, shared: bool
+) -> Retriever:
+    named = getattr(settings, "index", None)
+    if named:
+        directory, shared = Path(named), True
+    engine = ENGINES[settings.kind].load()
+    if ENGINES[settings.kind].role == "parts":
+        parts = engine.parts(settings).items()
+        made = [_open_or_build(part, corpus, directory / name, progress, shared=shared) for name, part in parts]
+        if isinstance(settings, HybridSettings) and not (shared and (directory / MANIFEST).exists()):
+            write_manifest(plan_index(settings, corpus), directory)
+        return cast(Retriever, engine(*made, settings))
+    index = _index_engine(settings)
+    planned = Manifest.planned(index, corpus)
+    if shared and directory.exists():
+        manifest = read_manifest(directory)
+        manifest.require_corpus(corpus, directory)
+        manifest.require_settings(planned, directory)
+    else:
+        with suppress(RetrievalError):  # missing, broken, of another layout: it can be built again
+            if read_manifest(directory).equals(planned):
+                return _open(index, directory)
+        write_index(index, corpus, directory, progress)
+    return _open(index, directory)
+
+
+def _index_engine(settings: RetrieverSettings) -> IndexEngine:
+    engine = ENGINES[settings.kind].load()
+    return cast(IndexEngine, getattr(engine, "of", engine)(settings))
+
+
+def plan_index(settings: RetrieverSettings, corpus: Documents) -> Manifest:
+    """The manifest, without files, of the index that settings ask for; of a hybrid, the one of its two indexes.
+
+    Raises:
+        RetrievalError: a model that they name is not there, or a server has the index.
+    """
+    if ENGINES[settings.kind].role == "index":
+        return Manifest.planned(_index_engine(settings), corpus)
+    if not isinstance(settings, HybridSettings):
+        raise RetrievalError(f"retriever.kind: {settings.kind} has no index of its own to build")
+    named = Hybrid.parts(settings)
+    parts = [plan_index(part, corpus) for part in named.values()]
+    places = {name: os.path.abspath(part.index) if part.index else name for name, part in named.items()}
+    return _hybrid_manifest(parts, settings, places)
+
+
+def _hybrid_manifest(parts: Sequence[Manifest], settings: FusionSettings, places: Mapping[str, str]) -> Manifest:
+    return Manifest(
+        engine="hybrid",
+        settings={"engines": [{"kind": p.engine, **p.settings} for p in parts], **settings.fusion_keys()},
+        versions={name: version for part in parts for name, version in part.versions.items()},
+        corpus=parts[0].corpus,
+        documents=parts[0].documents,
+        digest=hybrid_digest([part.digest for part in parts], settings),
+        places=dict(places),
+    )
+
+
+def build_index(
+    settings: RetrieverSettings, corpus: Documents, directory: Path, progress: Progress | None = None
+) -> Manifest:
+    """Build an index in place of whatever the directory holds; of a hybrid, those of its two that do not fit.
+
+    Raises:
+        RetrievalError: the corpus cannot be indexed, another process is at it, or the disk is full.
+    """
+    planned = plan_index(settings, corpus)
+    if ENGINES[settings.kind].role == "index":
+        return write_index(_index_engine(settings), corpus, directory, progress)
+    for name, part in ENGINES[settings.kind].load().parts(settings).items():
+        _open_or_build(part, corpus, directory / planned.places[name], progress, shared=False)
+    return write_manifest(planned, directory)
+
+
+def model_keys() -> dict[str, str]:
+    """The key that names the model, of every kind that has one."""
+    return {
+        kind: name
+        for kind, engine in ENGINES.items()
+        for name, field in engine.settings.model_fields.items()
+        if (mark := mark_of(field, RecipePath)) and mark.hub
+    }
+
+
+def check_index(directory: Path, corpus: Documents | None = None) -> Manifest:
+    """Read an index through, open it and search it.
+
+    Raises:
+        RetrievalError: it is broken, not of ``corpus``, or cannot be opened.
+    """
+    manifest = read_manifest(directory)
+    if manifest.engine == "hybrid":
+        for name in ("first", "second"):
+            check_index(directory / manifest.places[name], corpus)
+        open_index(directory)
+        return manifest
+    problems = check_files(manifest, directory, content=True)
+    if problems:
+        raise RetrievalError(f"{directory}: {'; '.join(problems)}; build the index again")
+    if corpus is not None:
+        manifest.require_corpus(corpus, directory)
+    documents = MappedDocuments(directory, manifest.corpus)
+    _, title, text = next((documents.at(row) for row in range(len(documents))), ("", "", ""))
+    open_index(directory).search([f"{title} {text}", ""], 1)
+    return manifest
 
 
 def open_index(path: str | Path) -> Retriever:
     """Open an index directory alone, with the documents that it keeps.
 
-    Args:
-        path: of the directory; a downloaded index of ColBERT is taken too, where its collection.tsv lies with it.
+    A downloaded index of ColBERT is taken too, where its collection.tsv lies with it.
 
     Raises:
-        RetrievalError: it is no index, half-built, broken, or needs a model that is gone.
+        RetrievalError: it is no index, unfinished, broken, or needs a model that is gone.
         MissingDependency: the engine's package is not installed.
     """
     directory = Path(path)
-    if Downloaded.is_one(directory):
-        return _downloaded(directory)
+    if PlaidIndex.exists(directory):
+        from leret.retrieval.engines.colbert import open_downloaded
+
+        return open_downloaded(directory)
     manifest = read_manifest(directory)
-    problems = check_files(manifest, directory, content=False)
-    if problems:
-        raise RetrievalError(f"{directory}: the index is broken ({'; '.join(problems[:3])}); build it again")
-    engine = _again(manifest, directory)
-    return engine.open(directory, fitting_documents(manifest, engine, directory))
-
-
-def engine_of(settings: EngineSettings) -> Engine:
-    """The engine that settings name.
-
-    Raises:
-        RetrievalError: a model that they name is not there.
-        MissingDependency: the engine's package is not installed.
-    """
-    words = WordSettings(settings.stopwords, settings.stemmer, settings.fold_accents)
-    if settings.kind == "bm25":
-        from leret.retrieval.engines.bm25 import BM25Engine, IndexSettings
-
-        return BM25Engine(IndexSettings(settings.k1, settings.b, words))
-    if settings.kind == "tantivy":
-        from leret.retrieval.engines.tantivy import TantivyEngine
-
-        return TantivyEngine(words)
-    if settings.kind == "dense" and settings.dense is not None:
-        from leret.retrieval.engines.dense import DenseEngine
-
-        return DenseEngine.of(settings.dense)
-    if settings.kind == "colbert" and settings.colbert is not None:
-        from leret.retrieval.engines.colbert import ColbertEngine
-
-        return ColbertEngine.of(settings.colbert)
-    if isinstance(settings, RetrieverSettings) and settings.hybrid is not None:
-        from leret.retrieval.engines.hybrid import HybridEngine
-
-        first, second = settings.hybrid.engines
-        return HybridEngine.of(settings.hybrid, (engine_of(first), engine_of(second)))
-    raise RetrievalError(f"retriever.kind: there is no engine {settings.kind!r}")
-
-
-def _again(manifest: Manifest, directory: Path) -> Engine:
-    """The engine that made an index.
-
-    Raises:
-        RetrievalError: the manifest names none, lacks a setting or has one too many; or a model is gone.
-    """
+    kind = ENGINES.get(manifest.engine)
     try:
-        return _made(manifest, directory)
+        if kind is not None and kind.role == "index":
+            return _open(kind.load().from_manifest(manifest, directory), directory)
+        if kind is not None and kind.role == "parts":
+            return _open_hybrid(manifest, directory)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise RetrievalError(
             f"{directory / MANIFEST}: these are not the settings of an index of kind {manifest.engine} "
             f"({type(error).__name__}: {error}); build the index again"
         ) from error
-
-
-def _made(manifest: Manifest, directory: Path) -> Engine:
-    if manifest.engine == "bm25":
-        from leret.retrieval.engines.bm25 import BM25Engine
-
-        return BM25Engine.again(manifest)
-    if manifest.engine == "tantivy":
-        from leret.retrieval.engines.tantivy import TantivyEngine
-
-        return TantivyEngine.again(manifest)
-    if manifest.engine == "dense":
-        from leret.retrieval.engines.dense import DenseEngine
-
-        return DenseEngine.again(manifest, directory)
-    if manifest.engine == "colbert":
-        from leret.retrieval.engines.colbert import ColbertEngine
-
-        return ColbertEngine.again(manifest, directory)
-    if manifest.engine == "hybrid":
-        from leret.retrieval.engines.hybrid import FOLDERS, Fusion, HybridEngine
-
-        first, second = (_again(read_manifest(directory / name), directory / name) for name in FOLDERS)
-        values = manifest.settings
-        weights = (values["weights"][0], values["weights"][1])
-        fusion = Fusion(values["fusion"], weights, values["rank_constant"], values["depth"])
-        return HybridEngine((first, second), fusion)
     raise RetrievalError(f"{directory} is an index of kind {manifest.engine!r}, which this leret does not know")
 
 
-def _downloaded(directory: Path) -> Retriever:
-    """An index of colbert-ai as it was downloaded, with the collection that lies with it."""
-    from leret.retrieval.engines.colbert import ColbertEngine
-    from leret.retrieval.engines.plaid import ColBERT
-
-    found = Downloaded.find(directory)
-    if found.collection is None:
-        raise RetrievalError(
-            f"{directory} is an index of ColBERT, and its collection.tsv is not with it; put it there, or run "
-            f"`leret index build --kind colbert --set colbert.index_root={directory.parent} "
-            f"--set colbert.index_name={directory.name} --corpus PATH --out DIR`"
-        )
-    engine = ColbertEngine.of(ColbertSettings(index_root=str(directory.parent), index_name=directory.name))
-    documents = Collection(found.collection)
-    return ColBERT(Held(documents), engine.checkpoint, directory, engine.plaid, engine.digest(documents.digest))
+def _open(engine: IndexEngine, directory: Path) -> Retriever:
+    manifest = read_manifest(directory)
+    problems = check_files(manifest, directory, content=False)
+    if problems:
+        raise RetrievalError(f"{directory}: the index is broken ({'; '.join(problems[:3])}); build it again")
+    return engine.open(directory, open_documents(manifest, engine, directory))
 
 
-def _named(engine: Engine, corpus: Documents, directory: Path, told: Progress | None) -> Retriever:
-    """The index in a directory of the user's."""
-    if not directory.exists():
-        write_index(engine, corpus, directory, told)
-        return open_index(directory)
-    manifest, planned = read_manifest(directory), Manifest.planned(engine, corpus)
-    manifest.require(corpus, directory)
-    if (manifest.engine, manifest.digest) != (planned.engine, planned.digest):
-        differs = [
-            f"{name}: {manifest.settings.get(name)!r} there, {planned.settings.get(name)!r} in the recipe"
-            for name in sorted({*manifest.settings, *planned.settings})
-            if manifest.settings.get(name) != planned.settings.get(name)
-        ]
-        if manifest.engine != planned.engine:
-            differs = [f"kind: {manifest.engine} there, {planned.engine} in the recipe"]
-        raise RetrievalError(
-            f"{directory} is an index with other settings ({'; '.join(differs)}); "
-            "correct the recipe, or name another directory under retriever.index"
-        )
-    return open_index(directory)
+def _open_hybrid(manifest: Manifest, directory: Path) -> Retriever:
+    folders = [directory / manifest.places[name] for name in ("first", "second")]
+    fusion = FusionSettings(**{name: value for name, value in manifest.settings.items() if name != "engines"})
+    if not manifest.equals(_hybrid_manifest([read_manifest(folder) for folder in folders], fusion, manifest.places)):
+        raise RetrievalError(f"{directory / MANIFEST} does not fit its two indexes; build the index again")
+    first, second = map(open_index, folders)
+    return Hybrid(first, second, fusion)
+
+
+@dataclass(frozen=True)
+class OpenRetriever:
+    """A retriever that a command named, and what it says of itself.
+
+    Attributes:
+        corpus: digest of its corpus; None where it has none.
+        documents: in its corpus; None where nobody can count them.
+        directory: with the documents; None where they cannot be listed from here.
+    """
+
+    retriever: Retriever
+    engine: str
+    corpus: str | None
+    documents: int | None
+    directory: Path | None = None
+
+    def ids(self) -> Container[str] | None:
+        """Ids of its documents; None where they cannot be listed from here."""
+        if self.directory is None or self.corpus is None:
+            return None
+        return frozenset(MappedDocuments(self.directory, self.corpus))
+
+
+def open_retriever(index: str, *, token_env: str | None = None, retry_for_s: float = 30.0) -> OpenRetriever:
+    """Open an index directory, or connect to a ``leret`` server.
+
+    Raises:
+        ConfigError: the URL is none or holds a password, or the variable is not set.
+        RetrievalError: there is no index, it is broken, or the server does not answer.
+    """
+    if index.startswith(("http://", "https://")):
+        if "@" in index:
+            raise ConfigError(
+                "the server's URL holds no user and no password; put the token in a variable (--token-env)"
+            )
+        settings = RemoteSettings(urls=(index,), token_env=token_env, retry_for_s=retry_for_s)
+        remote = ENGINES["remote"].load()(settings)
+        served = remote.served()
+        return OpenRetriever(remote, served.engine, served.corpus, served.documents)
+    directory = Path(index)
+    retriever = open_index(directory)
+    if PlaidIndex.exists(directory):
+        return OpenRetriever(retriever, "colbert", None, None)
+    manifest = read_manifest(directory)
+    documents = directory / manifest.places["first"] if manifest.engine == "hybrid" else directory
+    return OpenRetriever(retriever, manifest.engine, manifest.corpus, manifest.documents, documents)

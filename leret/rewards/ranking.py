@@ -1,31 +1,33 @@
 """Measures of a ranking against the gold documents. All are in [0, 1]; higher is better.
 
-Relevance is binary, but for nDCG where the gold documents come with grades; rewards hand over none.
+Relevance is binary, except in nDCG where the data grade the gold documents.
 
 Each takes the ids of the ranking, best first, and the gold ids; ``k`` looks at the first ``k`` alone. A document that
 stands in a ranking twice counts at its first place. Gold documents that were never found count against every measure
-but `rr` and `success`. A question without gold documents has no value: that is an error, not a zero.
+but `rr` and `success`. A ranking without gold documents has no value: a ValueError here, None as a reward.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from leret.core.errors import ConfigError
+from leret.core.types import Outcome
+
+Measure = Callable[[Sequence[str], Collection[str], int | None], float]
+
+_NO_GOLD = "a ranking without gold documents has no value"
 
 
-class Measure(Protocol):
-    """A measure of one ranking."""
+def of_ranking(measure: Measure) -> Callable[[Outcome, int | None], float | None]:
+    """A measure as a reward of an outcome: of its ranking; None where the task has no gold documents."""
 
-    def __call__(self, doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-        """The value in [0, 1].
+    def value(outcome: Outcome, k: int | None = None) -> float | None:
+        task = outcome.task
+        gold = task.grades if task.relevance else task.gold
+        return measure([passage.doc_id for passage in outcome.ranking], gold, k) if gold else None
 
-        Raises:
-            ValueError: ``gold`` is empty.
-        """
-        ...
+    return value
 
 
 def recall(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
@@ -34,7 +36,10 @@ def recall(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) 
     >>> recall(["a", "x"], {"a", "b"})
     0.5
     """
-    return len(_hits(doc_ids, gold, k)) / len(set(gold))
+    if not gold:
+        raise ValueError(_NO_GOLD)
+    wanted = set(gold)
+    return len(wanted.intersection(doc_ids[:k])) / len(wanted)
 
 
 def ap(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
@@ -95,49 +100,13 @@ def all_found(doc_ids: Sequence[str], gold: Collection[str], k: int | None = Non
     return float(len(_hits(doc_ids, gold, k)) == len(set(gold)))
 
 
-MEASURES: dict[str, Measure] = {
-    "recall": recall,
-    "ap": ap,
-    "rr": rr,
-    "ndcg": ndcg,
-    "success": success,
-    "all_found": all_found,
-}
-"""Measures by the names that recipes, components of rewards and reports use."""
-
-
-def measure(name: str) -> Measure:
-    """A measure by its name, as in ``ap`` or, with a cut-off, ``recall@10``.
-
-    Raises:
-        ConfigError: there is none of this name.
-    """
-    base, at, cut = name.partition("@")
-    if base not in MEASURES or (at and not (cut.isascii() and cut.isdecimal() and int(cut) > 0)):
-        raise ConfigError(
-            f"{name!r} is not a measure; there are {', '.join(MEASURES)}, and each with a cut-off as in recall@10"
-        )
-    found = MEASURES[base]
-    if not at:
-        return found
-
-    def cut_off(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-        return found(doc_ids, gold, int(cut) if k is None else min(k, int(cut)))
-
-    return cut_off
-
-
 def _hits(doc_ids: Sequence[str], gold: Collection[str], k: int | None) -> list[int]:
     """Ranks, from 1, of the gold documents in the ranking."""
     if not gold:
-        raise ValueError("a ranking has no value for a question without gold documents")
-    return list(_ranks(doc_ids if k is None else doc_ids[:k], set(gold)))
-
-
-def _ranks(doc_ids: Sequence[str], missing: set[str]) -> Iterator[int]:
-    for rank, doc_id in enumerate(dict.fromkeys(doc_ids), 1):
-        if doc_id in missing:
-            yield rank
+        raise ValueError(_NO_GOLD)
+    wanted = set(gold)
+    ranking = dict.fromkeys(doc_ids if k is None else doc_ids[:k])
+    return [rank for rank, doc_id in enumerate(ranking, 1) if doc_id in wanted]
 
 
 def _gain(found: Sequence[tuple[int, int]]) -> float:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from leret.config.sampling import SamplingRecipe
-from leret.core.errors import LeretError, ProgramError
 from leret.core.runs import Run
-from leret.core.types import Passage, Ranking, Task
-from leret.sampling.rollouts.environment import Workbench, located
-
-if TYPE_CHECKING:
-    from leret.programs.replay import NeedsCompletion, Replay
+from leret.core.types import Hop, Passage, Ranking, Task
+from leret.rewards import reward
+from leret.sampling.bank.bank import n_bank_questions
+from leret.sampling.rollouts.environment import Environment, located
+from leret.sampling.store.store import Store
 
 
 @dataclass(frozen=True)
@@ -25,14 +24,10 @@ class Plan:
     """Upper bounds, and what is there already.
 
     Attributes:
-        questions: to be sampled in all.
         steps: LM calls of one run of the program; None where they cannot be told without an LM.
-        states: at most, over all questions.
-        samples: at most, over all states.
-        bank_calls: at most; 0 where the bank is there.
-        lm_calls: completions at most, those of the bank included.
+        bank_calls: 0 where the bank is there.
+        lm_calls: completions, those of the bank included.
         stored_samples: in the store already, of any policy.
-        bank_ready: the prompts are there.
         notes: what to look at.
         prompt_tokens: of the longest of some prompts with as many demos as the bank may give them; None where the
             policy is not in a directory here.
@@ -53,85 +48,72 @@ class Plan:
 
 
 def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> Plan:
-    """What `leret.sampling.stage.sample` would do; reads, and writes nothing.
-
-    Args:
-        recipe: of the run.
-        run: need not exist.
-        base_dir: where relative paths of the recipe start; None is the current directory.
+    """What `leret.sampling.stage.sample` would do with the same arguments; writes nothing, and the run need not exist.
 
     Raises:
-        LeretError: the recipe's files cannot be read.
-        PromptTooLongError: a prompt without demos does not fit the policy.
+        LeretError: the recipe's files cannot be read, or a prompt without demos does not fit the policy.
     """
-    bench = Workbench(located(recipe, base_dir or Path.cwd()), run.cache)
+    bench = Environment(located(recipe, base_dir or Path.cwd()), run.cache)
     settings = recipe.sampling
+    reward(settings.reward, "sampling.reward")
     questions = bench.questions(recipe.data.split, recipe.data.limit)
     n_questions = len(questions)
-    steps = steps_of(bench.replay, bench.formatter.signature)
-    exists = run.manifest_path.is_file()
-    bank_ready = settings.prompts == 1 or (exists and "bank" in run.manifest())
-    rest = (_n_stored(run), bank_ready, bench.notes())
+    steps = steps_of(bench)
+    bank_ready = settings.prompts == 1 or (run.manifest_path.is_file() and "bank" in run.manifest())
+    n_stored = 0
+    if run.store.is_file():
+        with Store(run.store, read_only=True) as store:
+            n_stored = store.counts()["samples"]
+    rest = (n_stored, bank_ready, bench.notes())
     if steps is None:
         return Plan(n_questions, None, None, None, 0 if bank_ready else None, None, *rest)
     n_train, n_dev = n_bank_questions(n_questions, settings.bank.train_questions, settings.bank.dev_questions)
-    candidates = settings.bank.candidates
-    bank_calls = 0 if bank_ready else steps * (n_train + candidates * n_dev)
+    bank_calls = 0 if bank_ready else steps * (n_train + settings.bank.candidates * n_dev)
     states = n_questions * steps
     samples = states * settings.prompts * settings.samples
     lengths = _lengths(bench, questions[:20])
     return Plan(n_questions, steps, states, samples, bank_calls, samples + bank_calls, *rest, *lengths)
 
 
-def n_bank_questions(n_questions: int, n_train: int, n_dev: int) -> tuple[int, int]:
-    """Questions that the bank gets for its demos and for its scores, out of those that there are."""
-    if n_questions >= n_train + n_dev:
-        return n_train, n_dev
-    share = n_questions * n_train // (n_train + n_dev)
-    return max(share, min(1, n_questions)), n_questions - max(share, min(1, n_questions))
-
-
-def steps_of(replay: Replay, signature: Callable[[str], Any]) -> int | None:
+def steps_of(environment: Environment) -> int | None:
     """LM calls of one run, found by running the program on made-up outputs and empty rankings."""
-    from leret.programs.runner import MAX_STEPS
-
-    try:
-        n_steps = len(list(_calls(replay, signature, "?", iter(()))))
-    except LeretError:
-        return None  # it needs outputs that make sense
-    return n_steps if n_steps <= MAX_STEPS else None
+    hops, why = _made_up_hops(environment, Task.question("?", "?"), iter(()))
+    return None if why else len(hops)  # it needs outputs that make sense
 
 
-def _calls(
-    replay: Replay, signature: Callable[[str], Any], question: str, passages: Iterator[Passage]
-) -> Iterator[NeedsCompletion]:
-    """The calls of one run on made-up outputs, with one too many at most; a new search takes the next passages."""
-    from leret.programs.replay import NeedsCompletion
-    from leret.programs.runner import MAX_STEPS
+def _made_up_hops(environment: Environment, task: Task, passages: Iterator[Passage]) -> tuple[list[Hop], str | None]:
+    """The calls of one run on made-up outputs, and why there are no more; a new search takes the next passages."""
+    from leret.programs.checks import made_up_hops
+    from leret.retrieval.batching import SearchBatcher
 
-    outputs: list[dict[str, Any]] = []
-    found: dict[tuple[str, int], Ranking] = {}
+    class Passages:
+        digest = "made up"
 
-    def search(query: str, k: int) -> Ranking:
-        return found.setdefault((query, k), tuple(islice(passages, k)))
+        def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
+            return [tuple(islice(passages, k)) for _ in queries]
 
-    while len(outputs) <= MAX_STEPS and isinstance(need := replay.run(question, outputs, search), NeedsCompletion):
-        yield need
-        text, fields = f"? {len(outputs)}", signature(need.predictor).output_fields
-        outputs.append({name: [text] if info.annotation == list[str] else text for name, info in fields.items()})
+    async def run() -> tuple[list[Hop], str | None]:
+        searches = SearchBatcher(Passages())
+        try:
+            return await made_up_hops(environment.runner(searches), task)
+        finally:
+            searches.close()
+
+    return asyncio.run(run())
 
 
-def _lengths(bench: Workbench, questions: Sequence[Task]) -> tuple[int | None, int | None]:
+def _lengths(bench: Environment, questions: Sequence[Task]) -> tuple[int | None, int | None]:
     """Tokens of the longest of some prompts, with documents of the corpus as what is found; the policy's positions."""
+    from leret.config.policy import LocalPolicySettings
+    from leret.core.bundled import demo_policy
     from leret.policies.checkpoints import load_tokenizer, read_model_json
-    from leret.policies.load import demo_directory
     from leret.policies.local.chat_template import PromptEncoder
     from leret.programs.prompts import Prompt
 
     policy, formatter, settings = bench.recipe.policy, bench.formatter, bench.recipe.sampling
-    path = demo_directory() if policy.model == "demo" else Path(policy.model)
+    path = demo_policy() if policy.model == "demo" else Path(policy.model)
     positions = read_model_json(path / "config.json").get("max_position_embeddings") if path.is_dir() else None
-    if policy.kind != "local" or positions is None:
+    if not isinstance(policy, LocalPolicySettings) or positions is None:
         return None, None
     tokenizer = load_tokenizer(path)
     zero_shot, few_shot = (PromptEncoder(tokenizer, n, policy.model, policy.enable_thinking) for n in (positions, None))
@@ -140,20 +122,10 @@ def _lengths(bench: Workbench, questions: Sequence[Task]) -> tuple[int | None, i
     demos: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     longest = 0
     for question in questions:
-        with suppress(ProgramError):  # it needs outputs that make sense
-            for need in _calls(bench.replay, formatter.signature, question.text, passages):
-                name, own = need.predictor, demos[need.predictor]
-                zero_shot.encode(formatter.messages(name, need.inputs))
-                messages = formatter.messages(name, need.inputs, Prompt("1", {name: own[:n_demos]}))
-                longest = max(longest, len(few_shot.encode(messages).token_ids))
-                own.append({**need.inputs, **dict.fromkeys(formatter.signature(name).output_fields, question.text)})
+        for hop in _made_up_hops(bench, question, passages)[0]:
+            name, own = hop.predictor, demos[hop.predictor]
+            zero_shot.encode(formatter.messages(name, hop.inputs))
+            messages = formatter.messages(name, hop.inputs, Prompt("1", {name: own[:n_demos]}))
+            longest = max(longest, len(few_shot.encode(messages).token_ids))
+            own.append({**hop.inputs, **dict.fromkeys(formatter.signature(name).output_fields, question.text)})
     return longest or None, positions
-
-
-def _n_stored(run: Run) -> int:
-    from leret.sampling.store.store import Store
-
-    if not run.store.is_file():
-        return 0
-    with Store(run.store, read_only=True) as store:
-        return store.counts()["samples"]

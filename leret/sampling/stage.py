@@ -1,36 +1,55 @@
-"""`leret sample`: a recipe and a run directory in; a bank, a store of samples and preferences out."""
+"""`leret sample`: states of a program sampled with several prompts, scored, and paired.
+
+`sample_tasks` is the stage over objects: tasks, a program, its adapter, a policy, a reward, settings. `sample` makes
+them from a recipe, and adds what a run has beside its samples: the bank, the preferences, the report.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leret.config.sampling import SamplingRecipe
-from leret.core.errors import ConfigError, DataError
+from filelock import AsyncFileLock, FileLock
+
+from leret.config.sampling import SamplingRecipe, SamplingSettings
+from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.stages import completed, is_complete_parquet, mark_completed, stage_key
-from leret.core.types import Task
+from leret.core.types import Outcome, Task
 from leret.policies.load import probe
-from leret.sampling.changes import recipe_stamps, refuse_changed_files, refuse_changes
-from leret.sampling.preferences.dataset import PreferenceReport, build_preferences
-from leret.sampling.rollouts.environment import Workbench, located, questions_digest
-from leret.sampling.store.merge import rescue
+from leret.rewards import reward
+from leret.sampling.preferences.dataset import build_preferences
+from leret.sampling.preferences.report import PreferenceReport
+from leret.sampling.rollouts.environment import (
+    Environment,
+    located,
+    questions_digest,
+    recipe_stamps,
+    refuse_changed_files,
+    refuse_changes,
+)
+from leret.sampling.store.merge import merge_shards
 from leret.sampling.store.schema import OUTAGES
 from leret.sampling.store.store import Store
 
 if TYPE_CHECKING:
-    from leret.core.usage import Ledger
+    import dspy
+
+    from leret.core.usage import UsageByPrompt
     from leret.policies.base import Policy
     from leret.programs.prompts import Prompt
     from leret.retrieval.batching import SearchBatcher
-    from leret.sampling.ray.scaleout import Cluster
-    from leret.sampling.rollouts.scheduler import Scheduler, Tally
+    from leret.sampling.rollouts.branching import SamplingPlan
+    from leret.sampling.rollouts.scheduler import SamplingStats
+
+Distribute = Callable[[SamplingRecipe, Run, str, Sequence[Task], Progress], "SamplingStats"]
+"""Samples tasks into the run's shards with other processes; takes the recipe, the run and the policy's digest."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +58,7 @@ class SampleReport:
 
     Attributes:
         already: everything was there, and nothing was done.
-        new_questions: that this call sampled to an end.
-        new_samples: that this call added.
+        questions: to be sampled in all; ``new_questions`` this call sampled to an end.
         waiting: questions that met an outage; the same command goes on with them.
         prompts: of the bank, with their scores on its dev questions (None for those not scored).
         failures: samples of the run's policy without a reward, by kind.
@@ -64,250 +82,248 @@ class SampleReport:
     notes: Sequence[str] = ()
 
 
+async def sample_tasks(
+    tasks: Iterable[Task],
+    program: dspy.Module,
+    adapter: dspy.Adapter,
+    search: SearchBatcher,
+    policy: Policy,
+    plan: SamplingPlan,
+    store: Store,
+    settings: SamplingSettings,
+    *,
+    usage: UsageByPrompt | None = None,
+    progress: Progress | None = None,
+    facts: Callable[[], Mapping[str, float | int | str]] = dict,
+) -> SamplingStats:
+    """Sample every task to the end of its path, into a store; what the store holds is not asked again.
+
+    The program is a module of its own for this call, which changes it; ``search`` is over the retriever, on this event
+    loop. The plan has prompts, number of samples, seed, decoding and reward; of the settings, ``concurrency``,
+    ``max_error_rate`` and ``max_unparsed_rate`` are read. ``facts`` are told with the progress.
+
+    Raises:
+        LeretError: too many samples failed or did not parse, or the store cannot be written; what is done is kept.
+    """
+    from leret.programs.prompts import Formatter
+    from leret.programs.replay import Replay
+    from leret.programs.runner import ProgramRunner
+    from leret.sampling.rollouts.branching import StateSampler
+    from leret.sampling.rollouts.scheduler import Scheduler
+
+    runner = ProgramRunner(Replay(program, adapter), Formatter(program, adapter), search)
+    scheduler = Scheduler(
+        runner,
+        StateSampler(runner, policy, store, plan, usage),
+        store,
+        policy.digest,
+        seed=plan.seed,
+        max_error_rate=settings.max_error_rate,
+        max_unparsed_rate=settings.max_unparsed_rate,
+        facts=facts,
+    )
+    return await scheduler.run(tasks, settings.concurrency, progress)
+
+
 def sample(
     recipe: SamplingRecipe,
     run: Run,
     *,
     base_dir: Path | None = None,
     progress: Progress | None = None,
-    cluster: Cluster | None = None,
+    distribute: Distribute | None = None,
 ) -> SampleReport:
     """Sample a program's states with several prompts, score them, and make the preferences.
 
-    Goes on where an earlier call was stopped; returns at once where nothing is left.
+    Goes on where an earlier call was stopped; returns at once where nothing is left. Shards that were sampled apart
+    (`leret.sampling.sharding`) are merged first.
 
     Args:
         recipe: what to sample.
-        run: a new one, or one that the same recipe began. The policy may be another one (the next round), the limit
-            and the strategy of the pairs any.
+        run: a new one, or one that the same recipe began. What is `Free` in it, and the policy, may have changed.
         base_dir: where relative paths of the recipe start; None is the current directory.
         progress: hears of every question.
-        cluster: samples on the workers of a Ray cluster; None samples in this process.
+        distribute: samples with other processes; None samples in this one.
 
     Raises:
-        RunError: the run was sampled from another recipe, is being sampled, or cannot be written.
-        DataError, RetrievalError, PolicyError, ProgramError: what the recipe names cannot be opened, or too many
-            samples failed or did not parse; what is done is kept.
-        ConfigError: settings that cannot go together.
+        LeretError: the run was sampled from another recipe, is being sampled or cannot be written; what the recipe
+            names cannot be opened; too many samples failed or did not parse. What is done is kept.
     """
     began = time.monotonic()
     progress = progress or Silent()
     recipe = located(recipe, base_dir or Path.cwd())
-    if recipe.policy.temperature == 0 and recipe.sampling.samples > 1:
-        raise ConfigError(
-            f"sampling.samples is {recipe.sampling.samples}, but at policy.temperature 0 they would all be the same; "
-            "raise the temperature, or set samples: 1"
-        )
     key = stage_key(recipe, recipe_stamps(recipe))
     before = completed(run.path, "sample", key)
     if before is not None and is_complete_parquet(run.preferences / "train.parquet"):
-        return SampleReport(
-            **{**before, "already": True, "new_questions": 0, "new_samples": 0, "seconds": time.monotonic() - began}
-        )
-    refuse_changes(run, recipe, {})
-    asyncio.run(probe(recipe.policy))
-    with Workbench(recipe, run.cache, progress) as bench, cluster or nullcontext():
-        progress.start("data and index", None)
-        refuse_changed_files(run, bench)
-        questions = _questions(bench)
-        digests = _digests(bench, questions)
-        progress.finish()
-        refuse_changes(run, recipe, {"retriever": digests["retriever"]})
-        if bench.skipped:
-            run.event("sample", "skipped", **bench.skipped)
-        report = _sample(bench, run, questions, digests, progress, began, cluster)
+        now = {"already": True, "new_questions": 0, "new_samples": 0, "seconds": time.monotonic() - began}
+        return SampleReport(**{**before, **now})
+    with opened(recipe, run, progress) as (bench, tasks, digests), Store(run.store) as store:
+        merge_shards(run, store=store)
+        policy = begin(run, bench, tasks, digests)
+        n_before = store.counts(policy.digest)["samples"]
+        only = None if distribute is None else ()
+        bank, stats, notes = asyncio.run(sample_session(bench, run, policy, store, tasks, progress, only=only))
+        if distribute is not None:
+            stats = distribute(recipe, run, policy.digest, tasks, progress)
+            merge_shards(run, store=store)
+        report = _report(recipe, run, policy, store, stats, bank, notes)
+    seconds = round(time.monotonic() - began, 3)
+    report = replace(report, questions=len(tasks), new_samples=report.samples - n_before, seconds=seconds)
+    run.event("sample", "finished", **asdict(report))
     if not report.waiting and not any(report.failures.get(kind) for kind in OUTAGES):
         mark_completed(run.path, "sample", key, asdict(report), [run.store])
     return report
 
 
-def _sample(
-    bench: Workbench,
-    run: Run,
-    questions: Sequence[Task],
-    digests: dict[str, str],
-    progress: Progress,
-    began: float,
-    cluster: Cluster | None,
-) -> SampleReport:
-    from leret.policies.load import policy_of
-    from leret.sampling.rollouts.scheduler import refuse_unparsed
+@contextmanager
+def opened(
+    recipe: SamplingRecipe, run: Run, progress: Progress
+) -> Iterator[tuple[Environment, list[Task], dict[str, str]]]:
+    """What a recipe names, opened, checked against what the run was begun with; its tasks; its digests.
 
-    recipe = bench.recipe
-    with Store(run.store) as store:  # opened first: it keeps a second process out
-        rescue(run.workers, store)
-        policy = policy_of(recipe.policy)
-        _write_sections(run, bench, policy, digests)
-        run.event("sample", "started", questions=len(questions), policy=policy.name, policy_digest=policy.digest)
-        n_before = store.counts(policy.digest)["samples"]
-        prompts, tally, stops = asyncio.run(_work(bench, run, policy, store, questions, progress, cluster is None))
-        if cluster is not None:
-            tally = cluster.sample(bench, run, policy, prompts, store, questions, digests, progress)
-        counts = store.counts(policy.digest)
-        failures = (sample.failure for group in store.groups(policy.digest) for sample in group.samples)
-        unparsed = (failure for failure in failures if failure is not None and failure.kind == "parse")
-        refuse_unparsed(unparsed, counts.get("failed_parse", 0), counts["samples"], recipe.sampling.max_unparsed_rate)
-        pairs = build_preferences(
-            run, recipe.sampling.strategy, recipe.sampling.margin, recipe.sampling.max_pairs, policy.digest
+    Processes that sample shards of one run may do this at the same time: one builds the index, the others wait.
+    """
+    if recipe.policy.temperature == 0 and recipe.sampling.samples > 1:
+        raise ConfigError(
+            f"sampling.samples is {recipe.sampling.samples}, but at policy.temperature 0 they would all be the same; "
+            "raise the temperature, or set samples: 1"
         )
-    report = _report(policy, questions, prompts, tally, counts, n_before, pairs, time.monotonic() - began)
-    notes = [*stops, *bench.notes(), *_notes(prompts, recipe.sampling.prompts, pairs)]
-    report = replace(report, notes=notes)
-    run.event("sample", "finished", **asdict(report))
-    return report
+    refuse_changes(run, recipe, {})
+    asyncio.run(probe(recipe.policy))
+    with Environment(recipe, run.cache, progress) as bench:
+        progress.start("data and index", None)
+        refuse_changed_files(run, bench)
+        questions = bench.questions(recipe.data.split, recipe.data.limit)
+        with FileLock(run.setup_lock):
+            retriever_digest = bench.retriever.digest
+        digests = {
+            "corpus": bench.corpus.digest,
+            "retriever": retriever_digest,
+            "program": bench.program_digest,
+            "questions": questions_digest(questions),
+        }
+        progress.finish()
+        refuse_changes(run, recipe, {"retriever": retriever_digest})
+        if bench.skipped:
+            run.event("sample", "skipped", **bench.skipped)
+        yield bench, _scorable(questions, recipe), digests
 
 
-async def _work(
-    bench: Workbench,
+def begin(
+    run: Run, bench: Environment, tasks: Sequence[Task], digests: Mapping[str, str], policy_digest: str | None = None
+) -> Policy:
+    """Open the policy, and note in run.yaml what later stages read.
+
+    The policy of the run's recipe stays the one of the first round: the base of all others.
+
+    Raises:
+        RunError: the policy is not the one of ``policy_digest``.
+    """
+    from leret.policies.load import policy_of
+
+    policy = policy_of(bench.recipe.policy)
+    if policy_digest not in {None, policy.digest}:
+        raise RunError(f"policy.model: {bench.recipe.policy.model} is another model here than where sampling was begun")
+    with FileLock(run.setup_lock):
+        manifest = run.manifest()
+        section: dict[str, Any] = bench.recipe.model_dump(mode="json")
+        rounds: list[dict[str, str]] = manifest.get("rounds", [])
+        if rounds and rounds[0]["digest"] != policy.digest:
+            section["policy"] = manifest["sampling"]["policy"]
+        if all(entry["digest"] != policy.digest for entry in rounds):
+            rounds = [*rounds, {"policy": policy.name, "model": bench.recipe.policy.model, "digest": policy.digest}]
+        known = {**manifest.get("digests", {}), **digests, "policy": policy.digest}
+        run.update(sampling=section, digests=known, rounds=rounds)
+    run.event("sample", "started", questions=len(tasks), policy=policy.name, policy_digest=policy.digest)
+    return policy
+
+
+async def sample_session(
+    bench: Environment,
     run: Run,
     policy: Policy,
     store: Store,
-    questions: Sequence[Task],
+    tasks: Sequence[Task],
     progress: Progress,
-    here: bool,
-) -> tuple[list[Prompt], Tally, tuple[str, ...]]:
-    """The bank, the samples where sampling is done ``here``, and where `check_messages` had to stop."""
-    from leret.core.usage import Ledger
+    *,
+    only: Sequence[Task] | None = None,
+) -> tuple[list[Prompt], SamplingStats, list[str]]:
+    """The bank, which all tasks make; samples of them, or of ``only`` some or none; notes. Closes the policy."""
+    from leret.core.usage import UsageByPrompt, UsageEvents
+    from leret.programs.checks import check_messages
     from leret.retrieval.batching import SearchBatcher
-    from leret.sampling.accounting import Accounting
-    from leret.sampling.bank.load import prompts_of
-    from leret.sampling.parity import check_messages
-    from leret.sampling.rollouts.scheduler import Tally
+    from leret.sampling.bank.bank import load_or_build_bank
+    from leret.sampling.rollouts.branching import SamplingPlan
+    from leret.sampling.rollouts.scheduler import SamplingStats
 
-    front = SearchBatcher(bench.retriever)
+    lm, settings = bench.recipe.policy, bench.recipe.sampling
+    search = SearchBatcher(bench.retriever)
     try:
-        prompts = await prompts_of(run, bench, policy, front, questions, progress)
-        parts = (bench.program(), bench.replay, bench.formatter, bench.retriever)
-        _, stops = check_messages(*parts, prompts, questions[:20])
-        if not here:
-            return prompts, Tally(), stops
-        settings = bench.recipe.sampling
-        ledger = Ledger(bench.recipe.policy.price_prompt, bench.recipe.policy.price_completion)
-        accounting = Accounting(run, ledger, policy, front)
-        scheduler = scheduler_of(
-            bench, policy, prompts, front, store, ledger, max_error_rate=settings.max_error_rate, facts=accounting.facts
+        async with AsyncFileLock(run.setup_lock, run_in_executor=False):
+            prompts = await load_or_build_bank(run, bench, policy, search, tasks, progress)
+        _, stops = await check_messages(bench.program(), bench.runner(search), prompts, tasks[:20])
+        notes = [*stops, *bench.notes()]
+        sampled = tasks if only is None else only
+        if not sampled:
+            return prompts, SamplingStats(), notes
+        plan = SamplingPlan(
+            tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens, settings.reward
         )
+        usage = UsageByPrompt(lm.price_prompt, lm.price_completion)
+        events = UsageEvents(run, usage, policy, search)
         done = store.done(policy.digest)
-        progress.start("sampling", sum(question.id not in done for question in questions))
+        progress.start("sampling", sum(task.id not in done for task in sampled))
         try:
-            async with accounting:
-                return prompts, await scheduler.run(questions, settings.concurrency, progress), stops
+            async with events:
+                stats = await sample_tasks(
+                    sampled, bench.program(), bench.adapter, search, policy, plan, store, settings,
+                    usage=usage, progress=progress, facts=events.facts,
+                )  # fmt: skip
+            return prompts, stats, notes
         finally:
             progress.finish()
     finally:
-        front.close()
+        search.close()
         await policy.aclose()
 
 
-def scheduler_of(
-    bench: Workbench,
-    policy: Policy,
-    prompts: Sequence[Prompt],
-    front: SearchBatcher,
-    store: Store,
-    ledger: Ledger,
-    *,
-    max_error_rate: float | None,
-    facts: Callable[[], Mapping[str, float | int | str]] = dict,
-) -> Scheduler:
-    """What samples a recipe's questions into a store, on one event loop.
-
-    Args:
-        bench: the recipe, opened.
-        policy: completes.
-        prompts: the bank.
-        front: over the bench's retriever.
-        store: where the samples go.
-        ledger: counts calls and tokens.
-        max_error_rate: see `Scheduler`.
-        facts: see `Scheduler`.
-    """
-    from leret.programs.runner import Stepper
-    from leret.sampling.rollouts.branching import Branch, Brancher
-    from leret.sampling.rollouts.scheduler import Scheduler
-
-    lm, settings = bench.recipe.policy, bench.recipe.sampling
-    stepper = Stepper(bench.replay, bench.formatter, front)
-    branch = Branch(
-        tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens, settings.reward
-    )
-    brancher = Brancher(stepper, policy, store, branch, ledger)
-    return Scheduler(
-        stepper,
-        brancher,
-        store,
-        policy.digest,
-        seed=settings.seed,
-        max_error_rate=max_error_rate,
-        max_unparsed_rate=settings.max_unparsed_rate,
-        facts=facts,
-    )
-
-
-def _questions(bench: Workbench) -> list[Task]:
-    data = bench.recipe.data
-    questions = bench.questions(data.split, data.limit)
-    usable = [question for question in questions if question.gold]
-    if not usable:
+def _scorable(questions: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
+    """Tasks that the reward applies to: for a measure of rankings, those with gold documents."""
+    name, split = recipe.sampling.reward, recipe.data.split
+    value = reward(name, "sampling.reward")
+    tasks = [task for task in questions if value(Outcome(task, "", {}, ())) is not None]
+    if not tasks:
         raise DataError(
-            f"data: no question of split {data.split} names its relevant documents, so no ranking can be scored "
-            f"({len(questions)} questions read); name another split or file"
+            f"data: no question of split {split} has what {name} is computed from: relevant documents, so that a "
+            f"ranking can be scored ({len(questions)} questions read); name another split or file"
         )
-    return usable
-
-
-def _digests(bench: Workbench, questions: Sequence[Task]) -> dict[str, str]:
-    return {
-        "corpus": bench.corpus.digest,
-        "retriever": bench.retriever.digest,
-        "program": bench.program_digest,
-        "questions": questions_digest(questions),
-    }
-
-
-def _write_sections(run: Run, bench: Workbench, policy: Policy, digests: dict[str, str]) -> None:
-    """The recipe, as later stages read it. Its policy stays the one of the first round: the base of all others."""
-    manifest = run.manifest()
-    section: dict[str, Any] = bench.recipe.model_dump(mode="json")
-    rounds: list[dict[str, str]] = manifest.get("rounds", [])
-    if rounds and rounds[0]["digest"] != policy.digest:
-        section["policy"] = manifest["sampling"]["policy"]
-    if all(entry["digest"] != policy.digest for entry in rounds):
-        rounds = [*rounds, {"policy": policy.name, "model": bench.recipe.policy.model, "digest": policy.digest}]
-    run.update(
-        sampling=section, digests={**manifest.get("digests", {}), **digests, "policy": policy.digest}, rounds=rounds
-    )
-
-
-def _notes(prompts: Sequence[Prompt], wanted: int, pairs: PreferenceReport) -> Iterator[str]:
-    if len(prompts) == 1 < wanted:
-        yield f"no candidate of the prompt bank reached reward > 0: the zero-shot prompt alone, instead of {wanted}"
-    elif len(prompts) < wanted:
-        yield f"{len(prompts)} prompts instead of {wanted}: the bank found no others"
-    if 2 * pairs.no_spread > pairs.states:
-        which = f"at {pairs.no_spread:,} of {pairs.states:,} states they have one reward"
-        yield f"the samples hardly differ: {which}; raise policy.temperature or sampling.samples"
-    if pairs.failures["prompt"]:
-        yield f"{pairs.failures['prompt']:,} of {pairs.samples:,} samples failed: their prompts do not fit the policy"
+    return tasks
 
 
 def _report(
+    recipe: SamplingRecipe,
+    run: Run,
     policy: Policy,
-    questions: Sequence[Task],
+    store: Store,
+    stats: SamplingStats,
     prompts: Sequence[Prompt],
-    tally: Tally,
-    counts: dict[str, int],
-    n_before: int,
-    pairs: PreferenceReport,
-    seconds: float,
+    notes: Sequence[str],
 ) -> SampleReport:
+    """Make the preferences, and count; the caller knows the rest."""
+    from leret.sampling.rollouts.scheduler import refuse_unparsed
+
+    settings, counts = recipe.sampling, store.counts(policy.digest)
+    failures = (sample.failure for group in store.groups(policy.digest) for sample in group.samples)
+    unparsed = (failure for failure in failures if failure is not None and failure.kind == "parse")
+    refuse_unparsed(unparsed, counts.get("failed_parse", 0), counts["samples"], settings.max_unparsed_rate)
+    pairs = build_preferences(run, settings.strategy, settings.margin, settings.max_pairs, policy.digest)
     return SampleReport(
         already=False,
         policy=policy.name,
-        questions=len(questions),
-        new_questions=tally.questions - tally.waiting,
-        new_samples=counts["samples"] - n_before,
-        waiting=tally.waiting,
+        questions=0,
+        new_questions=stats.questions - stats.waiting,
+        new_samples=0,
+        waiting=stats.waiting,
         states=counts["states"],
         samples=counts["samples"],
         mean_reward=pairs.mean_reward,
@@ -315,5 +331,16 @@ def _report(
         no_spread=pairs.no_spread,
         prompts={prompt.name: prompt.score for prompt in prompts},
         failures={name.removeprefix("failed_"): n for name, n in counts.items() if name.startswith("failed_")},
-        seconds=round(seconds, 3),
+        notes=[*notes, *_notes(len(prompts), settings.prompts, pairs)],
     )
+
+
+def _notes(n_prompts: int, wanted: int, pairs: PreferenceReport) -> Iterator[str]:
+    if n_prompts < wanted:
+        alone = "no candidate of the prompt bank reached reward > 0"
+        yield f"{n_prompts} prompts instead of {wanted}: {alone if n_prompts == 1 else 'the bank found no others'}"
+    if 2 * pairs.no_spread > pairs.states:
+        which = f"at {pairs.no_spread:,} of {pairs.states:,} states they have one reward"
+        yield f"the samples hardly differ: {which}; raise policy.temperature or sampling.samples"
+    if pairs.failures["prompt"]:
+        yield f"{pairs.failures['prompt']:,} of {pairs.samples:,} samples failed: their prompts do not fit the policy"

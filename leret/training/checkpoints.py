@@ -1,10 +1,11 @@
-"""The directory of a training that is not finished, and going on from its last whole checkpoint.
+"""The directory of a training, and what a finished policy says about itself.
 
 ::
 
     R/policies/.NAME/started.json      what is being trained: refused when another recipe comes to go on with it
     R/policies/.NAME/checkpoint-N/     Hugging Face Trainer's: weights, optimizer, schedule, random states
     R/policies/.NAME/final/            the finished policy, renamed to R/policies/NAME when it is whole
+    R/policies/NAME/training.json      the record, for programs; README.md, for people
 """
 
 from __future__ import annotations
@@ -12,61 +13,41 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from leret.core.errors import TrainingError
-from leret.core.files import write_atomically
-from leret.sampling.store.schema import lock
-
-_NO_RESULT = {"save_steps", "log_steps", "report_to", "device"}
-"""Keys of a recipe that change nothing in the weights."""
+from leret.core.errors import RunError
+from leret.core.files import locked, write_atomically
 
 
-class Workplace:
-    """Where one policy is trained.
-
-    Args:
-        policies: ``R/policies``.
-        name: the policy's.
-    """
+class CheckpointDirectory:
+    """Where one policy is trained: ``R/policies/.NAME``."""
 
     def __init__(self, policies: Path, name: str) -> None:
         self.path = policies / f".{name}"
         self.final = self.path / "final"
         self.policy = policies / name
+        self._started = self.path / "started.json"
 
     def lock(self) -> AbstractContextManager[Any]:
-        """Held while a policy is trained; of the processes of one training, by the first. Raises RunError if taken."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        return nullcontext() if os.environ.get("RANK", "0") != "0" else lock(self.path / "training", "trained")
+        """Held while a policy is trained; of the processes of one training, by the first. RunError if taken."""
+        busy = RunError(f"{self.path} is being trained by another process; wait for it, or stop it")
+        return nullcontext() if os.environ.get("RANK", "0") != "0" else locked(self.path / "training.lock", busy)
+
+    def begun_with(self) -> dict[str, Any] | None:
+        """The key of the training that was begun here and not finished."""
+        return json.loads(self._started.read_text(encoding="utf-8")) if self._started.is_file() else None
 
     def begin(self, key: Mapping[str, Any]) -> None:
-        """Note what is trained, or check that it is what was begun here.
-
-        Args:
-            key: recipe and digests, values of JSON.
-
-        Raises:
-            TrainingError: an interrupted training of another recipe or of other data lies here.
-        """
-        started = self.path / "started.json"
-        if started.is_file():
-            before = json.loads(started.read_text(encoding="utf-8"))
-            changed = differing(before, key)
-            if changed:
-                raise TrainingError(
-                    f"{self.path} holds an interrupted training that differs in {'; '.join(changed)}. Go on with what "
-                    "it was begun with, give this one another name, or remove that directory"
-                )
-            return
-        write_atomically(started, json.dumps(key, indent=1, ensure_ascii=False))
+        """Note what is trained: recipe and digests, values of JSON."""
+        write_atomically(self._started, json.dumps(key, indent=1, ensure_ascii=False))
 
     def checkpoint(self) -> Path | None:
         """The last whole checkpoint. The trainer's state is written last, so one that can be read is whole."""
-        found = sorted(self.path.glob("checkpoint-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]), reverse=True)
+        found = sorted(self.path.glob("checkpoint-*"), key=checkpoint_step, reverse=True)
         return next((path for path in found if _whole(path)), None)
 
     def drop_broken(self) -> None:
@@ -88,24 +69,9 @@ class Workplace:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Keys, dotted, whose values differ, each with both values; keys that change no result are left out."""
-    old, new = _flat(before), _flat(now)
-    return [
-        f"{name}: {old.get(name)!r} then, {new.get(name)!r} now"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name) and name.rsplit(".", 1)[-1] not in _NO_RESULT
-    ]
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, item in value.items():
-        if isinstance(item, Mapping):
-            flat |= _flat(item, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = list(item) if isinstance(item, tuple) else item
-    return flat
+def checkpoint_step(path: Path | None) -> int:
+    """The step of ``checkpoint-N``; 0 for None."""
+    return int(path.name.rsplit("-", 1)[1]) if path else 0
 
 
 def _whole(path: Path) -> bool:
@@ -114,3 +80,101 @@ def _whole(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class TrainReport:
+    """What the stage did."""
+
+    path: Path
+    steps: int  # of this training, the ones before an interruption included
+    total_steps: int  # with those of the policies it started from
+    seconds: float  # wall clock of this call
+    examples: int
+    dropped: int  # examples longer than the policy or the recipe takes
+    loss_first: float | None
+    loss_last: float | None
+    already: bool = False  # the policy was there, and nothing was done
+    resumed_from: int = 0  # step of the checkpoint that this call went on from
+
+    @property
+    def notes(self) -> list[str]:
+        """What to look at."""
+        few = f"{self.examples} examples made {self.steps} steps, which teach little; sample more questions"
+        return [few] if self.steps < 10 else []
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRecord:
+    """Content of training.json.
+
+    Attributes:
+        key: the resolved recipe, the digests of the data and of the parent: what must be the same for a finished
+            training to be the one that is asked for.
+        log_history: one mapping a logged step: step, epoch, loss, grad_norm, learning_rate, and for pairs
+            rewards/accuracies, rewards/margins, logps/chosen ...
+    """
+
+    name: str
+    algorithm: str
+    key: Mapping[str, Any]
+    parent: str  # init_from of the recipe
+    examples: int
+    dropped: int
+    steps: int
+    total_steps: int
+    seconds: float
+    preflight: float
+    versions: Mapping[str, str | None]
+    log_history: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+
+    def report(self, path: Path, seconds: float, *, already: bool = False, resumed_from: int = 0) -> TrainReport:
+        """What the stage returns for this policy."""
+        losses = [float(entry["loss"]) for entry in self.log_history if "loss" in entry]
+        first, last = (losses[0], losses[-1]) if losses else (None, None)
+        counts = (self.steps, self.total_steps, seconds, self.examples, self.dropped)
+        return TrainReport(path, *counts, first, last, already, resumed_from)
+
+    def write(self, directory: Path, method: str, base_model: str, peft: bool) -> None:
+        """training.json and README.md into a policy's directory."""
+        write_atomically(directory / "README.md", model_card(self, method, base_model, peft))
+        write_atomically(directory / "training.json", json.dumps(asdict(self), indent=1, ensure_ascii=False))
+
+
+def model_card(record: TrainingRecord, method: str, base_model: str, peft: bool) -> str:
+    """README.md of a policy, with the front matter of a Hugging Face model card."""
+    last: Mapping[str, Any] = next((entry for entry in reversed(record.log_history) if "loss" in entry), {})
+    figures = {name: f"{value:.6g}" for name, value in last.items() if isinstance(value, int | float)}
+    quoted = base_model.replace("\\", "\\\\").replace('"', '\\"')
+    return f"""---
+library_name: {"peft" if peft else "transformers"}
+base_model: "{quoted}"
+pipeline_tag: text-generation
+tags: [leret, trl, {record.algorithm}]
+---
+
+# {record.name}
+
+A policy that writes search queries, trained by leret: {method}.
+
+It started from `{record.parent}` and took {record.steps} steps ({record.total_steps} since the base) on \
+{record.examples} examples; {record.dropped} were too long and left out.
+
+## Recipe
+
+{_table("key", {name: f"`{value}`" for name, value in record.key["recipe"].items()})}
+
+## Last logged step
+
+{_table("measure", figures)}
+
+## Use
+
+It answers prompts as the program's DSPy adapter formats them. `leret.load` of the run's `program`
+directory gives the program with a policy; any server of the OpenAI protocol can serve this directory.
+Evaluation is in the run's `eval/summary.json`; the whole training log is in `training.json`.
+"""
+
+
+def _table(head: str, rows: Mapping[str, str]) -> str:
+    return "\n".join([f"| {head} | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])

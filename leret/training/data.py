@@ -1,4 +1,9 @@
-"""What is trained on, read from the run: one completion a prompt (SFT), or a better and a worse one (DPO, IPO)."""
+"""What is trained on: examples read from the run, refused where evaluation holds them back, and as token ids.
+
+The ids are made here as the sampler produces them: prompt, generation prompt, completion, one end token. A trainer
+that tokenises conversations itself renders the whole of them by the chat template. Where that template writes a newline
+after the end token, or leaves out or adds anything else in the last turn, it would train what is never sampled.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leret.config.data import DataSettings
 from leret.core.errors import DataError, TrainingError
 from leret.core.runs import Run
 from leret.core.types import Task
-from leret.datasets.load import load_questions, split_name
+from leret.datasets.load import load_tasks, split_name
 from leret.datasets.splits import refuse_doubles, refuse_leak, split_of
 from leret.policies.base import Messages
+from leret.policies.local.chat_template import apply_template, n_common
 
+_TURNS = ({"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"})
 _COLUMNS = ("prompt", "chosen", "rejected", "question_id")
 
 
@@ -29,11 +37,7 @@ class Example:
 
 
 def read_preferences(directory: Path) -> list[Example]:
-    """The pairs of ``R/preferences/train.parquet``, in its order.
-
-    Raises:
-        TrainingError: there is no such file, it is not Parquet, it lacks a column, or it holds no pair.
-    """
+    """The pairs of ``R/preferences/train.parquet``, in its order; `TrainingError` where there is none."""
     import pyarrow
     import pyarrow.parquet
 
@@ -60,11 +64,7 @@ def read_preferences(directory: Path) -> list[Example]:
 
 
 def read_targets(targets: Iterable[Mapping[str, Any]]) -> list[Example]:
-    """SFT examples from what `leret.sampling.preferences.sft_targets.sft_targets` gives.
-
-    Raises:
-        TrainingError: there is none.
-    """
+    """SFT examples from rows of `leret.sampling.preferences.dataset`; `TrainingError` where there is none."""
     examples = [
         Example(str(row["question_id"]), tuple(dict(message) for message in row["prompt"]), (str(row["completion"]),))
         for row in targets
@@ -72,7 +72,7 @@ def read_targets(targets: Iterable[Mapping[str, Any]]) -> list[Example]:
     if not examples:
         raise TrainingError(
             "the run has no target for SFT: no state whose samples differ in reward. Sample more questions, more "
-            "prompts or samples a state, or set only_spread: false to train on every state"
+            "prompts or samples a state, or set require_spread: false to train on every state"
         )
     return examples
 
@@ -103,18 +103,10 @@ def _content(messages: Sequence[Mapping[str, str]]) -> str:
     return str(messages[0]["content"])
 
 
-pass
-
-
 def refuse_leaks(run: Run, examples: Sequence[Example]) -> None:
     """Refuse examples of questions that evaluation holds back, by their ids or their texts.
 
-    Args:
-        run: its data settings say how the questions are split.
-        examples: what would be trained on.
-
-    Raises:
-        TrainingError: an example's question is held out.
+    The run's data settings say how the questions are split.
     """
     data = (run.manifest().get("sampling") or {}).get("data") or {}
     ids, seed = {example.question_id for example in examples}, int(data.get("seed", 0))
@@ -133,4 +125,93 @@ def _questions(data: Mapping[str, Any], seed: int) -> Sequence[Task]:
     kind, source = data.get("kind"), str(data.get("questions"))
     if kind not in {"beir", "world"} and not source.startswith("hf:") and not Path(source).exists():
         return ()
-    return load_questions(str(kind), source, seed=seed, skip_bad=True, options=data.get("options")).items
+    settings = DataSettings.model_validate({**data, "split": "all", "limit": None, "skip_invalid": True})
+    return load_tasks(settings).items
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """An example as ids; every completion ends in the end token."""
+
+    prompt: list[int]
+    completions: tuple[list[int], ...]
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt with the longest completion."""
+        return len(self.prompt) + max(len(ids) for ids in self.completions)
+
+
+class Encoder:
+    """Encodes examples for one policy; ``end`` as `end_token` gives it."""
+
+    def __init__(self, tokenizer: Any, end: int, enable_thinking: bool | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.end = end
+        self.enable_thinking = enable_thinking
+
+    def encode(self, examples: Sequence[Example]) -> list[Encoded]:
+        """The examples as ids, in order."""
+        prompts = [self.render(example.prompt) for example in examples]
+        texts = dict.fromkeys(prompts) | {
+            prompt + text: None
+            for prompt, example in zip(prompts, examples, strict=True)
+            for text in example.completions
+        }
+        ids = dict(zip(texts, self._ids(list(texts)), strict=True))
+        return [
+            Encoded(
+                list(ids[prompt]),
+                tuple(self._completion(ids[prompt], ids[prompt + text], text) for text in example.completions),
+            )
+            for prompt, example in zip(prompts, examples, strict=True)
+        ]
+
+    def render(self, messages: Messages) -> str:
+        """The prompt as text, up to and including the generation prompt."""
+        how = {"enable_thinking": self.enable_thinking, "tokenize": False, "add_generation_prompt": True}
+        return str(apply_template(self.tokenizer, messages, str(self.tokenizer.name_or_path), **how))
+
+    def prompt_ids(self, messages: Messages) -> list[int]:
+        """The prompt as ids."""
+        return self._ids([self.render(messages)])[0]
+
+    def _completion(self, prompt: list[int], whole: list[int], text: str) -> list[int]:
+        """Encoded alone where a token would span the boundary to the prompt, which a sampler cannot produce."""
+        if whole[: len(prompt)] == prompt:
+            return [*whole[len(prompt) :], self.end]
+        return [*self._ids([text])[0], self.end]
+
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        encoding = self.tokenizer(texts, add_special_tokens=False, verbose=False)
+        return [list(ids) for ids in encoding["input_ids"]]
+
+
+def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
+    """Id of the token that ends a completion: the one of ``stops`` that the chat template writes after a turn.
+
+    ``stops`` are the ids at which generation stops; a template whose turns the sampler's text cannot give is refused.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise TrainingError(
+            f"the tokenizer of {tokenizer.name_or_path} has no chat template; add chat_template.jinja to its directory"
+        )
+    known = list(stops) or ([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
+    if not known:
+        raise TrainingError(
+            f"{tokenizer.name_or_path} names no end token; set eos_token_id in its generation_config.json"
+        )
+    prompt = tokenizer.apply_chat_template(list(_TURNS[:1]), tokenize=True, add_generation_prompt=True)["input_ids"]
+    whole = tokenizer.apply_chat_template(list(_TURNS), tokenize=True)["input_ids"]
+    turn = whole[n_common(prompt, whole) :]
+    length = next((place for place, token in enumerate(turn) if token in known), None)
+    answer = [token for token in turn[:length] if token != tokenizer.unk_token_id]
+    written = tokenizer.decode(answer)
+    # A hybrid model's empty thought is text; a mark that the sampler's text leaves out is not.
+    if length is None or written != tokenizer.decode(answer, skip_special_tokens=True):
+        raise TrainingError(
+            f"the chat template of {tokenizer.name_or_path} writes a turn as {written!r}; it must end in a token at "
+            f"which generation stops ({', '.join(tokenizer.convert_ids_to_tokens(known))}), with no other special "
+            "token before it; mend its chat_template.jinja, or eos_token_id in its generation_config.json"
+        )
+    return int(turn[length])

@@ -1,145 +1,117 @@
-"""One training from its inputs to the finished directory: encode, check, step, save."""
+"""One training from its objects to the finished directory: encode, check, step, save."""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from leret.config.training import TrainingRecipe
 from leret.core.errors import TrainingError
-from leret.core.files import write_atomically
-from leret.core.progress import Progress
-from leret.core.runs import Run
-from leret.training.algorithms.preference import preference_trainer
-from leret.training.algorithms.sft import sft_trainer
-from leret.training.callbacks import Watch
-from leret.training.checkpoints import Workplace
-from leret.training.data import Example
-from leret.training.initial import Initial
-from leret.training.model import load_model, load_tokenizer, pick_device, positions, stop_ids
-from leret.training.parity import check_parity
-from leret.training.preflight import check_loss
-from leret.training.process import storing, surroundings
-from leret.training.record import Record, model_card
-from leret.training.tokens import Encoded, Encoder, end_token
+from leret.core.progress import Progress, Silent
+from leret.training.algorithms import ALGORITHMS
+from leret.training.algorithms.base import TrainerInputs
+from leret.training.checkpoints import CheckpointDirectory, TrainingRecord, TrainReport, checkpoint_step
+from leret.training.checks import check_loss
+from leret.training.data import Encoded, Encoder, Example, end_token
+from leret.training.model import InitialPolicy, load_for_training, pick_device, positions, stop_ids
+from leret.training.process import Interrupt, training_callback, training_process
+
+CheckEncoded = Callable[[Encoder, Sequence[Encoded]], None]
+"""Refuses examples that are not what was sent to the policy when it was sampled."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
-    """A finished training.
+class TrainingJob:
+    """A training with its inputs: what a recipe and a run make, or other code.
 
     Attributes:
-        resumed_from: step of the checkpoint that it went on from.
-        main: this process is the one that writes, where several train together.
+        key: what the result follows from; stands in training.json.
+        max_steps: optimizer steps instead of the recipe's epochs.
+        enable_thinking: of the chat template, as the examples were sampled.
+        check: refuses examples that were not sampled so; None compares nothing.
+        versions: of packages, for the record.
     """
 
-    record: Record
-    resumed_from: int
-    main: bool
+    recipe: TrainingRecipe
+    initial: InitialPolicy
+    examples: Sequence[Example]
+    directory: CheckpointDirectory
+    key: Mapping[str, Any]
+    max_steps: int | None = None
+    enable_thinking: bool | None = None
+    check: CheckEncoded | None = None
+    versions: Mapping[str, str | None] = field(default_factory=dict)
 
 
-def fit(
-    recipe: TrainingRecipe,
-    run: Run,
-    initial: Initial,
-    examples: Sequence[Example],
-    workplace: Workplace,
-    *,
-    max_steps: int | None,
-    key: Mapping[str, Any],
-    progress: Progress | None,
-) -> Fitted:
-    """Train and publish one policy.
+def fit(job: TrainingJob, progress: Progress | None = None) -> tuple[TrainReport, bool]:
+    """Train and publish one policy, or go on with it from its last checkpoint.
 
-    Raises:
-        TrainingError: no example fits, the pre-flight refuses, or the loss is no number.
-        PolicyError: the initial policy cannot be loaded.
-        RunError: the run cannot be written.
-        KeyboardInterrupt: after a checkpoint was written.
+    Returns:
+        The report, and whether this process is the one that writes, where several train together.
     """
     began = time.monotonic()
-    device = pick_device(recipe.device)
-    watch = Watch(f"train {recipe.policy_name}", progress)
-    with ExitStack() as stack:
-        stack.enter_context(surroundings(workplace.path, recipe.threads if device == "cpu" else None))
-        stack.enter_context(run.writing())
-        stack.enter_context(storing())
-        model, tokenizer = load_model(initial, recipe, device), load_tokenizer(initial)
-        kept = _encode(recipe, model, tokenizer, examples, run, initial)
-        trainer = _trainer(recipe, model, tokenizer, kept, workplace.path, device, max_steps)
-        difference = check_loss(trainer, recipe)
-        resumed_from = _step(trainer, watch, workplace)
-        steps = int(trainer.state.global_step)
-        record = Record(
+    recipe, directory = job.recipe, job.directory
+    algorithm, device = ALGORITHMS[recipe.algorithm], pick_device(recipe.device)
+    with training_process(directory.path, recipe.threads if device == "cpu" else None):
+        model, tokenizer = load_for_training(job.initial, recipe)
+        examples = _encode(job, model, tokenizer)
+        inputs = TrainerInputs(model, tokenizer, examples, directory.path, device, job.max_steps)
+        trainer = algorithm.make_trainer(recipe, inputs)
+        difference = check_loss(trainer, recipe, algorithm)
+        resumed_from = _step(trainer, directory, f"train {recipe.policy_name}", progress or Silent())
+        steps, seconds = int(trainer.state.global_step), time.monotonic() - began
+        record = TrainingRecord(
             name=recipe.policy_name,
             algorithm=recipe.algorithm,
-            key=key,
-            parent=recipe.init,
-            examples=len(kept),
-            dropped=len(examples) - len(kept),
+            key=job.key,
+            parent=recipe.init_from,
+            examples=len(examples),
+            dropped=len(job.examples) - len(examples),
             steps=steps,
-            total_steps=initial.total_steps + steps,
-            seconds=round(time.monotonic() - began, 3),
+            total_steps=job.initial.total_steps + steps,
+            seconds=round(seconds, 3),
             preflight=difference,
-            versions=dict(run.manifest().get("versions") or {}),
+            versions=job.versions,
             log_history=[entry for entry in trainer.state.log_history if "train_runtime" not in entry],
         )
-        _save(trainer, tokenizer, record, initial, workplace)
-    return Fitted(record, resumed_from, bool(trainer.is_world_process_zero()))
+        _save(trainer, tokenizer, record, algorithm.describe(recipe), job)
+    report = record.report(directory.policy, time.monotonic() - began, resumed_from=resumed_from)
+    return report, bool(trainer.is_world_process_zero())
 
 
-def _encode(
-    recipe: TrainingRecipe, model: Any, tokenizer: Any, examples: Sequence[Example], run: Run, initial: Initial
-) -> list[Encoded]:
-    policy = run.section("sampling", "leret sample RECIPE").get("policy", {})
-    encoder = Encoder(tokenizer, end_token(tokenizer, stop_ids(model)), policy.get("enable_thinking"))
-    encoded = encoder.encode(examples)
-    check_parity(run, initial, encoder, examples, encoded)
-    limit = min(recipe.max_length, positions(model) or recipe.max_length)
-    kept = [example for example in encoded if example.length <= limit]
-    if not kept:
+def _encode(job: TrainingJob, model: Any, tokenizer: Any) -> list[Encoded]:
+    encoder = Encoder(tokenizer, end_token(tokenizer, stop_ids(model)), job.enable_thinking)
+    encoded = encoder.encode(job.examples)
+    if job.check is not None:
+        job.check(encoder, encoded)
+    limit = min(job.recipe.max_length, positions(model) or job.recipe.max_length)
+    fitting = [example for example in encoded if example.length <= limit]
+    if not fitting:
         shortest = min(example.length for example in encoded)
         raise TrainingError(
             f"none of {len(encoded)} examples fits into {limit} tokens (the shortest has {shortest}); raise max_length "
-            f"({recipe.max_length}), up to the policy's {positions(model)}, or shorten the prompts of the program"
+            f"({job.recipe.max_length}), up to the policy's {positions(model)}, or shorten the prompts of the program"
         )
-    return kept
+    return fitting
 
 
-def _trainer(
-    recipe: TrainingRecipe,
-    model: Any,
-    tokenizer: Any,
-    examples: Sequence[Encoded],
-    directory: Path,
-    device: str,
-    max_steps: int | None,
-) -> Any:
+def _step(trainer: Any, directory: CheckpointDirectory, stage: str, progress: Progress) -> int:
+    """All steps that are left; the step that they went on from."""
     from transformers import PrinterCallback
 
-    if recipe.algorithm == "sft":
-        trainer = sft_trainer(recipe, model, tokenizer, examples, directory, device, max_steps)
-    else:
-        trainer = preference_trainer(recipe, model, tokenizer, examples, directory, device)
-    trainer.remove_callback(PrinterCallback)
-    return trainer
-
-
-def _step(trainer: Any, watch: Watch, workplace: Workplace) -> int:
-    """All steps that are left; the step that they went on from."""
-    workplace.drop_broken()
-    checkpoint = workplace.checkpoint()
+    directory.drop_broken()
+    checkpoint = directory.checkpoint()
     if checkpoint is not None and _take_finished(trainer, checkpoint):
         return int(trainer.state.global_step)
-    trainer.add_callback(watch)
-    with watch.interruptible():
+    interrupt = Interrupt()
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(training_callback(stage, progress, interrupt))
+    with interrupt.handled():
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    return int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0
+    return checkpoint_step(checkpoint)
 
 
 def _take_finished(trainer: Any, checkpoint: Path) -> bool:
@@ -154,26 +126,19 @@ def _take_finished(trainer: Any, checkpoint: Path) -> bool:
     return True
 
 
-def _save(trainer: Any, tokenizer: Any, record: Record, initial: Initial, workplace: Workplace) -> None:
+def _save(trainer: Any, tokenizer: Any, record: TrainingRecord, method: str, job: TrainingJob) -> None:
     """Write the policy whole and publish it; nothing in it is a pickle."""
-    accelerator = trainer.accelerator
+    accelerator, final = trainer.accelerator, job.directory.final
     model = accelerator.unwrap_model(trainer.model)
     state = accelerator.get_state_dict(trainer.model)
     if trainer.is_world_process_zero():
         peft = hasattr(model, "peft_config")
         only = {"selected_adapters": ["default"]} if peft else {}
-        model.save_pretrained(workplace.final, state_dict=state, safe_serialization=True, **only)
-        tokenizer.save_pretrained(workplace.final)
+        model.save_pretrained(final, state_dict=state, safe_serialization=True, **only)
+        tokenizer.save_pretrained(final)
         if not peft and model.can_generate():
-            model.generation_config.save_pretrained(workplace.final)
-        trainer.state.save_to_json(str(workplace.final / "trainer_state.json"))
-        write_atomically(workplace.final / "README.md", model_card(record, _base_model(initial), peft))
-        write_atomically(workplace.final / "training.json", json.dumps(record.value(), indent=1, ensure_ascii=False))
-        workplace.publish()
+            model.generation_config.save_pretrained(final)
+        trainer.state.save_to_json(str(final / "trainer_state.json"))
+        record.write(final, method, job.initial.base_model, peft)
+        job.directory.publish()
     accelerator.wait_for_everyone()
-
-
-def _base_model(initial: Initial) -> str:
-    """The name of a model of the hub, whose snapshot lies in ``models--OWNER--NAME``; else that of the directory."""
-    of_hub = [part for part in initial.directory.parts if part.startswith("models--")]
-    return of_hub[-1].removeprefix("models--").replace("--", "/", 1) if of_hub else initial.directory.name

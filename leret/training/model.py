@@ -1,55 +1,123 @@
-"""Low-rank adapters: making, loading, and merging them into full weights."""
+"""The weights that a training starts from: the sampled policy, a trained one of the run, or a directory."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from leret.config.training import LoraSettings, TrainingRecipe
+from leret.core.bundled import demo_policy
 from leret.core.errors import PolicyError, TrainingError
-from leret.training.initial import Initial
+from leret.core.runs import Run
+from leret.policies.checkpoints import adapter_base, find_model, load_tokenizer, load_weights, model_digest
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def lora_config(settings: LoraSettings) -> Any:
-    """The recipe's ``lora`` section as peft's configuration."""
-    from peft import LoraConfig
+@dataclass(frozen=True, slots=True)
+class InitialPolicy:
+    """Where a training starts."""
 
-    targets = settings.target_modules
-    return LoraConfig(
-        r=settings.r,
-        lora_alpha=settings.alpha,
-        lora_dropout=settings.dropout,
-        target_modules=targets if isinstance(targets, str) else list(targets),
-        task_type="CAUSAL_LM",
-    )
+    name: str  # as the recipe has it: base, a policy of the run, or a directory
+    directory: Path  # of full weights, or of an adapter
+    digest: str  # of what it computes
+    total_steps: int = 0  # optimizer steps behind it since the base
+
+    @property
+    def base_model(self) -> str:
+        """The name of a model of the hub, whose snapshot lies in ``models--OWNER--NAME``; else of the directory."""
+        of_hub = [part for part in self.directory.parts if part.startswith("models--")]
+        return of_hub[-1].removeprefix("models--").replace("--", "/", 1) if of_hub else self.directory.name
 
 
-def adapter_base(directory: Path) -> Path | None:
-    """The model that an adapter directory was trained on; None where the directory holds full weights.
+def find_initial(run: Run, init_from: str) -> InitialPolicy:
+    """Resolve the recipe's ``init_from``; refused where it is unknown, damaged, or changed since it was sampled."""
+    trained = run.policies / init_from
+    if init_from == "base":
+        model = _sampled_model(run)
+    elif (trained / "training.json").is_file():
+        model = str(trained)
+    elif init_from == "demo":
+        model = str(demo_policy())
+    elif Path(init_from).is_dir() or _HUB_NAME.fullmatch(init_from):
+        model = init_from
+    else:
+        known = sorted(path.parent.name for path in run.policies.glob("[!.]*/training.json"))
+        raise TrainingError(
+            f"init_from: {init_from!r} is not base, not a trained policy of {run.path} (it has "
+            f"{', '.join(known) or 'none yet'}) and not a directory; train {init_from} first, or name one of these"
+        )
+    path = find_model(model).resolve()
+    digest = model_digest(path)
+    if init_from == "base":
+        _check_unchanged(run, path, digest)
+    return InitialPolicy(init_from, path, digest, int(training_record(path).get("total_steps", 0)))
 
-    Raises:
-        PolicyError: ``adapter_config.json`` cannot be read, or names no base.
-    """
-    path = directory / "adapter_config.json"
+
+def training_record(directory: Path) -> dict[str, Any]:
+    """Content of a policy's training.json; empty where it has none."""
+    path = directory / "training.json"
     if not path.is_file():
-        return None
+        return {}
     try:
-        base = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError) as error:
-        raise PolicyError(f"{path} cannot be read ({error}); train the adapter again") from error
-    if not base:
-        raise PolicyError(f"{path} names no base model; set base_model_name_or_path to the directory it was trained on")
-    beside = directory / str(base)
-    return beside if beside.is_dir() else Path(str(base))
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise TrainingError(f"{path} cannot be read ({error}); remove {directory} and train it again") from error
 
 
-def attach(model: Any, directory: Path, settings: LoraSettings | None) -> Any:
-    """Put a saved adapter on its base model: trained on where the recipe asks for LoRA too, merged where not.
+def _sampled_model(run: Run) -> str:
+    policy: Mapping[str, Any] = run.section("sampling", "leret sample RECIPE").get("policy", {})
+    model = str(policy.get("model", ""))
+    if model == "demo":
+        return str(demo_policy())
+    if Path(model).is_dir():
+        return model
+    if policy.get("kind") == "openai":
+        raise TrainingError(
+            f"the run was sampled from {model!r} on a server; training needs its weights: set init_from to their "
+            "directory, or to demo where that is the policy that was served"
+        )
+    if _HUB_NAME.fullmatch(model):
+        return model
+    raise PolicyError(f"the sampled policy {model} is no longer there; set init_from to the directory of its weights")
 
-    Raises:
-        TrainingError: the recipe's adapter is of another shape than the saved one.
+
+def _check_unchanged(run: Run, path: Path, digest: str) -> None:
+    """The weights in the base's directory must be the ones that were sampled."""
+    manifest = run.manifest()
+    rounds = manifest.get("rounds") or []
+    local = manifest["sampling"].get("policy", {}).get("kind") == "local"
+    if local and rounds and rounds[0]["digest"] != digest:
+        raise TrainingError(
+            f"the policy in {path} is no longer the one that {run.path} was sampled from: its files have changed. Put "
+            "the old ones back, or sample a new run with the new ones"
+        )
+
+
+def load_for_training(initial: InitialPolicy, recipe: TrainingRecipe) -> tuple[Any, Any]:
+    """The policy's model, in training mode, and its tokenizer.
+
+    Weights are float32 and autocast does bfloat16, since an update at a small learning rate is lost in bfloat16
+    weights; only the frozen base of an adapter is loaded in bfloat16.
     """
+    frozen = recipe.lora is not None and recipe.dtype == "bfloat16"
+    base = adapter_base(initial.directory)
+    model = load_weights(base or initial.directory, "bfloat16" if frozen else "float32")
+    if base is not None:
+        model = _with_adapter(model, initial.directory, recipe.lora)
+    model.train()
+    tokenizer = load_tokenizer(initial.directory)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.unk_token or tokenizer.eos_token
+    return model, tokenizer
+
+
+def _with_adapter(model: Any, directory: Path, settings: LoraSettings | None) -> Any:
+    """A saved adapter on its base model: trained on where the recipe asks for LoRA too, merged where not."""
     from peft import PeftModel
 
     if settings is None:
@@ -65,80 +133,8 @@ def attach(model: Any, directory: Path, settings: LoraSettings | None) -> Any:
     return loaded
 
 
-pass
-
-
-def load_tokenizer(initial: Initial) -> Any:
-    """The policy's tokenizer; an adapter without one has its base's.
-
-    Raises:
-        PolicyError: there is none, or it cannot be read.
-    """
-    from transformers import AutoTokenizer
-
-    source = initial.directory
-    if not any((source / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        source = adapter_base(source) or source
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PolicyError(
-            f"{source} has no tokenizer that can be read ({_line(error)}); copy its files there"
-        ) from error
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.unk_token or tokenizer.eos_token
-    return tokenizer
-
-
-def load_model(initial: Initial, recipe: TrainingRecipe, device: str) -> Any:
-    """The policy's weights, in training mode.
-
-    Weights are float32 and autocast does bfloat16, since an update at a small learning rate is lost in bfloat16
-    weights; only the frozen base of an adapter is loaded in bfloat16.
-
-    Raises:
-        PolicyError: the directory cannot be read as a causal LM.
-        TrainingError: an adapter does not fit the recipe.
-    """
-    import torch
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
-
-    frozen = recipe.lora is not None and recipe.dtype == "bfloat16"
-    base = adapter_base(initial.directory)
-    source = base or initial.directory
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source,
-            dtype=torch.bfloat16 if frozen else torch.float32,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-        model, told = loaded
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise PolicyError(
-            f"{source} cannot be loaded as a causal language model ({_line(error)}); restore it, or name another with "
-            "init"
-        ) from error
-    absent = sorted(str(key) for key in [*told["missing_keys"], *told["mismatched_keys"]])
-    if absent:
-        # transformers fills them with random numbers and goes on.
-        raise PolicyError(
-            f"{source} lacks {len(absent)} of its weights ({', '.join(absent[:3])}); save the whole model again"
-        )
-    if base is not None:
-        model = attach(model, initial.directory, recipe.lora)
-    model.train()
-    return model
-
-
 def pick_device(device: str) -> str:
-    """``auto`` is the first GPU where there is one, and the CPU where not.
-
-    Raises:
-        TrainingError: the device is not there.
-    """
+    """``auto`` is the first GPU where there is one, and the CPU where not; `TrainingError` where it is not there."""
     import torch
 
     if device == "auto":
@@ -157,10 +153,4 @@ def positions(model: Any) -> int | None:
 def stop_ids(model: Any) -> tuple[int, ...]:
     """The ids at which generation stops."""
     value = getattr(model.generation_config, "eos_token_id", None)
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
+    return tuple(value) if isinstance(value, list) else () if value is None else (int(value),)

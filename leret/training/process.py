@@ -1,41 +1,42 @@
-"""The process around a training: threads, environment, what libraries print. All of it is put back afterwards."""
+"""Around a training: threads, environment, full disks, progress, and an interrupt that leaves a checkpoint."""
 
 from __future__ import annotations
 
 import errno
+import math
 import os
+import signal
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from leret.core.errors import TrainingError
+from leret.core.progress import Progress
 
 _DISK = ("No space left", "PytorchStreamWriter", "unexpected pos", "iostream error", "File too large", "os error 28")
+_SHOWN = {"loss": "loss", "rewards/accuracies": "accuracy", "rewards/margins": "margin"}
 
 
 @contextmanager
-def surroundings(directory: Path, threads: int | None) -> Iterator[None]:
-    """One thread for equal bits, logs beside the checkpoints, and quiet libraries.
+def training_process(directory: Path, threads: int | None) -> Iterator[None]:
+    """One thread for equal bits, logs beside the checkpoints, and quiet libraries; all is put back afterwards.
 
-    Args:
-        directory: of the trainer; TensorBoard and W&B write in its ``logs`` unless the environment says otherwise.
-        threads: of torch on the CPU; None leaves it.
+    TensorBoard and W&B write in ``directory/logs`` unless the environment says otherwise. A full disk, which each
+    library reports in its own way, is an OSError.
     """
     import datasets
     import torch
     import transformers
 
-    from leret.training.thrift import compact_heads
-
-    before = torch.get_num_threads()
+    n_threads, verbosity = torch.get_num_threads(), transformers.logging.get_verbosity()
     shown = not datasets.are_progress_bars_disabled(), transformers.logging.is_progress_bar_enabled()
-    verbosity = transformers.logging.get_verbosity()
-    environment = {
-        "TQDM_DISABLE": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "TENSORBOARD_LOGGING_DIR": str(directory / "logs"),
-        "WANDB_DIR": str(directory / "logs"),
-    }
-    with _environment(environment), warnings.catch_warnings(), compact_heads():
+    logs = str(directory / "logs")
+    quiet = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TENSORBOARD_LOGGING_DIR": logs, "WANDB_DIR": logs}
+    with _environment(quiet), warnings.catch_warnings(), _disk_errors():
         warnings.simplefilter("ignore", FutureWarning)
         datasets.disable_progress_bars()
         transformers.logging.disable_progress_bar()
@@ -45,7 +46,7 @@ def surroundings(directory: Path, threads: int | None) -> Iterator[None]:
         try:
             yield
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(n_threads)
             transformers.logging.set_verbosity(verbosity)
             if shown[0]:
                 datasets.enable_progress_bars()
@@ -54,12 +55,7 @@ def surroundings(directory: Path, threads: int | None) -> Iterator[None]:
 
 
 @contextmanager
-def storing() -> Iterator[None]:
-    """Libraries report a full disk each in its own way; here all of them are an OSError.
-
-    Raises:
-        OSError: of ENOSPC, where a library could not write.
-    """
+def _disk_errors() -> Iterator[None]:
     from safetensors import SafetensorError
 
     try:
@@ -79,3 +75,66 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
+
+
+class Interrupt:
+    """SIGINT and SIGTERM end a training after its current step, with a checkpoint; a second one ends it at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Catches the signals inside; raises KeyboardInterrupt after the checkpoint was written."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if self.requested:
+            raise KeyboardInterrupt
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+
+def training_callback(stage: str, progress: Progress, interrupt: Interrupt) -> Any:
+    """A trainer's callback: progress, a stop at a loss that is not finite, and at an interrupt."""
+    from transformers import TrainerCallback
+
+    facts: dict[str, float] = {}
+
+    class Callback(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            progress.start(stage, state.max_steps)
+            if state.global_step:
+                progress.advance(state.global_step)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if interrupt.requested:
+                control.should_save = control.should_training_stop = True
+            if control.should_save:
+                control.should_log = True  # before it, so that no checkpoint is written after a loss that is no number
+            progress.advance(1, **facts)
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            values = logs or {}
+            for name in ("loss", "grad_norm"):
+                value = values.get(name)
+                if value is not None and not math.isfinite(float(value)):
+                    raise TrainingError(
+                        f"the {name} is {value} at step {state.global_step} of {state.max_steps}; "
+                        "lower learning_rate or max_grad_norm, or look for a broken example"
+                    ).failed()
+            facts.update({shown: float(values[name]) for name, shown in _SHOWN.items() if name in values})
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            progress.finish()
+
+    return Callback()

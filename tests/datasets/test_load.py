@@ -1,16 +1,31 @@
-"""Splits, limits, the generated world, counting what is skipped."""
+"""Splits, limits, ids and gold; what each kind refuses; a new kind."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from leret.config.data import DataSettings
 from leret.core.errors import DataError
-from leret.datasets.load import load, load_corpus, load_questions
+from leret.core.types import Document, Task
+from leret.datasets.formats import READERS, detect_kind
+from leret.datasets.records import Problems, Record
 from leret.datasets.splits import split_of
-from tests.datasets.writing import DOCUMENTS, json_lines
+from tests.datasets.writing import (
+    DOCUMENTS,
+    HOTPOT,
+    HOVER,
+    MUSIQUE,
+    QUESTIONS,
+    array,
+    json_lines,
+    load,
+    load_corpus,
+    load_tasks,
+)
 
 
 @pytest.fixture
@@ -21,82 +36,120 @@ def questions(tmp_path: Path) -> str:
 
 
 def test_splits_are_disjoint_and_complete(questions: str) -> None:
-    parts = {
-        split: {q.id for q in load_questions("jsonl", questions, split=split)} for split in ("train", "dev", "test")
-    }
+    parts = {split: {q.id for q in load_tasks("jsonl", questions, split=split)} for split in ("train", "dev", "test")}
     assert sum(map(len, parts.values())) == 200 == len(set.union(*parts.values()))
     assert all(split_of(id) == split for split, ids in parts.items() for id in ids)
-    assert len(load_questions("jsonl", questions, split="all")) == 200
 
 
-def test_a_larger_limit_only_adds(questions: str) -> None:
-    few, more = (load_questions("jsonl", questions, split="train", limit=n).items for n in (10, 40))
+def test_a_larger_limit_only_adds_whatever_the_order_of_the_file(questions: str, tmp_path: Path) -> None:
+    few, more = (load_tasks("jsonl", questions, split="train", limit=n).items for n in (10, 40))
     assert more[:10] == few
-    assert [q.id for q in few] != [q.id for q in load_questions("jsonl", questions, split="train").items[:10]]
-
-
-def test_a_limit_does_not_depend_on_the_order_of_the_file(questions: str, tmp_path: Path) -> None:
     turned = tmp_path / "turned"
     turned.write_text("".join(reversed(Path(questions).read_text().splitlines(keepends=True))))
-    assert load_questions("jsonl", questions, limit=20).items == load_questions("jsonl", str(turned), limit=20).items
-
-
-def test_another_seed_chooses_other_questions(questions: str) -> None:
-    one, two = ({q.id for q in load_questions("jsonl", questions, limit=20, seed=seed)} for seed in (0, 1))
-    assert one != two
+    assert load_tasks("jsonl", str(turned), split="train", limit=10).items == few
+    assert load_tasks("jsonl", questions, split="train", limit=10, seed=1).items != few
 
 
 def test_a_split_in_the_file_wins_over_the_hash(tmp_path: Path) -> None:
     names = ("train", "validation", "test")
     records = [{"id": f"q{i}", "question": "?!", "relevant_doc_ids": ["A"], "split": names[i % 3]} for i in range(9)]
     path = json_lines(tmp_path / "q", records)
-    assert [q.id for q in load_questions("jsonl", path, split="dev")] == ["q1", "q4", "q7"]
+    assert [q.id for q in load_tasks("jsonl", path, split="dev")] == ["q1", "q4", "q7"]
+    with pytest.raises(DataError, match="no question in split dev; there are 1 in train"):
+        load_tasks("jsonl", json_lines(tmp_path / "one", records[:1]), split="dev")
 
 
 def test_skipped_records_are_counted_by_kind_and_the_rest_is_read(tmp_path: Path) -> None:
     good = '{"id": "q1", "question": "Who?", "relevant_doc_ids": ["A"]}'
-    (tmp_path / "q").write_text(
+    path = tmp_path / "q"
+    path.write_text(
         f'{good}\nnonsense\n{{"id": "q2"}}\n{good}\n{{"id": "q3", "question": "Who?", "relevant_doc_ids": ["Z"]}}\n'
     )
-    data = load("jsonl", str(tmp_path / "q"), json_lines(tmp_path / "c", [*DOCUMENTS, {"doc_id": "D"}]), skip_bad=True)
-    assert [q.id for q in data.questions] == ["q1"]
-    assert data.questions.skipped == {"broken JSON": 1, "missing field": 1, "duplicate id": 1, "unknown gold": 1}
-    assert data.questions.n_skipped == 4
+    corpus = json_lines(tmp_path / "c", [*DOCUMENTS, {"doc_id": "D"}])
+    data = load("jsonl", str(path), corpus, skip_invalid=True)
+    assert [q.id for q in data.tasks] == ["q1"]
+    assert data.tasks.skipped == {"broken JSON": 1, "missing field": 1, "duplicate id": 1, "unknown gold": 1}
     assert data.problems.kinds == {"missing field": 1}
 
 
-def test_all_faults_come_in_one_error_up_to_twenty(tmp_path: Path) -> None:
-    good = json.dumps({"id": "a", "question": "Why?", "relevant_doc_ids": ["d"]})
-    (tmp_path / "q").write_text("nonsense\n" * 25 + good)
-    with pytest.raises(DataError) as caught:
-        load_questions("jsonl", str(tmp_path / "q"))
-    text = str(caught.value)
-    assert "25 bad records" in text
-    assert f"{tmp_path / 'q'}:20: broken JSON" in text
-    assert ":21:" not in text
-    assert "and 5 more" in text
-    assert "--skip-bad" in text
-    (tmp_path / "q").write_text("nonsense\n" * 25)
-    with pytest.raises(DataError) as caught:
-        load_questions("jsonl", str(tmp_path / "q"))
-    assert "--skip-bad" not in str(caught.value)  # nothing would be left
+def test_gold_takes_the_corpus_form_of_unicode(tmp_path: Path) -> None:
+    questions = [{"id": "q", "question": "Where?", "relevant_doc_ids": ["Cafe\u0301"]}]  # e and a combining accent
+    corpus = [{"doc_id": "Caf\u00e9", "text": "A place."}]
+    data = load("jsonl", json_lines(tmp_path / "q", questions), json_lines(tmp_path / "c", corpus))
+    assert data.tasks.items[0].gold == ("Caf\u00e9",)
 
 
-def test_the_generated_world_brings_its_splits() -> None:
-    data = load("world", split="dev", seed=1, options={"n_train": 30, "n_dev": 10, "n_test": 20})
-    assert len(data.questions) == 10
-    assert all(doc_id in data.corpus for question in data.questions for doc_id in question.gold)
-    assert load_corpus("world", seed=1, options={"n_train": 30, "n_dev": 10, "n_test": 20}).digest == data.corpus.digest
+def test_the_world_brings_its_splits_and_its_gold() -> None:
+    options = {"n_train": 30, "n_dev": 10, "n_test": 20}
+    data = load("world", split="dev", seed=1, options=options)
+    assert len(data.tasks) == 10
+    assert all(doc_id in data.corpus for task in data.tasks for doc_id in task.gold)
+    assert load_corpus("world", seed=1, options=options).digest == data.corpus.digest
 
 
 @pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"n_trian": 3}, "no option 'n_trian'; it has n_train"),
-        ({"n_train": "many"}, "n_train is 'many'"),
-        ({"n_dev": True}, "a number"),
-    ],
-)
-def test_unknown_options_of_the_world_are_refused(options: dict[str, object], match: str) -> None:
-    with pytest.raises(DataError, match=match):
+    ("options", "says"), [({"n_trian": 3}, "'n_trian'; it has n_train"), ({"n_train": "many"}, "'many'"),
+                          ({"n_dev": True}, "n_dev is True")]
+)  # fmt: skip
+def test_unknown_options_of_the_world_are_refused(options: dict[str, object], says: str) -> None:
+    with pytest.raises(DataError, match=says):
         load("world", options=options)
+
+
+def changed(record: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
+    """The record with other fields; None takes one away."""
+    return [{name: value for name, value in {**record, **fields}.items() if value is not None}]
+
+
+FILES: dict[str, tuple[str, list[Any], str]] = {
+    "a test file without facts": ("hotpotqa", changed(HOTPOT[0], supporting_facts=None), "facts' is missing"),
+    "facts that are no pairs": ("hotpotqa", changed(HOTPOT[0], supporting_facts=[["Ada"]]), r"\[title, sent_id\]"),
+    "no facts": ("hotpotqa", changed(HOTPOT[0], supporting_facts=[]), "'supporting_facts' is empty"),
+    "a context of no kind": ("hotpotqa", changed(HOTPOT[0], context="none"), "'context' is 'none'"),
+    "a title that is a number": ("hotpotqa", changed(HOTPOT[0], context=[[3, ["x"]]]), "3 where a title"),
+    "sentences that are none": ("hotpotqa", changed(HOTPOT[0], context=[["Ada", 3]]), "of 'Ada' is 3"),
+    "a fact of no document": ("hotpotqa", changed(HOTPOT[0], supporting_facts=[["Zoe", 0]]), "'Zoe' of question '5a'"),
+    "no id": ("2wiki", changed(HOTPOT[0], _id=None), "'_id' or 'id' is missing"),
+    "no paragraphs": ("musique", changed(MUSIQUE[0], paragraphs=[]), "holds no document"),
+    "another set's file": ("musique", HOTPOT, "'paragraphs' should be a list"),
+    "no answer in any": ("musique", changed(MUSIQUE[0], paragraphs=MUSIQUE[0]["paragraphs"][1:2]), "'is_supporting'"),
+    "no corpus": ("hover", HOVER, r"data\.corpus is missing"),
+    "no corpus of ours": ("jsonl", HOTPOT, r"data\.corpus is missing"),
+    "an unknown kind": ("hotpot", HOTPOT, "'hotpot'; it should be one of jsonl, beir"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_bad_sources_are_refused(kind: str, tmp_path: Path) -> None:
+    form, records, says = FILES[kind]
+    with pytest.raises(DataError, match=says):
+        load(form, array(tmp_path / "file.json", records))
+
+
+@pytest.mark.parametrize(
+    ("records", "kind"),
+    [(QUESTIONS, "jsonl"), (HOTPOT, "hotpotqa"), (HOVER, "hover"), (MUSIQUE, "musique"), ([{"qid": 1}], "jsonl"),
+     ([{**HOTPOT[0], "evidences": []}], "2wiki")],
+)  # fmt: skip
+def test_the_kind_is_told_by_the_first_record(records: list[Any], kind: str, tmp_path: Path) -> None:
+    assert detect_kind(json_lines(tmp_path / "q", records)) == kind
+    assert detect_kind(str(tmp_path)) == "beir"
+
+
+def test_a_new_kind_is_a_reader_and_a_line_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Toy:
+        brings_documents, repeats_documents = True, False
+
+        def fits(self, record: Any) -> bool:
+            return False
+
+        def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
+            yield Record("toy", 1, {}), Task.question("t1", "What is a toy?", gold=("d",))
+
+        def documents(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
+            yield Record("toy", 1, {}), Document("d", "Toy", "A toy is played with.")
+
+    monkeypatch.setitem(READERS, "toy", Toy())
+    data = load("toy", "nowhere")
+    assert [task.gold for task in data.tasks] == [("d",)]
+    assert list(data.corpus) == ["d"]

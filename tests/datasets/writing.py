@@ -10,6 +10,14 @@ from typing import Any
 
 import zstandard
 
+from leret.config.data import DataSettings
+from leret.datasets import Corpus, Data, Loaded
+from leret.datasets import load as load_data
+from leret.datasets.inspect import DataReport
+from leret.datasets.inspect import inspect as inspect_data
+from leret.datasets.load import load_corpus as load_corpus_of
+from leret.datasets.load import load_tasks as load_tasks_of
+
 DOCUMENTS: list[dict[str, Any]] = [
     {"doc_id": "A", "title": "Ada", "text": "Ada wrote the first program."},
     {"doc_id": "B", "title": "Byron", "text": "Byron was a poet."},
@@ -102,3 +110,28 @@ def compressed(path: Path) -> dict[str, Path]:
     for name, content in made.items():
         copies[name].write_bytes(content)
     return copies
+
+
+def settings(kind: str, questions: str | None = None, corpus: str | None = None, **keys: Any) -> DataSettings:
+    """The `data` section; every split where none is named."""
+    return DataSettings.model_validate({"kind": kind, "questions": questions, "corpus": corpus, "split": "all", **keys})
+
+
+def load(kind: str, questions: str | None = None, corpus: str | None = None, **keys: Any) -> Data:
+    """Tasks and corpus."""
+    return load_data(settings(kind, questions, corpus, **keys))
+
+
+def load_tasks(kind: str, questions: str | None = None, **keys: Any) -> Loaded:
+    """Tasks alone."""
+    return load_tasks_of(settings(kind, questions, **keys))
+
+
+def load_corpus(kind: str, path: str | None = None, **keys: Any) -> Corpus:
+    """A corpus alone."""
+    return load_corpus_of(settings(kind, path, path, **keys))
+
+
+def inspect(kind: str, questions: str | None = None, corpus: str | None = None, **keys: Any) -> DataReport:
+    """The figures of a data set; bad records are reported."""
+    return inspect_data(settings(kind, questions, corpus, **{"skip_invalid": True, **keys}))

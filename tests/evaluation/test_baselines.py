@@ -1,16 +1,28 @@
-"""Systems without an LM go through the program itself."""
+"""Systems without an LM: rules, RM3 and fusion."""
 
+from __future__ import annotations
+
+import asyncio
 from pathlib import Path
 
 import dspy
 import pytest
 
+from leret.config.evaluation import EvalRecipe
 from leret.core.errors import ConfigError
 from leret.core.types import Document, Passage, Task
-from leret.evaluation.baselines import answer_fields, oracle_titles, raw_question, run_scripted
-from leret.programs import Found, Search
+from leret.evaluation.baselines import ScriptedPolicy, answer_fields, expanding, fuse, oracle_titles, raw_question
+from leret.evaluation.results import ScoredHop, read_rows
+from leret.evaluation.stage import evaluate
+from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
+from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
+from leret.programs.runner import ProgramRunner
+from leret.retrieval.batching import SearchBatcher
+from leret.retrieval.fusion import reciprocal_rank_fusion
+from leret.sampling.rollouts.rollout import RolloutRunner
+from tests.evaluation import test_stage
 
 ROOT = Path(__file__).parents[2]
 CORPUS = {i: Document(i, title, "text") for i, title in [("d1", "Ann"), ("d2", "Bob"), ("d3", "Cid"), ("d4", "")]}
@@ -36,8 +48,20 @@ class Words:
         ]
 
 
-def multihop(hops=2, **more):
-    return Replay(load_program(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": hops}, k=1, **more))
+def multihop(hops=2, reason=False, **more):
+    return load_program(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": hops, "reason": reason}, k=1, **more)
+
+
+def run_scripted(program, retriever, tasks, script):
+    async def main():
+        searches, formatter = SearchBatcher(retriever), Formatter(program, CompactAdapter())
+        runner = ProgramRunner(Replay(program), formatter, searches)
+        try:
+            return await RolloutRunner(runner, ScriptedPolicy(formatter, script)).run(tasks)
+        finally:
+            searches.close()
+
+    return asyncio.run(main())
 
 
 QUESTIONS = [
@@ -89,8 +113,7 @@ def test_a_document_without_a_title_is_asked_for_by_its_first_words():
 
 
 def test_a_chain_of_thought_says_it_in_every_text_field():
-    replay = Replay(load_program(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": 1, "reason": True}, k=1))
-    assert found(run_scripted(replay, Words(), QUESTIONS, raw_question)[0]) == [["d1"]]
+    assert found(run_scripted(multihop(1, reason=True), Words(), QUESTIONS, raw_question)[0]) == [["d1"]]
 
 
 def test_a_list_of_queries_gets_a_list():
@@ -103,18 +126,51 @@ def test_other_outputs_are_refused():
         answer_fields(dspy.Signature("question -> ok: bool"), ["a"])
 
 
-class Endless(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.ask = dspy.Predict("question -> query")
-        self.search = Search(k=1)
-
-    def forward(self, question):
-        found = Found()
-        while True:
-            found = self.search(self.ask(question=question).query, found)
+base, run = test_stage.base, test_stage.run
 
 
-def test_a_program_that_does_not_end_is_refused():
-    with pytest.raises(ConfigError, match="does not end on a rule"):
-        run_scripted(Replay(Endless()), Words(), QUESTIONS[:1], raw_question)
+def row(question, hop, *doc_ids, sample=0, failure=None, query="q"):
+    return ScoredHop(question, None, sample, hop, query, None, doc_ids, (1.0,) * len(doc_ids), {}, failure=failure)
+
+
+def test_each_hop_fuses_the_rankings_of_that_hop():
+    a = [row("1", 1, "x", "y"), row("1", 2, "x", "y", "z"), row("1", 1, "other sample", sample=1)]
+    b = [row("1", 1, "y", "w", query="rewrite")]
+    (trace,) = fuse([a, b], [Task.question("1", "t")])
+    # hop 1: y 1/62 + 1/61, x 1/61, w 1/62; hop 2: the ranking of b stays what it was
+    assert [[p.doc_id for p in hop.ranking] for hop in trace.hops] == [["y", "x", "w"], ["y", "x", "w", "z"]]
+    assert trace.hops[0].ranking[0].score == pytest.approx(1 / 62 + 1 / 61)
+    assert trace.hops[0].query == "q + rewrite"
+    assert trace.hops[0].completion is None
+
+
+def test_a_part_that_failed_fails_the_fusion_and_is_not_scored():
+    ok, bad = [row("1", 1, "x")], [row("1", 1, failure="policy: away")]
+    assert next(iter(fuse([ok, bad], [Task.question("1", "t")]))).error == "policy: away"
+    assert next(iter(fuse([ok, []], [Task.question("1", "t")]))).error
+
+
+def test_rm3_and_a_fusion_are_rows_of_the_summary(run):
+    recipe = EvalRecipe(resamples=100, systems=("fused:base", "rm3"), limit=6)
+    report = evaluate(recipe, run)
+    rows = {row["system"]: row for row in report.summary["rows"]}
+    assert list(rows) == ["raw-question", "rm3", "base", "fused:base"]
+    assert rows["fused:base"]["lm_calls"] == rows["rm3"]["lm_calls"] == 0
+    assert rows["fused:base"]["failed"] == rows["rm3"]["failed"] == 0
+    kept = {name: {(r.question_id, r.hop): r for r in read_rows(run.eval / name / "per_question.parquet")}
+            for name in rows}  # fmt: skip
+    for key, fused in kept["fused:base"].items():
+        parts = [tuple(Passage(i, "", "", 0.0) for i in kept[name][key].doc_ids) for name in ("raw-question", "base")]
+        assert list(fused.doc_ids) == [p.doc_id for p in reciprocal_rank_fusion(parts, (1, 1))]
+    assert evaluate(recipe, run).already
+
+
+def test_rm3_needs_bm25():
+    class Other:
+        digest = "x"
+
+        def search(self, queries, k):
+            return []
+
+    with pytest.raises(ConfigError, match=r"rm3 cannot be evaluated.*leave it out"):
+        expanding(Other())

@@ -5,9 +5,8 @@ import pytest
 from ir_measures import AP, R, nDCG
 
 from leret.core.errors import ConfigError
-from leret.core.types import Document, Passage, Task
+from leret.core.types import Document, Failure, Hop, Passage, Rollout, Task
 from leret.evaluation.measures import Scorer, all_measures, hidden_gold
-from leret.evaluation.results import Hop, Trace
 
 CORPUS = {i: Document(i, title, "") for i, title in [("a", "Ed Wood (film)"), ("b", "Los Angeles"), ("x", "Oslo")]}
 QUESTION = Task.question("q", "In which city was ed wood shot?", gold=("a", "b"), type="bridge")
@@ -17,12 +16,20 @@ def ranking(*ids):
     return tuple(Passage(i, "", "", 9.0 - n) for n, i in enumerate(ids))
 
 
+def hop(query, completion, found):
+    return Hop("write", {}, (), completion, query and {"query": query}, found)
+
+
+def rollout(*hops, failure=None):
+    return Rollout("q", hops, failure is None, failure)
+
+
 def rows(trace, names=("recall", "ap", "all_found", "bridge_found")):
     return Scorer(names, [QUESTION], CORPUS).rows(trace)
 
 
 def test_every_hop_by_hand():
-    first, second = rows(Trace("q", (Hop("one", "one", ranking("x", "a")), Hop("two", "two", ranking("x", "a", "b")))))
+    first, second = rows(rollout(hop("one", "one", ranking("x", "a")), hop("two", "two", ranking("x", "a", "b"))))
     assert first.measures == {"recall": 0.5, "ap": 0.25, "all_found": 0.0, "bridge_found": 0.0}
     # hits at ranks 2 and 3: (1/2 + 2/3) / 2
     assert second.measures == {"recall": 1.0, "ap": pytest.approx(7 / 12), "all_found": 1.0, "bridge_found": 1.0}
@@ -33,7 +40,7 @@ def test_ndcg_looks_at_grades_as_ir_measures_does():
     grades = {"a": 1, "b": 3, "c": 2}
     question = Task.question("q", "?", gold=tuple(grades), relevance=grades)
     found = ["x", "a", "b"]
-    trace = Trace("q", (Hop("one", "one", ranking(*found)),))
+    trace = rollout(hop("one", "one", ranking(*found)))
     (row,) = Scorer(("ndcg", "ndcg@2", "ap", "recall"), [question], CORPUS).rows(trace)
     qrels = [ir_measures.Qrel("q", doc_id, grade) for doc_id, grade in grades.items()]
     run = [ir_measures.ScoredDoc("q", doc_id, -i) for i, doc_id in enumerate(found)]
@@ -42,17 +49,17 @@ def test_ndcg_looks_at_grades_as_ir_measures_does():
 
 
 def test_a_failed_run_has_no_measures_and_says_why():
-    first, last = rows(Trace("q", (Hop("one", "one", ranking("a")),), failure="policy: down"))
+    first, last = rows(rollout(hop("one", "one", ranking("a")), failure=Failure("policy", "down")))
     assert (first.measures, last.measures, last.failure, last.hop) == ({}, {}, "policy: down", 2)
 
 
 def test_a_completion_that_does_not_parse_is_scored_with_what_was_found():
-    (only,) = rows(Trace("q", (Hop(None, "??", ranking("a")),), unparsed=True))
+    (only,) = rows(rollout(hop(None, "??", ranking("a")), failure=Failure("parse", "x")))
     assert (only.unparsed, only.measures["recall"]) == (True, 0.5)
 
 
 def test_a_program_without_a_step_found_nothing():
-    (only,) = rows(Trace("q", ()))
+    (only,) = rows(rollout())
     assert (only.failure, only.measures["recall"]) == (None, 0.0)
 
 
@@ -65,10 +72,10 @@ def test_titles_that_the_question_names_are_not_bridges():
 def test_no_bridge_no_value():
     question = Task.question("q", "Ed Wood and Los Angeles?", gold=("a", "b"))
     scorer = Scorer(("bridge_found",), [question], CORPUS)
-    assert scorer.rows(Trace("q", (Hop("x", "x", ranking("a")),)))[0].measures == {}
+    assert scorer.rows(rollout(hop("x", "x", ranking("a"))))[0].measures == {}
 
 
 def test_a_recipes_measures_come_first_and_the_reports_are_always_there():
     assert all_measures(["ndcg", "recall"]) == ("ndcg", "recall", "ap", "all_found", "bridge_found")
-    with pytest.raises(ConfigError, match="'recal' is not a measure"):
+    with pytest.raises(ConfigError, match="measures: unknown measure 'recal'"):
         all_measures(["recal"])

@@ -4,6 +4,7 @@ import json
 import random
 from collections import defaultdict
 from pathlib import Path
+from urllib.parse import unquote
 
 import ir_measures
 import pytest
@@ -16,7 +17,6 @@ from leret.core.types import State
 from leret.evaluation.plan import plan
 from leret.evaluation.results import read_rows
 from leret.evaluation.stage import evaluate
-from leret.evaluation.trec import unescape
 from leret.programs.prompts import Prompt
 from leret.sampling.store.store import Store
 from tests.tiny import WORDS, tiny_policy
@@ -25,6 +25,14 @@ ROOT = Path(__file__).parents[2]
 
 NAMES = [word for word in WORDS if word.isalpha()][40:100]
 SMALL = {"resamples": 200, "systems": ("raw-question", "oracle-titles", "base", "bank", "policies")}
+
+
+CONTRACT = {
+    *("schema", "measures", "n_questions", "n_by_type", "n_hops", "baseline", "confidence", "resamples", "rows"),
+    *("comparisons", "comparisons_by_hop", "comparisons_by_type", "name", "data", "focus", "split", "temperature"),
+    *("samples", "seed", "when", "key"),
+}
+"""Keys of summary.json: some may be added, none goes."""
 
 
 def write_data(directory):
@@ -84,6 +92,7 @@ def test_everything_is_written_and_nothing_is_done_twice(run):
     names = ["raw-question", "oracle-titles", "base", "bank:1", "sft"]
     assert report.asked == tuple(names)
     summary = json.loads((run.eval / "summary.json").read_text())
+    assert summary.keys() >= CONTRACT
     assert [row["system"] for row in summary["rows"]] == names
     assert {(c["a"], c["b"]) for c in summary["comparisons"]} >= {("sft", "base"), ("sft", "raw-question")}
     assert (summary["focus"], summary["n_hops"]) == ("sft", 2)
@@ -132,7 +141,7 @@ def test_trec_files_carry_the_same_measures_as_the_summary(run):
         theirs = defaultdict(dict)
         ranked = list(ir_measures.read_trec_run(str(run.eval / system / "run.trec")))
         for metric in ir_measures.iter_calc([ir_measures.AP, ir_measures.R @ 1000], qrels, ranked):
-            theirs[unescape(metric.query_id)][str(metric.measure)] = metric.value
+            theirs[unquote(metric.query_id)][str(metric.measure)] = metric.value
         last = {row.question_id: row.measures for row in read_rows(run.eval / system / "per_question.parquet")}
         assert {q: v["ap"] for q, v in last.items()} == pytest.approx(
             {q: v["AP"] for q, v in theirs.items()}, abs=1e-12
@@ -184,7 +193,7 @@ def test_unknown_systems_baselines_and_measures_are_refused_before_anything_is_o
         evaluate(EvalRecipe(systems=("ipo",)), run)
     with pytest.raises(ConfigError, match="baseline: 'bass' is not in this run"):
         evaluate(EvalRecipe(baseline="bass"), run)
-    with pytest.raises(ConfigError, match="'recal' is not a measure"):
+    with pytest.raises(ConfigError, match="measures: unknown measure 'recal'"):
         evaluate(EvalRecipe(measures=("recal",)), run)
     assert not run.eval.exists()
 

@@ -2,12 +2,15 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from leret.core.types import Task
-from leret.evaluation.results import ScoredHop
+from leret.evaluation.results import ScoredHop, SystemResults
 from leret.evaluation.statistics import Statistics, pairs_of
-from leret.evaluation.summary import Evaluated, summarise, table, table_by_hop
+from leret.evaluation.summary import score_table, summarise, table, table_by_hop
+from leret.evaluation.systems import System
+from leret.programs.prompts import ZERO_SHOT
 
 QUESTIONS = [Task.question(f"q{i}", "?", type="bridge" if i < 3 else "comparison") for i in range(5)]
 STATISTICS = Statistics(500, 0.95, 0)
@@ -20,7 +23,7 @@ def system(name, recalls, rivals=(), failed=()):
             rows.append(ScoredHop(f"q{i}", None, 0, hop, "x", "x", (), (), {"recall": value}))
         if i in failed:
             rows.append(ScoredHop(f"q{i}", None, 0, 3, None, None, (), (), {}, failure="down"))
-    return Evaluated(name, "policy", name, "0", rows, 1.5, 10, rivals)
+    return System(name, "policy", name, prompt=ZERO_SHOT, rivals=rivals), SystemResults("key", rows, 1.5)
 
 
 @pytest.fixture
@@ -98,3 +101,38 @@ def test_the_console_table_by_hop(summary):
     columns, rows = table_by_hop(summary)
     assert columns == ["system", "hop", "recall", "seconds"]
     assert rows[4:6] == [["ipo", "1", "0.500", ""], ["ipo", "2", "1.000", "1.5"]]
+
+
+def row(question, hop, recall, sample=0, **more):
+    measures = {} if recall is None else {"recall": recall}
+    return ScoredHop(question, None, sample, hop, "x", None, (), (), measures, **more)
+
+
+def ask(ids):
+    return [Task.question(id, "?") for id in ids]
+
+
+def test_a_question_that_ends_early_keeps_its_last_ranking():
+    values = score_table([row("q", 1, 0.5)], ask("q"), 3, ["recall"]).values
+    assert values[:, :, 0].tolist() == [[0.5, 0.5, 0.5]]
+
+
+def test_a_failed_question_is_counted_and_not_scored():
+    scores = score_table([row("a", 1, 0.5), row("b", 1, 0.0), row("b", 2, None, failure="x")], ask("ab"), 1, ["recall"])
+    assert (scores.n_failed, scores.n_unparsed) == (1, 0)
+    assert np.isnan(scores.values[1]).all()
+
+
+def test_an_unparsed_completion_is_scored_with_what_was_found_before():
+    scores = score_table([row("a", 1, 0.0, unparsed=True)], ask("a"), 2, ["recall"])
+    assert (scores.n_failed, scores.n_unparsed) == (0, 1)
+    assert scores.values[0, 1, 0] == 0.0
+
+
+def test_several_runs_of_a_question_are_averaged_and_a_failed_one_is_left_out():
+    rows = [row("a", 1, 1.0), row("a", 1, 0.5, sample=1), row("a", 1, None, sample=2, failure="x")]
+    assert score_table(rows, ask("a"), 1, ["recall"]).values[0, 0, 0] == 0.75
+
+
+def test_a_measure_without_a_value_on_a_question_is_no_number():
+    assert np.isnan(score_table([row("a", 1, 0.5)], ask("a"), 1, ["bridge_found"]).values).all()

@@ -1,81 +1,54 @@
-"""Loopback servers that speak the documented protocols of TGI and Together, faults included."""
+"""Loopback servers that speak the documented protocols of chat completions and TGI, faults included."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
 
-__all__ = ["ChatServer", "Served", "TgiServer", "TogetherServer", "completion", "serving"]
+from tests.http.servers import Served, serving
 
-
-class Served:
-    """Goes through ``faults`` before it answers: a response, ``reset`` or ``stall``; None answers.
-
-    Keeps the bodies and the headers that it was sent.
-    """
-
-    def __init__(self, faults: list[Any] | None = None) -> None:
-        self.faults = faults or []
-        self.bodies: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        self.paths: list[str] = []
-        self.url = ""
-
-    def routes(self, app: web.Application) -> None:
-        raise NotImplementedError
-
-    async def met(self, request: web.Request) -> web.StreamResponse | None:
-        """The next fault; None where the request is to be answered."""
-        self.headers.append(dict(request.headers))
-        self.paths.append(request.path)
-        fault = self.faults.pop(0) if self.faults else None
-        if fault == "reset":
-            assert request.transport is not None
-            request.transport.abort()
-        if fault == "stall":
-            await asyncio.sleep(30)
-        if isinstance(fault, web.Response):
-            return web.Response(status=fault.status, headers=fault.headers, body=fault.body)
-        return None
+__all__ = ["ChatServer", "Served", "TgiServer", "completion", "serving"]
 
 
 class ChatServer(Served):
-    """OpenAI's chat completions; lists ``models`` where there are any, and refuses the names in ``unknown``."""
+    """OpenAI's and Together's chat completions under /v1.
+
+    Args:
+        faults: gone through first.
+        models: that it lists; none leaves the route out.
+        unknown: names that it refuses.
+        most_n: choices of a request; 1 ignores ``n``, as some servers do.
+        strict: refuses vLLM's extension.
+    """
 
     def __init__(
-        self, faults: list[Any] | None = None, *, models: tuple[str, ...] = (), unknown: tuple[str, ...] = ()
+        self,
+        faults: list[Any] | None = None,
+        *,
+        models: tuple[str, ...] = (),
+        unknown: tuple[str, ...] = (),
+        most_n: int = 100,
+        strict: bool = False,
     ) -> None:
         super().__init__(faults)
-        self.models = models
-        self.unknown = unknown
+        self.models, self.unknown = models, unknown
+        self.most_n, self.strict = most_n, strict
         self.key: str | None = None
 
-    def routes(self, app: web.Application) -> None:
-        app.router.add_post("/v1/chat/completions", self.chat)
-        if self.models:
-            app.router.add_get("/v1/models", self.list_models)
-
-    async def list_models(self, request: web.Request) -> web.StreamResponse:
-        if fault := await self.met(request):
-            return fault
-        return self._refused(request) or web.json_response({"data": [{"id": name} for name in self.models]})
-
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        fault = await self.met(request)
-        body = await request.json()
-        self.bodies.append(body)
+    async def route(self, request: web.Request, body: Any) -> web.StreamResponse:
+        if request.path not in {"/v1/chat/completions", *(["/v1/models"] if self.models else [])}:
+            return web.Response(status=404)
+        if self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.json_response({"error": {"message": "wrong key"}}, status=401)
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": name} for name in self.models]})
         if body["model"] in self.unknown:
             return web.json_response({"error": {"message": f"no model {body['model']}"}}, status=404)
-        return fault or self._refused(request) or web.json_response(completion(body))
-
-    def _refused(self, request: web.Request) -> web.StreamResponse | None:
-        if self.key is None or request.headers.get("Authorization") == f"Bearer {self.key}":
-            return None
-        return web.json_response({"error": {"message": "wrong key"}}, status=401)
+        n = body.get("n", 1)
+        if n > self.most_n > 1 or (self.strict and "return_token_ids" in body):
+            return web.json_response({"error": {"message": "unknown or too much"}}, status=400)
+        return web.json_response(completion({**body, "n": min(n, self.most_n)}))
 
 
 class TgiServer(Served):
@@ -87,23 +60,9 @@ class TgiServer(Served):
         self.most_best_of = most_best_of
         self.tells_prompt_tokens = True
 
-    def routes(self, app: web.Application) -> None:
-        app.router.add_post("/", self.compat)
-        if not self.root_only:
-            app.router.add_post("/generate", self.generate)
-
-    async def generate(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, listed=False)
-
-    async def compat(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, listed=True)
-
-    async def _generate(self, request: web.Request, listed: bool) -> web.StreamResponse:
-        fault = await self.met(request)
-        body = await request.json()
-        self.bodies.append(body)
-        if fault is not None:
-            return fault
+    async def route(self, request: web.Request, body: Any) -> web.StreamResponse:
+        if request.path not in ({"/"} if self.root_only else {"/", "/generate"}):
+            return web.Response(status=404)
         parameters = body["parameters"]
         n = parameters.get("best_of") or 1
         if n > self.most_best_of:
@@ -118,7 +77,7 @@ class TgiServer(Served):
             details["best_of_sequences"] = sequences[1:]
         answer = {"generated_text": best["generated_text"], "details": details}
         headers = {"x-prompt-tokens": "7"} if self.tells_prompt_tokens else {}
-        return web.json_response([answer] if listed else answer, headers=headers)
+        return web.json_response([answer] if request.path == "/" else answer, headers=headers)
 
     def _sequence(self, text: str, seed: int | None, stop: str) -> dict[str, Any]:
         tokens = [
@@ -137,21 +96,8 @@ class TgiServer(Served):
         }
 
 
-class TogetherServer(Served):
-    """Together's chat completions."""
-
-    def routes(self, app: web.Application) -> None:
-        app.router.add_post("/v1/chat/completions", self.chat)
-
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        fault = await self.met(request)
-        body = await request.json()
-        self.bodies.append(body)
-        return fault if fault is not None else web.json_response(completion(body))
-
-
 def completion(body: dict[str, Any]) -> dict[str, Any]:
-    """A chat completion of Together's; the text names the seed."""
+    """A chat completion; the text names the seed."""
     n = body.get("n", 1)
     choices = [
         {
@@ -167,30 +113,3 @@ def completion(body: dict[str, Any]) -> dict[str, Any]:
     ]
     usage = {"prompt_tokens": 5, "completion_tokens": 2 * n, "total_tokens": 5 + 2 * n}
     return {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": choices, "usage": usage}
-
-
-@asynccontextmanager
-async def serving(*servers: Served, under: str = "") -> AsyncIterator[list[str]]:
-    """Start servers on loopback.
-
-    Args:
-        servers: to start.
-        under: path of the base URLs.
-
-    Yields:
-        Their base URLs.
-    """
-    runners = []
-    for server in servers:
-        app = web.Application(client_max_size=2**28)
-        server.routes(app)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        server.url = f"http://127.0.0.1:{runner.addresses[0][1]}{under}"
-        runners.append(runner)
-    try:
-        yield [server.url for server in servers]
-    finally:
-        for runner in runners:
-            await runner.cleanup()

@@ -11,7 +11,7 @@ import dspy
 import pytest
 from dspy.utils.exceptions import ContextWindowExceededError, LMProviderError, LMUnsupportedFeatureError
 
-from leret.config.policy import PolicySettings
+from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
 from leret.core.errors import PolicyError
 from leret.policies.base import Completion, Request
 from leret.policies.dspy_lm import PolicyEngine, PolicyLM, policy_lm
@@ -131,7 +131,7 @@ def test_a_program_with_its_lm_can_be_deep_copied(lm: dspy.LM, policy: LocalPoli
 
 def test_a_saved_program_comes_back_with_its_policy(llama_dir: Path, tmp_path: Path) -> None:
     predict = dspy.Predict("question -> query")
-    predict.lm = policy_lm(PolicySettings(model=str(llama_dir)), temperature=0.0)
+    predict.lm = policy_lm(LocalPolicySettings(model=str(llama_dir)), temperature=0.0)
     predict.save(str(tmp_path / "program.json"))
     loaded = dspy.Predict("question -> query")
     loaded.load(str(tmp_path / "program.json"), allow_unsafe_lm_state=True)
@@ -179,11 +179,11 @@ def test_what_a_policy_cannot_do_is_refused(lm: dspy.LM) -> None:
 
 
 def test_one_served_url_is_a_plain_lm_that_sends_n_in_one_request() -> None:
-    lm = policy_lm(PolicySettings(kind="openai", model="tiny", urls=("http://a/v1",)), max_tokens=7)
+    lm = policy_lm(OpenAIPolicySettings(model="tiny", urls=("http://a/v1",)), max_tokens=7)
     assert type(lm) is dspy.LM
     assert lm.engine == "litellm"
     assert lm.cache is False
     assert lm.kwargs["api_base"] == "http://a/v1"
     assert lm.kwargs["max_tokens"] == 7
-    several = policy_lm(PolicySettings(kind="openai", model="tiny", urls=("http://a/v1", "http://b/v1")))
+    several = policy_lm(OpenAIPolicySettings(model="tiny", urls=("http://a/v1", "http://b/v1")))
     assert isinstance(several.engine, PolicyEngine)

@@ -4,33 +4,78 @@ import asyncio
 import contextlib
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from aiohttp import web
+from pydantic import ValidationError
 
-from leret.config.policy import PolicySettings
-from leret.core.errors import ConfigError, PolicyError
+from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings, policy_settings
+from leret.core.errors import PolicyError
 from leret.policies import load
-from leret.policies.load import load_policy, policy_state, probe, shared_policy
+from leret.policies.load import POLICIES, policy_of, policy_state, probe, shared_policy
 from leret.policies.local.policy import LocalPolicy
+from leret.policies.remote import openai
 from leret.policies.remote.openai import OpenAIPolicy
-from tests.policies.servers import ChatServer, Served, TgiServer, TogetherServer, completion, serving
+from tests.policies.servers import ChatServer, Served, TgiServer, completion, serving
 
 
-def test_a_policy_is_loaded_by_its_kind(llama_dir: Path) -> None:
-    local = load_policy("local", llama_dir, threads=1)
+def test_a_policy_is_made_by_its_kind(llama_dir: Path) -> None:
+    local = policy_of(LocalPolicySettings(model=str(llama_dir)))
     assert isinstance(local, LocalPolicy)
     assert local.name == "tiny-llama"
-    served = load_policy("openai", "tiny", urls=["http://a/v1"])
-    assert isinstance(served, OpenAIPolicy)
-    with pytest.raises(ConfigError, match="magic"):
-        load_policy("magic", "tiny")
+    assert isinstance(policy_of(OpenAIPolicySettings(model="tiny", urls=("http://a/v1",))), OpenAIPolicy)
+
+
+def test_a_new_kind_is_a_settings_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ToySettings(PolicySettings):
+        kind: Literal["toy"] = "toy"
+        model: str = "parrot"
+
+    class Toy:
+        def __init__(self, settings: ToySettings) -> None:
+            self.settings, self.name = settings, settings.model
+
+    monkeypatch.setitem(POLICIES, "toy", Toy)
+    policy = policy_of(ToySettings(temperature=0.5))
+    assert policy.name == "parrot"
+    assert policy_state(policy) == {"kind": "toy", "temperature": 0.5}
+    asyncio.run(probe(ToySettings()))  # it is behind no server
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ({"kind": "magic", "model": "m"}, "magic"),
+        ({"kind": "openai", "model": "m"}, "urls"),
+        ({"kind": "tgi", "urls": ["http://a"]}, "model"),
+        ({"kind": "together"}, "model"),
+        ({"kind": "local", "urls": ["http://a"]}, "urls"),
+        ({"kind": "together", "model": "m", "enable_thinking": False}, "enable_thinking"),
+        ({"kind": "openai", "model": "m", "urls": ["http://a"], "api_key_env": "sk-live-0123"}, "api_key_env"),
+        ({"kind": "openai", "model": "m", "urls": ["http://user:pw@a/v1"]}, "urls"),
+        ({"kind": "openai", "model": "m", "urls": ["http://a/v1?key=pw"]}, "urls"),
+    ],
+)
+def test_settings_that_do_not_fit_their_kind_are_refused(given: dict[str, Any], place: str) -> None:
+    with pytest.raises(ValidationError, match=place):
+        policy_settings(given)
+
+
+def test_settings_have_defaults_of_their_kind() -> None:
+    assert policy_settings({}) == LocalPolicySettings(model="demo")
+    together: Any = policy_settings({"kind": "together", "model": "m"})
+    assert (together.urls, together.api_key_env) == (("https://api.together.ai/v1",), "TOGETHER_API_KEY")
+    tgi: Any = policy_settings({"kind": "tgi", "model": "m", "urls": ["http://a"]})
+    assert tgi.tokenizer == "m"
+    local = tgi.model_copy(update={"temperature": 0.5, "enable_thinking": False}).in_process("mine")
+    assert local == LocalPolicySettings(model="mine", temperature=0.5, enable_thinking=False)
 
 
 def test_equal_settings_share_a_policy_until_it_is_closed(llama_dir: Path) -> None:
-    settings = PolicySettings(model=str(llama_dir))
+    settings = LocalPolicySettings(model=str(llama_dir))
     one = shared_policy(settings)
     assert shared_policy(settings.model_copy(update={"temperature": 0.3})) is one
     assert isinstance(one, LocalPolicy)
@@ -40,22 +85,32 @@ def test_equal_settings_share_a_policy_until_it_is_closed(llama_dir: Path) -> No
 
 def test_a_state_loads_the_policy_again_and_holds_no_key(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINY_KEY", "sk-secret")
-    served = load_policy("openai", "tiny", urls=["http://a/v1"], api_key_env="TINY_KEY")
+    served = policy_of(OpenAIPolicySettings(model="tiny", urls=("http://a/v1",), api_key_env="TINY_KEY"))
     state = policy_state(served)
     assert "sk-secret" not in str(state)
-    again = shared_policy(PolicySettings(**state))
-    assert again.digest == served.digest
-    local = policy_state(load_policy("local", llama_dir, enable_thinking=False))
-    assert local == {"kind": "local", "model": str(llama_dir), "dtype": "auto", "enable_thinking": False}
+    assert shared_policy(policy_settings(state)).digest == served.digest
+    local = policy_state(LocalPolicy(llama_dir, enable_thinking=False))
+    assert local == {"kind": "local", "model": str(llama_dir), "enable_thinking": False}
+    with pytest.raises(PolicyError, match="cannot be saved by name"):
+        policy_state(object())  # type: ignore[arg-type]
 
 
 def probed(*servers: Served, under: str = "/v1", path: str = "/v1", **settings: Any) -> None:
     async def main() -> None:
         async with serving(*servers, under=under) as urls:
-            own = tuple(url.removesuffix("/v1") + path for url in urls)
-            await probe(PolicySettings(**{"kind": "openai", "model": "tiny", "urls": own, **settings}))
+            own = [url.removesuffix("/v1") + path for url in urls]
+            await probe(policy_settings({"kind": "openai", "model": "tiny", "urls": own, **settings}))
 
     asyncio.run(main())
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    def within(seconds: float) -> None:
+        monkeypatch.setattr(openai, "LIST_S", seconds)
+        monkeypatch.setattr(load, "PROBE_S", seconds)
+
+    return within
 
 
 @pytest.mark.parametrize(
@@ -65,20 +120,21 @@ def probed(*servers: Served, under: str = "/v1", path: str = "/v1", **settings: 
         ({"path": ""}, r"/chat/completions answered 404.*is /v1 missing at the end of policy\.urls\?"),
         ({"path": "/v2"}, "/v2/chat/completions answered 404"),
         ({"model": "large"}, "/v1/chat/completions answered 404: no model large.*it serves tiny, small"),
-        ({"api_key_env": "WRONG_KEY"}, r"/v1/chat/completions answered 401: wrong key; mend policy\.api_key_env"),
+        ({"api_key_env": "WRONG_KEY"}, r"/v1/chat/completions answered 401: wrong key; correct the key \(api_key_env"),
     ],
     ids=["dead", "without /v1", "wrong path", "wrong model", "wrong key"],
 )
 def test_a_dead_or_wrong_server_is_told_in_seconds(
-    settings: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch, quick: Callable[[float], None]
 ) -> None:
     monkeypatch.setenv("WRONG_KEY", "sk-wrong")
+    quick(1.0)
     server = ChatServer(models=("tiny", "small"), unknown=("large",))
     server.key = "sk-right" if "api_key_env" in settings else None
     began = time.monotonic()
     with pytest.raises(PolicyError, match=told) as caught:
         probed(server, **settings)
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 4
     assert "\n" not in str(caught.value)
 
 
@@ -94,40 +150,48 @@ def test_every_endpoint_is_probed() -> None:
         ChatServer(models=("tiny",)),
         ChatServer(models=("/models/tiny.gguf",)),
         ChatServer(),
-        ChatServer([web.Response(status=503)] * 2, models=("tiny",)),
-        ChatServer([None, web.json_response({**completion({"seed": 1}), "choices": [
-            {"message": {"content": None, "reasoning": "hm"}, "finish_reason": "length"}]})] * 9, models=("other",)),
+        ChatServer([web.Response(status=503)], models=("tiny",)),
+        ChatServer([None, *[web.json_response({**completion({"seed": 1}), "choices": [
+            {"message": {"content": None, "reasoning": "hm"}, "finish_reason": "length"}]})] * 9], models=("other",)),
     ],
     ids=["listed", "any name is taken", "no list", "still loading", "reasons"],
 )  # fmt: skip
-def test_a_server_that_will_do_is_let_pass(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "_LIST_S", 1.5)
+def test_a_server_that_will_do_is_let_pass(server: ChatServer) -> None:
     probed(server)
     assert all(body["max_tokens"] == 1 for body in server.bodies)
 
 
-def kinds(llama_dir: Path, monkeypatch: pytest.MonkeyPatch, token_s: float) -> list[tuple[Served, dict[str, Any]]]:
-    """Servers of every kind whose first token is late, and the settings of their policies."""
+def kinds(llama_dir: Path, monkeypatch: pytest.MonkeyPatch, *faults: Any) -> list[tuple[Served, dict[str, Any]]]:
+    """Servers of every kind, and the settings of their policies."""
     pytest.importorskip("text_generation", reason="pip install --no-deps text-generation")
     pytest.importorskip("together", reason="pip install 'leret[together]'")
     monkeypatch.setenv("TOGETHER_API_KEY", "sk-right")
-    monkeypatch.setattr(load, "_TOKEN_S", token_s)
     return [
-        (ChatServer(["stall"]), {}),
-        (TgiServer(["stall"]), {"kind": "tgi", "model": str(llama_dir), "path": ""}),
-        (TogetherServer(["stall"]), {"kind": "together", "model": "small"}),
+        (ChatServer([None, *faults], models=("other",)), {}),
+        (TgiServer([*faults]), {"kind": "tgi", "model": str(llama_dir), "path": ""}),
+        (ChatServer([*faults]), {"kind": "together", "model": "small"}),
     ]
 
 
-def test_a_server_that_is_late_with_its_first_token_is_let_pass(
-    llama_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for server, settings in kinds(llama_dir, monkeypatch, 0.5):
+def test_all_kinds_are_probed_by_a_token(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for server, settings in kinds(llama_dir, monkeypatch):
         probed(server, **settings)
-        assert len(server.paths) == 1
+        assert len(server.bodies) == 1
 
 
-def test_a_server_that_accepts_no_connection_is_told(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_late_with_its_first_token_is_let_pass(
+    llama_dir: Path, monkeypatch: pytest.MonkeyPatch, quick: Callable[[float], None]
+) -> None:
+    quick(0.5)
+    for server, settings in kinds(llama_dir, monkeypatch, "stall"):
+        probed(server, **settings)
+        assert len(server.bodies) == 1
+
+
+def test_a_server_that_accepts_no_connection_is_told(
+    llama_dir: Path, monkeypatch: pytest.MonkeyPatch, quick: Callable[[float], None]
+) -> None:
+    quick(0.5)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as waiting:
         for _ in range(2):
             client = waiting.enter_context(socket.socket())
@@ -137,20 +201,7 @@ def test_a_server_that_accepts_no_connection_is_told(llama_dir: Path, monkeypatc
             one_more.settimeout(0.5)
             if one_more.connect_ex(full.getsockname()) == 0:
                 pytest.skip("this kernel accepts connections beyond a full backlog")
-        monkeypatch.setattr(load, "_LIST_S", 0.5)
-        for _, settings in kinds(llama_dir, monkeypatch, 0.5):
+        for _, settings in kinds(llama_dir, monkeypatch):
             url = f"http://127.0.0.1:{full.getsockname()[1]}/v1"
             with pytest.raises(PolicyError, match=f"{url}.*cannot be reached"):
                 probed(**{**settings, "urls": (url,)})
-
-
-def test_tgi_and_together_are_probed_by_a_token(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOGETHER_API_KEY", "sk-right")
-    monkeypatch.setattr(load, "_TOKEN_S", 1.0)
-    pytest.importorskip("text_generation", reason="pip install --no-deps text-generation")
-    pytest.importorskip("together", reason="pip install 'leret[together]'")
-    for server, kind, model in ((TgiServer(), "tgi", str(llama_dir)), (TogetherServer(), "together", "small")):
-        probed(server, kind=kind, model=model, path="" if kind == "tgi" else "/v1")
-        assert len(server.bodies) == 1
-    with pytest.raises(PolicyError, match="cannot be reached"):
-        probed(TgiServer(), kind="tgi", model=str(llama_dir), urls=("http://127.0.0.1:9",))

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from leret.core.errors import PolicyError
-from leret.policies.base import Completion, Request
+from leret.policies.base import Completion, PromptTooLongError, Request
 from leret.policies.local.decoder import Decoder, Job
 from leret.policies.local.policy import LocalPolicy
-from leret.policies.remote.replies import PromptTooLongError
 from tests.policies.conftest import ask
 
 

@@ -9,13 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from leret.config.training import TrainingRecipe
 from leret.core.errors import PolicyError
-from leret.policies.checkpoints import find_model, load_model, model_digest
+from leret.policies.checkpoints import find_model, load_model, load_tokenizer, load_weights, model_digest
 from leret.policies.local import chat_template as templates
 from leret.policies.local.policy import LocalPolicy
-from leret.training import model
-from leret.training.initial import Initial
 from tests.policies.conftest import ask
 
 
@@ -31,14 +28,6 @@ def change_config(path: Path, **values: object) -> None:
 
 def load(path: Path) -> object:
     return load_model(find_model(path), device="cpu", dtype="auto")
-
-
-def load_tokenizer(path: Path) -> object:
-    return model.load_tokenizer(Initial("evil", path, "", 0))
-
-
-def load_weights(path: Path) -> object:
-    return model.load_model(Initial("evil", path, "", 0), TrainingRecipe(algorithm="sft"), "cpu")
 
 
 def load_template(path: Path) -> object:
@@ -106,7 +95,11 @@ def test_weights_in_a_folder_are_refused_for_no_digest_has_them(copy: Path, name
         load(copy)
 
 
-@pytest.mark.parametrize("load_it", [load_tokenizer, load_weights, load_template], ids=lambda load_it: load_it.__name__)
+@pytest.mark.parametrize(
+    "load_it",
+    [load_tokenizer, lambda path: load_weights(path, "float32"), load_template],
+    ids=["tokenizer", "weights", "template"],
+)
 def test_no_code_of_a_model_is_run_whatever_is_typed(
     copy: Path, monkeypatch: pytest.MonkeyPatch, load_it: Callable[[Path], object]
 ) -> None:

@@ -1,344 +1,294 @@
+"""Chat completions: how the samples of a prompt are asked for, and what is a completion. Retries: tests/http."""
+
 from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
+import traceback
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
+from typer.testing import CliRunner
 
+from leret.cli.app import app
+from leret.config.policy import OpenAIPolicySettings
+from leret.core import yaml
 from leret.core.errors import PolicyError
-from leret.policies.remote import dispatch
-from leret.policies.remote.openai import OpenAIPolicy
+from leret.http.answers import Answer, RetryableError
+from leret.policies.base import PromptTooLongError
+from leret.policies.remote.openai import OpenAIPolicy, completions_of, shared
 from tests.policies.conftest import ask
+from tests.policies.servers import ChatServer, Served, completion, serving
+
+SECRET = "sk-0123456789abcdef"
+ANSWER = completion({"seed": 1})
 
 
-class FakeServer:
-    """Answers ``text <seed>``; honours ``n`` or not; goes through ``faults`` first."""
-
-    def __init__(
-        self, takes_n: bool = True, faults: list[Any] | None = None, *, most_n: int = 100, strict: bool = False
-    ) -> None:
-        self.takes_n = takes_n
-        self.most_n = most_n
-        self.strict = strict
-        self.times: list[float] = []
-        self.faults = faults or []
-        self.bodies: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        self.url = ""
-
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
-        self.bodies.append(body)
-        self.headers.append(dict(request.headers))
-        self.times.append(time.monotonic())
-        if self.faults:
-            fault = self.faults.pop(0)
-            if fault == "reset":
-                assert request.transport is not None
-                request.transport.abort()
-            if fault == "hang":
-                await asyncio.sleep(5)
-            if isinstance(fault, web.Response):
-                return web.Response(status=fault.status, headers=fault.headers, body=fault.body)
-        n = body.get("n", 1) if self.takes_n else 1
-        if n > self.most_n or (self.strict and "return_token_ids" in body):
-            return web.json_response({"error": {"message": "unknown or too much"}}, status=400)
-        choices = [
-            {"index": i, "message": {"content": f"text {body['seed']}.{i}"}, "finish_reason": "stop"} for i in range(n)
-        ]
-        return web.json_response({"choices": choices, "usage": {"prompt_tokens": 5, "completion_tokens": 2 * n}})
-
-    async def models(self, request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "tiny"}]})
+@pytest.fixture(autouse=True)
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINY_KEY", f"{SECRET}\n")
 
 
-@asynccontextmanager
-async def serving(*servers: FakeServer) -> AsyncIterator[list[str]]:
-    runners = []
-    for server in servers:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", server.chat)
-        app.router.add_get("/v1/models", server.models)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        server.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        runners.append(runner)
-    yield [server.url for server in servers]
-    for runner in runners:
-        await runner.cleanup()
-
-
-def run(servers: list[FakeServer], work: Callable[[OpenAIPolicy], Awaitable[Any]], **kwargs: Any) -> Any:
+def run(servers: list[Served], work: Callable[[OpenAIPolicy], Awaitable[Any]], **settings: Any) -> Any:
     async def main() -> Any:
-        async with serving(*servers) as urls:
-            policy = OpenAIPolicy("tiny", urls, **kwargs)
+        async with serving(*servers, under="/v1") as urls:
+            policy = OpenAIPolicy(OpenAIPolicySettings(model="tiny", urls=tuple(urls), retry_for_s=0, **settings))
             try:
                 return await work(policy)
             finally:
-                await policy.aclose()
                 await policy.aclose()
 
     return asyncio.run(main())
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_BACKOFF_S", 0.01)
+def asked(server: Served, *seeds: int, **settings: Any) -> Any:
+    return run([server], lambda policy: policy.complete(ask("the city", *(seeds or (1,)))), **settings)
 
 
 def test_several_samples_are_one_request_where_the_server_was_seen_to_make_them() -> None:
-    server = FakeServer()
+    server = ChatServer()
     own = run([server], lambda policy: policy.complete(ask("the city", 1, 2, 3, stop=("\n",))))
     assert len({completion.text for completion in own}) == 3
-    probe, asked = server.bodies
+    probe, several = server.bodies
     assert (probe["n"], probe["max_tokens"]) == (2, 1)
-    assert (asked["n"], asked["max_tokens"], asked["stop"], asked["model"]) == (3, 8, ["\n"], "tiny")
-    assert "Authorization" not in server.headers[0]
+    assert (several["n"], several["max_tokens"], several["stop"], several["model"]) == (3, 8, ["\n"], "tiny")
+    assert "Authorization" not in server.requests[0].headers
 
 
 def test_where_n_is_ignored_each_sample_is_a_request_with_its_own_seed() -> None:
-    server = FakeServer(takes_n=False)
-    own = run([server], lambda policy: policy.complete(ask("the city", 1, 2, 3)))
-    assert len({completion.text for completion in own}) == 3
+    server = ChatServer(most_n=1)
+    assert len({completion.text for completion in asked(server, 1, 2, 3)}) == 3
     assert len({body["seed"] for body in server.bodies[1:]}) == 3
     assert all("n" not in body for body in server.bodies[1:])
 
 
-def test_a_server_that_refuses_n_gets_single_requests() -> None:
-    server = FakeServer(takes_n=False, faults=[web.json_response({"message": "n must be 1"}, status=400)])
-    assert len(run([server], lambda policy: policy.complete(ask("the city", 1, 2)))) == 2
+@pytest.mark.parametrize(
+    "server",
+    [ChatServer([web.json_response({"message": "n must be 1"}, status=400)], most_n=1), ChatServer(most_n=2)],
+    ids=["refuses n", "so many are too many"],
+)
+def test_a_server_that_refuses_several_choices_gets_single_requests(server: ChatServer) -> None:
+    assert len(asked(server, 1, 2, 3)) == 3
+    assert [body.get("n") for body in server.bodies][-3:] == [None] * 3
+
+
+def test_many_prompts_at_once_are_probed_once() -> None:
+    server = ChatServer()
+
+    async def work(policy: OpenAIPolicy) -> Any:
+        await asyncio.gather(*[policy.complete(ask(f"city {i}", 1, 2)) for i in range(10)])
+        return policy.meter.snapshot()
+
+    told = run([server], work, price_prompt=2.0, price_completion=4.0)
+    assert len(server.bodies) == 11
+    assert (told["prompt_tokens"], told["completion_tokens"], told["completions"]) == (50, 40, 20)
+    assert told["cost"] == pytest.approx((50 * 2.0 + 40 * 4.0) / 1e6)
+
+
+def test_a_probe_that_fails_is_made_again() -> None:
+    server = ChatServer([web.Response(status=503)])
+
+    async def work(policy: OpenAIPolicy) -> Any:
+        with pytest.raises(PolicyError, match="answered 503"):
+            await policy.complete(ask("the city", 1, 2))
+        return await policy.complete(ask("the city", 1, 2))
+
+    assert len(run([server], work)) == 2
+    assert [body.get("n") for body in server.bodies] == [2, 2, 2]
 
 
 def test_one_seed_needs_no_probe_and_greedy_asks_once() -> None:
-    server = FakeServer()
+    server = ChatServer()
     own = run([server], lambda policy: policy.complete(ask("the city", 1, 2, temperature=0.0)))
     assert len(server.bodies) == 1
     assert own[0] == own[1]
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        web.Response(status=503),
-        web.Response(status=429, headers={"Retry-After": "0.01"}),
-        web.Response(text="{not json"),
-        web.json_response({"choices": []}),
-        "reset",
-        "hang",
-    ],
-    ids=["503", "429", "broken json", "no choices", "reset", "hang"],
-)
-def test_a_passing_failure_is_tried_again(fault: Any) -> None:
-    server = FakeServer(faults=[fault])
-    own = run([server], lambda policy: policy.complete(ask("the city", 1)), timeout_s=2.0 if fault == "hang" else 60.0)
-    assert len(own) == 1
-    assert len(server.bodies) == 2
-
-
-def test_a_refusal_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TINY_KEY", "sk-secret")
-    server = FakeServer(faults=[web.json_response({"error": {"message": "no model tiny"}}, status=404)])
-    policies = []
-
-    async def work(policy: OpenAIPolicy) -> Any:
-        policies.append(policy)
-        return await policy.complete(ask("the city", 1))
-
-    with pytest.raises(PolicyError, match="404: no model tiny") as caught:
-        run([server], work, api_key_env="TINY_KEY")
-    assert len(server.bodies) == 1
-    assert server.headers[0]["Authorization"] == "Bearer sk-secret"
-    assert "sk-secret" not in f"{caught.value!r} {policies[0]!r} {caught.value.__cause__!r}"
-
-
-def test_a_lasting_failure_is_told_with_the_attempts() -> None:
-    server = FakeServer(faults=[web.Response(status=500, text="boom")] * 3)
-    with pytest.raises(PolicyError, match=r"500: boom; gave up after 3 attempts"):
-        run([server], lambda policy: policy.complete(ask("the city", 1)), max_retries=2)
-
-
-def test_a_server_that_fails_leaves_the_rotation() -> None:
-    bad, good = FakeServer(faults=[web.Response(status=500)] * 100), FakeServer()
-
-    async def work(policy: OpenAIPolicy) -> Any:
-        return [await policy.complete(ask("the city", i)) for i in range(10)]
-
-    assert len(run([bad, good], work)) == 10
-    assert len(bad.bodies) <= 2
-    assert len(good.bodies) == 10
-
-
-def test_no_more_requests_are_in_flight_than_allowed() -> None:
-    server = FakeServer()
-    most = [0, 0]
-    answer = server.chat
-
-    async def counted(request: web.Request) -> web.StreamResponse:
-        most[0] += 1
-        most[1] = max(most)
-        await asyncio.sleep(0.005)
-        most[0] -= 1
-        return await answer(request)
-
-    server.chat = counted  # type: ignore[method-assign]
-
-    async def work(policy: OpenAIPolicy) -> Any:
-        return await asyncio.gather(*[policy.complete(ask("the city", i)) for i in range(20)])
-
-    assert len(run([server], work, concurrency=4)) == 20
-    assert most[1] <= 4
-
-
-def test_the_served_models_are_listed() -> None:
-    assert run([FakeServer()], lambda policy: policy.served_models()) == ["tiny"]
-
-
-def test_the_digest_names_the_model_and_not_the_address() -> None:
-    one, other = OpenAIPolicy("tiny", ["http://a/v1"]), OpenAIPolicy("tiny", ["http://b/v1"])
-    assert one.digest == other.digest
-    assert one.digest != OpenAIPolicy("small", ["http://a/v1"]).digest
-
-
-def test_a_missing_key_and_missing_urls_are_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TINY_KEY", raising=False)
-    with pytest.raises(PolicyError, match="TINY_KEY"):
-        OpenAIPolicy("tiny", ["http://a/v1"], api_key_env="TINY_KEY")
-    with pytest.raises(PolicyError, match=r"policy\.urls is empty"):
-        OpenAIPolicy("tiny", [])
-
-
-def test_requests_ask_for_logprobs_and_token_ids_only_when_told() -> None:
-    server = FakeServer()
-    run([server], lambda policy: policy.complete(ask("the city", 1)), logprobs=True)
-    run([server], lambda policy: policy.complete(ask("the city", 1)))
-    assert [body.get("logprobs") for body in server.bodies] == [True, None]
-    assert [body.get("return_token_ids") for body in server.bodies] == [True, None]
-    assert json.dumps(server.bodies[1])
-
-
-def test_a_retry_after_that_is_a_date_is_waited_for() -> None:
-    moment = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)
-    server = FakeServer(faults=[web.Response(status=429, headers={"Retry-After": moment})])
-    began = time.monotonic()
-    run([server], lambda policy: policy.complete(ask("the city", 1)))
-    assert time.monotonic() - began >= 0.9  # a date has no fractions of a second
-
-
-def test_nothing_is_sent_to_a_server_before_the_moment_it_named() -> None:
-    server = FakeServer(faults=[web.Response(status=503, headers={"Retry-After": "0.3"})])
-
-    async def work(policy: OpenAIPolicy) -> Any:
-        first = asyncio.create_task(policy.complete(ask("the city", 1)))
-        while policy.meter.snapshot().get("fault_overloaded", 0) == 0:
-            await asyncio.sleep(0.005)
-        await policy.complete(ask("the city", 2))
-        await first
-
-    run([server], work)
-    assert server.times[1] - server.times[0] >= 0.3
-
-
-def test_a_request_has_a_deadline_over_all_its_attempts() -> None:
-    server = FakeServer(faults=["hang"] * 50)
-    began = time.monotonic()
-    with pytest.raises(PolicyError, match=r"did not answer within .*gave up after \d attempt") as caught:
-        run([server], lambda policy: policy.complete(ask("the city", 1)), timeout_s=0.3, deadline_s=0.8)
-    assert time.monotonic() - began < 4
-    assert caught.value.exit_code == 1
-
-
-def test_a_retry_after_beyond_the_deadline_is_not_waited_for() -> None:
-    server = FakeServer(faults=[web.Response(status=429, headers={"Retry-After": "100"})])
-    began = time.monotonic()
-    with pytest.raises(PolicyError, match="429"):
-        run([server], lambda policy: policy.complete(ask("the city", 1)), deadline_s=0.5)
-    assert time.monotonic() - began < 4
-
-
-def test_tokens_are_counted_once_a_prompt_and_shared_out_among_its_completions() -> None:
-    server = FakeServer()
-
-    async def work(policy: OpenAIPolicy) -> Any:
-        own = await policy.complete(ask("the city", 1, 2, 3))
-        return own, policy.meter.snapshot()
-
-    own, told = run([server], work, price_prompt=1.0, price_completion=10.0)
-    assert sum(completion.n_completion_tokens for completion in own) == 6
-    assert (told["prompt_tokens"], told["completion_tokens"], told["completions"]) == (5, 6, 3)
-    assert told["cost"] == pytest.approx((5 * 1.0 + 6 * 10.0) / 1e6)
-    assert told["calls"] == 2  # with the probe
-    assert 0 < told["latency_p50_s"] <= told["latency_p99_s"] < 5
-
-
-def test_a_server_that_refuses_so_many_choices_gets_single_requests_from_then_on() -> None:
-    server = FakeServer(most_n=2)
-
-    async def work(policy: OpenAIPolicy) -> Any:
-        return [await policy.complete(ask("the city", *range(i, i + 3))) for i in (0, 10)]
-
-    first, second = run([server], work)
-    assert len(first) == len(second) == 3
-    assert [body.get("n", 1) for body in server.bodies] == [2, 3, 1, 1, 1, 1, 1, 1]
-
-
 def test_an_extension_that_a_strict_server_refuses_is_left_out() -> None:
-    server = FakeServer(strict=True)
+    server = ChatServer(strict=True)
 
     async def work(policy: OpenAIPolicy) -> Any:
-        return [await policy.complete(ask("the city", i)) for i in (0, 1)]
+        return [await policy.complete(ask("the city", seed)) for seed in (1, 2)]
 
-    run([server], work, logprobs=True)
+    [[own], _] = run([server], work, logprobs=True)
+    assert own.logprobs == (-0.5, -1.0)
     assert ["return_token_ids" in body for body in server.bodies] == [True, False, False]
-    assert all(body["logprobs"] for body in server.bodies)
 
 
-def test_many_prompts_at_once_are_probed_once() -> None:
-    server = FakeServer()
-
-    async def work(policy: OpenAIPolicy) -> Any:
-        return await asyncio.gather(*[policy.complete(ask(f"city {i}", 1, 2)) for i in range(10)])
-
-    run([server], work)
-    assert [body["max_tokens"] for body in server.bodies].count(1) == 1
+def test_a_request_for_no_completion_is_refused() -> None:
+    with pytest.raises(PolicyError, match="no completion"):
+        run([ChatServer()], lambda policy: policy.complete(ask("the city").__class__((), (), 1.0, 8)))
 
 
-def test_a_server_that_says_429_gets_fewer_requests_at_a_time() -> None:
-    server = FakeServer(faults=[web.Response(status=429)] * 8)
-
-    async def work(policy: OpenAIPolicy) -> Any:
-        before = policy.meter.snapshot()["concurrency"]
-        await asyncio.gather(*[policy.complete(ask("the city", i)) for i in range(16)])
-        return before, policy.meter.snapshot()
-
-    before, told = run([server], work, concurrency=16)
-    assert before == 0  # no event loop has asked yet
-    assert told["concurrency"] < 16
-    assert (told["fault_rate_limit"], told["retries"], told["calls"], told["in_flight"]) == (8, 8, 16, 0)
+@pytest.mark.parametrize("status", [401, 500])
+def test_a_failure_says_what_to_correct_and_no_key(status: int) -> None:
+    told = web.json_response({"error": {"message": f"bad key: Bearer {SECRET}"}}, status=status)
+    with pytest.raises(PolicyError, match=rf"{status}: bad key: Bearer \[key\].*(api_key_env|is up)") as caught:
+        asked(ChatServer([told]), api_key_env="TINY_KEY")
+    assert caught.value.exit_code == (2 if status == 401 else 1)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
-def test_a_redirect_is_refused_so_that_the_key_goes_nowhere_else() -> None:
-    elsewhere = web.Response(status=307, headers={"Location": "http://127.0.0.1:9/v1"})
-    with pytest.raises(PolicyError, match="307"):
-        run([FakeServer(faults=[elsewhere])], lambda policy: policy.complete(ask("the city", 1)))
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (400, "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens"),
+        (400, "The decoder prompt (length 5000) is longer than the maximum model length of 4096."),
+        (400, "The input (5000 tokens) is longer than the model's context length (4096 tokens)."),
+        (400, "the request exceeds the available context size"),
+        (422, "Input validation error: `inputs` must have less than 4095 tokens. Given: 5000"),
+        (422, "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000"),
+    ],
+    ids=["vLLM", "vLLM's decoder", "SGLang", "llama.cpp", "TGI", "TGI and Together"],
+)
+def test_a_prompt_beyond_the_models_positions_is_too_long(status: int, said: str) -> None:
+    with pytest.raises(PromptTooLongError, match=f"answered {status}"):
+        asked(ChatServer([web.json_response({"error": said}, status=status)]))
 
 
-def test_a_task_that_is_cancelled_leaves_its_place_to_others() -> None:
-    server = FakeServer(faults=["hang"])
+def test_another_refusal_is_no_prompt_that_is_too_long() -> None:
+    told = {"error": "max_tokens is too large: this model writes at most 4096 tokens"}
+    with pytest.raises(PolicyError) as caught:
+        asked(ChatServer([web.json_response(told, status=400)]))
+    assert not isinstance(caught.value, PromptTooLongError)
 
-    async def work(policy: OpenAIPolicy) -> Any:
-        stuck = asyncio.create_task(policy.complete(ask("the city", 1)))
-        while not server.bodies:
-            await asyncio.sleep(0.005)
-        stuck.cancel()
-        return await asyncio.wait_for(policy.complete(ask("the city", 2)), 10)
 
-    assert len(run([server], work, concurrency=1)) == 1
+def choice(message: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """The answer with its choice changed."""
+    own = {**ANSWER["choices"][0], **changes}
+    own["message"] = {**own["message"], **(message or {})}
+    return {**ANSWER, "choices": [own]}
+
+
+def logprob(value: str) -> str:
+    """The answer with a log-probability that is written so."""
+    told = json.dumps(choice(logprobs={"content": [{"token": "a", "logprob": 0}]}))
+    return told.replace('"logprob": 0', f'"logprob": {value}')
+
+
+LIES: dict[str, tuple[Any, str]] = {
+    "an error beside the choices": ({**ANSWER, "error": {"message": "upstream is away"}}, "upstream is away"),
+    "an error in a choice": (choice(error={"message": "out of memory"}, finish_reason="error"), "out of memory"),
+    "a request that was aborted": (choice(finish_reason="abort"), "finish_reason abort"),
+    "a content filter": (choice(finish_reason="content_filter"), "finish_reason content_filter"),
+    "a tool call": (choice({"content": None}, finish_reason="tool_calls"), "finish_reason tool_calls"),
+    "reasoning alone": (choice({"content": "", "reasoning_content": "hmm"}), "reasoning and no content"),
+    "reasoning cut off": (choice({"content": None, "reasoning": "hmm"}, finish_reason="length"), "policy.max_tokens"),
+    "deep JSON": ("[" * 200_000, "recursion"),
+    "deep JSON in a field": ('{"choices": ' + "[" * 900 + "]" * 900 + "}", "cannot be read"),
+    "a list": ("[]", "cannot be read"),
+    "a choice without a message": ({"choices": [{}]}, "message"),
+    "another number of choices": ({**ANSWER, "choices": ANSWER["choices"] * 2}, "2 choices for n=1"),
+    "infinite usage": ({**ANSWER, "usage": {"completion_tokens": float("inf")}}, "infinity"),
+    "negative usage": ({**ANSWER, "usage": {"completion_tokens": -5}}, "below 0"),
+    "an infinite token id": (choice(token_ids=[float("inf")]), "infinity"),
+    "a log-probability of 400 digits": (logprob("9" * 400), "too large"),
+    "a log-probability that repeats the key": (logprob('"' + "x" * 140 + SECRET + '"'), "could not convert"),
+    "a log-probability that is none": (logprob("NaN"), "log-probability"),
+    "a log-probability above 0": (logprob("0.5"), "log-probability"),
+    "a text far above max_tokens": (choice({"content": "a" * 10_000_000}), "10000000 characters for max_tokens=8"),
+    "HTML that repeats the key": (f"<p>you sent Bearer {SECRET}</p>", r"you sent Bearer \[key\]"),
+    "HTML that repeats a part of the key": ("<p>" + "x" * 280 + f" {SECRET}</p>", "no JSON"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_lie_of_status_200_is_a_failure_with_its_cause(name: str) -> None:
+    lie, cause = LIES[name]
+    text = lie if isinstance(lie, str) else json.dumps(lie)
+    with pytest.raises(PolicyError, match=f"(?i)/v1/chat/completions .*({cause}).* gave up after 1 attempt") as caught:
+        asked(ChatServer([web.Response(text=text, content_type="application/json")]), api_key_env="TINY_KEY")
+    assert caught.value.exit_code == 1
+    assert SECRET[:6] not in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def read(value: Any, n: int = 1, max_tokens: int = 16) -> Any:
+    return completions_of(Answer("http://a/v1", 200, {}, json.dumps(value).encode()), n, max_tokens)
+
+
+def body(*texts: str, **usage: int) -> dict[str, Any]:
+    choices = [
+        {"index": len(texts) - 1 - i, "message": {"content": text}, "finish_reason": "stop"}
+        for i, text in enumerate(reversed(texts))
+    ]
+    return {"choices": choices, "usage": usage}
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "eos", "eos_token", "stop_sequence", None])
+def test_what_ends_by_itself_or_by_length_is_a_completion(reason: str | None) -> None:
+    assert read(choice(finish_reason=reason))[0].finish_reason == ("length" if reason == "length" else "stop")
+
+
+def test_choices_come_in_the_order_of_their_index() -> None:
+    own = read(body("one", "two", prompt_tokens=7, completion_tokens=6), 2)
+    assert [completion.text for completion in own] == ["one", "two"]
+    assert [(c.n_prompt_tokens, c.n_completion_tokens, c.logprobs) for c in own] == [(7, 3, None)] * 2
+    with pytest.raises(ValueError, match="one index"):
+        read({"choices": [ANSWER["choices"][0]] * 2}, 2)
+    with pytest.raises(RetryableError, match="1 choices for n=2"):
+        read(body("one"), 2)
+
+
+def test_tokens_that_are_counted_together_are_shared_by_length_and_add_up() -> None:
+    # 10 tokens over texts of 2, 2 and 6 characters: 2, 2 and 6; of 7 tokens: ends at 1.4, 2.8 and 7, so 1, 1 and 5.
+    for total, shares in ((10, [2, 2, 6]), (7, [1, 1, 5]), (0, [0, 0, 0])):
+        own = read(body("ab", "cd", "efghij", prompt_tokens=7, completion_tokens=total), 3)
+        assert [completion.n_completion_tokens for completion in own] == shares
+    assert shared([0, 0, 0], 4) == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        ({"logprobs": {"token_ids": [4.0], "token_logprobs": [-0.5]}}, ((4,), (-0.5,), 1)),
+        (
+            {"logprobs": {"content": [{"logprob": -0.5}, {"logprob": -1}]}, "token_ids": [4, 9]},
+            ((4, 9), (-0.5, -1.0), 2),
+        ),
+        ({"token_ids": [4, 9, 2]}, ((4, 9, 2), None, 3)),
+    ],
+    ids=["Together", "OpenAI and vLLM", "vLLM"],
+)
+def test_log_probabilities_and_token_ids_are_taken_where_they_are_given(given: Any, tokens: Any) -> None:
+    [own] = read({"choices": [{"message": {"content": "a"}, **given}], "usage": {"completion_tokens": 9}})
+    assert (own.token_ids, own.logprobs, own.n_completion_tokens) == tokens
+
+
+class EverySecond(ChatServer):
+    """Refuses every second request for a sample with the key in its words; answers the others."""
+
+    async def route(self, request: web.Request, body: Any) -> web.StreamResponse:
+        if body is None:
+            return web.Response(status=404)
+        if body["max_tokens"] > 1 and len(self.requests) % 2:
+            return web.json_response({"error": {"message": f"no {request.headers['Authorization']}"}}, status=400)
+        return web.json_response(completion({**body, "n": 1}))
+
+
+def test_a_run_keeps_no_key_and_its_command_prints_none(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    recipe = {
+        "data": {"kind": "world", "limit": 4, "options": {}},
+        "program": {"path": "pipelines/multihop.py:MultiHop", "adapter": {"kind": "compact"}},
+        "policy": {"kind": "openai", "model": "m", "api_key_env": "TINY_KEY", "retry_for_s": 0},
+        "sampling": {"prompts": 1, "samples": 2, "max_error_rate": 1.0},
+    }
+
+    async def main() -> str:
+        async with serving(EverySecond(), under="/v1") as urls:
+            recipe["policy"]["urls"] = urls  # type: ignore[index]
+            (tmp_path / "r.yaml").write_text(yaml.dump(recipe))
+            command = ["--debug", "sample", str(tmp_path / "r.yaml"), "--run", str(run)]
+            result = await asyncio.to_thread(CliRunner().invoke, app, command)
+            return result.output + (result.stderr or "")
+
+    told = asyncio.run(main())
+    kept = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert any(path.name == "rollouts.db" for path in kept), told
+    assert any(b"[key]" in content for content in kept.values()), "no refusal was stored, so this proves nothing"
+    assert [path for path, content in kept.items() if SECRET.encode() in content] == []
+    assert SECRET not in told

@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from leret.config.policy import PolicySettings
-from leret.config.training import TrainingRecipe
+from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
 from leret.core.errors import PolicyError, TrainingError
 from leret.policies.base import Request
 from leret.policies.dspy_lm import policy_lm
 from leret.policies.load import policy_of, policy_state
 from leret.policies.local.chat_template import ChatTemplate, PromptEncoder, apply_template
 from leret.policies.local.policy import LocalPolicy
+from leret.training.algorithms.preference import IPORecipe
+from leret.training.algorithms.sft import SFTRecipe
+from leret.training.data import Encoder, end_token
 from leret.training.stage import train
-from leret.training.tokens import Encoder, end_token
 from tests.tiny import tiny_policy
 from tests.training.training_runs import sampled_run
 
@@ -74,19 +75,19 @@ def test_a_bare_completion_and_one_cut_off_in_its_thought_train_a_hybrid_model(m
         )
         assert tokenizer.convert_ids_to_tokens(ids)[-1] == "<|im_end|>"
         assert ids.count(encoder.end) == 1
-    report = train(TrainingRecipe(algorithm="sft", batch_size=8), sampled_run(tmp_path / "run", base))
+    report = train(SFTRecipe(per_device_train_batch_size=8), sampled_run(tmp_path / "run", base))
     assert report.examples == 24
 
 
 @pytest.mark.parametrize("thinking", [True, False, None])
 def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of: Any, tmp_path: Path, thinking: Any) -> None:
     base = model_of("qwen3")
-    settings = PolicySettings(model=str(base), enable_thinking=thinking)
+    settings = LocalPolicySettings(model=str(base), enable_thinking=thinking)
     policy = policy_of(settings)
     assert isinstance(policy, LocalPolicy)
     policy.close()
     assert ("<think>" in policy.tokenizer.decode(policy._encoder.encode(MESSAGES).token_ids)) is (thinking is False)
-    assert policy_state(policy)["enable_thinking"] is thinking
+    assert policy_state(policy).get("enable_thinking") is thinking
     assert settings.in_process("other").enable_thinking is thinking  # a trained policy of the run, and leret.load
     run = sampled_run(tmp_path / "run", base)
     section = run.manifest()["sampling"]
@@ -95,26 +96,21 @@ def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of: Any, t
         for state, messages in store.execute("SELECT id, messages FROM states").fetchall():
             n = len(policy._encoder.encode(tuple(json.loads(messages))).token_ids)
             store.execute("UPDATE samples SET n_prompt_tokens = ? WHERE state_id = ?", (n, state))
-    assert train(TrainingRecipe(algorithm="sft", batch_size=8), run).examples == 24
+    assert train(SFTRecipe(per_device_train_batch_size=8), run).examples == 24
     section["policy"]["enable_thinking"] = None if thinking is False else False
     run.update(sampling=section)
     with pytest.raises(TrainingError, match="the sampler counted"):
-        train(TrainingRecipe(algorithm="sft", name="other", batch_size=8), run)
+        train(SFTRecipe(name="other", per_device_train_batch_size=8), run)
 
 
 def test_enable_thinking_reaches_a_server() -> None:
-    settings = PolicySettings(kind="openai", model="m", urls=("http://a/v1",), enable_thinking=False)
+    settings = OpenAIPolicySettings(model="m", urls=("http://a/v1",), enable_thinking=False)
     policy: Any = policy_of(settings)
-    body = policy._chat._body(Request(MESSAGES, (1,), 1.0, 8), 1, 1)
+    body = json.loads(policy._call(Request(MESSAGES, (1,), 1.0, 8), 1, 1).body)
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
     assert policy_lm(settings).kwargs["extra_body"] == {"chat_template_kwargs": {"enable_thinking": False}}
     silent: Any = policy_of(settings.model_copy(update={"enable_thinking": None}))
-    assert "chat_template_kwargs" not in json.dumps(silent._chat._body(Request(MESSAGES, (1,), 1.0, 8), 1, 1))
-
-
-def test_enable_thinking_is_refused_where_nothing_would_take_it() -> None:
-    with pytest.raises(ValueError, match=r"policy\.enable_thinking is of kind local and openai and tgi"):
-        PolicySettings(kind="together", model="m", enable_thinking=False)
+    assert "chat_template_kwargs" not in silent._call(Request(MESSAGES, (1,), 1.0, 8), 1, 1).body.decode()
 
 
 def test_a_template_without_a_system_role_gets_the_system_text_in_the_users_turn(model_of: Any) -> None:
@@ -139,4 +135,4 @@ def test_a_policy_without_a_system_role_is_sampled_and_trained(model_of: Any, tm
     finally:
         policy.close()
     run = sampled_run(tmp_path / "run", base, system="write a query")
-    assert train(TrainingRecipe(algorithm="ipo", batch_size=8), run).examples == 48
+    assert train(IPORecipe(per_device_train_batch_size=8), run).examples == 48

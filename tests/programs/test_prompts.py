@@ -5,64 +5,15 @@ from pathlib import Path
 
 import dspy
 import pytest
-from dspy import lm15
 
 from leret.config.sampling import AdapterSettings
 from leret.core.errors import RunError
-from leret.core.types import Passage
 from leret.programs.adapters import make_adapter
 from leret.programs.load import load_program
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
-from leret.retrieval.base import Retriever
 
 ROOT = Path(__file__).parents[2]
 DEMO = {"question": "Who wrote Mara?", "context": ["Mara | A novel."], "query": "author of Mara"}
-
-
-class Shelf:
-    digest = "shelf"
-
-    def search(self, queries, k):
-        return [(Passage("d1", "Silent Harbor", "A film by Ann Vale.", 1.0),) for _ in queries]
-
-
-class Fixed:
-    """An engine that always says the same."""
-
-    def __init__(self, text):
-        self.text = text
-
-    def complete(self, request):
-        usage = lm15.Usage(input_tokens=0, output_tokens=0, total_tokens=0)
-        message = lm15.Message.assistant([lm15.TextPart(self.text)])
-        return lm15.Response(id=None, model="fixed", message=message, finish_reason="stop", usage=usage)
-
-
-@pytest.mark.parametrize("kind", ["chat", "json", "xml", "compact"])
-@pytest.mark.parametrize("reason", [False, True])
-@pytest.mark.parametrize("prompt", [ZERO_SHOT, Prompt("1", {"write_query": [DEMO]}, {"write_query": "Be brief."})])
-def test_messages_equal_those_of_the_program_itself(kind, reason, prompt):
-    program = load_program(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": 2, "reason": reason})
-    (name, predictor), *_ = program.named_predictors()
-    demos, instructions = {name: [DEMO]}, {name: "Be brief."}  # under the name that this predictor has
-    prompt = Prompt(prompt.name, demos if prompt.demos else {}, instructions if prompt.instructions else {})
-    adapter = make_adapter(AdapterSettings(kind=kind))
-    formatter = Formatter(program, adapter)
-    outputs = {"reasoning": "I see.", "query": "silent harbor"} if reason else {"query": "silent harbor"}
-    completion = formatter.completion(name, outputs)
-    expected = [
-        formatter.messages(name, {"question": "Who?", "context": context}, prompt)
-        for context in ([], ["Silent Harbor | A film by Ann Vale."])
-    ]
-
-    predictor.demos = list(prompt.demos.get(name, ()))
-    predictor.signature = formatter.signature(name, prompt)
-    lm = dspy.LM("fixed/answer", engine=Fixed(completion), cache=False)
-    assert isinstance(Shelf(), Retriever)
-    with dspy.context(lm=lm, adapter=adapter, rm=Shelf()):
-        program(question="Who?")
-    assert [tuple(call["messages"]) for call in lm.history] == expected
-    assert formatter.parse(name, completion) == outputs
 
 
 @pytest.mark.parametrize("kind", ["chat", "json", "xml"])
@@ -117,3 +68,99 @@ def test_what_is_not_a_prompt_is_refused(tmp_path, text):
     (tmp_path / "1.json").write_text(text)
     with pytest.raises(RunError, match=r"not a prompt.* a prompt file is .*\"demos\": \{PREDICTOR"):
         Prompt.load(tmp_path / "1.json")
+
+
+class Write(dspy.Signature):
+    """Write a query."""
+
+    question: str = dspy.InputField()
+    context: list[str] = dspy.InputField(desc="passages")
+    hop: int = dspy.InputField()
+    query: str = dspy.OutputField()
+
+
+class Asks(dspy.Module):
+    def __init__(self, signature=Write):
+        super().__init__()
+        self.write = dspy.Predict(signature)
+
+
+STEP = {"question": "who", "context": ["a | b"], "hop": 0, "query": "find who"}
+PROMPTS = (
+    ZERO_SHOT,
+    Prompt("1", {"write": [STEP]}),
+    Prompt("2", {"write": [STEP, {"question": "what", "query": "it"}]}, {"write": "Say\nsomething else."}),
+)
+INPUTS = [
+    {"question": f"what is {i}?", "context": [f"t{j} | é\n{j}" for j in range(i % 4)], "hop": i} for i in range(12)
+] + [{"question": "", "context": [], "hop": 0}, {"question": "[[ ## query ## ]]", "context": ["]]"], "hop": 1}]
+
+
+@pytest.mark.parametrize("kind", ["chat", "json", "xml", "compact"])
+def test_they_are_what_the_adapter_gives(kind):
+    program, adapter = Asks(), make_adapter(AdapterSettings(kind=kind))
+    formatter = Formatter(program, adapter)
+    for inputs in INPUTS:
+        last = formatter.messages("write", inputs)[-1]
+        for prompt in PROMPTS:
+            signature = formatter.signature("write", prompt)
+            demos = [dict(demo) for demo in prompt.demos.get("write", [])]
+            whole = tuple(adapter.format(signature, demos, dict(inputs)))
+            assert formatter.messages("write", inputs, prompt) == whole
+            assert formatter.messages("write", inputs, prompt, last) == whole
+
+
+class Counting(dspy.ChatAdapter):
+    """Numbers its messages: no message of it can be foretold."""
+
+    n = 0
+
+    def format(self, signature, demos, inputs):
+        Counting.n += 1
+        return [{"role": "user", "content": f"message {Counting.n}"}]
+
+
+def test_an_adapter_with_a_format_of_its_own_is_asked_every_time():
+    formatter, before = Formatter(Asks(), Counting()), Counting.n
+    for i in range(9):
+        assert formatter.messages("write", INPUTS[i])[0]["content"] == f"message {before + i + 1}"
+
+
+class Moody(dspy.ChatAdapter):
+    """Its instructions depend on what was asked before."""
+
+    n = 0
+
+    def format_task_description(self, signature):
+        self.n += 1
+        return f"task {self.n}"
+
+
+def test_a_beginning_that_changes_is_not_kept():
+    formatter = Formatter(Asks(), Moody())
+    told = [formatter.messages("write", inputs)[0]["content"].split()[-1] for inputs in INPUTS[:8]]
+    assert told == [str(n) for n in range(1, 9)]
+
+
+def test_a_history_is_laid_out_in_full():
+    class Talk(dspy.Signature):
+        """Go on."""
+
+        history: dspy.History = dspy.InputField()
+        question: str = dspy.InputField()
+        query: str = dspy.OutputField()
+
+    adapter = make_adapter(AdapterSettings())
+    formatter = Formatter(Asks(Talk), adapter)
+    for n in (1, 2, 3, 1, 2, 0, 1):
+        history = dspy.History(messages=[{"question": f"q{i}", "query": f"a{i}"} for i in range(n)])
+        inputs = {"history": history, "question": "and then?"}
+        assert formatter.messages("write", inputs) == tuple(adapter.format(Talk, [], dict(inputs)))
+
+
+def test_a_marker_of_dspys_in_a_passage_is_left_to_dspy():
+    adapter = make_adapter(AdapterSettings())
+    formatter = Formatter(Asks(), adapter)
+    marked = '<<CUSTOM-TYPE-START-IDENTIFIER>>[{"type": "text", "text": "x"}]<<CUSTOM-TYPE-END-IDENTIFIER>>'
+    for inputs in [*INPUTS[:6], {"question": marked, "context": [], "hop": 0}, INPUTS[7]]:
+        assert formatter.messages("write", inputs) == tuple(adapter.format(Write, [], dict(inputs)))

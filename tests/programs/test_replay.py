@@ -5,8 +5,8 @@ from pathlib import Path
 import dspy
 import pytest
 
-from leret.core.errors import ProgramError
-from leret.core.types import Passage
+from leret.core.errors import ProgramError, RetrievalError
+from leret.core.types import Passage, Task
 from leret.programs import Found, Search
 from leret.programs.load import load_program
 from leret.programs.replay import Finished, NeedsCompletion, NeedsSearch, Replay
@@ -22,8 +22,8 @@ def known(query, k):
     return SHELF[query][:k]
 
 
-def unknown(query, k):
-    return None
+def run(replay, question, outputs, retrieve=None):
+    return replay.run(Task.question("q", question), outputs, {}, retrieve)
 
 
 @pytest.fixture
@@ -32,18 +32,18 @@ def replay():
 
 
 def test_stops_at_the_first_step(replay):
-    need = replay.run("who?", [], unknown)
+    need = run(replay, "who?", [])
     assert need == NeedsCompletion("write_query", {"question": "who?", "context": []}, ())
 
 
 def test_stops_at_an_unknown_search(replay):
-    assert replay.run("who?", [{"query": "a"}], unknown) == NeedsSearch("a", 2)
+    assert run(replay, "who?", [{"query": "a"}]) == NeedsSearch("a", 2)
 
 
 def test_the_next_step_sees_the_union_by_score(replay):
-    need = replay.run("who?", [{"query": "a"}], known)
+    need = run(replay, "who?", [{"query": "a"}], known)
     assert need.inputs["context"] == ["T1 | one", "T2 | two"]
-    done = replay.run("who?", [{"query": "a"}, {"query": "b"}], known)
+    done = run(replay, "who?", [{"query": "a"}, {"query": "b"}], known)
     assert isinstance(done, Finished)
     assert [p.doc_id for p in done.ranking] == ["d2", "d1", "d3"]
     assert done.prediction.doc_ids == ["d2", "d1", "d3"]
@@ -51,20 +51,20 @@ def test_the_next_step_sees_the_union_by_score(replay):
 
 def test_exclude_seen_brings_new_passages():
     program = load_program(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": 2}, k=2, exclude_seen=True)
-    done = Replay(program).run("who?", [{"query": "a"}, {"query": "b"}], known)
+    done = run(Replay(program), "who?", [{"query": "a"}, {"query": "b"}], known)
     assert [p.doc_id for p in done.ranking] == ["d1", "d3", "d2", "d4"]
 
 
 def test_runs_do_not_leak_into_each_other(replay):
-    first = replay.run("who?", [{"query": "a"}], known)
-    replay.run("else?", [{"query": "b"}], known)
-    assert replay.run("who?", [{"query": "a"}], known) == first
+    first = run(replay, "who?", [{"query": "a"}], known)
+    run(replay, "else?", [{"query": "b"}], known)
+    assert run(replay, "who?", [{"query": "a"}], known) == first
 
 
 def test_a_program_of_another_shape_replays_as_well():
     program = load_program(ROOT / "tests/programs/threehop.py", "ThreeHop", {}, k=3)
     replay = Replay(program)
-    need = replay.run("a claim", [{"lookup": "a"}], known)
+    need = run(replay, "a claim", [{"lookup": "a"}], known)
     assert (need.predictor, need.inputs) == ("then", {"claim": "a claim", "notes": ["T1", "T2"]})
 
 
@@ -83,7 +83,7 @@ class Catching(dspy.Module):
 
 
 def test_a_program_that_catches_everything_still_stops():
-    assert isinstance(Replay(Catching()).run("q", [], unknown), NeedsCompletion)
+    assert isinstance(run(Replay(Catching()), "q", []), NeedsCompletion)
 
 
 def test_a_crash_names_the_program_and_the_question():
@@ -92,7 +92,7 @@ def test_a_crash_names_the_program_and_the_question():
             raise KeyError("x")
 
     with pytest.raises(ProgramError, match="Broken failed on 'who' after 0 completions: KeyError"):
-        Replay(Broken()).run("who", [], unknown)
+        run(Replay(Broken()), "who", [])
 
 
 def test_a_program_without_a_predictor_is_refused():
@@ -104,10 +104,47 @@ def test_a_program_without_a_predictor_is_refused():
         Replay(Empty())
 
 
-def test_a_forward_of_two_unknown_arguments_is_refused():
+def test_inputs_are_bound_by_name():
     class Two(Catching):
         def forward(self, left, right):
+            return self.ask(question=f"{left} {right}")
+
+    task = Task("t", {"left": "a", "right": "b"})
+    assert Replay(Two()).run(task, [], {}).inputs == {"question": "a b"}
+
+
+def test_a_forward_without_an_input_is_refused():
+    class Free(Catching):
+        def forward(self, depth=1):
             return None
 
-    with pytest.raises(ProgramError, match="takes left, right"):
-        Replay(Two())
+    with pytest.raises(ProgramError, match="takes depth"):
+        Replay(Free())
+
+
+def test_a_predictor_under_two_names_is_replayed_under_both():
+    class Twice(Catching):
+        def __init__(self):
+            super().__init__()
+            self.again = self.ask
+
+        def forward(self, question):
+            return self.again(question=self.ask(question=question).query)
+
+    assert run(Replay(Twice()), "q", [{"query": "x"}]).inputs == {"question": "x"}
+
+
+def test_classes_of_the_program_stay_as_they_are():
+    program = Catching()
+    Replay(program)
+    assert type(program) is Catching
+    assert type(program.search) is Search
+    assert "forward" not in vars(program)
+
+
+def test_an_outage_of_the_retriever_passes_the_programs_own_handlers():
+    def away(query, k):
+        raise RetrievalError("away")
+
+    with pytest.raises(RetrievalError, match="away"):
+        run(Replay(Catching()), "q", [{"query": "x"}], away)

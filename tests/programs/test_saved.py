@@ -8,8 +8,8 @@ import pytest
 
 import leret
 from leret.config.data import DataSettings
-from leret.config.policy import PolicySettings
-from leret.config.retriever import RetrieverSettings
+from leret.config.policy import LocalPolicySettings
+from leret.config.retriever import BM25Settings
 from leret.config.sampling import AdapterSettings
 from leret.core.errors import ProgramError
 from leret.programs.load import load_program
@@ -30,8 +30,8 @@ def saved(tmp_path):
         load_program(source.path, source.name, source.arguments),
         source,
         adapter=AdapterSettings(kind="compact"),
-        policy=PolicySettings(model=str(tiny_policy(tmp_path / "run/policies/sft")), max_tokens=4),
-        retriever=RetrieverSettings(k=2, index=str(tmp_path / "run/cache/bm25")),
+        policy=LocalPolicySettings(model=str(tiny_policy(tmp_path / "run/policies/sft")), max_tokens=4),
+        retriever=BM25Settings(k=2, index=str(tmp_path / "run/cache/bm25")),
         data=DataSettings(corpus=str(tmp_path / "corpus.jsonl"), questions=str(tmp_path / "questions.jsonl")),
     )
     return tmp_path / "run/program"

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from leret.config.retriever import RetrieverSettings
+from leret.config.retriever import RetrieverSettings, retriever_settings
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from tests.retrieval.models import colbert_checkpoint, minilm
 
-COLBERT = pytest.param("colbert", marks=pytest.mark.timeout(900))
+COLBERT = pytest.param("colbert", marks=[pytest.mark.slow, pytest.mark.timeout(900)])
 """Its first use compiles C++ for a minute or three."""
 
 KINDS = ("bm25", "tantivy", "dense", "hnsw", "chroma", COLBERT, "hybrid")
@@ -51,16 +51,16 @@ def settings(kind: str, folder: Path, **more: Any) -> RetrieverSettings:
         checkpoint = folder / "checkpoint"
         if not checkpoint.exists():
             colbert_checkpoint(checkpoint)
-        values = {"kind": "colbert", "colbert": {"checkpoint": str(checkpoint)}}
+        values = {"kind": "colbert", "checkpoint": str(checkpoint)}
     elif kind == "hybrid":
-        values = {"kind": "hybrid", "hybrid": {"engines": [{"kind": "bm25"}, _dense("flat")]}}
+        values = {"kind": "hybrid", "engines": [{"kind": "bm25"}, _dense("flat")]}
     else:
         values = _dense({"dense": "flat"}.get(kind, kind))
-    return RetrieverSettings(**values, **more)
+    return retriever_settings({**values, **more})
 
 
 def _dense(store: str) -> dict[str, Any]:
-    return {"kind": "dense", "dense": {"model": str(minilm()), "store": store}}
+    return {"kind": "dense", "model": str(minilm()), "store": store}
 
 
 Build = Callable[[str], Path]

@@ -15,8 +15,7 @@ from typing import Any
 
 from leret.core.types import Passage, Ranking
 from leret.retrieval.base import Retriever
-from leret.retrieval.server.app import RetrieverServer, ServerSettings
-from leret.retrieval.server.serving import serve
+from leret.retrieval.server.app import RetrieverServer, ServerSettings, serve
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,7 +51,8 @@ class Running:
         stop: ends it, as SIGTERM would.
     """
 
-    def __init__(self, server: RetrieverServer) -> None:
+    def __init__(self, server: RetrieverServer, drain_s: float = 10.0) -> None:
+        self._drain_s = drain_s
         self.server = server
         self._told: queue.Queue[str] = queue.Queue()
         self._loop = asyncio.new_event_loop()
@@ -63,7 +63,8 @@ class Running:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(serve(self.server, "127.0.0.1", 0, ready=self._told.put, stop=self._stop))
+        work = serve(self.server, "127.0.0.1", 0, ready=self._told.put, stop=self._stop, drain_s=self._drain_s)
+        self._loop.run_until_complete(work)
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)

@@ -95,6 +95,12 @@ class Where(FakeRetriever):
         return super().search(queries, k)
 
 
+async def asked_at_once(searches, query):
+    found = searches.search_now(query, 2)
+    [ranking] = await searches.search([query], 2) if found is None else [found]
+    assert ranking == FakeRetriever().search([query], 2)[0]
+
+
 @pytest.mark.parametrize(
     ("only_computes", "cpu_s", "where"),
     [
@@ -103,12 +109,12 @@ class Where(FakeRetriever):
         (False, 0.0, [False, False, False]),
     ],
 )
-def test_only_quick_computing_is_done_on_the_loop(only_computes, cpu_s, where):
+def test_only_quick_computing_is_done_at_once(only_computes, cpu_s, where):
     retriever = Where(only_computes, cpu_s)
 
-    async def work(front):
+    async def work(searches):
         for query in ("alpha", "beta", "gamma"):
-            assert await front.search([query], 2) == FakeRetriever().search([query], 2)
+            await asked_at_once(searches, query)
 
     run(work, retriever)
     assert retriever.on_the_loop == where
@@ -117,24 +123,10 @@ def test_only_quick_computing_is_done_on_the_loop(only_computes, cpu_s, where):
 def test_a_search_that_turns_slow_leaves_the_loop_and_comes_back():
     retriever = Where(True)
 
-    async def work(front):
+    async def work(searches):
         for query, cpu_s in (("alpha", 0.0), ("beta", 0.005), ("gamma", 0.0), ("delta", 0.0)):
             retriever.cpu_s = cpu_s
-            await front.search([query], 2)
+            await asked_at_once(searches, query)
 
     run(work, retriever)
     assert retriever.on_the_loop == [False, True, False, True]
-
-
-def test_a_failure_on_the_loop_reaches_whoever_waits():
-    retriever = Where(True)
-    retriever.broken = ["beta"]
-
-    async def work(front):
-        await front.search(["alpha"], 2)
-        with pytest.raises(RetrievalError):
-            await front.search(["beta"], 2)
-        return await front.search(["gamma"], 2)
-
-    assert run(work, retriever)[0][0]
-    assert retriever.on_the_loop == [False, True, True]

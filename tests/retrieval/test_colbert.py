@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +24,26 @@ import pytest
 from huggingface_hub import constants, hf_hub_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from leret.config.retriever import RetrieverSettings
+from leret.config.retriever import ColbertSettings
 from leret.core.errors import RetrievalError
 from leret.datasets.corpus import Corpus
-from leret.datasets.load import load
 from leret.retrieval.base import Retriever
-from leret.retrieval.engines.colbert_check import check_downloaded
-from leret.retrieval.engines.colbert_compat import _imported, _kept
+from leret.retrieval.engines.colbert import check_downloaded
+from leret.retrieval.engines.colbert_compat import _imported, _restored
 from leret.retrieval.load import load_retriever, open_index
 from tests.retrieval.engines import ANIMALS
 from tests.retrieval.models import colbert_checkpoint
 
 pytest.importorskip("colbert", reason="colbert-ai is not installed")
 
-pytestmark = pytest.mark.timeout(900)
-"""The first use compiles C++ for a minute or three."""
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+"""The first use compiles C++ for a minute or three; test_colbert_index.py has what needs no compiler."""
 
 QUERIES = [f"which town by the river has number {i}" for i in range(8)] + ["cat on a mat", "where do birds fly"]
 
 
-def settings(checkpoint: Path, index: Path, **more: Any) -> RetrieverSettings:
-    return RetrieverSettings(kind="colbert", index=str(index), colbert={"checkpoint": str(checkpoint), **more})
+def settings(checkpoint: Path, index: Path, **more: Any) -> ColbertSettings:
+    return ColbertSettings(index=str(index), checkpoint=str(checkpoint), **more)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +55,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def built(checkpoint: Path) -> tuple[Path, Retriever]:
     directory = checkpoint.parent / "index"
     load_retriever(settings(checkpoint, directory, nbits=4), ANIMALS, directory.parent)
-    return directory, open_index(directory)  # without the cache of answers, which would answer in its place
+    return directory, open_index(directory)  # alone
 
 
 def exact(retriever: Any, texts: Sequence[str], queries: Sequence[str], k: int) -> list[list[int]]:
@@ -117,17 +115,6 @@ def test_the_process_is_left_as_it_was(
     assert not (Path.cwd() / "experiments").exists()
 
 
-def test_it_is_built_and_searched_from_a_thread(
-    checkpoint: Path, built: tuple[Path, Retriever], tmp_path: Path
-) -> None:
-    def work() -> list[list[str]]:
-        made = load_retriever(settings(checkpoint, tmp_path / "index", nbits=4), ANIMALS, tmp_path)
-        return _ids(made.search(QUERIES, 5))
-
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(work).result() == _ids(built[1].search(QUERIES, 5))
-
-
 def test_an_index_in_several_chunks_equals_that_of_one(
     checkpoint: Path, built: tuple[Path, Retriever], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,10 +142,7 @@ def test_a_downloaded_index_opens_unchanged(checkpoint: Path, built: tuple[Path,
     for path in files:
         path.chmod(0o444)
     before = {path.name: path.read_bytes() for path in files}
-    recipe = RetrieverSettings(
-        kind="colbert",
-        colbert={"index_root": str(root), "index_name": "wiki", "checkpoint": str(checkpoint), "nbits": 4},
-    )
+    recipe = ColbertSettings(index_root=str(root), index_name="wiki", checkpoint=str(checkpoint), nbits=4)
     opened = load_retriever(recipe, ANIMALS, tmp_path / "cache")
     assert _ids(opened.search(QUERIES, 7)) == _ids(built[1].search(QUERIES, 7))
     assert open_index(tmp_path / "cache" / "colbert").digest == opened.digest
@@ -239,7 +223,7 @@ def test_no_code_of_a_checkpoint_is_run(
 
 
 def test_no_hub_is_asked_while_a_checkpoint_is_opened() -> None:
-    with _kept(), pytest.raises(LocalEntryNotFoundError):
+    with _restored(), pytest.raises(LocalEntryNotFoundError):
         hf_hub_download("attacker/evil-colbert", "artifact.metadata", cache_dir="nowhere")
     assert not constants.HF_HUB_OFFLINE
 
@@ -250,13 +234,12 @@ def test_a_corpus_too_small_for_centroids_is_said(checkpoint: Path, tmp_path: Pa
 
 
 COMPILE = """
-from leret.retrieval.colbert_library import library
+from leret.retrieval.engines.colbert_compat import library
 with library():
     print("ready", flush=True)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_killed_compile_does_not_block_the_next_one(tmp_path: Path) -> None:
     environment = {
@@ -280,28 +263,3 @@ def test_a_killed_compile_does_not_block_the_next_one(tmp_path: Path) -> None:
     assert second.stdout == "ready\n"
     assert "compiling ColBERT's C++ extensions" in second.stderr
     assert not list(tmp_path.glob("extensions/*/*/lock"))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-def test_three_thousand_documents_of_hotpotqa(shared_data: Path, tmp_path: Path) -> None:
-    """The figures that issue and docs name; real weights under an untrained projection."""
-    folder = shared_data / "hotpotqa"
-    data = load("jsonl", str(folder / "queries_all.jsonl.gz"), str(folder / "corpus.jsonl.gz"))
-    gold = dict.fromkeys(doc_id for question in data.questions for doc_id in question.gold)
-    corpus = Corpus([data.corpus[doc_id] for doc_id in list(gold)[:3000]])
-    ids = list(corpus)
-    queries = [q.text for q in data.questions.items if set(q.gold) <= set(ids)][:100]
-    checkpoint = colbert_checkpoint(tmp_path / "checkpoint")
-    best = None
-    for nbits, least in ((2, 0.75), (4, 0.85)):
-        load_retriever(settings(checkpoint, tmp_path / str(nbits), nbits=nbits), corpus, tmp_path)
-        retriever = open_index(tmp_path / str(nbits))
-        if best is None:
-            best = exact(retriever, [f"{d.title} | {d.text}" for d in corpus.values()], queries, 10)
-        batch = retriever.search(queries, 10)
-        share = overlap(batch, best, ids)
-        print(json.dumps({"nbits": nbits, "overlap@10": share}))
-        assert share >= least
-        assert _ids([retriever.search([query], 10)[0] for query in queries]) == _ids(batch)
-        assert {len(ranking) for ranking in retriever.search(queries, 100)} == {100}

@@ -5,22 +5,20 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from leret.config.retriever import RetrieverSettings
+from leret.config.retriever import DenseSettings
 from leret.core.errors import RetrievalError
 from leret.core.files import is_incomplete
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.retrieval.engines import dense
-from leret.retrieval.engines.encoder import Encoder
-from leret.retrieval.engines.vector_store import open_chroma, write_chroma
-from leret.retrieval.index.manifest import write_index
+from leret.retrieval.engines.dense import Encoder
 from leret.retrieval.load import load_retriever, open_index
 from tests.retrieval.models import minilm
 
@@ -32,8 +30,8 @@ TOWNS = Corpus(
 QUERIES = ["which town has a market on day 3", "a mill", "town with 370 people", "Town 12"]
 
 
-def settings(index: Path, **more: Any) -> RetrieverSettings:
-    return RetrieverSettings(kind="dense", index=str(index), dense={"model": str(minilm()), **more})
+def settings(index: Path, **more: Any) -> DenseSettings:
+    return DenseSettings(index=str(index), model=str(minilm()), **more)
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +46,7 @@ def stopped(*_: object, **__: object) -> None:
 
 
 def encoder(**more: Any) -> Encoder:
-    values = {"normalize": True, "max_length": None, "batch_size": 64, "device": "cpu"} | more
-    return Encoder(minilm(), **values)
+    return Encoder(minilm(), DenseSettings(model="m", **{"device": "cpu", **more}))
 
 
 def test_rankings_are_those_of_all_inner_products(flat: Path) -> None:
@@ -85,21 +82,8 @@ def test_prefixes_separator_and_normalization_are_the_settings(tmp_path: Path, m
 
 @pytest.mark.parametrize("change", [{"query_prefix": "query: "}, {"normalize": False}, {"store": "hnsw"}])
 def test_whatever_changes_rankings_changes_the_digest(flat: Path, change: dict[str, Any]) -> None:
-    engine = dense.DenseEngine.of
-    plain = settings(flat).dense
-    other = settings(flat, **change).dense
-    assert plain is not None
-    assert other is not None
-    assert engine(plain).digest("c") != engine(other).digest("c")
-
-
-def test_batch_size_and_the_place_of_the_model_do_not(flat: Path, tmp_path: Path) -> None:
-    shutil.copytree(minilm(), tmp_path / "model")
-    here = RetrieverSettings(kind="dense", dense={"model": str(tmp_path / "model"), "batch_size": 2}).dense
-    there = settings(flat).dense
-    assert here is not None
-    assert there is not None
-    assert dense.DenseEngine.of(here).digest("c") == dense.DenseEngine.of(there).digest("c")
+    engine = dense.DenseIndex.of
+    assert engine(settings(flat)).digest("c") != engine(settings(flat, **change)).digest("c")
 
 
 def test_a_stopped_build_goes_on_after_the_last_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,38 +133,6 @@ def test_a_build_that_stops_after_its_vectors_encodes_nothing_again(
     assert not list((tmp_path / "index").glob("*shards*"))
 
 
-def test_what_a_stopped_build_left_with_chroma_is_thrown_away(tmp_path: Path) -> None:
-    pytest.importorskip("chromadb", reason="chromadb is not installed")
-
-    def parts(*, whole: bool) -> Iterator[Any]:
-        yield np.eye(3, dtype=np.float32)
-        if not whole:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_chroma(parts(whole=False), tmp_path, (32, 200), 128, lambda _: None)
-    with pytest.raises(RetrievalError, match="Chroma cannot open the vectors"):
-        open_chroma(tmp_path)
-    write_chroma(parts(whole=True), tmp_path, (32, 200), 128, lambda _: None)
-    assert len(open_chroma(tmp_path)) == 3
-
-
-@pytest.mark.parametrize("store", ["flat", "hnsw", "chroma"])
-def test_an_index_built_again_is_the_one_that_is_opened_in_the_same_process(store: str, tmp_path: Path) -> None:
-    if store == "chroma":
-        pytest.importorskip("chromadb", reason="chromadb is not installed")
-    said = ["cats purr", "dogs bark", "ships sail"]
-    wanted = settings(tmp_path / "index", store=store).dense
-    assert wanted is not None
-    opened = []
-    for texts in (said, said[::-1], [*said, "tea is hot"]):
-        corpus = Corpus(Document(f"d{i}", "", text) for i, text in enumerate(texts))
-        write_index(dense.DenseEngine.of(wanted), corpus, tmp_path / "index")
-        opened.append(open_index(tmp_path / "index"))
-    for retriever in opened:  # whoever has an old one keeps it
-        assert retriever.search(["cats are purring"], 1)[0][0].text == "cats purr"
-
-
 def test_hnsw_finds_what_flat_finds(flat: Path, tmp_path: Path) -> None:
     graph = load_retriever(settings(tmp_path / "hnsw", store="hnsw"), TOWNS, tmp_path)
     exact = open_index(flat).search(QUERIES, 10)
@@ -194,7 +146,7 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     shutil.copytree(minilm(), model)
     few = Corpus(list(TOWNS.values())[:3])
     index = tmp_path / "index"
-    load_retriever(RetrieverSettings(kind="dense", index=str(index), dense={"model": str(model)}), few, tmp_path)
+    load_retriever(DenseSettings(index=str(index), model=str(model)), few, tmp_path)
     with open(model / "vocab.txt", "a", encoding="utf-8") as file:
         file.write("another\n")
     with pytest.raises(RetrievalError, match="is not the model that the index was made with"):
@@ -211,25 +163,9 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
 def test_a_missing_model_is_said(name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    wanted = RetrieverSettings(kind="dense", dense={"model": name})
+    wanted = DenseSettings(model=name)
     with pytest.raises(RetrievalError, match=says):
         load_retriever(wanted, TOWNS, tmp_path)
-
-
-def test_a_directory_that_is_no_model_is_said(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    wanted = RetrieverSettings(kind="dense", dense={"model": str(tmp_path / "model")})
-    with pytest.raises(RetrievalError, match="cannot be opened as a sentence-transformers model"):
-        load_retriever(wanted, TOWNS, tmp_path / "cache")
-
-
-def test_a_model_whose_weights_are_cut_off_is_said(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(minilm(), model)
-    with open(model / "model.safetensors", "r+b") as file:
-        file.truncate(100_000)
-    with pytest.raises(RetrievalError, match=r"cannot be opened as .* model \(SafetensorError"):
-        Encoder(model, normalize=True, max_length=None, batch_size=2, device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -249,14 +185,12 @@ def test_a_model_that_cannot_be_opened_is_said(tmp_path: Path, modules: object, 
     if modules is not None:
         (model / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(RetrievalError, match=rf"cannot be opened as a sentence-transformers model \({says}"):
-        Encoder(model, normalize=True, max_length=None, batch_size=2, device="cpu")
+        Encoder(model, DenseSettings(model="m", device="cpu"))
 
 
-@pytest.mark.parametrize("device", ["cuda:99", "gpu"])
+@pytest.mark.parametrize("device", ["gpu"])
 def test_a_device_that_is_not_there_is_said(device: str) -> None:
-    with pytest.raises(
-        RetrievalError, match=f"retriever.dense.device: torch cannot use {device} .*; name cpu, or auto"
-    ):
+    with pytest.raises(RetrievalError, match=f"retriever.device: torch cannot use {device} .*; name cpu, or auto"):
         encoder(device=device)
 
 

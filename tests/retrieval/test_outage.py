@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from leret.config.retriever import RemoteSettings, RetrieverSettings
+from leret.config.data import DataSettings
+from leret.config.retriever import RemoteSettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import RetrievalError
 from leret.core.progress import Silent
@@ -19,13 +20,12 @@ from leret.core.runs import Run
 from leret.core.types import Sample
 from leret.datasets.load import load_corpus
 from leret.retrieval.engines.bm25 import BM25
-from leret.retrieval.load import load_live
+from leret.retrieval.load import load_retriever
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from tests.retrieval.loopback import Reply, loopback
 from tests.retrieval.serving import served
-from tests.sampling.fakes import FakePolicy, questions
-from tests.sampling.test_stage import write_data
+from tests.sampling.fakes import FakePolicy, questions, write_data
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,7 +53,7 @@ class OnProgress(Silent):
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     write_data(tmp_path)
-    corpus = load_corpus("jsonl", str(tmp_path / "corpus.jsonl"))
+    corpus = load_corpus(DataSettings(questions=str(tmp_path / "corpus.jsonl"), corpus=str(tmp_path / "corpus.jsonl")))
     BM25.build(corpus, tmp_path / "index", stopwords=None)
     monkeypatch.setenv("LERET_CACHE_DIR", str(tmp_path / "answers"))
     monkeypatch.setattr("leret.policies.load.policy_of", lambda settings: Slow())
@@ -72,9 +72,9 @@ def recipe(retriever: dict[str, Any]) -> SamplingRecipe:
     )
 
 
-def remote(url: str, patience_s: float) -> dict[str, Any]:
-    settings = {"urls": [url], "patience_s": patience_s, "timeout_s": 10}
-    return {"kind": "remote", "remote": settings, "answers": {"use": "off"}}
+def remote(url: str, retry_for_s: float) -> dict[str, Any]:
+    settings = {"urls": [url], "retry_for_s": retry_for_s, "timeout_s": 10}
+    return {"kind": "remote", **settings, "cache": {"use": "off"}}
 
 
 @pytest.mark.parametrize("protocol", ["leret", "colbert", "colbert-get", "retrieve"])
@@ -84,19 +84,16 @@ def test_a_url_of_no_retriever_is_told_before_an_lm_is_asked(
     policy = FakePolicy()
     monkeypatch.setattr("leret.policies.load.policy_of", lambda settings: policy)
     with loopback(lambda _: Reply("<html>It works!</html>")) as server:
-        settings = {"urls": [server.url], "protocol": protocol, "patience_s": 60}
+        settings = {"urls": [server.url], "protocol": protocol, "retry_for_s": 60}
         with pytest.raises(RetrievalError, match="sent no JSON"):
-            sample(recipe({"kind": "remote", "remote": settings}), Run.create(place / "run"), base_dir=place)
+            sample(recipe({"kind": "remote", **settings}), Run.create(place / "run"), base_dir=place)
     assert not policy.requests
 
 
 def test_a_server_that_is_being_started_is_waited_for_when_a_run_opens_it(place: Path) -> None:
     replies = [Reply("starting", 503), Reply({"topk": [{"pid": "1", "text": "T | x", "score": 1.0}]})]
     with loopback(lambda _: replies.pop(0) if len(replies) > 1 else replies[0]) as server:
-        settings = RetrieverSettings(
-            kind="remote", remote=RemoteSettings(urls=(server.url,), protocol="colbert", patience_s=60)
-        )
-        load_live(settings, None)
+        load_retriever(RemoteSettings(urls=(server.url,), protocol="colbert", retry_for_s=60), None, place)
         assert len(server.asked) == 2
 
 

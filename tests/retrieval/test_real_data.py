@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import unquote
 
 import ir_measures
 import pytest
 
+from leret.config.data import DataSettings
 from leret.core.types import Task
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load
-from leret.evaluation.trec import unescape, write_qrels, write_run
+from leret.evaluation.results import write_qrels, write_run
 from leret.retrieval.load import load_retriever
 from leret.rewards.ranking import ap, ndcg, recall, rr
 from tests.retrieval.engines import settings
@@ -26,10 +28,14 @@ LEAST = {"bm25": 0.85, "tantivy": 0.85, "dense": 0.85, "hybrid": 0.9}
 def data(shared_data: Path) -> tuple[Corpus, list[Task]]:
     """Questions whose gold is among the first documents that are gold for any."""
     folder = shared_data / "hotpotqa"
-    whole = load("jsonl", str(folder / "queries_all.jsonl.gz"), str(folder / "corpus.jsonl.gz"))
-    gold = list(dict.fromkeys(doc_id for question in whole.questions for doc_id in question.gold))[:N_DOCUMENTS]
+    whole = load(
+        DataSettings(
+            questions=str(folder / "queries_all.jsonl.gz"), corpus=str(folder / "corpus.jsonl.gz"), split="all"
+        )
+    )
+    gold = list(dict.fromkeys(doc_id for question in whole.tasks for doc_id in question.gold))[:N_DOCUMENTS]
     kept = set(gold)
-    questions = [question for question in whole.questions if kept.issuperset(question.gold)][:N_QUESTIONS]
+    questions = [question for question in whole.tasks if kept.issuperset(question.gold)][:N_QUESTIONS]
     return Corpus(whole.corpus[doc_id] for doc_id in gold), questions
 
 
@@ -59,7 +65,7 @@ def test_a_run_file_is_measured_as_it_is_rewarded(kind: str, data: tuple[Corpus,
     gold = {question.id: question.gold for question in questions}
     measured = 0
     for metric in theirs:
-        qid = unescape(metric.query_id)
+        qid = unquote(metric.query_id)
         assert metric.value == pytest.approx(ours[metric.measure](ids[qid], gold[qid]), abs=1e-12)
         measured += 1
     assert measured == len(ours) * len(questions)

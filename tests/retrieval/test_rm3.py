@@ -10,7 +10,6 @@ from leret.config.retriever import RM3Settings
 from leret.core.errors import RetrievalError
 from leret.core.types import Document, Ranking
 from leret.datasets.corpus import Corpus
-from leret.retrieval.base import Retriever
 from leret.retrieval.engines.bm25 import BM25
 from leret.retrieval.engines.rm3 import RM3, interpolated, relevance_model
 
@@ -67,15 +66,6 @@ def test_scores_are_the_weighted_sums_of_bm25s_own() -> None:
     assert got == pytest.approx(want, rel=1e-5)
 
 
-def test_with_all_weight_on_the_query_it_ranks_as_bm25() -> None:
-    bm25 = BM25.build(CORPUS)
-    for settings in (RM3Settings(original_weight=1.0), RM3Settings(fb_terms=0)):
-        found = RM3(bm25, settings).search(["aspirin willow", "bank"], 9)
-        assert [[p.doc_id for p in r] for r in found] == [
-            [p.doc_id for p in r] for r in bm25.search(["aspirin willow", "bank"], 9)
-        ]
-
-
 def test_common_words_are_never_added() -> None:
     corpus = Corpus(Document(f"d{i}", "", f"word{i} everywhere" + (" rare" if i < 3 else "")) for i in range(200))
     bm25 = BM25.build(corpus)
@@ -89,17 +79,6 @@ def test_a_query_without_a_known_word_finds_nothing(query: str) -> None:
     assert RM3(BM25.build(CORPUS)).search([query, "river"], 2)[0] == ()
 
 
-def test_k_and_the_digest() -> None:
-    bm25 = BM25.build(CORPUS)
-    rm3 = RM3(bm25)
-    assert isinstance(rm3, Retriever)
-    assert len(rm3.search(["aspirin"], 1)[0]) == 1
-    with pytest.raises(RetrievalError, match="ask for one document"):
-        rm3.search(["a"], 0)
-    digests = {bm25.digest, rm3.digest, RM3(bm25, RM3Settings(fb_docs=3)).digest}
-    assert len(digests) == 3
-
-
 def test_another_engine_is_refused() -> None:
     class Other:
         digest = "x"
@@ -108,4 +87,4 @@ def test_another_engine_is_refused() -> None:
             return []
 
     with pytest.raises(RetrievalError, match="an index of kind bm25, and this is Other"):
-        RM3.over(Other())
+        RM3(Other())

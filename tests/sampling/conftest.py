@@ -8,6 +8,7 @@ from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
+from tests.sampling.fakes import open_fakes, write_data
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,3 +26,10 @@ def replay(program):
 @pytest.fixture
 def formatter(program):
     return Formatter(program, CompactAdapter())
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A directory of data, and the policies that were opened."""
+    write_data(tmp_path)
+    return tmp_path, open_fakes(monkeypatch)

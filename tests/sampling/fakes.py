@@ -1,11 +1,17 @@
-"""A policy and a retriever of twenty lines each, deterministic and without a model."""
+"""A policy and a retriever of twenty lines each, deterministic and without a model; data and a recipe for them."""
 
 import asyncio
+import json
 import random
+from pathlib import Path
 
+from leret.config.sampling import SamplingRecipe
 from leret.core.errors import PolicyError, RetrievalError
 from leret.core.types import Passage, Task
 from leret.policies.base import Completion
+from leret.sampling.store.store import Store
+
+ROOT = Path(__file__).parents[2]
 
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta")
 """A document a word; its text names the next one, so that a second hop has something to read."""
@@ -69,3 +75,46 @@ class FakePolicy:
 
     async def aclose(self):
         pass
+
+
+def write_data(directory, n=30):
+    corpus = [{"doc_id": word, "title": word.title(), "text": text} for word, text in DOCS.items()]
+    asked = [{"id": q.id, "question": q.text, "answer": "", "relevant_doc_ids": list(q.gold)} for q in questions(n)]
+    for name, rows in (("corpus", corpus), ("questions", asked)):
+        (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def recipe_of(**sampling):
+    data = sampling.pop("data", {})
+    policy = sampling.pop("policy", {})
+    return SamplingRecipe.model_validate(
+        {
+            "data": {"kind": "jsonl", "corpus": "corpus.jsonl", "questions": "questions.jsonl", "split": "all", **data},
+            "retriever": {"k": 2, "stopwords": None},
+            "policy": {"model": "fake", "max_tokens": 8, **policy},
+            "program": {"path": f"{ROOT}/pipelines/multihop.py:MultiHop", "hops": 2, "adapter": {"kind": "compact"}},
+            "sampling": {
+                "prompts": 3, "samples": 2, "seed": 1,
+                "bank": {"train_questions": 10, "dev_questions": 10, "candidates": 4, "max_demos": 2},
+                **sampling,
+            },
+        }
+    )  # fmt: skip
+
+
+def open_fakes(patch):
+    """Let `policy_of` make fakes; returns those that it made."""
+    made = []
+
+    def policy_of(settings):
+        made.append(FakePolicy())
+        made[-1].digest = f"digest of {settings.model}"
+        return made[-1]
+
+    patch.setattr("leret.policies.load.policy_of", policy_of)
+    return made
+
+
+def content(run):
+    with Store(run.store, read_only=True) as store:
+        return list(store.groups())

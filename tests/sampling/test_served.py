@@ -17,9 +17,8 @@ from leret.core.runs import Run
 from leret.evaluation.stage import evaluate
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
-from tests.sampling.fakes import questions
+from tests.sampling.fakes import questions, recipe_of, write_data
 from tests.sampling.seeded_server import SeededServer
-from tests.sampling.test_stage import recipe_of, write_data
 
 AWAY = {"error": {"message": "upstream is away"}}
 UNKNOWN = [{"index": 0, "message": {"content": ""}, "finish_reason": "content_filter"}]
@@ -45,7 +44,7 @@ def place(tmp_path, monkeypatch):
 
 
 def served(server, **sampling):
-    policy = {"kind": "openai", "model": "seeded", "urls": [server.url], "max_retries": 0, **sampling.pop("policy", {})}
+    policy = {"kind": "openai", "model": "seeded", "urls": [server.url], "retry_for_s": 0, **sampling.pop("policy", {})}
     return recipe_of(policy=policy, **{"prompts": 1, "max_error_rate": 1.0, **sampling})
 
 
@@ -92,7 +91,7 @@ def test_a_bank_that_waits_for_its_server_is_stopped_at_once(place, server, wait
     server.broken = stall
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        sample(served(server, prompts=3, policy={"max_retries": 6}), Run.create(place / "run"))
+        sample(served(server, prompts=3, policy={"retry_for_s": 60}), Run.create(place / "run"))
     assert time.monotonic() - began < 30
 
 
@@ -124,7 +123,7 @@ def test_an_evaluation_asks_for_its_server_only_where_it_needs_it(place, server)
 
 
 def test_a_dead_server_is_told_before_the_data_is_read(tmp_path):
-    recipe = recipe_of(policy={"kind": "openai", "model": "m", "urls": ["http://127.0.0.1:9/v1"], "max_retries": 0})
+    recipe = recipe_of(policy={"kind": "openai", "model": "m", "urls": ["http://127.0.0.1:9/v1"], "retry_for_s": 0})
     with pytest.raises(PolicyError, match=r"http://127\.0\.0\.1:9/v1/models cannot be reached"):
         sample(recipe, Run.create(tmp_path / "run"), base_dir=tmp_path)
     assert Run.open(tmp_path / "run").manifest().get("sampling") is None

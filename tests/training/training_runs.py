@@ -44,7 +44,7 @@ def sampled_run(
             store.put_samples(
                 [_sample(state, i, _text(rng, 2 + i), reward) for i, reward in enumerate(rewards)], origin
             )
-            store.put_visit(PathStep(id, 0, POLICY, state.id, None, None, "finished"))
+            store.put_visit(PathStep(id, 0, POLICY, state.id, None, None, "solved"))
     build_preferences(run)
     return run
 

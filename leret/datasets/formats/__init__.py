@@ -1,0 +1,53 @@
+"""The kinds of `data`: one reader each. A new kind is a file here and a line in `READERS`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from leret.core.errors import DataError
+from leret.datasets.formats.base import Reader
+from leret.datasets.formats.beir import BeirReader
+from leret.datasets.formats.hotpotqa import HOTPOTQA, HOVER, TWO_WIKI
+from leret.datasets.formats.hub import PREFIX
+from leret.datasets.formats.jsonl import JSONL
+from leret.datasets.formats.musique import MUSIQUE
+from leret.datasets.records import Problems, records
+from leret.datasets.world.generate import WorldReader
+
+__all__ = ["READERS", "Reader", "detect_kind", "reader_of"]
+
+READERS: dict[str, Reader] = {
+    "jsonl": JSONL,
+    "beir": BeirReader(),
+    "hover": HOVER,
+    "musique": MUSIQUE,
+    "2wiki": TWO_WIKI,
+    "hotpotqa": HOTPOTQA,
+    "world": WorldReader(),
+}
+"""In the order in which `detect_kind` asks them: 2WikiMultihopQA's records have HotpotQA's fields too."""
+
+
+def reader_of(kind: str) -> Reader:
+    """The reader of a kind.
+
+    Raises:
+        DataError: there is none.
+    """
+    if kind not in READERS:
+        raise DataError(f"data.kind is {kind!r}; it should be one of {', '.join(READERS)}")
+    return READERS[kind]
+
+
+def detect_kind(path: str) -> str:
+    """The kind that reads a source of tasks, told by its first record; jsonl tells best what is wrong with others.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    if path.startswith(PREFIX):
+        return "jsonl"
+    if Path(path).is_dir():
+        return "beir"
+    first = next(iter(records(Path(path), Problems())), None)
+    return next((kind for kind, reader in READERS.items() if first and reader.fits(first.value)), "jsonl")

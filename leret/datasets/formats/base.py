@@ -1,38 +1,96 @@
-"""A format: how one record of a file becomes a question, and how it becomes documents."""
+"""A format: how one record of a file becomes a task, and how it becomes documents; and the fields of records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
 
+from leret.config.data import DataSettings
 from leret.core.types import Document, Task
-from leret.datasets.records import BadRecord
+from leret.datasets.formats.hub import PREFIX, hub_records
+from leret.datasets.records import BadRecord, Problems, Record, records
+
+Fields = Mapping[str, Any]
+
+
+class Reader(Protocol):
+    """Reads one kind of `data`. Bad records go to ``problems``; DataError where the source as a whole is none."""
+
+    @property
+    def brings_documents(self) -> bool:
+        """The source of the tasks holds documents too, so that `data.corpus` may be absent."""
+        ...
+
+    @property
+    def repeats_documents(self) -> bool:
+        """The same document may come again, in another question's context; the first one is kept."""
+        ...
+
+    def fits(self, record: Fields) -> bool:
+        """Whether a file that begins with this record is of this kind."""
+        ...
+
+    def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
+        """Tasks with the records they come from."""
+        ...
+
+    def documents(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
+        """Documents with the records they come from."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
-    """Reads the records of one kind of file. Both functions raise `BadRecord`.
+class FileReader:
+    """Reads files of JSON records, or a data set of the hub. Its functions raise `BadRecord`.
 
     Attributes:
-        name: as messages call it.
-        question: a record to a question.
-        documents: a record to the documents in it: one in a corpus, many in the contexts of a question file.
-        shared: the same document may come again, in another question's context; the first one is kept.
+        task: a record to a task.
+        in_record: a record to the documents in it: one in a corpus, many in the contexts of a question file.
+        marks: names of fields, of which its first record has one.
+        own: reads the records instead where their fields are leret's own, whatever the kind.
     """
 
-    name: str
-    question: Callable[[Mapping[str, Any]], Task]
-    documents: Callable[[Mapping[str, Any]], Iterable[Document]]
-    shared: bool = False
+    task: Callable[[Fields], Task]
+    in_record: Callable[[Fields], Iterable[Document]]
+    marks: tuple[str, ...]
+    brings_documents: bool = False
+    repeats_documents: bool = False
+    own: FileReader | None = None
+
+    def fits(self, record: Fields) -> bool:
+        """As `Reader.fits`."""
+        return any(name in record for name in self.marks)
+
+    def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
+        """Of `data.questions`."""
+        for record, reader in self._records(str(data.questions), problems):
+            try:
+                task = reader.task(record.value)
+            except BadRecord as problem:
+                problems.add(record.place, problem)
+            else:
+                yield record, task if task.split or not record.split else replace(task, split=record.split)
+
+    def documents(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
+        """Of `data.corpus`, or of the contexts in `data.questions`."""
+        for record, reader in self._records(str(data.corpus or data.questions), problems):
+            try:
+                yield from ((record, document) for document in reader.in_record(record.value))
+            except BadRecord as problem:
+                problems.add(record.place, problem)
+
+    def _records(self, source: str, problems: Problems) -> Iterator[tuple[Record, FileReader]]:
+        found = hub_records(source) if source.startswith(PREFIX) else records(Path(source), problems)
+        reader: FileReader | None = None
+        for record in found:
+            reader = reader or (self.own if self.own is not None and self.own.fits(record.value) else self)
+            yield record, reader
 
 
 def sentences(value: Any, title: str) -> str:
-    """Text of a document that is kept as a list of sentences, or as one string.
-
-    Raises:
-        BadRecord: it is neither.
-    """
+    """Text of a document that is kept as a list of sentences, or as one string."""
     if isinstance(value, str):
         return value.strip()
     if not isinstance(value, Sequence) or not all(isinstance(sentence, str) for sentence in value):
@@ -40,65 +98,46 @@ def sentences(value: Any, title: str) -> str:
     return " ".join(sentence.strip() for sentence in value)
 
 
-_Value = Mapping[str, Any]
-
-
-def text(record: _Value, *names: str) -> str:
+def text(record: Fields, *names: str) -> str:
     """A string that is not blank, under the first of the names that is there."""
     name, value = _find(record, names)
     if not isinstance(value, str):
-        raise _wrong(name, value, "a string")
+        raise wrong(name, value, "a string")
     if not value.strip():
         raise BadRecord("empty field", f"field {name!r} is empty")
     return value
 
 
-def optional_text(record: _Value, *names: str) -> str | None:
-    """A string, or None where no name is there or the value is null."""
-    for name in names:
-        value = record.get(name)
-        if value is not None:
-            if not isinstance(value, str):
-                raise _wrong(name, value, "a string")
-            return value
-    return None
-
-
-def optional_number(record: _Value, name: str) -> int | None:
-    """A whole number, or None where it is absent or null."""
+def optional_text(record: Fields, name: str) -> str | None:
+    """A string, or None where it is absent or null."""
     value = record.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise _wrong(name, value, "a whole number")
+    if value is not None and not isinstance(value, str):
+        raise wrong(name, value, "a string")
     return value
 
 
-def text_list(record: _Value, name: str) -> tuple[str, ...]:
-    """Strings that are not blank, no string twice, at least one."""
-    _, value = _find(record, (name,))
+def optional_number(record: Fields, name: str) -> int | None:
+    """A whole number, or None where it is absent or null."""
+    value = record.get(name)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise wrong(name, value, "a whole number")
+    return value
+
+
+def text_list(record: Fields, name: str) -> tuple[str, ...]:
+    """Strings that are not blank, no string twice; none where it is absent or null."""
+    value = record.get(name)
+    if value is None:
+        return ()
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise _wrong(name, value, "a list of strings")
+        raise wrong(name, value, "a list of strings")
     for item in value:
         if not isinstance(item, str) or not item.strip():
-            raise _wrong(name, item, "strings that are not empty, item by item")
-    if not value:
-        raise BadRecord("no gold", f"field {name!r} is empty: a question without gold documents cannot be scored")
+            raise wrong(name, item, "strings that are not empty, item by item")
     return tuple(dict.fromkeys(value))
 
 
-def grades(record: _Value, name: str, gold: Sequence[str]) -> dict[str, int]:
-    """Whole numbers by document, above 0 for gold alone; nothing where the field is absent, or all of them are 1."""
-    value = record.get(name) or {}
-    if not isinstance(value, Mapping):
-        raise _wrong(name, value, "whole numbers by document id")
-    for doc_id, grade in value.items():
-        if not isinstance(grade, int) or isinstance(grade, bool) or (grade > 0) != (doc_id in gold):
-            raise _wrong(f"{name}.{doc_id}", grade, "a whole number, above 0 for relevant documents alone")
-    return dict(value) if set(value.values()) - {1} else {}
-
-
-def rows(record: _Value, name: str, first: str, second: str) -> list[tuple[Any, Any]]:
+def rows(record: Fields, name: str, first: str, second: str) -> list[tuple[Any, Any]]:
     """Pairs under a name: ``[[a, b], ...]``, or as a hub's tables hold them.
 
     Those are ``{first: [a, ...], second: [b, ...]}`` and ``[{"key": a, "value": b}, ...]``.
@@ -108,25 +147,28 @@ def rows(record: _Value, name: str, first: str, second: str) -> list[tuple[Any, 
         left, right = value.get(first), value.get(second)
         if isinstance(left, Sequence) and isinstance(right, Sequence) and len(left) == len(right):
             return list(zip(left, right, strict=True))
-        raise _wrong(name, value, f"lists of one length under {first!r} and {second!r}")
+        raise wrong(name, value, f"lists of one length under {first!r} and {second!r}")
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise _wrong(name, value, f"a list of [{first}, {second}]")
+        raise wrong(name, value, f"a list of [{first}, {second}]")
     pairs = [tuple(item.values()) if isinstance(item, Mapping) else item for item in value]
     for pair in pairs:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-            raise _wrong(name, pair, f"[{first}, {second}]")
+            raise wrong(name, pair, f"[{first}, {second}]")
     return [(pair[0], pair[1]) for pair in pairs]
 
 
-def _find(record: _Value, names: Sequence[str]) -> tuple[str, Any]:
+def wrong(name: str, value: Any, wanted: str) -> BadRecord:
+    """A field of another type."""
+    return BadRecord(
+        "wrong type", f"field {name!r} is {str(value)[:60]!r} ({type(value).__name__}); it should be {wanted}"
+    )
+
+
+def _find(record: Fields, names: Sequence[str]) -> tuple[str, Any]:
     for name in names:
         if name in record:
             return name, record[name]
     wanted = " or ".join(repr(name) for name in names)
-    there = ", ".join(map(repr, record)) or "none"
-    raise BadRecord("missing field", f"field {wanted} is missing; the fields are {there}")
-
-
-def _wrong(name: str, value: Any, wanted: str) -> BadRecord:
-    found = f"{str(value)[:60]!r} ({type(value).__name__})"
-    return BadRecord("wrong type", f"field {name!r} is {found}; it should be {wanted}")
+    raise BadRecord(
+        "missing field", f"field {wanted} is missing; the fields are {', '.join(map(repr, record)) or 'none'}"
+    )

@@ -8,81 +8,88 @@ Source: Thakur et al., BEIR, arXiv 2104.08663.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
+from leret.config.data import DataSettings
 from leret.core.errors import DataError
-from leret.core.types import Task
-from leret.datasets.formats.base import text
-from leret.datasets.formats.jsonl import SPLITS
+from leret.core.types import Document, Task
+from leret.datasets.formats.base import Fields, text
+from leret.datasets.formats.hub import PREFIX
+from leret.datasets.formats.jsonl import JSONL
 from leret.datasets.records import BadRecord, Problems, Record, lines, records
+from leret.datasets.splits import SPLITS
 
-_SUFFIXES = ("", ".gz", ".zst", ".bz2")
-_COLUMNS = 3
 _LAYOUT = "kind beir reads a folder with corpus.jsonl, queries.jsonl and qrels/"
 
 
-def beir_corpus(folder: Path) -> Path:
-    """The corpus file of a folder; a path to a file is taken as it is.
+class BeirReader:
+    """Reads a folder."""
 
-    Raises:
-        DataError: there is none.
-    """
-    return folder if folder.is_file() else _file(folder, "corpus.jsonl")
+    brings_documents = True
+    repeats_documents = False
 
+    def fits(self, record: Fields) -> bool:
+        """A folder has no first record."""
+        return False
 
-def beir_questions(folder: Path, problems: Problems) -> Iterator[tuple[Record, Task]]:
-    """Judged queries of every split, with the records they come from.
+    def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
+        """Judged queries of every split."""
+        if str(data.questions).startswith(PREFIX):
+            raise DataError(f"{data.questions}: kind beir reads a folder on disk; download it, or use kind jsonl")
+        folder = Path(str(data.questions))
+        judged = _judgements(folder, problems)
+        for record in records(_file(folder, "queries.jsonl"), problems):
+            try:
+                id, query = text(record.value, "_id", "id"), text(record.value, "text")
+            except BadRecord as problem:
+                problems.add(record.place, problem)
+                continue
+            if id in judged:
+                split, gold = judged.pop(id)
+                relevance = gold if set(gold.values()) - {1} else {}
+                yield record, Task.question(id, query, gold=gold, split=split, relevance=relevance)
+        for id in judged:
+            fault = f"qrels judge {id!r}, which queries.jsonl does not hold"
+            problems.add(str(folder), BadRecord("no such query", fault))
 
-    Raises:
-        DataError: a file of the folder is missing or cannot be read.
-    """
-    judged = _judgements(folder, problems)
-    for record in records(_file(folder, "queries.jsonl"), problems):
-        try:
-            query = Task.question(text(record.value, "_id", "id"), text(record.value, "text"))
-        except BadRecord as problem:
-            problems.add(record.place, problem)
-            continue
-        if query.id in judged:
-            split, gold = judged.pop(query.id)
-            relevance = gold if set(gold.values()) - {1} else {}
-            yield record, replace(query, gold=tuple(gold), split=split, relevance=relevance)
-    for id in judged:
-        problems.add(str(folder), BadRecord("no such query", f"qrels judge {id!r}, which queries.jsonl does not hold"))
+    def documents(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
+        """Of the folder, or of a file that holds the corpus alone."""
+        source = str(data.corpus or data.questions)
+        if not source.startswith(PREFIX) and not Path(source).is_file():
+            source = str(_file(Path(source), "corpus.jsonl"))
+        yield from JSONL.documents(data.model_copy(update={"corpus": source}), problems)
 
 
 def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[str, dict[str, int]]]:
     """Split and graded gold of every query that has any; one of two splits stays in the first (train, dev, test)."""
     found: dict[str, tuple[str, dict[str, int]]] = {}
-    files = {SPLITS[path.name.split(".")[0]]: path for path in sorted(_qrels(folder))}
-    for split in sorted(files, key=("train", "dev", "test").index):
-        path = files[split]
+    for split, path in _qrels(folder):
         for number, line in lines(path, problems):
             row = line.split("\t")
             if number == 1 and row[-1].strip() == "score":
                 continue
-            if len(row) < _COLUMNS or not row[2].strip().lstrip("-").isdigit():
+            if len(row) < 3 or not row[2].strip().lstrip("-").isdigit():
                 fault = f"{line[:60]!r}; a line is query-id, corpus-id and a whole number, with tabs between"
                 problems.add(f"{path}:{number}", BadRecord("broken qrels", fault))
             elif int(row[2]) > 0:
-                kept, gold = found.setdefault(row[0], (split, {}))
-                if kept == split:
+                first, gold = found.setdefault(row[0], (split, {}))
+                if first == split:
                     gold[row[1]] = int(row[2])
     return found
 
 
-def _qrels(folder: Path) -> list[Path]:
+def _qrels(folder: Path) -> list[tuple[str, Path]]:
     if not folder.is_dir():
         raise DataError(f"{folder} is not a directory; {_LAYOUT}")
-    known = [path for path in folder.glob("qrels/*.tsv*") if path.name.split(".")[0] in SPLITS]
+    names = ((SPLITS.get(path.name.split(".")[0]), path) for path in folder.glob("qrels/*.tsv*"))
+    known = [(name, path) for name, path in names if name]
     if not known:
         raise DataError(f"{folder} has no qrels/train.tsv, dev.tsv or test.tsv; {_LAYOUT}")
-    return known
+    return sorted(known, key=lambda one: ("train", "dev", "test").index(one[0]))
 
 
 def _file(folder: Path, name: str) -> Path:
-    for suffix in _SUFFIXES:
+    for suffix in ("", ".gz", ".zst", ".bz2"):
         if (folder / f"{name}{suffix}").is_file():
             return folder / f"{name}{suffix}"
     raise DataError(f"{folder} has no {name}; {_LAYOUT}")

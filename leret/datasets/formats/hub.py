@@ -1,7 +1,7 @@
 """Records of a data set on the Hugging Face hub, through ``datasets``, as a stream.
 
 A place on the hub is written ``hf:NAME``, ``hf:NAME:CONFIG`` or ``hf:NAME:CONFIG@SPLIT``, as in
-``hf:hotpotqa/hotpot_qa:distractor@validation``. Without a split, all of them are read, and the questions keep theirs
+``hf:hotpotqa/hotpot_qa:distractor@validation``. Without a split, all of them are read, and the tasks keep theirs
 (validation is ``dev``).
 """
 
@@ -9,43 +9,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from leret.core.errors import DataError
-from leret.datasets.formats.jsonl import SPLITS
+from leret.core.errors import DataError, MissingDependency
 from leret.datasets.records import Record
+from leret.datasets.splits import SPLITS
 
 PREFIX = "hf:"
 
 
 def hub_records(source: str) -> Iterator[Record]:
-    """Rows of a data set.
-
-    Args:
-        source: as the module says.
+    """Rows of a data set, named as the module says.
 
     Raises:
         DataError: the hub cannot be reached, or it has no such data set, configuration or split.
     """
-    import datasets
-    import httpx
+    try:
+        import datasets
+        import httpx
+    except ImportError as error:
+        raise MissingDependency("datasets", "train") from error
 
     name, _, split = source.removeprefix(PREFIX).partition("@")
     name, _, config = name.partition(":")
     try:
         found = datasets.load_dataset(name, config or None, streaming=True)
-        wanted = [split] if split else list(found)
         if split and split not in found:
             raise DataError(f"{source}: there is no split {split!r}; there are {', '.join(map(str, found))}")
         number = 0
-        for part in wanted:
+        for part in [split] if split else list(found):
             for row in found[part]:
                 number += 1
                 yield Record(f"{source} {part}: row {number}", number, dict(row), SPLITS.get(str(part)))
     except (OSError, ValueError, httpx.HTTPError, datasets.exceptions.DatasetsError) as error:
+        what = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(
-            f"{source}: cannot be had from the hub ({_first_line(error)}); "
+            f"{source}: cannot be had from the hub ({what}); "
             "check the name and the network, or download the files and name their paths"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -9,98 +9,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import resources
 
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-FIRST_NAMES = _words(
-    """
-    Ada Agnes Aldo Alma Anders Anika Arlo Astrid Bela Berta Boris Bruno Carla Cecil Clara Conrad Dagny Dario Delia
-    Dmitri Edda Edgar Elsa Emil Enzo Erik Esther Fabian Felix Flora Frida Gideon Greta Gustav Hanna Hector Hilda
-    Hugo Ida Ilse Imre Ingrid Irma Ivan Jasper Jonas Judith Karin Kaspar Klara Lars Laszlo Leonie Linus Livia
-    Lotte Magnus Malin Marek Matilda Milo Mira Nadia Nestor Nils Nora Olaf Olga Oskar Otto Paula Pavel Petra
-    Quentin Ragna Rufus Sabine Selma Sigrid Silas Simone Stellan Tamara Tilda Tobias Ulrich Ursula Valentin Vera
-    Viggo Wanda Wilhelm Xenia Yara Yorick Zelda Zora
-    """
-)
-
-LAST_NAMES = _words(
-    """
-    Abendroth Ackerley Alvarn Amsel Arvid Ashgrove Balder Barlund Beckford Bellamy Bergson Birch Blomqvist Bordeau
-    Brandt Brisco Calder Carrow Castell Corvin Cranmer Dahl Darnell Devray Dorset Drexler Dunmore Eastlake Eckhart
-    Elgar Ellery Engel Fabricius Fairfax Falk Farrow Fenwick Fiske Forsberg Frost Gallant Garrick Gerhard Gladwin
-    Gorski Granger Hadley Halvorsen Hargrove Hartwig Havel Hedlund Holloway Holm Ibsen Ingram Isaksen Jardine
-    Jarvis Jessen Kastner Keller Kestrel Kirsch Kovac Kruger Lachlan Lambert Larkin Lindqvist Lockhart Lorenz Lund
-    Madsen Marlow Mercer Molnar Montrose Morgan Nansen Navarro Nerval Norrby Novak Oakley Ohlsen Orsini Pelham
-    Perrin Petrov Pickford Prokop Quimby Radcliff Ravn Redgrave Reuter Rosval Rusk Sandoval Sayer Selwyn Severin
-    Sorel Stahl Steiner Strand Sundin Talbot Tennant Thorne Tolland Trask Ullman Vance Varga Vogel Voss Wakefield
-    Weiss Westby Winslow Wolfram Wyatt Yarrow Zeller Ziegler Zoltan
-    """
-)
-
-ADJECTIVES = _words(
-    """
-    Amber Ancient Bitter Borrowed Bright Broken Burning Buried Crimson Crooked Crystal Dancing Distant Drifting
-    Drowned Dusty Eastern Empty Endless Fallen Fading Feathered Final Floating Forgotten Frozen Gentle Gilded
-    Golden Hidden Hollow Honest Iron Ivory Jealous Laughing Lonely Longest Lost Marble Midnight Moonlit Narrow
-    Northern Painted Pale Patient Quiet Restless Salted Scarlet Second Secret Shattered Silent Silver Sleeping
-    Southern Stolen Sunken Twisted Velvet Wandering Western Wicked Winter Wooden
-    """
-)
-
-NOUNS = _words(
-    """
-    Anchor Apple Arrow Balcony Basket Beacon Bell Bridge Candle Canyon Carousel Castle Cathedral Clock Compass
-    Corridor Crown Desert Door Dragon Echo Ember Engine Falcon Feast Ferry Field Fountain Fox Garden Gate Glacier
-    Harbor Harvest Heron Hour Island Kettle Key Lagoon Lantern Letter Lighthouse Lion Mask Meadow Mirror Moth
-    Mountain Oath Ocean Orchard Owl Palace Pearl Pilgrim Portrait Prairie Raven Ribbon River Road Rose Sail Shadow
-    Shore Sparrow Staircase Storm Stranger Summer Temple Thunder Tiger Tower Train Valley Violet Voyage Wagon
-    Whisper Window Wolf Wren
-    """
-)
-
-FIRMS = _words(
-    """
-    Altera Avenor Basalt Brightwell Calyx Cobalt Corvus Delphine Dynamo Eastmark Elmstone Equinox Fairwind Fathom
-    Foxglove Galvan Granite Greystone Halcyon Helix Highgate Ironwood Juniper Kingsley Larkspur Lodestar Longacre
-    Lumina Marigold Meridian Monarch Nimbus Northgate Oakhurst Octavia Onyx Orion Paragon Pembroke Pinnacle Quarry
-    Quillon Redwood Regent Saffron Sextant Silverline Solstice Sterling Summit Tamarind Tempest Tessera Trident
-    Umbra Vanguard Vertex Westmark Willow Zenith
-    """
-)
-
-TRADES = _words(
-    """
-    Brothers Company Group House Partners Press Records Studios Union Works
-    """
-)
-
-CITIES = _words(
-    """
-    Aldermoor Arkhaven Ashbourne Belgrano Brackwater Calverton Carrick Coldharbour Corintha Dalmere Dunhollow
-    Eastvale Elberon Estmouth Fallowdale Ferncliff Galdera Glenmarch Graywick Harrowgate Havenport Hollin Islemere
-    Kaldura Kingsmere Lakemont Larnaca Lindhaven Lowmarsh Maribor Marsden Merrow Nordhavn Norwick Oldport Orsova
-    Penhallow Portmere Quellin Ravenna Ridgeway Rosmund Saltash Selwick Stormhaven Tarnow Thornbury Umberleigh
-    Valmere Vestby Wexcombe Whitmore Wyndham Yarmouth Zellin Zerava
-    """
-)
-
-AWARDS = _words(
-    """
-    Aurora Bronze Cedar Comet Copper Eagle Garnet Jade Laurel Lotus Opal Phoenix Ruby Sapphire Topaz Tulip
-    """
-)
-
-INSTRUMENTS = _words(
-    """
-    accordion bassoon cello clarinet drums flute guitar harp oboe piano trumpet violin
-    """
-)
-
-
-pass
+_LINES = (resources.files("leret.datasets.world") / "lexicon.txt").read_text(encoding="utf-8").splitlines()
+_LISTS = {name: tuple(words) for name, *words in map(str.split, _LINES)}
+FIRST_NAMES = _LISTS["FIRST_NAMES"]
+LAST_NAMES = _LISTS["LAST_NAMES"]
+ADJECTIVES = _LISTS["ADJECTIVES"]
+NOUNS = _LISTS["NOUNS"]
+FIRMS = _LISTS["FIRMS"]
+TRADES = _LISTS["TRADES"]
+CITIES = _LISTS["CITIES"]
+AWARDS = _LISTS["AWARDS"]
+INSTRUMENTS = _LISTS["INSTRUMENTS"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,15 +177,7 @@ def _pairs(rng: random.Random, first: Sequence[str], second: Sequence[str], form
 
 
 def make_cast(rng: random.Random, names: Names, n_people: int, n_companies: int, n_works: int) -> Cast:
-    """Invent a cast.
-
-    Args:
-        rng: decides all but the names.
-        names: hands out the names and ids.
-        n_people: at least 2.
-        n_companies: at least 1.
-        n_works: works; two to four in a row share a name and differ in kind.
-    """
+    """Invent a cast of 2 people and 1 company at least; two to four works in a row share a name and differ in kind."""
     people = tuple(_person(rng, names) for _ in range(n_people))
     companies = tuple(
         Company(

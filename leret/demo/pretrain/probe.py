@@ -1,23 +1,31 @@
-"""What a base policy writes on questions it never saw: measured without gold."""
+"""What a base policy is judged by, without gold: does it copy, is it diverse, how often does it write the bridge?
+
+The loss says little: a model that cannot copy an unseen name may have the lower one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from leret.core.types import Ranking
+from leret.datasets.world.generate import generate as generate_world
 from leret.demo.pretrain.examples import Prompting
+from leret.demo.pretrain.worlds import Scene, StreamSettings, encoded, scenes, write
 from leret.retrieval.base import Retriever
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
     from leret.demo.pretrain.loop import Probe
 
+GATE_SEED = 900_001
+"""Seed of the held-out world; training worlds have seeds from 1,000,000 on."""
 
 _SAMPLES = 4
-_NEW_TOKENS = 40
+Ids = Sequence[int]
 
 
 def probe_on(
@@ -28,13 +36,6 @@ def probe_on(
     Its figures: ``valid_1`` and ``valid_2``, the share of the word pieces of greedy queries that stand in the prompt;
     ``distinct_1`` and ``distinct_2``, the share of different queries among four samples at temperature 1;
     ``mention_2``, the share of those samples at the second hop with a piece that only the context has.
-
-    Args:
-        questions: their texts.
-        retriever: finds the contexts.
-        tokenizer: with a chat template.
-        prompting: how prompts are written.
-        k: passages a search.
     """
     contexts = retriever.search(questions, k)
 
@@ -54,75 +55,151 @@ def probe_on(
         torch.manual_seed(0)
         figures: dict[str, float] = {}
         for hop, prompts in hops.items():
-            greedy = generate(model, prompts, 1, 0.0)
-            samples = generate(model, prompts, _SAMPLES, 1.0)
-            figures[f"valid_{hop}"] = _valid(prompts, greedy)
-            figures[f"distinct_{hop}"] = sum(len(set(some)) / len(some) for some in samples) / len(samples)
-        figures["mention_2"] = _mention(hops[1], hops[2], samples)
-        return {name: round(value, 3) for name, value in figures.items()}
+            greedy = generate(model, prompts, 0)
+            samples = generate(model, prompts, _SAMPLES)
+            figures[f"valid_{hop}"] = copied(greedy, prompts)
+            figures[f"distinct_{hop}"] = distinct(samples)
+        # Of the samples at the second hop: with a piece of the context that the question lacks.
+        figures["mention_2"] = _share(
+            bool((set(one) & set(full)) - set(bare))
+            for bare, full, some in zip(hops[1], hops[2], samples, strict=True)
+            for one in some
+        )
+        return figures
 
     return probe
 
 
+def make_gate(tokenizer: PreTrainedTokenizerFast, n: int = 64, seed: int = GATE_SEED) -> Probe:
+    """A probe on bridge questions of a held-out world whose bridge stands in the context.
+
+    Its figures, all in [0, 1]: ``bridge`` (samples at T=1 that hold the bridge's full name), ``bridge_demos`` (the same
+    after two demos of `mention_near`), ``bridge_greedy``, ``bridge_hop1`` (of the question's own entity at the first
+    hop), ``copied`` (written words that stand in the prompt), ``names_copied`` (written pairs of name parts that stand
+    so in the prompt), ``distinct`` (different ones among four samples).
+    """
+    settings = StreamSettings(questions=6 * n, deep=0.0)
+    found = scenes(seed, settings)
+    documents, _ = generate_world(seed, settings.questions, 0, 0)
+    titles = {document.doc_id: document.title for document in documents}
+    bridge_scenes = [s for s in found if s.question.type == "bridge" and _stands(titles[s.question.gold[1]], s)][:n]
+    rng = random.Random(f"gate {seed}")
+    demos = [_demos(found, scene, rng) for scene in bridge_scenes]
+
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    bridges = [ids(titles[scene.question.gold[1]]) for scene in bridge_scenes]
+    works = [ids(titles[scene.question.gold[0]].split(" (")[0].removeprefix("The ")) for scene in bridge_scenes]
+    plain = [encoded(tokenizer, scene) for scene in bridge_scenes]
+    shown = [encoded(tokenizer, scene, turns) for scene, turns in zip(bridge_scenes, demos, strict=True)]
+    first = [encoded(tokenizer, scene.first()) for scene in bridge_scenes]
+    parts = _name_parts(tokenizer)
+
+    def gate(model: PreTrainedModel) -> Mapping[str, float]:
+        import torch
+
+        def complete(prompts: Sequence[Ids], n: int) -> list[list[tuple[int, ...]]]:
+            return generate(model, prompts, n, max_new_tokens=20, batch=32)
+
+        torch.manual_seed(seed)
+        sampled = complete(plain, _SAMPLES)
+        return {
+            "bridge": holding(sampled, bridges),
+            "bridge_demos": holding(complete(shown, _SAMPLES), bridges),
+            "bridge_greedy": holding(complete(plain, 0), bridges),
+            "bridge_hop1": holding(complete(first, _SAMPLES), works),
+            "copied": copied(sampled, plain),
+            "names_copied": names_copied(sampled, plain, parts),
+            "distinct": distinct(sampled),
+        }
+
+    return gate
+
+
 def generate(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], n: int, temperature: float, batch: int = 16
+    model: PreTrainedModel, prompts: Sequence[Ids], n: int, *, max_new_tokens: int = 40, batch: int = 16
 ) -> list[list[tuple[int, ...]]]:
-    """Complete prompts.
+    """The completions of each prompt, without the end token and what follows it.
 
     Args:
         model: in evaluation mode, with pad and end token in its generation configuration.
         prompts: token ids each.
-        n: completions a prompt.
-        temperature: 0 is greedy, and then ``n`` is 1.
+        n: samples a prompt at temperature 1; 0 gives the greedy completion.
+        max_new_tokens: of a completion.
         batch: prompts at once; those of like length go together.
-
-    Returns:
-        ``n`` completions a prompt, in the order of the prompts, without the end token.
     """
     import torch
 
+    end, pad = model.generation_config.eos_token_id, model.generation_config.pad_token_id
+    how: dict[str, Any] = {"do_sample": True, "top_k": 0, "num_return_sequences": n} if n else {"do_sample": False}
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     found: list[list[tuple[int, ...]]] = [[] for _ in prompts]
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}
     for start in range(0, len(order), batch):
         chosen = order[start : start + batch]
-        ids, mask = _left_padded([prompts[i] for i in chosen], model)
+        width = max(len(prompts[i]) for i in chosen)
+        ids = torch.tensor([[pad] * (width - len(prompts[i])) + list(prompts[i]) for i in chosen], device=model.device)
+        complete: Any = model.generate
         with torch.no_grad():
-            written = model.generate(
-                input_ids=ids, attention_mask=mask, num_return_sequences=n, max_new_tokens=_NEW_TOKENS, **sampling
-            )
-        for j, row in enumerate(written[:, ids.shape[1] :].tolist()):
-            found[chosen[j // n]].append(_until_end(row, model.generation_config.eos_token_id))
+            written = complete(input_ids=ids, attention_mask=(ids != pad).long(), max_new_tokens=max_new_tokens, **how)
+        for j, row in enumerate(written[:, width:].tolist()):
+            stop = row.index(end) if end in row else len(row)
+            found[chosen[j // max(1, n)]].append(tuple(row[:stop]))
     return found
 
 
-def _left_padded(prompts: Sequence[Sequence[int]], model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
-    import torch
-
-    width, pad = max(map(len, prompts)), model.generation_config.pad_token_id
-    ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=model.device)
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
-    return ids, mask
-
-
-def _until_end(row: list[int], end: int) -> tuple[int, ...]:
-    return tuple(row[: row.index(end)] if end in row else row)
+def holding(completions: Sequence[Sequence[Ids]], wanted: Sequence[tuple[int, ...]]) -> float:
+    """Share of the completions that hold the name wanted of them, word by word."""
+    return _share(
+        any(tuple(text[i : i + len(name)]) == name for i in range(len(text)))
+        for texts, name in zip(completions, wanted, strict=True)
+        for text in texts
+    )
 
 
-def _valid(prompts: Sequence[Sequence[int]], written: Sequence[Sequence[tuple[int, ...]]]) -> float:
-    hits = [
-        piece in set(prompt) for prompt, some in zip(prompts, written, strict=True) for one in some for piece in one
-    ]
-    return sum(hits) / max(1, len(hits))
+def copied(completions: Sequence[Sequence[Ids]], prompts: Sequence[Ids]) -> float:
+    """Share of the written words that stand in the prompt."""
+    return _share(
+        token in prompt
+        for texts, prompt in zip(completions, map(set, prompts), strict=True)
+        for text in texts
+        for token in text
+    )
 
 
-def _mention(
-    bare: Sequence[Sequence[int]], full: Sequence[Sequence[int]], written: Sequence[Sequence[tuple[int, ...]]]
-) -> float:
-    """Share of the samples with a piece of the context that the question lacks."""
-    hits = [
-        bool((set(one) & set(with_context)) - set(without))
-        for without, with_context, some in zip(bare, full, written, strict=True)
-        for one in some
-    ]
-    return sum(hits) / max(1, len(hits))
+def names_copied(completions: Sequence[Sequence[Ids]], prompts: Sequence[Ids], parts: Mapping[int, int]) -> float:
+    """Share of the written pairs of name parts that stand so in the prompt; ``parts`` gives the class of each."""
+    return _share(
+        pair in there
+        for texts, there in zip(completions, (set(pairwise(prompt)) for prompt in prompts), strict=True)
+        for text in texts
+        for pair in pairwise(text)
+        if parts.get(pair[0], -1) % 2 == 0 and parts.get(pair[1]) == parts[pair[0]] + 1
+    )
+
+
+def distinct(completions: Sequence[Sequence[Ids]]) -> float:
+    """Share of different ones among the samples of a prompt."""
+    return round(sum(len(set(map(tuple, some))) / len(some) for some in completions) / len(completions), 3)
+
+
+def _share(hits: Iterable[bool]) -> float:
+    found = list(hits)
+    return round(sum(found) / max(1, len(found)), 3)
+
+
+def _stands(name: str, scene: Scene) -> bool:
+    return any(name in passage.text for passage in scene.found)
+
+
+def _demos(found: Sequence[Scene], scene: Scene, rng: random.Random) -> list[dict[str, str]]:
+    others = rng.sample([other for other in found if other is not scene], 2)
+    return [{"question": other.question.text, "query": write("mention_near", other)} for other in others]
+
+
+def _name_parts(tokenizer: PreTrainedTokenizerFast) -> dict[int, int]:
+    """Class of every part of a person's, a work's or a company's name: 0, 1 people; 2, 3 works; 4, 5 companies."""
+    from leret.demo.pretrain.words import NAME_CLASSES
+
+    ids = tokenizer.get_vocab()
+    return {ids[word.lower()]: i for i, words in enumerate(NAME_CLASSES[:6]) for word in words}

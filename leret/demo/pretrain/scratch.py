@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 
-from leret.demo.pretrain.gate import GATE_SEED, make_gate
-from leret.demo.pretrain.loop import LoopSettings, train
+from leret.demo.pretrain.loop import LoopSettings, Report, train
+from leret.demo.pretrain.probe import GATE_SEED, make_gate
 from leret.demo.pretrain.words import build_model, build_tokenizer
 from leret.demo.pretrain.worlds import StreamSettings, rows
 
@@ -78,22 +77,16 @@ def pretrain_scratch(
     seed: int = 0,
     steps: int | None = None,
     minutes: float | None = None,
-    progress: Callable[[int, Mapping[str, float]], None] | None = None,
+    report: Report | None = None,
 ) -> Path:
-    """Build the tiny policy of the demo, or go on building it.
+    """Build the tiny policy of the demo in ``out``, or go on building it.
 
     Args:
-        out: directory of the model; a run that was stopped there goes on, with the same arguments.
+        out: gets the model, its tokenizer, ``pretrain.jsonl`` and ``README.md``.
         seed: of the weights, the worlds and the order of the rows.
         steps: optimizer steps; None for what ``minutes`` allows, or for as many as the shipped policy had.
         minutes: CPU-minutes, one thread; the schedule is scaled to it by :data:`STEPS_PER_MINUTE`.
-        progress: called with the step and its figures at every line of the log.
-
-    Returns:
-        ``out``: ``config.json``, ``model.safetensors``, the tokenizer, ``pretrain.jsonl`` and ``README.md``.
-
-    Raises:
-        TrainingError: ``out`` holds pretraining with other settings, or training diverged.
+        report: of every line of the log.
     """
     from transformers import AutoModelForCausalLM
 
@@ -107,13 +100,13 @@ def pretrain_scratch(
     gate = make_gate(tokenizer)
     first = replace(_FIRST, steps=max(1, round(_FIRST.steps * share)), seed=seed)
     model = build_model(len(tokenizer), seed)
-    train(model, rows(tokenizer, StreamSettings(seed=seed)), first, out / _FIRST_PART, probe=gate, progress=progress)
+    train(model, rows(tokenizer, StreamSettings(seed=seed)), first, out / _FIRST_PART, probe=gate, report=report)
     second = replace(_SECOND, steps=max(1, steps - first.steps), seed=seed + 1)
     model = AutoModelForCausalLM.from_pretrained(out / _FIRST_PART, dtype="float32")
     looking_up = islice(rows(tokenizer, replace(_LOOKING_UP, seed=seed + 1)), round(_LOOKING_UP_ROWS * share))
     stream = chain(looking_up, rows(tokenizer, replace(_MIXED, seed=seed + 2)))
-    later = progress and (lambda step, figures: progress(first.steps + step, figures))
-    train(model, stream, second, out, probe=gate, progress=later)
+    later = report and (lambda step, figures: report(first.steps + step, figures))
+    train(model, stream, second, out, probe=gate, report=later)
     shutil.copyfile(out / _FIRST_PART / "pretrain.jsonl", out / "pretrain-first.jsonl")
     (out / "README.md").write_text(
         _card(out, seed, steps, sum(p.numel() for p in model.parameters())), encoding="utf-8"
@@ -134,7 +127,7 @@ def _card(out: Path, seed: int, steps: int, n_parameters: int) -> str:
 A causal language model (Qwen3, {n_parameters:,} parameters, float32) that writes a search query for a question and the
 passages found so far. It knows the words of leret's generated worlds and nothing else; any other word is `<|unk|>`,
 which it never writes. It is made to be mediocre and diverse: reward teaches it the rest.
-A pair of heads that copies is written into its first two layers before training (`leret.demo.pretrain.circuit`).
+A pair of heads that copies is written into its layers before training (`leret.demo.pretrain.words`).
 
 Made by `leret pretrain sampling/demo.yaml` from nothing: seed {seed}, {steps} steps, {tokens:.1f} million
 tokens, {minutes:.0f} CPU-minutes on one thread. Its worlds have seeds from {10**6 * (seed + 1)} on. What it was shown
@@ -143,7 +136,7 @@ mostly names looked up in the passages, at last the mixture that it ends with. T
 `pretrain.jsonl`.
 
 At bridge questions of the held-out world {GATE_SEED} whose bridge stands in the context (what each figure is:
-`leret.demo.pretrain.gate`):
+`leret.demo.pretrain.probe`):
 
 | measure | |
 |--|--|

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
 
 from leret.config.sampling import PretrainSettings, SamplingRecipe
 from leret.core.errors import ConfigError
 from leret.core.progress import Progress, Silent
 
-_Told = Callable[[int, Mapping[str, float]], None]
+if TYPE_CHECKING:
+    from leret.demo.pretrain.loop import Report
+    from leret.demo.pretrain.minilm import MiniLMSettings
 
 
 def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progress | None = None) -> Path:
@@ -23,13 +26,11 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
         out: the model directory; None takes ``policy.model``, and ``policies/demo`` where that is the shipped one.
         progress: hears of every line of the log.
 
-    Returns:
-        The model directory.
-
     Raises:
         ConfigError: the recipe has no ``pretrain`` section, or options that its kind does not have.
         MissingDependency: kind minilm, and MiniLM's weights are not installed.
-        TrainingError: the directory holds pretraining with other settings, or training diverged.
+        RunError: the directory holds pretraining with other settings.
+        TrainingError: training diverged, or was finished after fewer steps.
         DataError, RetrievalError: the recipe's data cannot be read.
     """
     settings = recipe.pretrain
@@ -45,90 +46,69 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
             "say with --out where the new policy shall go"
         )
     directory = out or Path("policies/demo" if model == "demo" else model)
-    with _told(progress or Silent(), f"pretraining {directory.name}") as told:
-        return _scratch(settings, directory, told) if settings.kind == "scratch" else _minilm(recipe, directory, told)
+    with _reported(progress or Silent(), f"pretraining {directory.name}") as report:
+        if settings.kind == "minilm":
+            return _minilm(recipe, settings, directory, report)
+        from leret.demo.pretrain.scratch import pretrain_scratch
+
+        if settings.options:
+            names = ", ".join(settings.options)
+            raise ConfigError(f"pretrain.options: kind scratch has none, not {names}; remove them")
+        return pretrain_scratch(
+            directory, seed=settings.seed, steps=settings.steps, minutes=settings.minutes, report=report
+        )
 
 
-def _scratch(settings: PretrainSettings, directory: Path, told: _Told) -> Path:
-    from leret.demo.pretrain.scratch import pretrain_scratch
-
-    if settings.options:
-        raise ConfigError(f"pretrain.options: kind scratch has none, not {', '.join(settings.options)}; remove them")
-    return pretrain_scratch(
-        directory, seed=settings.seed, steps=settings.steps, minutes=settings.minutes, progress=told
-    )
-
-
-def _minilm(recipe: SamplingRecipe, directory: Path, told: _Told) -> Path:
+def _minilm(recipe: SamplingRecipe, settings: PretrainSettings, directory: Path, report: Report) -> Path:
     from leret.demo.pretrain.decoder import weights_dir
-    from leret.demo.pretrain.examples import ExampleSettings, Prompting
-    from leret.demo.pretrain.minilm import MiniLMSettings, pretrain_minilm
+    from leret.demo.pretrain.examples import Prompting
+    from leret.demo.pretrain.minilm import pretrain_minilm
     from leret.programs.adapters import CompactAdapter, make_adapter
-    from leret.sampling.rollouts.environment import Workbench
+    from leret.sampling.rollouts.environment import Environment
 
-    settings = recipe.pretrain
-    assert settings is not None  # asked for in `pretrain`
-    changes: dict[str, Any] = {"seed": settings.seed}
     if settings.minutes is not None:
         raise ConfigError("pretrain.minutes: kind minilm is measured in steps; set pretrain.steps instead")
-    if settings.steps is not None:
-        changes["steps"] = settings.steps
-    how = _with(MiniLMSettings(**changes), {"examples": {"seed": settings.seed, "k": recipe.retriever.k}})
-    how = _with(how, settings.options)
+    how = minilm_settings(settings, recipe.retriever.k)
     adapter = make_adapter(recipe.program.adapter)
     if not isinstance(adapter, CompactAdapter):
         raise ConfigError("program.adapter.kind: kind minilm has 512 positions; set program.adapter.kind: compact")
     weights_dir()  # before the data is read: whether the package is there
-    bench = Workbench(recipe, directory / ".cache")
-    questions = bench.questions("train")
-    assert isinstance(how.examples, ExampleSettings)
-    return pretrain_minilm(
-        questions, bench.corpus.values(), bench.retriever, how, directory, told, Prompting(adapter=adapter)
-    )
+    environment = Environment(recipe, directory / ".cache")
+    questions, corpus = environment.questions("train"), environment.corpus.values()
+    return pretrain_minilm(questions, corpus, environment.retriever, how, directory, report, Prompting(adapter=adapter))
 
 
-def _with(value: Any, options: Mapping[str, Any], key: str = "pretrain.options") -> Any:
-    """A frozen dataclass with some fields replaced; mappings go into the dataclasses inside it."""
-    known = {field.name for field in dataclasses.fields(value)}
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        raise ConfigError(f"{key}: no {', '.join(unknown)}; there are {', '.join(sorted(known))}")
-    changes = {}
-    for name, given in options.items():
-        inner = getattr(value, name)
-        if dataclasses.is_dataclass(inner) and isinstance(given, Mapping):
-            changes[name] = _with(inner, given, f"{key}.{name}")
-        elif isinstance(inner, tuple) and isinstance(given, list) and len(given) == len(inner):
-            changes[name] = tuple(given)
-        elif isinstance(inner, Mapping) and _weights(given, inner):
-            changes[name] = dict(given)
-        elif isinstance(given, type(inner)) or (isinstance(inner, float) and isinstance(given, int)):
-            changes[name] = given
-        else:
-            like = dict(inner) if isinstance(inner, Mapping) else inner
-            raise ConfigError(f"{key}.{name}: must be like {like!r}, is {given!r}")
-    return dataclasses.replace(value, **changes)
+def minilm_settings(settings: PretrainSettings, k: int) -> MiniLMSettings:
+    """The recipe's section as settings of its kind; ``options`` win over the section's own keys."""
+    from leret.demo.pretrain.minilm import MiniLMSettings
 
-
-def _weights(given: Any, known: Mapping[str, float]) -> bool:
-    """Whether a value is weights of some of the known styles, one of them above 0."""
-    if not isinstance(given, Mapping) or not given.keys() <= known.keys():
-        return False
-    return all(isinstance(value, int | float) and value >= 0 for value in given.values()) and any(given.values())
+    own = {"seed": settings.seed} | ({} if settings.steps is None else {"steps": settings.steps})
+    examples = settings.options.get("examples", {})
+    if isinstance(examples, dict):
+        examples = {"seed": settings.seed, "k": k, **examples}
+    try:
+        return MiniLMSettings.model_validate({**own, **settings.options, "examples": examples})
+    except ValidationError as error:
+        raise ConfigError(
+            [
+                f"pretrain.options.{'.'.join(map(str, fault['loc']))}: {fault['msg']}, is {fault['input']!r}"
+                for fault in error.errors()
+            ]
+        ) from None
 
 
 @contextmanager
-def _told(progress: Progress, what: str) -> Iterator[_Told]:
-    """The trainer's own way to report, told to a `Progress`."""
+def _reported(progress: Progress, what: str) -> Iterator[Report]:
+    """The loop's own way to report, told to a `Progress`."""
     step = 0
 
-    def told(at: int, figures: Mapping[str, float]) -> None:
+    def report(at: int, figures: Mapping[str, float]) -> None:
         nonlocal step
         progress.advance(max(0, at - step), **{name: value for name, value in figures.items() if name != "step"})
         step = max(step, at)
 
     progress.start(what, None)
     try:
-        yield told
+        yield report
     finally:
         progress.finish()

@@ -11,15 +11,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from leret.core.types import Ranking, Task, merge
 from leret.datasets.corpus import Corpus
 from leret.datasets.world.generate import generate
-from leret.demo.pretrain.batch import Row
 from leret.demo.pretrain.examples import Prompting
 from leret.demo.pretrain.heuristics import STYLES, Draft, Idf, corpus_idf
+from leret.demo.pretrain.loop import Row
 from leret.demo.pretrain.words import NAME_CLASSES
 from leret.retrieval.engines.bm25 import BM25
 
@@ -27,48 +26,34 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-HOP1_STYLES: Mapping[str, float] = MappingProxyType({"copy": 0.2, "entity": 0.4, "keywords": 0.25, "generic": 0.15})
-HOP2_STYLES: Mapping[str, float] = MappingProxyType(
-    {
-        "copy": 0.12,
-        "entity": 0.08,
-        "entity_left": 0.05,
-        "keywords": 0.1,
-        "generic": 0.06,
-        "title": 0.12,
-        "mention_random": 0.07,
-        "mention_matched": 0.18,
-        "mention_near": 0.22,
-    }
-)
+HOP1_STYLES = {"copy": 0.2, "entity": 0.4, "keywords": 0.25, "generic": 0.15}
+HOP2_STYLES = {
+    "copy": 0.12,
+    "entity": 0.08,
+    "entity_left": 0.05,
+    "keywords": 0.1,
+    "generic": 0.06,
+    "title": 0.12,
+    "mention_random": 0.07,
+    "mention_matched": 0.18,
+    "mention_near": 0.22,
+}
 """Weights of the styles; where one has nothing to say, `entity` speaks."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """What the stream of rows is made of.
+    """What the stream of rows is made of."""
 
-    Attributes:
-        seed: of everything; the worlds' seeds are far above those that a user would take for the demo.
-        questions: of a world.
-        uses: times the rows of a world are used, with new names each time after the first.
-        deep: share of the questions whose context is that of a third hop, in [0, 1].
-        demos: share of the questions that also give a prompt with demos at the first and at a later hop.
-        lists: shares of rows that are lists of names, at the start and after ``settled`` rows; linear in between.
-        settled: rows after which the share of lists stays.
-        hop1: weights of the styles before anything is found.
-        hop2: weights of the styles afterwards.
-    """
-
-    seed: int = 0
-    questions: int = 400
-    uses: int = 3
-    deep: float = 0.15
-    demos: tuple[float, float] = (0.4, 0.8)
-    lists: tuple[float, float] = (0.95, 0.1)
-    settled: int = 14_000
-    hop1: Mapping[str, float] = field(default_factory=lambda: HOP1_STYLES)
-    hop2: Mapping[str, float] = field(default_factory=lambda: HOP2_STYLES)
+    seed: int = 0  # of everything; the worlds' seeds are far above those that a user would take for the demo
+    questions: int = 400  # of a world
+    uses: int = 3  # times the rows of a world are used, with new names each time after the first
+    deep: float = 0.15  # share of the questions whose context is that of a third hop
+    demos: tuple[float, float] = (0.4, 0.8)  # share that also gives a prompt with demos, at the first and a later hop
+    lists: tuple[float, float] = (0.95, 0.1)  # shares of lists of names, at the start and when settled
+    settled: int = 14_000  # rows after which the share of lists stays
+    hop1: Mapping[str, float] = field(default_factory=lambda: HOP1_STYLES)  # weights before anything is found
+    hop2: Mapping[str, float] = field(default_factory=lambda: HOP2_STYLES)  # weights afterwards
 
 
 @dataclass(frozen=True, slots=True)

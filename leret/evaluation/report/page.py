@@ -11,45 +11,67 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from leret import __version__
 from leret.core.files import write_atomically
 from leret.core.runs import Run
-from leret.evaluation.report.labels import GLOSSARY, LABELS
+from leret.evaluation.measures import LABELS
+from leret.evaluation.report.content import TrainingData, curves_of, training_data
 from leret.evaluation.report.plots import bars_by_hop, dumbbells, training_curves
-from leret.evaluation.report.training_stats import Learned, curves_of, learned
 from leret.evaluation.systems import RAW, training_facts
 
 _EVERY_HOP = ("recall", "ap")
-_SURE = 0.05
+_LEVEL = 0.05
 """A difference of a smaller adjusted p is told as one."""
 
 _CARDS = ("recall", "all_found", "bridge_found", "ap")
+_KINDS = ("policy", "prompt", "base", "baseline")
+
+
+def write_page(run: Run, path: Path, summary: Mapping[str, Any], examples: Mapping[str, Any] | None) -> None:
+    """Write the report from a run's manifest, store, preferences and policies, as far as they are there.
+
+    Args:
+        run: is read.
+        path: of the page.
+        summary: content of summary.json.
+        examples: content of examples.json; None where nothing is trained yet.
+
+    Raises:
+        RunError: the run cannot be read or written.
+    """
+    manifest, training = run.record(), training_facts(run)
+    page = render(
+        summary,
+        _facts(manifest, summary, training),
+        training_data(run),
+        training,
+        examples,
+        name=" · ".join(filter(None, (run.path.resolve().name, summary["name"]))),
+        subtitle=_subtitle(manifest, summary),
+    )
+    with run.writing():
+        write_atomically(path, page)
 
 
 def render(
     summary: Mapping[str, Any],
     facts: Sequence[tuple[str, str]],
-    learned: Learned,
+    learned: TrainingData,
     training: Mapping[str, Mapping[str, Any]],
     examples: Mapping[str, Any] | None,
     *,
     name: str,
     subtitle: str,
 ) -> str:
-    """The page.
+    """The page: HTML that needs nothing beside it. All text is escaped; the plots are the only markup put in.
 
     Args:
-        summary: summary.json; with ``focus``, the policy that the page is about, or None.
-        facts: what it was made with: label and text.
-        learned: what the run was trained on.
-        training: training.json by policy.
-        examples: examples.json, or None where nothing is trained yet.
+        summary: content of summary.json; its ``focus`` is the policy that the page is about, or None.
+        facts: what the run was made with: label and text.
+        learned: what was trained on.
+        training: content of training.json by policy.
+        examples: content of examples.json.
         name: of the run.
         subtitle: one sentence on the run.
-
-    Returns:
-        HTML that needs nothing beside it. All text is escaped; the plots are the only markup that is put in.
     """
-    last = summary["n_hops"]
-    measures = summary["measures"]
-    columns = [{"measure": m, "hop": h} for m in measures for h in range(1, last + 1) if m in _EVERY_HOP or h == last]
+    last, measures = summary["n_hops"], summary["measures"]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -57,12 +79,14 @@ def render(
     return environment.get_template("report.html.j2").render(
         summary=summary,
         name=name,
-        headline=_beaten(summary) or _headline(summary, cards) or name,
+        headline=_headline(summary, cards) or name,
         subtitle=subtitle,
         cards=cards,
-        columns=columns,
+        columns=[
+            {"measure": m, "hop": h} for m in measures for h in range(1, last + 1) if m in _EVERY_HOP or h == last
+        ],
         compared=_compared(summary),
-        level=_SURE,
+        level=_LEVEL,
         types=[{"name": type_, "n": n} for type_, n in summary["n_by_type"].items()],
         type_columns=[{"measure": m, "hop": last} for m in ("recall", "all_found") if m in measures],
         labels={m: LABELS.get(m, m) for m in measures},
@@ -77,57 +101,49 @@ def render(
         ],
         examples=examples,
         facts=facts,
-        glossary=GLOSSARY,
         version=__version__,
     )
 
 
 def _headline(summary: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -> str | None:
-    """What happened, in a line; None before there is anything to say."""
+    """The result in a line; None before there is one.
+
+    Where the raw question finds surely more than the best system with an LM, that is the result.
+    """
+    focus, baseline = summary["focus"], summary["baseline"]
+    found = {row["system"]: row["hops"][-1]["recall"] or 0.0 for row in summary["rows"]}
+    with_lm = [row["system"] for row in summary["rows"] if row["kind"] != "baseline"]
+    best = max(with_lm, key=lambda name: found[name], default=RAW)
+    pairs = {(c["a"], c["b"]): c for c in summary["comparisons"] if c["measure"] == "recall"}
+    p = (pairs.get((best, RAW)) or pairs.get((RAW, best)) or {"p_holm": None})["p_holm"]
+    if found.get(RAW, 0.0) > found.get(best, 0.0) and p is not None and p < _LEVEL:
+        shares = f"{found[RAW]:.0%} of the gold documents, against {found[best]:.0%} by {best}"
+        return f"The question itself, searched for without an LM, finds more than every system with an LM: {shares}"
     if not cards or cards[0]["what"] != _card_title("recall", summary):
         return None
     card = cards[0]
     low, high = card["ci"]
     verb = "finds more" if low is not None and low > 0 else ("finds less" if high is not None and high < 0 else None)
     if verb is None:
-        return f"{summary['focus']} finds about as much as {summary['baseline']}"
-    shares = f"{card['after']:.0%} of the gold documents, against {card['before']:.0%}"
-    return f"{summary['focus']} {verb} than {summary['baseline']}: {shares}"
-
-
-def _beaten(summary: Mapping[str, Any]) -> str | None:
-    """That the raw question finds more than every system with an LM, where it surely finds more than the best."""
-    found = {row["system"]: row["hops"][-1]["recall"] or 0.0 for row in summary["rows"]}
-    best = max(
-        (r["system"] for r in summary["rows"] if r["kind"] != "baseline"), key=lambda name: found[name], default=RAW
-    )
-    pairs = {(c["a"], c["b"]): c for c in summary["comparisons"] if c["measure"] == "recall"}
-    p = (pairs.get((best, RAW)) or pairs.get((RAW, best)) or {"p_holm": None})["p_holm"]
-    if found.get(RAW, 0.0) <= found.get(best, 0.0) or p is None or p >= _SURE:
-        return None
-    shares = f"{found[RAW]:.0%} of the gold documents, against {found[best]:.0%} by {best}"
-    return f"The question itself, searched for without an LM, finds more than every system with an LM: {shares}"
+        return f"{focus} finds about as much as {baseline}"
+    return f"{focus} {verb} than {baseline}: {card['after']:.0%} of the gold documents, against {card['before']:.0%}"
 
 
 def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The policy's figures after the last hop beside the baseline's."""
     focus, baseline = summary["focus"], summary["baseline"]
-    rows = {row["system"]: row for row in summary["rows"]}
+    rows = {row["system"]: row["hops"][-1] for row in summary["rows"]}
     compared = {(c["a"], c["b"], c["measure"]): c for c in summary["comparisons"]}
-    cards = []
-    for measure in _CARDS:
-        comparison = compared.get((focus, baseline, measure))
-        if comparison is None or comparison["difference"] is None:
-            continue
-        cards.append(
-            {
-                "what": _card_title(measure, summary),
-                "before": rows[baseline]["hops"][-1][measure],
-                "after": rows[focus]["hops"][-1][measure],
-                **{key: comparison[key] for key in ("difference", "ci", "p", "p_holm")},
-            }
-        )
-    return cards
+    return [
+        {
+            "what": _card_title(measure, summary),
+            "before": rows[baseline][measure],
+            "after": rows[focus][measure],
+            **{key: comparison[key] for key in ("difference", "ci", "p", "p_holm")},
+        }
+        for measure in _CARDS
+        if (comparison := compared.get((focus, baseline, measure))) and comparison["difference"] is not None
+    ]
 
 
 def _card_title(measure: str, summary: Mapping[str, Any]) -> str:
@@ -137,22 +153,16 @@ def _card_title(measure: str, summary: Mapping[str, Any]) -> str:
 def _compared(summary: Mapping[str, Any]) -> dict[str, Any]:
     """The comparisons with a row a pair; the policy that the page is about first, systems without an LM last."""
     kinds = {row["system"]: row["kind"] for row in summary["rows"]}
-    order = ["policy", "prompt", "base", "baseline"]
 
     def pairs(comparisons: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         rows: dict[tuple[str | None, str, str], dict[str, Any]] = {}
         for c in comparisons:
-            empty = {
-                "a": c["a"],
-                "b": c["b"],
-                "type": c.get("type"),
-                "n": 0,
-                "cells": dict.fromkeys(summary["measures"]),
-            }
-            row = rows.setdefault((c.get("type"), c["a"], c["b"]), empty)
+            key = (c.get("type"), c["a"], c["b"])
+            empty = dict(zip(("type", "a", "b"), key, strict=True))
+            row = rows.setdefault(key, {**empty, "n": 0, "cells": dict.fromkeys(summary["measures"])})
             row["cells"][c["measure"]] = c
             row["n"] = max(row["n"], c["n"])
-        return sorted(rows.values(), key=lambda row: (row["a"] != summary["focus"], order.index(kinds[row["a"]])))
+        return sorted(rows.values(), key=lambda row: (row["a"] != summary["focus"], _KINDS.index(kinds[row["a"]])))
 
     by_hop = summary["comparisons_by_hop"]
     return {
@@ -166,17 +176,15 @@ def _compared(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dumbbells(summary: Mapping[str, Any]) -> list[dict[str, str]]:
-    if not summary["rows"]:
-        return []
     titles = {"recall": "Recall by hop", "all_found": "All gold documents found, by hop"}
     return [
         {"title": title, "svg": dumbbells(summary["rows"], measure, LABELS[measure])}
         for measure, title in titles.items()
-        if measure in summary["measures"]
+        if summary["rows"] and measure in summary["measures"]
     ]
 
 
-def _histograms(learned: Learned) -> list[dict[str, str]]:
+def _histograms(learned: TrainingData) -> list[dict[str, str]]:
     wanted = (
         ("rewards", "Rewards of the samples", "reward", learned.rewards),
         ("margins", "Margins of the pairs", "reward of chosen less rejected", learned.margins),
@@ -188,14 +196,13 @@ def _histograms(learned: Learned) -> list[dict[str, str]]:
     ]
 
 
-def _sampled(learned: Learned) -> str | None:
+def _sampled(learned: TrainingData) -> str | None:
     if not learned.n_states:
         return None
     n_samples = sum(len(values) for values in learned.rewards.values())
     spread = f"{learned.n_spread / learned.n_states:.0%}"
     text = f"{n_samples:,} rewarded samples at {learned.n_states:,} states; at {spread} of them the rewards differ."
-    n_pairs = sum(len(values) for values in learned.margins.values())
-    if n_pairs:
+    if n_pairs := sum(len(values) for values in learned.margins.values()):
         text += f" {n_pairs:,} pairs."
     if learned.failures:
         kinds = ", ".join(f"{n:,} {kind}" for kind, n in sorted(learned.failures.items()))
@@ -203,37 +210,7 @@ def _sampled(learned: Learned) -> str | None:
     return text
 
 
-pass
-
-
-def write_page(run: Run, path: Path, summary: Mapping[str, Any], examples: Mapping[str, Any] | None) -> None:
-    """Write the report.
-
-    Args:
-        run: its manifest, store, preferences and policies are read, as far as they are there.
-        path: of the page.
-        summary: summary.json.
-        examples: examples.json, where a policy is trained.
-
-    Raises:
-        RunError: the run cannot be read or written.
-    """
-    manifest = run.record()
-    training = training_facts(run)
-    page = render(
-        summary,
-        facts_of(manifest, summary, training),
-        learned(run),
-        training,
-        examples,
-        name=" · ".join(filter(None, (run.path.resolve().name, summary["name"]))),
-        subtitle=describe(manifest, summary),
-    )
-    with run.writing():
-        write_atomically(path, page)
-
-
-def describe(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+def _subtitle(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     """The run in a sentence."""
     sampling = manifest.get("sampling") or {}
     data, retriever, program = (sampling.get(key) or {} for key in ("data", "retriever", "program"))
@@ -243,24 +220,23 @@ def describe(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     without = f" Searching for the question itself finds {raw[0]:.0%} of the gold documents." if raw and raw[0] else ""
     seen = ", passages already seen excluded" if retriever.get("exclude_seen") else ""
     return (
-        f"{_class(program)} writes {hops} {'queries' if hops > 1 else 'query'} a question over {over}; "
+        f"{str(program.get('path', '?')).rpartition(':')[2]} writes {hops} {'queries' if hops > 1 else 'query'} "
+        f"a question over {over}; "
         f"{str(retriever.get('kind', '')).upper()} returns {retriever.get('k', '?')} passages for each{seen}. "
         f"{summary['n_questions']:,} held-out questions.{without}"
     )
 
 
-def facts_of(
+def _facts(
     manifest: Mapping[str, Any], summary: Mapping[str, Any], training: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[str, str]]:
     """What the run was made with: label and text."""
     sampling = manifest.get("sampling") or {}
-    bank = sampling.get("sampling") or {}
-    policy = sampling.get("policy") or {}
+    bank, policy = sampling.get("sampling") or {}, sampling.get("policy") or {}
+    runs = f"temperature {summary['temperature']:g}, {summary['samples']} runs a question"
     facts = [
-        ("evaluated", f"{summary['when']} on split {summary['split']}, {_decoding(summary)}"),
-        ("program", _settings(sampling.get("program") or {})),
-        ("retriever", _settings(sampling.get("retriever") or {})),
-        ("data", _settings(sampling.get("data") or {})),
+        ("evaluated", f"{summary['when']} on split {summary['split']}, {runs if summary['temperature'] else 'greedy'}"),
+        *((section, _settings(sampling.get(section) or {})) for section in ("program", "retriever", "data")),
         (
             "base policy",
             f"{policy.get('model')} ({policy.get('kind')}), at most {policy.get('max_tokens')} tokens a completion",
@@ -274,34 +250,20 @@ def facts_of(
     ]
     for name, value in training.items():
         recipe = (value.get("key") or {}).get("recipe") or {}
-        facts.append(
-            (
-                name,
-                f"{recipe.get('algorithm')} from {value.get('parent')}: {value.get('examples'):,} examples, "
-                f"{value.get('steps'):,} steps, learning rate {recipe.get('learning_rate'):g}, "
-                f"seed {recipe.get('seed')}, {value.get('seconds'):,.0f} s",
-            )
+        text = (
+            f"{recipe.get('algorithm')} from {value.get('parent')}: {value.get('examples'):,} examples, "
+            f"{value.get('steps'):,} steps, learning rate {recipe.get('learning_rate'):g}, "
+            f"seed {recipe.get('seed')}, {value.get('seconds'):,.0f} s"
         )
-    versions = ", ".join(f"{name} {version}" for name, version in (manifest.get("versions") or {}).items() if version)
-    facts.append(("versions", versions))
+        facts.append((name, text))
+    versions = (manifest.get("versions") or {}).items()
+    facts.append(("versions", ", ".join(f"{name} {version}" for name, version in versions if version)))
     return [(label, text) for label, text in facts if text]
-
-
-def _decoding(summary: Mapping[str, Any]) -> str:
-    if not summary["temperature"]:
-        return "greedy"
-    return f"temperature {summary['temperature']:g}, {summary['samples']} runs a question"
-
-
-def _class(program: Mapping[str, Any]) -> str:
-    return str(program.get("path", "?")).rpartition(":")[2]
 
 
 def _settings(values: Mapping[str, Any]) -> str:
     """Settings that are set, nested ones dotted."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= (
-            {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, Mapping) else {key: value}
-        )
+        flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}
     return ", ".join(f"{key}: {value}" for key, value in flat.items() if value is not None and value is not False)

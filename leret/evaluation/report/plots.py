@@ -64,10 +64,7 @@ _SETTINGS: Final[Any] = {
 def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> str:
     """One line a system: a dot a hop, the last one filled, with its interval; dashed lines at the baselines' last hop.
 
-    Args:
-        rows: of summary.json.
-        measure: one of its measures.
-        label: of the axis, and of the picture for a reader who does not see it.
+    The label also describes the picture to a reader who does not see it.
     """
 
     def draw(figure: Figure) -> None:
@@ -88,27 +85,26 @@ def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> st
 
 
 def bars_by_hop(name: str, label: str, by_hop: Mapping[int, Sequence[float]], bins: int = 10) -> str:
-    """A histogram over [0, 1], hops beside each other.
+    """A histogram, hops (from 1) beside each other: over [0, 1], and wider where values lie outside.
 
-    Args:
-        name: unique in the page.
-        label: of the values.
-        by_hop: values by hop, from 1.
-        bins: bars a hop.
+    The name is unique in the page.
     """
-    edges = np.linspace(0, 1, bins + 1)
     hops = sorted(by_hop)
+    values = [value for hop in hops for value in by_hop[hop]]
+    low, high = min(0.0, *values), max(1.0, *values)
+    edges = np.linspace(low, high, bins + 1)
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        width = 0.86 / bins / max(1, len(hops))
+        step = (high - low) / bins
+        width = 0.86 * step / max(1, len(hops))
         for i, hop in enumerate(hops):
             counts, _ = np.histogram(by_hop[hop], edges)
             share = counts / max(1, counts.sum())
-            left = edges[:-1] + 0.07 / bins + i * width
+            left = edges[:-1] + 0.07 * step + i * width
             colour = (_BASE, _POLICY, _SECOND, _PROMPT)[i % 4]
             axes.bar(left, share, width, align="edge", color=colour, label=f"hop {hop} (n = {len(by_hop[hop]):,})")
-        axes.set_xlim(0, 1)
+        axes.set_xlim(low, high)
         axes.set_xlabel(label)
         axes.set_ylabel("share")
         axes.grid(axis="y")
@@ -119,12 +115,7 @@ def bars_by_hop(name: str, label: str, by_hop: Mapping[int, Sequence[float]], bi
 
 
 def training_curves(name: str, curves: Sequence[tuple[str, Mapping[str, Sequence[tuple[float, float]]]]]) -> str:
-    """Small panels, one a curve.
-
-    Args:
-        name: unique in the page.
-        curves: the panel's title, and (step, value) points by the line's name (one line, or two).
-    """
+    """Small panels: each has a title, and (step, value) points by the line's name. The name is unique in the page."""
     n_columns = 2 if len(curves) > 1 else 1
     n_rows = -(-len(curves) // n_columns)
 

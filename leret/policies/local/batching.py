@@ -17,10 +17,10 @@ _LINGER_S = 0.002
 
 
 class BatchWorker(Generic[Item, Result]):
-    """Runs ``process`` on batches of items that came from any thread.
+    """Runs ``process`` on the batches that ``plan`` makes of what is waiting, from any thread.
 
     Args:
-        process: takes items and answers each one with a result or with the exception that is its own.
+        process: answers each item with a result or with the exception that is its own.
         plan: cuts what is waiting into batches.
         name: of the thread.
         start: runs first in the thread.
@@ -45,11 +45,7 @@ class BatchWorker(Generic[Item, Result]):
         self.n_batches = 0
 
     def submit(self, item: Item) -> Future[Result]:
-        """Queue an item.
-
-        Raises:
-            PolicyError: the worker is closed.
-        """
+        """Queue an item; `PolicyError` where the worker is closed."""
         future: Future[Result] = Future()
         with self._lock:
             if self.closed:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import PolicyError
-from leret.policies.base import Completion, Messages
-from leret.policies.remote.replies import PromptTooLongError
+from leret.policies.base import Completion, Messages, PromptTooLongError
+from leret.policies.checkpoints import load_tokenizer
 
 if TYPE_CHECKING:
     from leret.policies.local.decoder import Generated
@@ -52,16 +52,7 @@ def apply_template(
 
 
 class ChatTemplate:
-    """A tokenizer's chat template, for servers that take a text and tokenize it with special tokens added.
-
-    Args:
-        tokenizer: with a chat template.
-        name: of the model, for messages.
-        enable_thinking: as in `apply_template`.
-
-    Raises:
-        PolicyError: the tokenizer has no chat template.
-    """
+    """A tokenizer's chat template, for servers that take a text and tokenize it with special tokens added."""
 
     def __init__(self, tokenizer: Any, name: str, enable_thinking: bool | None = None) -> None:
         if not getattr(tokenizer, "chat_template", None):
@@ -81,22 +72,12 @@ class ChatTemplate:
         return str(self._tokenizer.chat_template)
 
     def text(self, messages: Messages) -> str:
-        """``tokenizer.apply_chat_template(messages, add_generation_prompt=True)``, as text.
-
-        Raises:
-            PolicyError: the template refuses the messages.
-        """
+        """The prompt as text, with the generation prompt."""
         return str(self._apply(messages, tokenize=False))
 
     def tokens(self, messages: Messages) -> list[int]:
-        """The tokens that the model is trained on, and that the server is to see.
-
-        Raises:
-            PolicyError: the template refuses the messages.
-        """
-        encoded = self._apply(messages, tokenize=True)
-        ids: list[int] = list(encoded["input_ids"])
-        return ids
+        """The tokens that the model is trained on, and that the server is to see."""
+        return list(self._apply(messages, tokenize=True)["input_ids"])
 
     def inputs(self, messages: Messages) -> str:
         """The text that becomes `tokens` under a tokenizer that adds special tokens of its own.
@@ -141,29 +122,13 @@ class ChatTemplate:
 
 
 def load_template(name: str, enable_thinking: bool | None = None) -> ChatTemplate:
-    """The chat template of a model directory, of a directory with its tokenizer alone, or of the hub.
-
-    Raises:
-        PolicyError: there is no tokenizer, or it has no chat template.
-    """
-    from transformers import AutoTokenizer
-
+    """The chat template of a directory with a tokenizer, or of a model of the hub; `PolicyError` without one."""
     if not Path(name).is_dir() and name.count("/") != 1:
         raise PolicyError(
             f"policy.tokenizer: there is no directory {name}; kind tgi applies the chat template on this side: name "
             "the model's directory, or owner/name of the Hugging Face hub"
         )
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:  # transformers raises whatever its readers raise
-        raise PolicyError(
-            f"policy.tokenizer: {name} holds no tokenizer that can be loaded ({type(error).__name__}: "
-            f"{str(error).splitlines()[0] if str(error) else ''}); name the model's directory"
-        ) from error
-    return ChatTemplate(tokenizer, name, enable_thinking)
-
-
-pass
+    return ChatTemplate(load_tokenizer(Path(name)), name, enable_thinking)
 
 
 _BEGINNINGS = 256
@@ -204,11 +169,7 @@ class PromptEncoder:
         self._beginnings: OrderedDict[tuple[tuple[tuple[str, str], ...], ...], list[int]] = OrderedDict()
 
     def set_ends(self, ids: int | Sequence[int] | None) -> list[int]:
-        """Take the end tokens of the generation configuration, the tokenizer's own included.
-
-        Raises:
-            PolicyError: there is none, so that no completion would ever end.
-        """
+        """Take the end tokens of the generation configuration, the tokenizer's own included; `PolicyError` for none."""
         given = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
         own = self._tokenizer.eos_token_id
         self._ends = frozenset([*given, *([] if own is None else [own])])

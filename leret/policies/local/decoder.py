@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,7 @@ MIN_PREFIX = 16
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt to complete ``len(seeds)`` times.
-
-    Attributes:
-        token_ids: the prompt.
-        n_shared: leading tokens that other prompts are likely to begin with; a hint, 0 for none.
-    """
+    """One prompt to complete ``len(seeds)`` times; other prompts are likely to begin with the same ``n_shared`` ids."""
 
     token_ids: tuple[int, ...]
     n_shared: int
@@ -38,6 +34,11 @@ class Job:
     top_p: float
     max_tokens: int
     stop: tuple[str, ...] = ()
+
+    @property
+    def n_rows(self) -> int:
+        """Completions to decode; greedy ones are all the same."""
+        return len(self.seeds) if self.temperature > 0 else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,6 @@ class _Rows:
     max_tokens: Tensor
 
     def at(self, index: Tensor) -> _Rows:
-        """These rows only."""
         return _Rows(
             self.place[index],
             self.keys[index.cpu().numpy()],
@@ -125,26 +125,15 @@ class Decoder:
 
     @torch.inference_mode()
     def run(self, jobs: Sequence[Job]) -> list[list[Generated]]:
-        """Complete prompts together.
-
-        Returns:
-            For each job, one completion a seed, in the order of the seeds.
-        """
+        """Complete prompts together: for each job, one completion a seed, in the order of the seeds."""
         prefilled = self._prefill(jobs)
-        owners = [(job, seed) for job in jobs for seed in (job.seeds if job.temperature > 0 else job.seeds[:1])]
+        owners = [(job, seed) for job in jobs for seed in job.seeds[: job.n_rows]]
         running, logits = self._start(
             prefilled, [job.token_ids for job, _ in owners], max(job.max_tokens for job in jobs)
         )
-        generated = self._decode(running, logits, owners)
-        results, taken = [], 0
-        for job in jobs:
-            n = len(job.seeds) if job.temperature > 0 else 1
-            own = generated[taken : taken + n]
-            taken += n
-            results.append(own if job.temperature > 0 else own * len(job.seeds))
-        return results
-
-    # Prompts
+        generated = iter(self._decode(running, logits, owners))
+        own = [list(islice(generated, job.n_rows)) for job in jobs]
+        return [found * (len(job.seeds) // job.n_rows) for job, found in zip(jobs, own, strict=True)]
 
     def _prefill(self, jobs: Sequence[Job]) -> list[_Prefilled]:
         """One forward pass over every distinct prompt, those of one prefix together."""
@@ -208,8 +197,6 @@ class Decoder:
         )
         logits: Tensor = output.logits[:, -1]
         return logits.float()
-
-    # Completions
 
     def _start(
         self, parts: list[_Prefilled], prompts: list[tuple[int, ...]], max_tokens: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ class BufferLayer(DynamicLayer):
             self.keys, self.values, self.is_initialized = keys, values, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append, and return all keys and values so far."""
+        """Append, and return all so far."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self.keys, self.values = key_states, value_states
@@ -54,12 +53,7 @@ class BufferLayer(DynamicLayer):
 
 
 def buffered_cache(layers: KeyValues | None = None, length: int = 0) -> Cache:
-    """A cache for the model's forward pass.
-
-    Args:
-        layers: buffers to go on in; None starts empty.
-        length: slots of them that are in use.
-    """
+    """A cache for the model's forward pass, empty or in buffers of which ``length`` slots are in use."""
     if layers is None:
         return Cache(layer_class_to_replicate=BufferLayer)
     return Cache(layers=[BufferLayer(keys, values, length) for keys, values in layers])
@@ -70,25 +64,16 @@ def layers_of(cache: Cache) -> KeyValues:
     return [(layer.keys, layer.values) for layer in cache.layers if isinstance(layer, BufferLayer)]
 
 
-@dataclass
-class _Entry:
-    layers: KeyValues
-    n_bytes: int
-
-
 class PrefixCache:
     """Keys and values of prompt beginnings, least recently used out first.
 
     A prefix is kept from its second sight on, so that prompts which share nothing cost nothing.
-
-    Args:
-        max_bytes: of all that is kept.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.hits = 0
-        self._entries: OrderedDict[tuple[int, ...], _Entry] = OrderedDict()
+        self._entries: OrderedDict[tuple[int, ...], tuple[KeyValues, int]] = OrderedDict()
         self._sightings: OrderedDict[tuple[int, ...], int] = OrderedDict()
 
     def wanted(self, prefix: tuple[int, ...], n_sightings: int) -> bool:
@@ -108,16 +93,16 @@ class PrefixCache:
             return None
         self._entries.move_to_end(prefix)
         self.hits += 1
-        return entry.layers
+        return entry[0]
 
     def put(self, prefix: tuple[int, ...], layers: KeyValues) -> None:
         """Keep a prefix, and forget others where room is short."""
         n_bytes = sum(tensor.numel() * tensor.element_size() for pair in layers for tensor in pair)
         if n_bytes > self.max_bytes:
             return
-        self._entries[prefix] = _Entry(layers, n_bytes)
+        self._entries[prefix] = (layers, n_bytes)
         self._sightings.pop(prefix, None)
-        while sum(entry.n_bytes for entry in self._entries.values()) > self.max_bytes:
+        while sum(size for _, size in self._entries.values()) > self.max_bytes:
             self._entries.popitem(last=False)
 
     def clear(self) -> None:

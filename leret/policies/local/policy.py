@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leret.config.policy import LocalPolicySettings
 from leret.core.errors import PolicyError
 from leret.core.usage import UsageMeter
 from leret.policies.base import Completion, Request
@@ -18,17 +18,11 @@ from leret.policies.local.batching import BatchWorker
 from leret.policies.local.chat_template import PromptEncoder
 
 if TYPE_CHECKING:
-    from leret.policies.local.decoder import Generated, Job
+    from leret.policies.local.decoder import Job
 
 
 _PREFIX_BYTES = 256 * 2**20
 _TINY = 10_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    request: Request
-    job: Job
 
 
 class LocalPolicy:
@@ -44,15 +38,11 @@ class LocalPolicy:
         max_batch_tokens: prompt and completion tokens of a batch, padding included; None chooses by device.
         threads: of torch in the worker; None takes one for a model under 10M parameters, which more threads slow
             down, and torch's own number for others.
-        revision: of the hub's repository.
         name: as reports call it; None takes the directory's name.
         share_prefixes: keep the keys and values of prompt beginnings that many requests share.
         enable_thinking: of the chat template; None leaves it to the template.
         price_prompt: of a million prompt tokens.
         price_completion: of a million completion tokens.
-
-    Raises:
-        PolicyError: the model cannot be found or loaded.
     """
 
     def __init__(
@@ -63,14 +53,13 @@ class LocalPolicy:
         dtype: str = "auto",
         max_batch_tokens: int | None = None,
         threads: int | None = None,
-        revision: str | None = None,
         name: str | None = None,
         share_prefixes: bool = True,
         enable_thinking: bool | None = None,
         price_prompt: float = 0.0,
         price_completion: float = 0.0,
     ) -> None:
-        self.path = find_model(model_dir, revision)
+        self.path = find_model(model_dir)
         self.dtype = dtype
         self._name = name or self.path.resolve().name
         self._digest = model_digest(self.path)
@@ -84,7 +73,7 @@ class LocalPolicy:
         tiny = sum(weight.numel() for weight in loaded.model.parameters()) < _TINY
         self._threads = threads if threads is not None else 1 if tiny and self.device == "cpu" else None
         self._decoder = self._make_decoder(loaded.model, share_prefixes)
-        self._worker: BatchWorker[_Item, list[Completion]] = BatchWorker(
+        self._worker: BatchWorker[Job, list[Completion]] = BatchWorker(
             self._process, self._plan, name=f"policy {self._name}", start=self._set_threads
         )
 
@@ -97,13 +86,21 @@ class LocalPolicy:
 
     @property
     def name(self) -> str:
-        """The model as recipes and reports call it."""
+        """As recipes and reports call it."""
         return self._name
 
     @property
     def digest(self) -> str:
-        """Digest of weights, configuration and tokenizer."""
+        """Of weights, configuration and tokenizer."""
         return self._digest
+
+    @property
+    def settings(self) -> LocalPolicySettings:
+        """Of a recipe that loads this model again."""
+        model = "demo" if self._name == "demo" else str(self.path)
+        return LocalPolicySettings.model_validate(
+            {"model": model, "dtype": self.dtype, "enable_thinking": self.enable_thinking}
+        )
 
     @property
     def n_batches(self) -> int:
@@ -116,34 +113,19 @@ class LocalPolicy:
         return self._worker.closed
 
     async def complete(self, request: Request) -> list[Completion]:
-        """Complete one prompt, together with whatever else is waiting.
-
-        Returns:
-            One completion a seed, in the order of the seeds.
-
-        Raises:
-            PolicyError: the prompt does not fit the model, or the model failed on it.
-        """
+        """Complete one prompt, together with whatever else is waiting."""
         return await asyncio.wrap_future(self.submit(request))
 
     def submit(self, request: Request) -> Future[list[Completion]]:
-        """Queue a request from any thread.
-
-        Raises:
-            PolicyError: the prompt does not fit the model, or the policy is closed.
-        """
-        return self._submit(self._item(request))
+        """Queue a request from any thread; `PolicyError` where it does not fit the model or the policy is closed."""
+        job, began = self._job(request), time.monotonic()
+        future = self._worker.submit(job)
+        future.add_done_callback(lambda done: self._count(done, began))
+        return future
 
     def complete_many(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        """Complete prompts from code that is not async.
-
-        Returns:
-            For each request, one completion a seed.
-
-        Raises:
-            PolicyError: as ``complete``.
-        """
-        futures = [self._submit(item) for item in [self._item(request) for request in requests]]
+        """`complete` for code that is not async."""
+        futures = [self.submit(request) for request in requests]
         return [future.result() for future in futures]
 
     @property
@@ -156,14 +138,8 @@ class LocalPolicy:
         self._worker.close()
 
     async def aclose(self) -> None:
-        """Finish what is queued and stop the worker. May be called twice."""
+        """As `close`."""
         await asyncio.to_thread(self.close)
-
-    def _submit(self, item: _Item) -> Future[list[Completion]]:
-        began = time.monotonic()
-        future = self._worker.submit(item)
-        future.add_done_callback(lambda done: self._count(done, began))
-        return future
 
     def _count(self, done: Future[list[Completion]], began: float) -> None:
         if done.cancelled():
@@ -176,7 +152,7 @@ class LocalPolicy:
         written = sum(completion.n_completion_tokens for completion in completions)
         self._meter.wrote(completions[0].n_prompt_tokens, written, len(completions))
 
-    def _item(self, request: Request) -> _Item:
+    def _job(self, request: Request) -> Job:
         from leret.policies.local.decoder import Job
 
         if not request.seeds or request.max_tokens < 1:
@@ -185,7 +161,7 @@ class LocalPolicy:
                 "ask for one of each at least"
             )
         prompt = self._encoder.encode(request.messages)
-        job = Job(
+        return Job(
             prompt.token_ids,
             prompt.n_shared,
             request.seeds,
@@ -194,56 +170,53 @@ class LocalPolicy:
             min(request.max_tokens, prompt.room),
             request.stop,
         )
-        return _Item(request, job)
 
-    def _plan(self, items: Sequence[_Item]) -> list[list[int]]:
-        """Batches of similar length whose padded size fits; those waiting longest are not told apart from others."""
-        order = sorted(range(len(items)), key=lambda index: -len(items[index].job.token_ids))
+    def _plan(self, jobs: Sequence[Job]) -> list[list[int]]:
+        """Batches of similar length whose padded size fits."""
+        order = sorted(range(len(jobs)), key=lambda index: -len(jobs[index].token_ids))
         batches: list[list[int]] = []
         rows = width = 0
         for index in order:
-            job = items[index].job
-            rows += _n_rows(job)
+            job = jobs[index]
+            rows += job.n_rows
             width = max(width, len(job.token_ids) + job.max_tokens)
             if not batches or rows * width > self.max_batch_tokens:
                 batches.append([])
-                rows, width = _n_rows(job), len(job.token_ids) + job.max_tokens
+                rows, width = job.n_rows, len(job.token_ids) + job.max_tokens
             batches[-1].append(index)
         return batches
 
-    def _process(self, items: Sequence[_Item]) -> list[list[Completion] | Exception]:
-        import torch
-
+    def _process(self, jobs: Sequence[Job]) -> list[list[Completion] | Exception]:
         try:
-            generated = self._decoder.run([item.job for item in items])
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            generated = self._decoder.run(jobs)
+        except (MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
                 raise
-            return self._process_halves(items, error)
-        return [self._completions(item, own) for item, own in zip(items, generated, strict=True)]
+            return self._process_halves(jobs, error)
+        return [
+            [self._encoder.completion(len(job.token_ids), one, job.stop) for one in own]
+            for job, own in zip(jobs, generated, strict=True)
+        ]
 
-    def _process_halves(self, items: Sequence[_Item], error: Exception) -> list[list[Completion] | Exception]:
+    def _process_halves(self, jobs: Sequence[Job], error: Exception) -> list[list[Completion] | Exception]:
         import torch
 
         if self._decoder.prefixes is not None:
             self._decoder.prefixes.clear()
         if self.device != "cpu":
             torch.cuda.empty_cache()
-        if len(items) == 1:
-            job = items[0].job
-            told = PolicyError(
+        if len(jobs) == 1:
+            job = jobs[0]
+            too_large = PolicyError(
                 f"{self._name} ran out of memory on one request ({len(job.token_ids)} prompt tokens, "
                 f"{len(job.seeds)} samples of {job.max_tokens} tokens); lower max_tokens or the samples a prompt"
             )
-            told.__cause__ = error
-            return [told]  # the others of the batch may still fit
-        half = len(items) // 2
+            too_large.__cause__ = error
+            return [too_large]  # the others of the batch may still fit
+        half = len(jobs) // 2
         # Later batches need not meet the same wall.
         self.max_batch_tokens = max(256, self.max_batch_tokens // 2)
-        return [*self._process(items[:half]), *self._process(items[half:])]
-
-    def _completions(self, item: _Item, generated: Sequence[Generated]) -> list[Completion]:
-        return [self._encoder.completion(len(item.job.token_ids), own, item.request.stop) for own in generated]
+        return [*self._process(jobs[:half]), *self._process(jobs[half:])]
 
     def _make_decoder(self, model: Any, share_prefixes: bool) -> Any:
         from leret.policies.local.decoder import Decoder
@@ -274,16 +247,8 @@ def _n_positions(model: Any) -> int | None:
     return n if isinstance(n, int) and n > 0 else None
 
 
-def _n_rows(job: Job) -> int:
-    return len(job.seeds) if job.temperature > 0 else 1
-
-
 def _out_of_memory(error: Exception) -> bool:
     import torch
 
-    told = str(error)
-    return (
-        isinstance(error, torch.OutOfMemoryError | MemoryError)
-        or "can't allocate memory" in told
-        or "out of memory" in told
-    )
+    signs = ("can't allocate memory", "out of memory")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in str(error) for sign in signs)

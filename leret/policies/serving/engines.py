@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from leret.core.errors import ConfigError, PolicyError
@@ -35,35 +35,36 @@ class Listening:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
-    """A kind of server.
+class ServerKind:
+    """A server that leret can start.
 
     Attributes:
-        executable: looked for on PATH.
-        variable: of the environment, names another executable.
+        executable: looked for on PATH; the environment's ``LERET_NAME`` names another.
         install: how one gets it.
         arguments: of the executable, for (executable, model, listening, on a GPU).
-        environment: variables that the server gets where the user has not set them, for (on a GPU).
-        takes_adapters: whether an adapter is served on its base; merged into it otherwise.
-        model_in_requests: the ``model`` of requests, for a served model.
+        environment: variables that it gets where the user has not set them.
+        cpu_environment: likewise, without a GPU.
+        adapter_name: the ``model`` of requests for an adapter.
         key_variable: where the server itself looks for the key that clients must send; None where it looks nowhere.
-        lists_names: whether /v1/models shows the name that we gave; TGI shows a path.
     """
 
     name: str
     executable: str
-    variable: str
     install: str
     arguments: Callable[[str, ServedModel, Listening, bool], list[str]]
-    environment: Callable[[bool], dict[str, str]]
-    takes_adapters: bool
-    model_in_requests: Callable[[ServedModel], str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cpu_environment: Mapping[str, str] = field(default_factory=dict)
+    adapter_name: str = "{name}"
     key_variable: str | None = None
-    lists_names: bool = True
 
+    @property
+    def variable(self) -> str:
+        """Of the environment: names the executable."""
+        return f"LERET_{self.name.upper()}"
 
-def _base_name(served: ServedModel) -> str:
-    return f"{served.name}-base"
+    def model_in_requests(self, served: ServedModel) -> str:
+        """The ``model`` of requests."""
+        return served.name if served.adapter is None else self.adapter_name.format(name=served.name)
 
 
 def _vllm(executable: str, served: ServedModel, at: Listening, gpu: bool) -> list[str]:
@@ -73,7 +74,7 @@ def _vllm(executable: str, served: ServedModel, at: Listening, gpu: bool) -> lis
         command += ["--served-model-name", served.name]
     else:
         rank = next((rank for rank in _VLLM_RANKS if rank >= served.rank), served.rank)
-        command += ["--served-model-name", _base_name(served), "--enable-lora", "--max-lora-rank", str(rank)]
+        command += ["--served-model-name", f"{served.name}-base", "--enable-lora", "--max-lora-rank", str(rank)]
         command += ["--lora-modules", f"{served.name}={served.adapter}"]
     if served.tokenizer is not None:
         command += ["--tokenizer", str(served.tokenizer)]
@@ -81,11 +82,6 @@ def _vllm(executable: str, served: ServedModel, at: Listening, gpu: bool) -> lis
     # A prompt that is read in parts makes vLLM wind a seeded generator back, which PyTorch's of a CPU cannot: the whole
     # engine ends (0.32.0, "CPU Generator does not use offset").
     return command if gpu else [*command, "--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill"]
-
-
-def _vllm_environment(gpu: bool) -> dict[str, str]:
-    quiet = {"VLLM_NO_USAGE_STATS": "1"}
-    return quiet if gpu else {**quiet, "VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB; it would take half of the machine
 
 
 def _sglang(executable: str, served: ServedModel, at: Listening, gpu: bool) -> list[str]:
@@ -96,74 +92,47 @@ def _sglang(executable: str, served: ServedModel, at: Listening, gpu: bool) -> l
     if served.adapter is None:
         command += ["--served-model-name", served.name]
     else:
-        command += ["--served-model-name", _base_name(served), "--enable-lora"]
+        command += ["--served-model-name", f"{served.name}-base", "--enable-lora"]
         command += ["--lora-paths", f"{served.name}={served.adapter}"]
     if served.tokenizer is not None:
         command += ["--tokenizer-path", str(served.tokenizer)]
     return command if gpu else [*command, "--device", "cpu"]
 
 
-def _tgi(executable: str, served: ServedModel, at: Listening, gpu: bool) -> list[str]:
-    # Without the last option a request for more than two samples is refused.
-    return ["--model-id", served.weights, "--hostname", at.host, "--port", str(at.port), "--max-best-of", "64"]
-
-
-ENGINES: Mapping[str, Engine] = {
-    "vllm": Engine(
+SERVERS = {
+    "vllm": ServerKind(
         "vllm",
         "vllm",
-        "LERET_VLLM",
         "`pip install vllm` in an environment of its own, or its CPU build where there is no GPU",
         _vllm,
-        _vllm_environment,
-        True,
-        lambda served: served.name,
-        "VLLM_API_KEY",
+        environment={"VLLM_NO_USAGE_STATS": "1"},
+        cpu_environment={"VLLM_CPU_KVCACHE_SPACE": "1"},  # GiB; it would take half of the machine
+        key_variable="VLLM_API_KEY",
     ),
-    "sglang": Engine(
+    "sglang": ServerKind(
         "sglang",
         "sglang",
-        "LERET_SGLANG",
         "`pip install sglang` in an environment of its own",
         _sglang,
-        lambda gpu: {},
-        True,
-        lambda served: served.name if served.adapter is None else f"{_base_name(served)}:{served.name}",
-    ),
-    "tgi": Engine(
-        "tgi",
-        "text-generation-launcher",
-        "LERET_TGI",
-        "it comes as a container: ghcr.io/huggingface/text-generation-inference",
-        _tgi,
-        lambda gpu: {},
-        False,
-        lambda served: served.name,
-        "API_KEY",
-        lists_names=False,
+        adapter_name="{name}-base:{name}",
     ),
 }
 
 
-def find_executable(engine: Engine, given: str | None, environment: Mapping[str, str]) -> str:
-    """The engine's executable: as given, as the environment names it, or on PATH.
-
-    Raises:
-        ConfigError: what was named is not there, or cannot be run.
-        PolicyError: nothing was named, and PATH has none.
-    """
-    named = given or environment.get(engine.variable)
-    found = shutil.which(named or engine.executable, path=environment.get("PATH"))
+def find_executable(kind: ServerKind, given: str | None, environment: Mapping[str, str]) -> str:
+    """The server's executable: as given, as the environment names it, or on PATH."""
+    named = given or environment.get(kind.variable)
+    found = shutil.which(named or kind.executable, path=environment.get("PATH"))
     if found is not None:
         return found
     if named is None:
         raise PolicyError(
-            f"{engine.executable} is not on PATH; install it ({engine.install}), or name it with --executable or in "
-            f"{engine.variable}"
+            f"{kind.executable} is not on PATH; install it ({kind.install}), or name it with --executable or in "
+            f"{kind.variable}"
         )
-    origin = "--executable" if given else engine.variable
-    told = "is there, but cannot be run" if Path(named).exists() else "is not there"
-    raise ConfigError(f"{origin} {named} {told}; install {engine.name}: {engine.install}")
+    origin = "--executable" if given else kind.variable
+    fault = "is there, but cannot be run" if Path(named).exists() else "is not there"
+    raise ConfigError(f"{origin} {named} {fault}; install {kind.name}: {kind.install}")
 
 
 def has_gpu(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> bool:

@@ -14,25 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leret.core.errors import ConfigError, PolicyError
-from leret.policies.serving.engines import ENGINES, Engine, Listening, find_executable, has_gpu, without_repeats
-from leret.policies.serving.merge import merged, merged_directory
-from leret.policies.serving.model import ServedModel
-from leret.policies.serving.process import Child
-from leret.policies.serving.readiness import wait_until_ready
+from leret.policies.serving.engines import SERVERS, Listening, ServerKind, find_executable, has_gpu, without_repeats
+from leret.policies.serving.model import ServedModel, merge_adapter, merged_directory
+from leret.policies.serving.process import ServerProcess, wait_until_ready
 
-_OURS = {
-    "--port": "--port",
-    "-p": "--port",
-    "--host": "--host",
-    "--hostname": "--host",
-    "--served-model-name": "--name",
-    "--api-key": "--api-key-env",
-}
+_OURS = {"-p": "--port", "--hostname": "--host", "--served-model-name": "--name", "--api-key": "--api-key-env"}
+_OURS |= {"--port": "--port", "--host": "--host"}
 """Options of the engines that leret has to know of, and its own for them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ServerPlan:
     """How a server is started, and how it is asked.
 
     Attributes:
@@ -42,7 +34,7 @@ class Plan:
         api_key_env: the variable that holds the key which the server demands; None where it demands none.
     """
 
-    engine: Engine
+    kind: ServerKind
     served: ServedModel
     command: tuple[str, ...]
     environment: Mapping[str, str]
@@ -74,13 +66,13 @@ def plan(
     api_key_env: str | None = None,
     dry: bool = False,
     environment: Mapping[str, str] = os.environ,
-) -> Plan:
-    """Work out the command.
+) -> ServerPlan:
+    """Work out the command of a server: vllm or sglang.
 
     Args:
         served: the policy.
-        engine: vllm, sglang or tgi.
-        at: host and port.
+        engine: of `SERVERS`.
+        at: where it will listen.
         executable: of the engine; None looks for it.
         extra: more arguments for the engine; they replace ours of the same name.
         merge: serve an adapter as full weights.
@@ -92,7 +84,7 @@ def plan(
         ConfigError: an argument that leret has to know of is among ``extra``; the executable named is not there.
         PolicyError: no executable; the adapter cannot be merged.
     """
-    kind = ENGINES[engine]
+    kind = SERVERS[engine]
     for argument in extra:
         ours = _OURS.get(argument.split("=", 1)[0])
         if ours:
@@ -100,51 +92,35 @@ def plan(
     if api_key_env is not None and kind.key_variable is None:
         raise ConfigError(f"--api-key-env: {engine} takes a key on its command line only, where all users can read it")
     gpu = has_gpu(environment)
-    program = _program(kind, executable, dry, environment)
-    if served.adapter is not None and (merge or not kind.takes_adapters):
-        served = ServedModel(served.name, str(merged_directory(served.adapter))) if dry else merged(served)
-    command = without_repeats(kind.arguments(program, served, at, gpu), extra)
-    local = {"HF_HUB_OFFLINE": "1"} if Path(served.weights).is_absolute() else {}
-    added = {**kind.environment(gpu), **local}
-    return Plan(
-        kind,
-        served,
-        (program, *command, *extra),
-        {name: environment.get(name, value) for name, value in added.items()},
-        at,
-        kind.model_in_requests(served),
-        api_key_env,
-    )
-
-
-def _program(kind: Engine, executable: str | None, dry: bool, environment: Mapping[str, str]) -> str:
     try:
-        return find_executable(kind, executable, environment)
+        program = find_executable(kind, executable, environment)
     except (ConfigError, PolicyError):
         if not dry:
             raise
-        return executable or environment.get(kind.variable) or kind.executable
+        program = executable or environment.get(kind.variable) or kind.executable
+    if served.adapter is not None and merge:
+        served = ServedModel(served.name, str(merged_directory(served.adapter))) if dry else merge_adapter(served)
+    command = without_repeats(kind.arguments(program, served, at, gpu), extra)
+    local = {"HF_HUB_OFFLINE": "1"} if Path(served.weights).is_absolute() else {}
+    added = {**kind.environment, **({} if gpu else kind.cpu_environment), **local}
+    variables = {name: environment.get(name, value) for name, value in added.items()}
+    request_name = kind.model_in_requests(served)
+    return ServerPlan(kind, served, (program, *command, *extra), variables, at, request_name, api_key_env)
 
 
 @contextmanager
 def started(
-    plan: Plan,
+    plan: ServerPlan,
     *,
     timeout_s: float = 600.0,
     grace_s: float = 15.0,
     log: Path | None = None,
     tell: Callable[[str], None] = lambda text: None,
-) -> Iterator[Child]:
+) -> Iterator[ServerProcess]:
     """The server, ready and warm inside the block; stopped after it, however the block ends.
 
-    Call it from the main thread: where leret is killed, the kernel ends a server with the thread that started it.
-
-    Args:
-        plan: what to start.
-        timeout_s: until it must have answered.
-        grace_s: to end in, before it is killed.
-        log: gets what the server writes; None makes a file among the temporary ones.
-        tell: hears what happens.
+    Call it from the main thread: where leret is killed, the kernel ends a server with the thread that started it. It
+    must answer within ``timeout_s``, and gets ``grace_s`` to end in; without a log it gets a temporary one.
 
     Raises:
         ConfigError: the port is taken.
@@ -152,30 +128,25 @@ def started(
     """
     key = _key(plan.api_key_env)
     environment = {**os.environ, **plan.environment}
-    if key is not None and plan.engine.key_variable is not None:
-        environment[plan.engine.key_variable] = key
-    _check_port(plan.at)
-    child = Child(plan.command, environment, log or _new_log(plan), secret=key)
+    if key is not None and plan.kind.key_variable is not None:
+        environment[plan.kind.key_variable] = key
+    with _bound(plan.at.host, plan.at.port):
+        pass  # a port in use is refused: its owner's answers would be taken for our server's
+    server = ServerProcess(plan.command, environment, log or _new_log(plan), secret=key)
     began = time.monotonic()
     try:
-        child.start()
-        tell(f"log: {child.log}")
-        wait_until_ready(
-            child, plan.at.url, plan.model, listed=plan.engine.lists_names, key=key, timeout_s=timeout_s, tell=tell
-        )
+        server.start()
+        tell(f"log: {server.log}")
+        wait_until_ready(server, plan.at.url, plan.model, key=key, timeout_s=timeout_s, tell=tell)
         tell(f"ready after {time.monotonic() - began:.1f} s")
-        yield child
+        yield server
     finally:
-        if not child.stop(grace_s):
+        if not server.stop(grace_s):
             tell(f"the server did not end within {grace_s:g} s and was killed")
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on.
-
-    Raises:
-        ConfigError: the host is no address of this machine.
-    """
+    """A port that nobody listens on; a ConfigError where the host is no address of this machine."""
     with _bound(host, 0) as held:
         return int(held.getsockname()[1])
 
@@ -187,12 +158,6 @@ def _key(variable: str | None) -> str | None:
     if not key or not key.isascii() or not key.isprintable():
         raise PolicyError(f"the environment variable {variable} (--api-key-env) holds no key; export one in it")
     return key
-
-
-def _check_port(at: Listening) -> None:
-    """Refuse a port that is in use: its owner's answers would be taken for our server's."""
-    with _bound(at.host, at.port):
-        return
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -216,7 +181,7 @@ def _bound(host: str, port: int) -> socket.socket:
     return held
 
 
-def _new_log(plan: Plan) -> Path:
+def _new_log(plan: ServerPlan) -> Path:
     name = plan.served.name.replace("/", "-")
     handle, path = tempfile.mkstemp(prefix=f"leret-serve-{name}-", suffix=".log")
     os.close(handle)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leret.core.bundled import demo_policy
 from leret.core.errors import ConfigError, PolicyError
+from leret.core.files import atomic_directory
 from leret.core.runs import Run
-from leret.policies.checkpoints import find_model, model_digest, read_model_json
-from leret.policies.load import demo_directory
+from leret.policies.checkpoints import adapter_base, find_model, load_model, model_digest, read_model_json
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _FIT_NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")
-_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json")
+_STAMP = "merged.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ def find_served(policy: str, run: Run | None = None, name: str | None = None) ->
 
     Args:
         policy: ``demo``, a model or adapter directory, a hub repository; with a run: ``base``, or one of its policies.
-        run: where ``base`` and names of trained policies are looked up.
+        run: that holds them.
         name: on the server; None makes one of the directory's name and the weights' digest.
 
     Raises:
@@ -53,24 +55,61 @@ def find_served(policy: str, run: Run | None = None, name: str | None = None) ->
     """
     if name is not None and not _FIT_NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r}: a served model's name is letters, digits, and - _ . / between them")
-    stem, found = _resolve(policy, run)
+    stem, found = (policy, _of_run(policy, run)) if run is not None else _resolve(policy)
     if isinstance(found, str):
         return ServedModel(name or found, found)
     path = find_model(found).resolve()
     name = name or f"{stem}-{model_digest(path)[:8]}"
-    if not (path / "adapter_config.json").is_file():
+    base = adapter_base(path)
+    if base is None:
         return ServedModel(name, str(path))
-    config = read_model_json(path / "adapter_config.json")
-    tokenizer = path if any((path / file).is_file() for file in _TOKENIZERS) else None
-    return ServedModel(name, _base(path, config), path, tokenizer, _rank(config))
+    has_tokenizer = any((path / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json"))
+    rank = _rank(read_model_json(path / "adapter_config.json"))
+    return ServedModel(name, str(base.resolve()), path, path if has_tokenizer else None, rank)
 
 
-def _resolve(policy: str, run: Run | None) -> tuple[str, Path | str]:
+def merged_directory(adapter: Path) -> Path:
+    """Where an adapter's merged weights are kept: hidden, so that no stage takes them for another policy."""
+    return adapter.parent / f".{adapter.name}-merged"
+
+
+def merge_adapter(served: ServedModel) -> ServedModel:
+    """The same policy as full weights in a directory, merged now or before, until adapter or base changes.
+
+    Raises:
+        PolicyError: the adapter does not fit its base, or the directory cannot be written.
+    """
+    if served.adapter is None:
+        return served
+    target, digest = merged_directory(served.adapter), model_digest(served.adapter)
+    if not _holds(target, digest):
+        config = read_model_json(Path(served.weights) / "config.json")
+        dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+        loaded = load_model(served.adapter, device="cpu", dtype=dtype)
+        try:
+            with atomic_directory(target, digest, PolicyError(f"another process is writing {target}")) as place:
+                loaded.model.save_pretrained(place)
+                loaded.tokenizer.save_pretrained(place)
+                (place / _STAMP).write_text(json.dumps({"adapter": digest}), encoding="utf-8")
+        except OSError as error:
+            raise PolicyError(
+                f"{target} cannot be written ({error.strerror or error}); merging needs room for full weights beside "
+                "the adapter: free some, or serve the adapter without --merge"
+            ).failed() from error
+    return ServedModel(served.name, str(target))
+
+
+def _holds(target: Path, digest: str) -> bool:
+    try:
+        return bool(json.loads((target / _STAMP).read_text(encoding="utf-8"))["adapter"] == digest)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def _resolve(policy: str) -> tuple[str, Path | str]:
     """The policy's short name, and its directory or its hub repository."""
-    if run is not None:
-        return policy, _of_run(policy, run)
     if policy == "demo":
-        return "demo", demo_directory()
+        return "demo", demo_policy()
     path = Path(policy)
     if (path / "run.yaml").is_file():
         raise PolicyError(f"{policy} is a run, not a policy; name one of its policies: {_known(Run(path))}")
@@ -89,7 +128,7 @@ def _of_run(policy: str, run: Run) -> Path | str:
         sampled: Mapping[str, Any] = run.section("sampling", "leret sample RECIPE").get("policy", {})
         model = str(sampled.get("model", ""))
         if model == "demo":
-            return demo_directory()
+            return demo_policy()
         if not Path(model).is_dir() and sampled.get("kind") != "local":
             raise PolicyError(
                 f"{run.path} was sampled from {model!r} on a server, and the run does not know where its weights are; "
@@ -105,18 +144,6 @@ def _of_run(policy: str, run: Run) -> Path | str:
 def _known(run: Run) -> str:
     trained = sorted(path.parent.name for path in run.policies.glob("[!.]*/training.json"))
     return f"--run {run.path} with " + ", ".join(["base", *trained])
-
-
-def _base(path: Path, config: Mapping[str, Any]) -> str:
-    base = config.get("base_model_name_or_path")
-    if not isinstance(base, str) or not base:
-        raise PolicyError(f"{path / 'adapter_config.json'} names no base_model_name_or_path; save the adapter again")
-    beside = path / base
-    if beside.is_dir() or Path(base).is_dir():
-        return str((beside if beside.is_dir() else Path(base)).resolve())
-    if not _HUB_NAME.fullmatch(base):
-        raise PolicyError(f"the adapter {path} was trained on {base}, which is no longer there; put it back")
-    return base
 
 
 def _rank(config: Mapping[str, Any]) -> int:

@@ -1,35 +1,38 @@
-"""A server as a child process: its own process group, its log in a file, and no orphan when it ends."""
+"""A server as a child process: a group of its own, a log, a wait until it is warm, and no orphan at its end."""
 
 from __future__ import annotations
 
 import ctypes
+import http.client
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
 
 from leret.core.errors import PolicyError
 
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _POLL_S = 0.05
 _TAIL_BYTES = 64 * 1024
+_TOLD_EVERY_S, _ANSWER_S, _DYING_S = 15.0, 5.0, 2.0
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy knows nothing of this machine's ports
 
 
-class Child:
+class ServerProcess:
     """A process that is started once and stopped once.
 
     Its group is its own, so that Ctrl-C at a terminal reaches leret alone, which then ends all of the group. On Linux
-    the kernel ends it too when leret is killed outright.
-
-    Args:
-        command: program and arguments.
-        environment: all of it.
-        log: gets standard output and standard error.
-        secret: left out of what is repeated from the log.
+    the kernel ends it too when leret is killed outright. The log gets all output; the secret is never repeated from it.
     """
 
     def __init__(
@@ -41,48 +44,50 @@ class Child:
         self._environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
 
-    @property
-    def pid(self) -> int:
-        """Of the process, which is also its group's."""
-        assert self._process is not None, "start() comes first"
-        return self._process.pid
-
     def start(self) -> None:
-        """Start the process.
-
-        Raises:
-            PolicyError: the program or its log cannot be opened.
-        """
+        """Start the process; a PolicyError where the program or its log cannot be opened."""
+        # Between fork and exec as little as possible is done, so the function is looked up here.
+        prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else None
         try:
             self.log.parent.mkdir(parents=True, exist_ok=True)
             with self.log.open("ab") as log:
-                self._process = self._spawn(log)
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=self._environment,
+                    # A group, so that the terminal's Ctrl-C is not the server's too. Not a session: Linux shares
+                    # processors out by session, and beside a server that spins (vLLM on CPUs) a client in another one
+                    # hardly gets any.
+                    process_group=0,
+                    preexec_fn=prctl and (lambda: prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)),  # noqa: PLW1509
+                )
         except OSError as error:
             raise PolicyError(
                 f"{error.filename or self._command[0]} cannot be opened ({error.strerror}); see that it can be run, "
                 "and that the log's folder can be written"
             ) from error
 
-    def _spawn(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            self._command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=self._environment,
-            # A group, so that the terminal's Ctrl-C is not the server's too. Not a session: Linux shares processors out
-            # by session, and beside a server that spins (vLLM on CPUs) a client in another one hardly gets any.
-            process_group=0,
-            preexec_fn=_die_with_parent(),  # noqa: PLW1509 - it makes one system call and takes no lock
-        )
-
     def exit_code(self) -> int | None:
         """None while it runs; negative where a signal ended it."""
         assert self._process is not None, "start() comes first"
         return self._process.poll()
 
+    def check_alive(self) -> None:
+        """Raise a PolicyError with the last lines of the log where the process has ended."""
+        code = self.exit_code()
+        if code is not None:
+            ended = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
+            raise PolicyError(f"the server {ended}; its log is {self.log}{self.last_words()}").failed()
+
+    def last_words(self) -> str:
+        """The end of a message: the last lines of the log."""
+        lines = self.tail()
+        return f". It ends with:\n{lines}" if lines else ", and is empty"
+
     def tail(self, n_lines: int = 15) -> str:
-        """The last lines of the log."""
+        """The last lines of the log, without the secret."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -96,18 +101,10 @@ class Child:
         return text if self._secret is None else text.replace(self._secret, "[key]")
 
     def stop(self, grace_s: float) -> bool:
-        """Ask the group to end, and kill what is left of it after a while. May be called twice.
-
-        Args:
-            grace_s: seconds to end in.
-
-        Returns:
-            Whether it ended by itself.
-        """
+        """Ask the group to end, kill what is left after ``grace_s`` seconds; whether it ended by itself."""
         if self._process is None:
             return True
-        group = self._process.pid
-        deadline = time.monotonic() + grace_s
+        group, deadline = self._process.pid, time.monotonic() + grace_s
         _signal(group, signal.SIGTERM)
         try:
             while time.monotonic() < deadline and (self._process.poll() is None or _alive(group)):
@@ -120,36 +117,100 @@ class Child:
 
 
 def _signal(group: int, which: signal.Signals) -> None:
-    try:
+    with suppress(ProcessLookupError, PermissionError):  # macOS refuses where only zombies are left
         os.killpg(group, which)
-    except (ProcessLookupError, PermissionError):  # macOS refuses where only zombies are left
-        return
 
 
 def _alive(group: int) -> bool:
-    """Whether a process of the group is left; zombies that nobody has waited for do not count where /proc tells."""
-    try:
-        os.killpg(group, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    if not Path("/proc/self/stat").is_file():
-        return True
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, member = stat.read_text().rpartition(")")[2].split()[:3]
-        except (OSError, ValueError):
-            continue
-        if int(member) == group and state not in {"Z", "X"}:
-            return True
+    """Whether a process of the group is left, also one whose parent is gone; zombies do not count."""
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
     return False
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None).prctl  # looked up here: between fork and exec as little as possible is done
+def wait_until_ready(
+    server: ServerProcess, url: str, model: str, *, key: str | None, timeout_s: float, tell: Callable[[str], None]
+) -> None:
+    """Return once the server has answered one real chat completion.
 
-    def ask() -> None:
-        prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
+    Raises:
+        PolicyError: the process ended, the deadline passed, another server answers, or ours refused the completion.
+    """
+    began = time.monotonic()
+    _wait_for_health(server, url, timeout_s, tell)
+    tell(f"healthy after {time.monotonic() - began:.0f} s; one completion to warm it")
+    _check_model(url, model, key)
+    _warm(server, url, model, key, began + timeout_s, timeout_s)
 
-    return ask
+
+def _wait_for_health(server: ServerProcess, url: str, timeout_s: float, tell: Callable[[str], None]) -> None:
+    told = began = time.monotonic()
+    while True:
+        server.check_alive()
+        left = began + timeout_s - time.monotonic()
+        status, _ = _answer(f"{url}/health", None, None, min(_ANSWER_S, max(0.1, left)))
+        if status == 200:
+            server.check_alive()  # another's server may have taken the port, and ours died of it
+            return
+        now = time.monotonic()
+        if now > began + timeout_s:
+            said = f"answers {status}" if status else "does not answer"
+            raise _failed(server, f"{url}/health {said} after {timeout_s:g} s; give it longer with --timeout")
+        if now - told > _TOLD_EVERY_S:
+            told = now
+            tell(f"waiting for {url}, {now - began:.0f} s: {server.tail(1)[:160]}")
+        time.sleep(5 * _POLL_S)
+
+
+def _check_model(url: str, model: str, key: str | None) -> None:
+    """A server that does not list our model is another's; SGLang's requests name an adapter as ``base:adapter``."""
+    status, text = _answer(f"{url}/v1/models", None, key, _ANSWER_S)
+    try:
+        known = [str(entry["id"]) for entry in json.loads(text)["data"]] if status == 200 else []
+    except (ValueError, KeyError, TypeError):
+        known = []
+    if known and not {model, model.split(":", 1)[0]} & set(known):
+        raise PolicyError(
+            f"{url} serves {', '.join(known)} and not {model}: another server listens there; take another --port"
+        )
+
+
+def _warm(server: ServerProcess, url: str, model: str, key: str | None, deadline: float, timeout_s: float) -> None:
+    messages = [{"role": "user", "content": "Which city?"}]
+    body = {"model": model, "messages": messages, "max_tokens": 8, "temperature": 0, "seed": 0}
+    status, text = _answer(f"{url}/v1/chat/completions", body, key, max(1.0, deadline - time.monotonic()))
+    if status == 0:
+        until = time.monotonic() + _DYING_S
+        while time.monotonic() < until:  # a process that is going down closes its connections a moment before it ends
+            server.check_alive()
+            time.sleep(_POLL_S)
+        raise _failed(server, f"{url} is healthy, but sent no completion ({text}); --timeout is {timeout_s:g} s")
+    server.check_alive()
+    try:
+        said = json.loads(text)["choices"][0]["message"]["content"] if status == 200 else None
+    except (ValueError, KeyError, IndexError, TypeError):
+        said = None
+    if not isinstance(said, str):
+        raise _failed(
+            server, f"{url} is healthy, but answered a chat completion with {status}: {server.hide(text)[:300]}"
+        )
+
+
+def _failed(server: ServerProcess, what: str) -> PolicyError:
+    return PolicyError(f"{what}; see {server.log}{server.last_words()}").failed()
+
+
+def _answer(url: str, body: dict[str, Any] | None, key: str | None, timeout_s: float) -> tuple[int, str]:
+    """Status and text; status 0 and the reason where nothing was answered."""
+    headers = {"Content-Type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data=data, headers=headers)
+    try:
+        with _opener.open(request, timeout=timeout_s) as reply:
+            return int(reply.status), reply.read().decode("utf-8", "replace")
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode("utf-8", "replace")
+    except (OSError, ValueError, http.client.HTTPException) as error:  # refused, reset, timed out, cut off, no HTTP
+        return 0, str(error)

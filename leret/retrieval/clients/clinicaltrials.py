@@ -8,17 +8,18 @@ from typing import Any
 from leret.config.retriever import ClinicalTrialsSettings
 from leret.core.errors import RetrievalError
 from leret.core.types import Passage, Ranking, digest
-from leret.http.messages import short
-from leret.retrieval.base import settled, speaks
-from leret.retrieval.clients.http import Answer, BadAnswerError, Call, Client, RefusedError, parsed
-from leret.retrieval.clients.queries import Refusals, pasted, refuse_offline
-from leret.retrieval.clients.ratelimit import shared_limit
+from leret.http.answers import Answer, HttpError
+from leret.http.client import Call
+from leret.http.endpoints import shared_rate
+from leret.retrieval.base import has_terms
+from leret.retrieval.clients.base import Question, Refusals, SearchClient, pasted, rankings_of, refuse_offline
 
 _SITE = ClinicalTrialsSettings().url
 _PAGE = 1_000
 """Studies that the API sends at once, at most."""
 
 _MOST = 10_000
+_SYNTAX = frozenset({400, 413, 414})
 _FIELDS = "NCTId,BriefTitle,OfficialTitle,BriefSummary"
 
 Page = tuple[list[Passage], str | None]
@@ -35,14 +36,8 @@ class ClinicalTrials:
 
     def __init__(self, settings: ClinicalTrialsSettings) -> None:
         self._settings = settings
-        self._client = Client(
-            [settings.url],
-            timeout_s=settings.timeout_s,
-            patience_s=settings.patience_s,
-            concurrency=settings.concurrency,
-            limit=shared_limit(settings.url, settings.requests_per_s),
-        )
-        self.refusals = Refusals("ClinicalTrials.gov", lambda: self._client.ask([self._call("heart", 1)], _read_page))
+        self._client = SearchClient([settings.url], settings, rate=shared_rate(settings.url, settings.requests_per_s))
+        self.refusals = Refusals("ClinicalTrials.gov", self._ask_plain, _SYNTAX)
 
     def __deepcopy__(self, memo: dict[int, object]) -> ClinicalTrials:
         return self
@@ -55,53 +50,40 @@ class ClinicalTrials:
         return digest("clinicaltrials", s.area, s.sort, s.min_date, s.max_date, s.texts, *other_site)
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """Search the registry for each query.
-
-        Args:
-            queries: as one would paste them into the site's search box; one without a letter or a digit gets
-                an empty ranking.
-            k: studies a query, from 1 to 10,000.
-
-        Returns:
-            One ranking a query, in the site's order.
-
-        Raises:
-            RetrievalError: ``k`` is out of range, the site could not answer, or the engine is set to be offline.
-        """
+        """Rankings in the site's order, of queries as one would paste them there; ``k`` is 10,000 at most."""
         if not 1 <= k <= _MOST:
             raise RetrievalError(f"k is {k}; ask ClinicalTrials.gov for 1 to {_MOST} studies a query")
         if self._settings.offline:
-            refuse_offline("clinicaltrials", queries)
+            refuse_offline(queries)
         terms = [pasted(query) for query in queries]
-        asked = list(dict.fromkeys(term for term in terms if speaks(term)))
-        first = self._client.ask_each([self._call(term, min(k, _PAGE)) for term in asked], _read_page)
-        found = {term: self._outcome(term, page, k) for term, page in zip(asked, first, strict=True)}
-        return settled(queries, [found.get(term, ()) for term in terms])
+        asked = list(dict.fromkeys(term for term in terms if has_terms(term)))
+        first = self._client.ask_each([self._page(term, min(k, _PAGE)) for term in asked])
+        pages = dict(zip(asked, self.refusals.settle(first, ([], None)), strict=True))
+        found = {
+            term: page if isinstance(page, HttpError) else self._studies(term, page, k) for term, page in pages.items()
+        }
+        return rankings_of(queries, [found.get(term, ()) for term in terms])
 
     def close(self) -> None:
         """Give up what is asked now, and close the connections."""
         self._client.close()
 
-    def _outcome(self, term: str, first: Page | RetrievalError, k: int) -> Ranking | RetrievalError:
-        try:
-            if isinstance(first, RefusedError):
-                self.refusals.blame(first)
-                return ()
-            return first if isinstance(first, RetrievalError) else self._studies(term, first, k)
-        except RetrievalError as error:
-            return error
+    def _ask_plain(self) -> object:
+        return self._client.ask_each([self._page("heart", 1)])[0]
 
-    def _studies(self, term: str, first: Page, k: int) -> Ranking:
+    def _studies(self, term: str, first: Page, k: int) -> Ranking | HttpError:
         studies, token = first
         while token is not None and len(studies) < k:
-            more, token = self._client.ask([self._call(term, min(k, _PAGE), token)], _read_page)[0]
-            studies = [*studies, *more]
+            page = self._client.ask_each([self._page(term, min(k, _PAGE), token)])[0]
+            if isinstance(page, HttpError):
+                return page
+            studies, token = [*studies, *page[0]], page[1]
         unique: dict[str, Passage] = {}
         for study in studies:
             unique.setdefault(study.doc_id, study)
         return tuple(Passage(s.doc_id, s.title, s.text, 1.0 / rank) for rank, s in enumerate([*unique.values()][:k], 1))
 
-    def _call(self, term: str, n: int, token: str | None = None) -> Call:
+    def _page(self, term: str, n: int, token: str | None = None) -> Question[Page]:
         s = self._settings
         params = {
             f"query.{s.area}": term,
@@ -116,21 +98,21 @@ class ClinicalTrials:
             params["filter.advanced"] = dates
         if token is not None:
             params["pageToken"] = token
-        return Call("GET", "/studies", params=params)
+        return Call("GET", "/studies", params), _read_page
 
 
 def _read_page(answer: Answer) -> Page:
-    body = parsed(answer)
+    body = answer.json
     studies = body.get("studies") if isinstance(body, dict) else None
     if not isinstance(studies, list):
-        raise BadAnswerError(f"{answer.url} sent no list of studies: {short(answer.text)}")
+        raise answer.malformed("no list of studies")
     token = body.get("nextPageToken")
     if token and not studies:
-        raise BadAnswerError(f"{answer.url} sent a page without a study, and says that there are more")
+        raise answer.malformed("a page without a study, and says that there are more")
     try:
         return [_study(study) for study in studies], str(token) if token else None
     except (KeyError, TypeError, AttributeError) as error:
-        raise BadAnswerError(f"{answer.url} sent a study without its NCT id: {short(answer.text)}") from error
+        raise answer.malformed("a study without its NCT id") from error
 
 
 def _study(study: Mapping[str, Any]) -> Passage:

@@ -1,32 +1,31 @@
-"""Which queries go into one request, and what becomes of a request that is refused."""
+"""A search server: which queries go into one request, and what becomes of a request that is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from leret.config.retriever import RemoteSettings
 from leret.core.errors import RetrievalError
 from leret.core.types import Passage, Ranking, digest
-from leret.http.messages import short
-from leret.retrieval.base import Documents, settled, speaks
-from leret.retrieval.clients.http import Answer, BadAnswerError, Call, Client, RefusedError, encoded, parsed, token_of
-from leret.retrieval.clients.protocols import protocol_of
-from leret.retrieval.clients.ratelimit import RateLimit
+from leret.http.answers import Answer, ApiKey, HttpError, RejectedError, one_line
+from leret.http.client import Call, encode_json
+from leret.http.endpoints import RateLimit
+from leret.retrieval.base import Documents, has_terms
+from leret.retrieval.clients.base import SearchClient, rankings_of
+from leret.retrieval.clients.protocols import PROTOCOLS
 
 _MOST_BYTES = 1_000_000
 """Of the queries of a request: servers and proxies take a MiB at least; a longer query goes alone."""
 
-_ABOUT_A_QUERY = frozenset({200, 400, 413, 422})  # 200: an answer that is too large
+_ABOUT_A_QUERY = frozenset({200, 400, 413, 422})
+"""Refusals that one query of several can have brought about; 200: an answer that is too large."""
 
 
 def cut(queries: Sequence[str], most: int, most_bytes: int = _MOST_BYTES) -> list[list[int]]:
-    """Places of the queries that go together, in their order.
-
-    Args:
-        queries: of a batch.
-        most: queries of a request.
-        most_bytes: of the queries of a request, as JSON.
+    """Places of the queries that go into one request, ``most`` queries and ``most_bytes`` of JSON at most.
 
     >>> cut(["a", "b", "c", "dddd", "e"], 2, 8)
     [[0, 1], [2], [3], [4]]
@@ -34,27 +33,13 @@ def cut(queries: Sequence[str], most: int, most_bytes: int = _MOST_BYTES) -> lis
     batches: list[list[int]] = []
     n_bytes = 0
     for place, query in enumerate(queries):
-        size = len(encoded(query))
+        size = len(encode_json(query).encode("utf-8", "backslashreplace"))
         if not batches or len(batches[-1]) == most or n_bytes + size > most_bytes:
             batches.append([])
             n_bytes = 0
         batches[-1].append(place)
         n_bytes += size
     return batches
-
-
-def halves(batch: list[int]) -> list[list[int]]:
-    """Both halves of a batch of two or more."""
-    middle = len(batch) // 2
-    return [batch[:middle], batch[middle:]]
-
-
-def may_be_one_querys(answer: object) -> bool:
-    """Is an answer a refusal that one query of several can have brought about?"""
-    return isinstance(answer, RefusedError) and answer.status in _ABOUT_A_QUERY
-
-
-pass
 
 
 @dataclass(frozen=True)
@@ -90,43 +75,36 @@ class Remote:
 
     def __init__(self, settings: RemoteSettings, corpus: Documents | None = None) -> None:
         self._settings = settings
-        self._protocol = protocol_of(settings.protocol)
+        self._protocol = PROTOCOLS[settings.protocol]
         self._corpus = corpus
-        self._ids = tuple(corpus) if settings.doc_id == "row" and corpus is not None else ()
         if settings.doc_id == "row" and corpus is None:
-            raise RetrievalError("retriever.remote.doc_id is row, but there is no corpus whose rows could be meant")
-        rate = settings.requests_per_s
-        urls = [url.rstrip("/").removesuffix("/search") for url in settings.urls]
-        self._client = Client(
-            settings.urls if settings.protocol != "leret" else urls,
-            token=token_of(settings.token_env, "retriever.remote.token_env"),
-            timeout_s=settings.timeout_s,
-            patience_s=settings.patience_s,
-            concurrency=settings.concurrency,
-            limit=None if rate is None else RateLimit(rate),
+            raise RetrievalError("retriever.doc_id is row, but there is no corpus whose rows could be meant")
+        self._ids = tuple(corpus or ()) if settings.doc_id == "row" else ()
+        self._is_leret = settings.protocol == "leret"
+        urls = [url.rstrip("/").removesuffix("/search") if self._is_leret else url for url in settings.urls]
+        self._client = SearchClient(
+            urls,
+            settings,
+            key=ApiKey.from_env(settings.token_env, "retriever.token_env"),
+            rate=RateLimit(settings.requests_per_s) if settings.requests_per_s else None,
         )
-        leret = settings.protocol == "leret"
-        self._accept_empty = settings.accept_empty if settings.accept_empty is not None else leret
+        self._accept_empty = settings.accept_empty if settings.accept_empty is not None else self._is_leret
         self._served: Served | None = None
 
     def __repr__(self) -> str:
         return f"Remote({self._settings.protocol}, {list(self._client.urls)})"
 
     def __deepcopy__(self, memo: dict[int, object]) -> Remote:
-        # Programs are deep-copied by DSPy's optimizers; their connections are not.
-        return self
+        return self  # DSPy's optimizers copy programs; the connections are one
 
     @property
     def digest(self) -> str:
         """Names what is served, and what of it names a document.
 
         What is served has its own digest under protocol ``leret``; else it is named by ``name`` or the URLs.
-
-        Raises:
-            RetrievalError: protocol ``leret``, and the server does not answer, or serves another corpus.
         """
         settings = self._settings
-        if settings.protocol == "leret":
+        if self._is_leret:
             index = self.served().index
             return index if settings.doc_id == "id" else digest("remote", index, settings.doc_id)
         named = settings.name or sorted(self._client.urls)
@@ -135,16 +113,12 @@ class Remote:
     @property
     def names_its_index(self) -> bool:
         """Is the digest another one once another index is served? URLs alone do not tell."""
-        return self._settings.protocol == "leret" or self._settings.name is not None
+        return self._is_leret or self._settings.name is not None
 
     def served(self) -> Served:
-        """What a ``leret`` server says of itself; asked once.
-
-        Raises:
-            RetrievalError: it does not answer, or serves another corpus than this one.
-        """
+        """What a ``leret`` server says of itself; asked once, and refused where it serves another corpus."""
         if self._served is None:
-            served = self._client.ask([Call("GET", "/health")], _served)[0]
+            served = self._client.ask((Call("GET", "/health"), _served))
             wanted = None if self._corpus is None else self._corpus.digest
             if wanted is not None and served.corpus is not None and served.corpus != wanted:
                 raise RetrievalError(
@@ -155,78 +129,60 @@ class Remote:
         return self._served
 
     def check(self) -> None:
-        """See that a server answers, and as one of this protocol does; one that is being restarted is waited for.
-
-        Raises:
-            RetrievalError: it does not, or serves another corpus.
-        """
-        if self._settings.protocol == "leret":
+        """See that a server answers, and as one of this protocol does; one that is being restarted is waited for."""
+        if self._is_leret:
             self.served()
         else:
-            call = self._protocol.call(["health"], 1)
-            self._client.ask(
-                [call], lambda answer: self._protocol.read(parsed(answer), answer, 1, self._settings.doc_id)
-            )
+            read = partial(self._protocol.read, n_queries=1, k=1, named=self._settings.doc_id)
+            self._client.ask((self._protocol.call(["health"], 1), read))
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """Rank documents for each query.
-
-        Args:
-            queries: any strings; one without a letter or a digit gets an empty ranking, and is not sent.
-            k: documents a query, at least 1.
-
-        Returns:
-            One ranking a query, in the order of the queries, as the server ranked them.
-
-        Raises:
-            RetrievalError: the servers could not answer; of a batch that is refused, only for the queries that are
-                refused alone too.
-        """
+        """Rank documents; of a batch that is refused, only the queries that are refused alone too fail."""
         if k < 1:
             raise RetrievalError(f"k is {k}; ask for one document at least")
-        asked = [i for i, query in enumerate(queries) if speaks(query)]
+        asked = [i for i, query in enumerate(queries) if has_terms(query)]
         batches = [[asked[i] for i in some] for some in cut([queries[i] for i in asked], self._most_queries())]
-        outcomes: list[Ranking | RetrievalError] = [()] * len(queries)
+        outcomes: list[Ranking | HttpError] = [()] * len(queries)
         while batches:
-            calls = [self._protocol.call([queries[i] for i in batch], k) for batch in batches]
-            answers = self._client.ask_each(calls, lambda answer: self._read(answer, k))
+            questions = [
+                (self._protocol.call([queries[i] for i in batch], k), partial(self._read, n_queries=len(batch), k=k))
+                for batch in batches
+            ]
             again: list[list[int]] = []
-            for batch, answer in zip(batches, answers, strict=True):
-                if len(batch) > 1 and may_be_one_querys(answer):
-                    again += halves(batch)
+            for batch, answer in zip(batches, self._client.ask_each(questions), strict=True):
+                if len(batch) > 1 and isinstance(answer, RejectedError) and answer.status in _ABOUT_A_QUERY:
+                    again += [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
                     continue
-                own: Sequence[Ranking | RetrievalError]
-                own = [answer] * len(batch) if isinstance(answer, RetrievalError) else answer
+                own: Sequence[Ranking | HttpError]
+                own = [answer] * len(batch) if isinstance(answer, HttpError) else answer
                 for place, outcome in zip(batch, own, strict=True):
                     outcomes[place] = outcome
             batches = again
-        return settled(queries, outcomes)
-
-    def _most_queries(self) -> int:
-        """Queries of a request."""
-        if not self._protocol.batched:
-            return 1
-        wished = self._settings.queries_per_request
-        served = self.served() if self._settings.protocol == "leret" else None
-        return wished if served is None or served.max_queries is None else min(wished, served.max_queries)
+        return rankings_of(queries, outcomes)
 
     def close(self) -> None:
         """Give up what is asked now, and close the connections."""
         self._client.close()
 
-    def _read(self, answer: Answer, k: int) -> list[Ranking]:
-        body = parsed(answer)
-        rankings = self._protocol.read(body, answer, k, self._settings.doc_id)
-        if self._served is not None and body.get("index") != self._served.index:
-            raise RefusedError(
-                f"{answer.url} serves another index ({body.get('index')}) than when this run began "
+    def _most_queries(self) -> int:
+        if not self._protocol.batched:
+            return 1
+        wished = self._settings.queries_per_request
+        allowed = self.served().max_queries if self._is_leret else None
+        return wished if allowed is None else min(wished, allowed)
+
+    def _read(self, answer: Answer, n_queries: int, k: int) -> list[Ranking]:
+        rankings = self._protocol.read(answer, n_queries=n_queries, k=k, named=self._settings.doc_id)
+        if self._served is not None and (index := answer.json.get("index")) != self._served.index:
+            raise RejectedError(
+                f"{answer.url} serves another index ({index}) than when this run began "
                 f"({self._served.index}); rankings of two indexes cannot be mixed: serve the first one again, or "
                 "begin a new run",
                 409,
             )
         if not self._accept_empty and not all(rankings):
-            raise BadAnswerError(
-                f"{answer.url} found nothing at all; where that is an answer, set retriever.remote.accept_empty: true"
+            raise answer.malformed(
+                "a ranking of nothing at all (where that is an answer, set retriever.accept_empty: true)"
             )
         return [self._named(ranking, answer) for ranking in rankings] if self._ids else rankings
 
@@ -235,20 +191,20 @@ class Remote:
         for passage in ranking:
             row = int(passage.doc_id) if passage.doc_id.isdecimal() else -1
             if not 0 <= row < len(self._ids):
-                raise BadAnswerError(
-                    f"{answer.url} sent row {passage.doc_id!r} of a corpus of {len(self._ids)} documents; "
-                    "it serves another corpus, or names documents otherwise (retriever.remote.doc_id)"
+                raise answer.malformed(
+                    f"row {passage.doc_id!r} of a corpus of {len(self._ids)} documents (it serves another corpus, or "
+                    "names documents otherwise: retriever.doc_id)"
                 )
             passages.append(Passage(self._ids[row], passage.title, passage.text, passage.score))
         return tuple(passages)
 
 
 def _served(answer: Answer) -> Served:
-    body = parsed(answer)
+    body: Any = answer.json
     if isinstance(body, dict) and "status" in body and "index" not in body:
-        raise RefusedError(
+        raise RejectedError(
             f"{answer.url} does not say what it serves: it asks for a token, and was sent another one or none (name "
-            "its variable with retriever.remote.token_env or --token-env), or is no `leret serve retriever`",
+            "its variable with retriever.token_env or --token-env), or is no `leret serve retriever`",
             401,
         )
     try:
@@ -260,7 +216,5 @@ def _served(answer: Answer) -> Served:
             None if documents is None else int(documents),
             None if most is None else max(1, int(most)),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadAnswerError(
-            f"{answer.url} is no /health of `leret serve retriever`: {short(answer.text)!r}"
-        ) from error
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise answer.malformed(f"no /health of `leret serve retriever` ({one_line(repr(error))})") from error

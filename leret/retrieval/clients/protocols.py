@@ -7,7 +7,7 @@
 ``retrieve``     the search-RL projects': POST /retrieve {queries, topk, return_scores}
 ===============  ==========================================================================================
 
-An answer that lacks a list, a name or a score is no answer: all of these raise `BadAnswerError`.
+An answer that lacks a list, a name or a score is malformed, and is asked for again.
 """
 
 from __future__ import annotations
@@ -18,48 +18,41 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from leret.core.types import Passage, Ranking
-from leret.http.messages import short
-from leret.retrieval.clients.http import Answer, BadAnswerError, Call
+from leret.http.answers import MALFORMED, Answer, one_line
+from leret.http.client import Call
 
 Named = Literal["id", "title", "row"]
 
 
 @dataclass(frozen=True)
-class Protocol:
+class SearchProtocol:
     """One way to ask.
 
     Attributes:
         batched: several queries go into a request.
         call: (queries, k) to a request.
-        rankings: (parsed body, its answer) to one list of entries a query.
-        entry: (an entry, its answer) to the document's id, title, text and score.
+        rankings: an answer to one list of entries a query.
+        entry: an entry to the document's id, title, text and score.
     """
 
     batched: bool
     call: Callable[[Sequence[str], int], Call]
-    rankings: Callable[[Any, Answer], list[Any]]
+    rankings: Callable[[Answer], list[Any]]
     entry: Callable[[Mapping[str, Any]], tuple[Any, Any, Any, Any]]
 
-    def read(self, body: Any, answer: Answer, k: int, named: Named = "id") -> list[Ranking]:
-        """The rankings of an answer.
+    def read(self, answer: Answer, n_queries: int, k: int, named: Named = "id") -> list[Ranking]:
+        """The rankings of an answer, ``k`` passages each at most; RetryableError where it is malformed.
 
-        Args:
-            body: the answer's JSON.
-            answer: to ``call``.
-            k: documents a query at most.
-            named: what becomes the id of a passage; ``row`` is the server's id, still to be looked up.
-
-        Raises:
-            BadAnswerError: it is malformed, or short of a list.
+        What becomes the id of a passage is its title, or the server's id: under ``row`` that is still to be looked up.
         """
-        lists = self.rankings(body, answer)
-        if len(lists) != answer.call.n_queries:
-            raise BadAnswerError(f"{answer.url} sent {len(lists)} rankings for {answer.call.n_queries} queries")
+        lists = self.rankings(answer)
+        if len(lists) != n_queries:
+            raise answer.malformed(f"{len(lists)} rankings for {n_queries} queries")
         return [self._ranking(entries, k, named, answer) for entries in lists]
 
     def _ranking(self, entries: Any, k: int, named: Named, answer: Answer) -> Ranking:
         if not isinstance(entries, list):
-            raise BadAnswerError(f"{answer.url} sent a ranking that is no list: {short(str(entries))}")
+            raise answer.malformed("a ranking that is no list")
         passages: dict[str, Passage] = {}
         for entry in entries[:k]:
             passage = self._passage(entry, named, answer)
@@ -72,20 +65,15 @@ class Protocol:
             doc_id = title if named == "title" else server_id
             if isinstance(doc_id, bool) or not isinstance(doc_id, str | int) or doc_id == "":
                 missing = "title" if named == "title" else "id"
-                raise ValueError(f"the document has no {missing}; retriever.remote.doc_id says what names one")
+                raise ValueError(f"the document has no {missing}; retriever.doc_id says what names one")
             if not isinstance(title, str) or not isinstance(text, str):
                 raise TypeError("its text is none")
             if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
                 raise ValueError(f"its score is {score!r}")
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            told = f"no {error}" if isinstance(error, KeyError) else str(error)
-            raise BadAnswerError(f"{answer.url} sent a passage that is none ({told}): {short(str(entry))}") from error
-        return Passage(str(doc_id), title, text, float(score))
-
-
-def protocol_of(name: str) -> Protocol:
-    """A protocol by its name in ``retriever.remote.protocol``."""
-    return _PROTOCOLS[name]
+            return Passage(str(doc_id), title, text, float(score))
+        except MALFORMED as error:
+            what = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise answer.malformed(f"a passage that is none ({one_line(what)})") from error
 
 
 def split_passage(text: str) -> tuple[str, str]:
@@ -101,18 +89,15 @@ def split_passage(text: str) -> tuple[str, str]:
     return (title.strip(), body) if bar and "\n" not in title else ("", text)
 
 
-def _leret_rankings(body: Any, answer: Answer) -> list[Any]:
-    return _list(body, "rankings", answer)
-
-
 def _leret_entry(entry: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
     return entry["doc_id"], entry["title"], entry["text"], entry["score"]
 
 
-def _colbert_rankings(body: Any, answer: Answer) -> list[Any]:
+def _colbert_rankings(answer: Answer) -> list[Any]:
+    body = answer.json
     if isinstance(body, dict) and body.get("error"):
-        raise BadAnswerError(f"{answer.url} reports an error: {short(str(body.get('message', body['error'])))}")
-    return [_list(body, "topk", answer)]
+        raise answer.malformed("an error")
+    return [_list(answer, "topk")]
 
 
 def _colbert_entry(entry: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
@@ -122,10 +107,6 @@ def _colbert_entry(entry: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
         title = entry["title"]
         text = whole.removeprefix(f"{title} | ") if title else whole
     return entry["doc_id"] if "doc_id" in entry else entry["pid"], title, text, entry["score"]
-
-
-def _retrieve_rankings(body: Any, answer: Answer) -> list[Any]:
-    return _list(body, "result", answer)
 
 
 def _retrieve_entry(entry: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
@@ -138,31 +119,32 @@ def _retrieve_entry(entry: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
     return document.get("id", document.get("doc_id", "")), title, text, entry["score"]
 
 
-def _list(body: Any, key: str, answer: Answer) -> list[Any]:
+def _list(answer: Answer, key: str) -> list[Any]:
+    body = answer.json
     value = body.get(key) if isinstance(body, dict) else None
     if not isinstance(value, list):
-        raise BadAnswerError(f"{answer.url} sent no list {key!r}: {short(answer.text)}")
+        raise answer.malformed(f"no list {key!r}")
     return value
 
 
 _COLBERT = (_colbert_rankings, _colbert_entry)
-_PROTOCOLS = {
-    "leret": Protocol(
+
+PROTOCOLS = {
+    "leret": SearchProtocol(
         True,
-        lambda queries, k: Call("POST", "/search", json={"queries": list(queries), "k": k}, n_queries=len(queries)),
-        _leret_rankings,
+        lambda queries, k: Call.post("/search", {"queries": list(queries), "k": k}),
+        lambda answer: _list(answer, "rankings"),
         _leret_entry,
     ),
-    "colbert": Protocol(False, lambda queries, k: Call("POST", "", json={"query": queries[0], "k": k}), *_COLBERT),
-    "colbert-get": Protocol(
-        False, lambda queries, k: Call("GET", "", params={"query": queries[0], "k": str(k)}), *_COLBERT
+    "colbert": SearchProtocol(False, lambda queries, k: Call.post("", {"query": queries[0], "k": k}), *_COLBERT),
+    "colbert-get": SearchProtocol(
+        False, lambda queries, k: Call("GET", "", {"query": queries[0], "k": str(k)}), *_COLBERT
     ),
-    "retrieve": Protocol(
+    "retrieve": SearchProtocol(
         True,
-        lambda queries, k: Call(
-            "POST", "", json={"queries": list(queries), "topk": k, "return_scores": True}, n_queries=len(queries)
-        ),
-        _retrieve_rankings,
+        lambda queries, k: Call.post("", {"queries": list(queries), "topk": k, "return_scores": True}),
+        lambda answer: _list(answer, "result"),
         _retrieve_entry,
     ),
 }
+"""By their names in ``retriever.protocol``."""

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 from xml.etree import ElementTree
@@ -13,11 +14,11 @@ from xml.etree import ElementTree
 from leret.config.retriever import PubMedSettings
 from leret.core.errors import RetrievalError
 from leret.core.types import Passage, Ranking, digest
-from leret.http.messages import short
-from leret.retrieval.base import settled, speaks
-from leret.retrieval.clients.http import Answer, BadAnswerError, Call, Client, RefusedError, TryAgainError, parsed
-from leret.retrieval.clients.queries import Refusals, pasted, refuse_offline
-from leret.retrieval.clients.ratelimit import shared_limit
+from leret.http.answers import Answer, ApiKey, HttpError, RetryableError, one_line
+from leret.http.client import Call
+from leret.http.endpoints import shared_rate
+from leret.retrieval.base import has_terms
+from leret.retrieval.clients.base import Question, Refusals, SearchClient, pasted, rankings_of, refuse_offline
 
 _LOG = logging.getLogger("leret")
 
@@ -52,16 +53,13 @@ class PubMed:
     def __init__(self, settings: PubMedSettings) -> None:
         self._settings = settings
         self._key = os.environ.get(settings.api_key_env, "").strip() or None
-        per_s = 10.0 if self._key else 3.0
-        self._client = Client(
+        self._client = SearchClient(
             [settings.url],
-            secret=self._key,
-            timeout_s=settings.timeout_s,
-            patience_s=settings.patience_s,
-            concurrency=settings.concurrency,
-            limit=shared_limit(settings.url, per_s, self._key),
+            settings,
+            secret=ApiKey(self._key),
+            rate=shared_rate(settings.url, 10.0 if self._key else 3.0),
         )
-        self.refusals = Refusals("PubMed", self._ask_plain, statuses=_SYNTAX)
+        self.refusals = Refusals("PubMed", self._ask_plain, _SYNTAX)
 
     def __deepcopy__(self, memo: dict[int, object]) -> PubMed:
         return self
@@ -77,61 +75,38 @@ class PubMed:
         return digest("pubmed", s.sort, s.min_date, s.max_date, s.texts, *other_site)
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """Search PubMed for each query.
-
-        Args:
-            queries: as one would paste them into PubMed's search box; one without a letter or a digit gets
-                an empty ranking.
-            k: articles a query, from 1 to 9,999.
-
-        Returns:
-            One ranking a query, in PubMed's order.
-
-        Raises:
-            RetrievalError: ``k`` is out of range, NCBI could not answer, or the engine is set to be offline.
-        """
+        """Rankings in PubMed's order, of queries as one would paste them there; ``k`` is 9,999 at most."""
         if not 1 <= k <= _MOST:
             raise RetrievalError(f"k is {k}; PubMed gives from 1 to {_MOST} articles a query")
         if self._settings.offline:
-            refuse_offline("pubmed", queries)
+            refuse_offline(queries)
         terms = [pasted(query) for query in queries]
-        asked = list(dict.fromkeys(term for term in terms if speaks(term)))
-        found = self._client.ask_each([self._search_call(term, k) for term in asked], _read_ids)
-        ids = {term: self._outcome(outcome) for term, outcome in zip(asked, found, strict=True)}
-        articles, failed = self._articles(
-            [i for some in ids.values() if not isinstance(some, RetrievalError) for i in some]
-        )
-        outcomes: list[Ranking | RetrievalError] = []
+        asked = list(dict.fromkeys(term for term in terms if has_terms(term)))
+        found = self._client.ask_each([self._search(term, k) for term in asked])
+        ids = dict(zip(asked, self.refusals.settle(found, ()), strict=True))
+        articles, failed = self._articles([i for some in ids.values() if isinstance(some, tuple) for i in some])
+        outcomes: list[Ranking | HttpError] = []
         for term in terms:
             some = ids.get(term, ())
-            if not isinstance(some, RetrievalError):
+            if not isinstance(some, HttpError):
                 some = next((failed[i] for i in some[:k] if i in failed), some[:k])
-            outcomes.append(some if isinstance(some, RetrievalError) else _ranking(some, articles))
-        return settled(queries, outcomes)
+            outcomes.append(some if isinstance(some, HttpError) else _ranking(some, articles))
+        return rankings_of(queries, outcomes)
 
     def close(self) -> None:
         """Give up what is asked now, and close the connections."""
         self._client.close()
 
-    def _outcome(self, found: tuple[str, ...] | RetrievalError) -> tuple[str, ...] | RetrievalError:
-        if not isinstance(found, RefusedError):
-            return found
-        try:
-            self.refusals.blame(found)
-        except RetrievalError as error:
-            return error
-        return ()
+    def _ask_plain(self) -> object:
+        return self._client.ask_each([self._search("heart", 1)])[0]
 
-    def _ask_plain(self) -> None:
-        self._client.ask([self._search_call("heart", 1)], _read_ids)
-
-    def _search_call(self, term: str, k: int) -> Call:
+    def _search(self, term: str, k: int) -> Question[tuple[str, ...]]:
         s = self._settings
         dates = {"datetype": "pdat", "mindate": s.min_date or "1000", "maxdate": s.max_date or "3000"}
         values = {"term": term, "retmax": str(k), "sort": s.sort, **(dates if s.min_date or s.max_date else {})}
-        return self._call("esearch", values, "json", len(quote(term)) > _LONG)
+        return self._call("esearch", values, "json", len(quote(term)) > _LONG), partial(_read_ids, wanted=k)
 
-    def _articles(self, ids: Sequence[str]) -> tuple[Mapping[str, tuple[str, str]], Mapping[str, RetrievalError]]:
+    def _articles(self, ids: Sequence[str]) -> tuple[Mapping[str, tuple[str, str]], Mapping[str, HttpError]]:
         """Title and abstract by id; and the failure of those that could not be fetched.
 
         What an answer lacks is asked for again, together with an article that is certainly there: so a record that
@@ -152,16 +127,16 @@ class PubMed:
 
     def _fetched(
         self, ids: Sequence[str], read: Callable[[Answer], dict[str, tuple[str, str]]], *also: str
-    ) -> tuple[dict[str, tuple[str, str]], dict[str, RetrievalError]]:
+    ) -> tuple[dict[str, tuple[str, str]], dict[str, HttpError]]:
         chunks = [ids[start : start + _FETCHED_AT_ONCE] for start in range(0, len(ids), _FETCHED_AT_ONCE)]
         calls = [
-            self._call("efetch", {"id": ",".join([*chunk, *also]), "rettype": "abstract"}, "xml", True)
+            (self._call("efetch", {"id": ",".join([*chunk, *also]), "rettype": "abstract"}, "xml", True), read)
             for chunk in chunks
         ]
         found: dict[str, tuple[str, str]] = {}
-        failed: dict[str, RetrievalError] = {}
-        for chunk, outcome in zip(chunks, self._client.ask_each(calls, read), strict=True):
-            if isinstance(outcome, RetrievalError):
+        failed: dict[str, HttpError] = {}
+        for chunk, outcome in zip(chunks, self._client.ask_each(calls), strict=True):
+            if isinstance(outcome, HttpError):
                 failed |= dict.fromkeys(chunk, outcome)
             else:
                 found |= outcome
@@ -171,27 +146,23 @@ class PubMed:
         given = {"tool": self._settings.tool, "email": self._settings.email, "api_key": self._key}
         params = {"db": "pubmed", "retmode": retmode, **values, **{n: v for n, v in given.items() if v}}
         path = f"/{tool}.fcgi"
-        return Call("POST", path, form=params) if long else Call("GET", path, params=params)
+        return Call.form(path, params) if long else Call("GET", path, params)
 
 
 def read_articles(answer: Answer) -> dict[str, tuple[str, str]]:
-    """Title and abstract of every record of an efetch answer, by PubMed id.
-
-    Raises:
-        BadAnswerError: it is no such XML.
-    """
+    """Title and abstract of every record of an efetch answer, by PubMed id."""
     try:
         root = ElementTree.fromstring(answer.text)
     except (ElementTree.ParseError, ValueError) as error:
-        raise BadAnswerError(f"{answer.url} sent no XML ({error}): {short(answer.text)}") from error
+        raise answer.malformed(f"no XML ({error})") from error
     told = root.findtext("ERROR") or root.findtext(".//ERROR")
     if told:
-        raise TryAgainError(f"{answer.url} reports an error: {short(told)}")
+        raise RetryableError(f"{answer.url} reports an error: {one_line(told)}")
     found = {}
     for record in [*root.iter("MedlineCitation"), *root.iter("BookDocument")]:
         pmid = (record.findtext("PMID") or "").strip()
         if not pmid:
-            raise BadAnswerError(f"{answer.url} sent a record without a PMID")
+            raise answer.malformed("a record without a PMID")
         article = record if record.tag == "BookDocument" else record.find("Article")
         found[pmid] = ("", "") if article is None else (_title(article), _abstract(article))
     return found
@@ -200,30 +171,30 @@ def read_articles(answer: Answer) -> dict[str, tuple[str, str]]:
 def _read_whole(answer: Answer) -> dict[str, tuple[str, str]]:
     found = read_articles(answer)
     if _KNOWN not in found:
-        raise BadAnswerError(f"{answer.url} sent too few records, without the one of article {_KNOWN}")
+        raise answer.malformed(f"too few records, without the one of article {_KNOWN}")
     return found
 
 
-def _read_ids(answer: Answer) -> tuple[str, ...]:
-    body = parsed(answer)
+def _read_ids(answer: Answer, wanted: int) -> tuple[str, ...]:
+    body = answer.json
     result: Any = body.get("esearchresult") if isinstance(body, dict) else None
     if not isinstance(result, dict):
         told = body.get("error") if isinstance(body, dict) else None
         if told and "rate limit" in str(told):
-            raise TryAgainError(f"{answer.url} answered: {short(str(told))}", 1.0, busy=True)
-        raise BadAnswerError(f"{answer.url} sent no search result: {short(answer.text)}")
+            raise RetryableError(f"{answer.url} answered: {one_line(str(told))}", "rate_limit", 1.0)
+        raise answer.malformed("no search result")
     failure = result.get("ERROR")
     if failure:
-        raise TryAgainError(f"{answer.url} reports an error: {short(str(failure))}")
+        raise RetryableError(f"{answer.url} reports an error: {one_line(str(failure))}")
     ids = result.get("idlist")
     if not isinstance(ids, list) or not all(isinstance(i, str) and i.isdigit() for i in ids):
-        raise BadAnswerError(f"{answer.url} sent no list of ids: {short(answer.text)}")
+        raise answer.malformed("no list of ids")
     count = str(result.get("count", ""))
-    wanted = int((answer.call.form or answer.call.params)["retmax"])
     if not count.isdigit() or len(ids) < min(int(count), wanted):
-        raise BadAnswerError(
+        raise RetryableError(
             f"{answer.url} found {count or 'an unknown number of'} articles and sent {len(ids)} ids; "
-            f"{wanted} were asked for"
+            f"{wanted} were asked for",
+            "malformed",
         )
     return tuple(dict.fromkeys(ids))
 

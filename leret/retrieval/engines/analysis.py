@@ -3,49 +3,34 @@
 from __future__ import annotations
 
 import re
+import threading
 import unicodedata
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from leret.config.retriever import AnalyzerSettings
 from leret.core.errors import MissingDependency, RetrievalError
 
 _WORD = re.compile(r"\b\w\w+\b")
 
 
-@dataclass(frozen=True, slots=True)
-class WordSettings:
-    """What decides the words of a text.
+def make_analyzer(settings: AnalyzerSettings) -> Callable[[str], list[str]]:
+    """A function from text to words: lower case, of two letters or digits at least, stop words left out. Thread-safe.
 
-    Attributes:
-        stopwords: a list of bm25s by its name (``english`` has 33 words); None keeps every word.
-        stemmer: a Snowball language for PyStemmer (``english``); None keeps words whole.
-        fold_accents: ``Beyoncé`` and ``Beyonce`` are one word.
-    """
-
-    stopwords: str | None = "english"
-    stemmer: str | None = None
-    fold_accents: bool = True
-
-
-def tokenizer(settings: WordSettings) -> Callable[[str], list[str]]:
-    """A function from text to words: lower case, of two letters or digits at least, stop words left out.
-
-    With ``fold_accents`` off these are the words of ``bm25s.tokenize``. Thread-safe unless it stems: a Snowball
-    stemmer keeps a state, so give every thread its own then.
+    With ``fold_accents`` off these are the words of ``bm25s.tokenize``.
 
     Raises:
         RetrievalError: the stop words or the stemmer have an unknown name.
         MissingDependency: a stemmer is named, and PyStemmer is absent.
     """
     stop = _stopwords(settings.stopwords, settings.fold_accents)
-    fold = fold_accents if settings.fold_accents else None
-    stem = _stemmer(settings.stemmer)
+    fold, stem = settings.fold_accents, _stemmer(settings.stemmer)
+    find = _WORD.findall
 
     def words(text: str) -> list[str]:
-        if fold is not None:
-            text = fold(text)
-        kept = [word for word in _WORD.findall(text.lower()) if word not in stop]
-        return stem(kept) if stem is not None else kept
+        if fold and not text.isascii():
+            text = fold_accents(text)
+        kept = [word for word in find(text.lower()) if word not in stop]
+        return kept if stem is None else stem(kept)
 
     return words
 
@@ -56,8 +41,6 @@ def fold_accents(text: str) -> str:
     >>> fold_accents("Beyoncé, ʿAḍud")
     'Beyonce, ʿAdud'
     """
-    if text.isascii():
-        return text
     return "".join(char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char))
 
 
@@ -81,7 +64,13 @@ def _stemmer(language: str | None) -> Callable[[list[str]], list[str]] | None:
     except ImportError as error:
         raise MissingDependency("PyStemmer", "stemming") from error
     try:
-        stem: Callable[[list[str]], list[str]] = Stemmer.Stemmer(language).stemWords
+        stem = Stemmer.Stemmer(language).stemWords
     except KeyError as error:
         raise RetrievalError(f"retriever.stemmer: {language!r} is no Snowball language; use english or null") from error
-    return stem
+    lock = threading.Lock()  # a stemmer keeps a state
+
+    def stems(words: list[str]) -> list[str]:
+        with lock:
+            return list(stem(words))
+
+    return stems

@@ -1,161 +1,244 @@
+# ruff: noqa: D102  methods of a protocol have its text
 """Late interaction: a vector for every token, in colbert-ai's compressed PLAID index."""
 
 from __future__ import annotations
 
+import json
 import shutil
-from dataclasses import asdict, dataclass, replace
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from leret.config.retriever import ColbertSettings
 from leret.core.errors import RetrievalError
 from leret.core.hub import find_model, model_digest, require_model
-from leret.core.progress import Progress
-from leret.core.types import digest
-from leret.retrieval.base import Documents, encodable
+from leret.core.progress import Progress, Silent
+from leret.core.types import Document, Ranking
+from leret.retrieval.base import Documents, clip_k, search_valid, to_valid_utf8
 from leret.retrieval.engines.colbert_compat import library
-from leret.retrieval.engines.colbert_index import Downloaded
-from leret.retrieval.engines.plaid import ColBERT, PlaidSettings, library_config, open_checkpoint
-from leret.retrieval.index.documents import StoredDocuments
-from leret.retrieval.index.manifest import Manifest
+from leret.retrieval.engines.colbert_index import Collection, PlaidIndex
+from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments, Passages
+from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _FOLDER = "plaid"
 _CODEC = ("plan.json", "centroids.pt", "avg_residual.pt", "buckets.pt")
+_CODE = frozenset({"auto_map", "custom_pipelines"})
+"""Keys of transformers that name classes in files of the checkpoint, or of another one on the hub."""
+
+
+class ColBERT:
+    """Finds documents by late interaction; safe for many threads, one at a time.
+
+    A query without a letter or a digit has an empty ranking. Equal scores stand in the order of the corpus.
+
+    Raises:
+        RetrievalError: the checkpoint or the index cannot be opened.
+        MissingDependency: colbert-ai is not installed.
+    """
+
+    def __init__(
+        self, documents: DocumentTable, checkpoint: Path, index: Path, settings: ColbertSettings, digest: str
+    ) -> None:
+        self.digest = digest
+        self._passages = Passages(documents)
+        self._n_documents = len(documents)
+        self._settings = settings
+        self._lock = threading.Lock()
+        with library() as colbert:
+            self._config = _library_config(colbert, checkpoint, index, settings)
+            self._checkpoint = open_checkpoint(colbert, checkpoint, self._config)
+            try:
+                self._ranker = colbert.IndexScorer(str(index), use_gpu=self._config.total_visible_gpus > 0)
+            except (OSError, ValueError, RuntimeError, KeyError, AssertionError, EOFError) as error:
+                raise RetrievalError(
+                    f"{index}: the PLAID index cannot be read ({type(error).__name__}: {error}); build it again"
+                ) from error
+            self._config_class = colbert.ColBERTConfig
+        n_indexed = len(self._ranker.doclens)
+        if n_indexed != len(documents):
+            raise RetrievalError(
+                f"{index} is an index of another corpus: it has {n_indexed} documents, this one has {len(documents)}"
+            )
+
+    def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
+        k = clip_k(k, self._n_documents)
+        return search_valid(queries, lambda asked: self._search(asked, k))
+
+    def _search(self, queries: list[str], k: int) -> list[Ranking]:
+        import torch
+
+        with self._lock, torch.inference_mode():
+            vectors = self._checkpoint.queryFromText(queries, bsize=128 if len(queries) > 128 else None, to_cpu=True)
+            return [self._ranking(vectors[i : i + 1].cpu(), k) for i in range(len(queries))]
+
+    def _ranking(self, vectors: Any, k: int) -> Ranking:
+        """Look into more and more cells until there are k documents: a cut of the candidates is no answer."""
+        ncells, n_centroids = self._settings.ncells, len(self._ranker.codec.centroids)
+        while True:
+            ncells = min(ncells, n_centroids)
+            # said at every call: the library's own searcher freezes what its first call chose
+            more = self._config_class(
+                ncells=ncells,
+                centroid_score_threshold=self._settings.centroid_threshold,
+                ndocs=max(self._settings.ndocs, 4 * k),  # a quarter of them is scored in full
+            )
+            rows, scores = self._ranker.rank(self._config_class.from_existing(self._config, more), vectors)
+            if len(rows) >= k or ncells == n_centroids:
+                break
+            ncells *= 4
+        best = sorted(zip((-score for score in scores), rows, strict=True))[:k]
+        return self._passages.ranking([row for _, row in best], [-score for score, _ in best])
 
 
 @dataclass(frozen=True)
-class ColbertEngine:
-    """Builds and opens ColBERT indexes.
+class ColbertIndex(IndexEngine):
+    """Builds and opens ColBERT indexes; `ColbertIndex.of` finds the checkpoint of a recipe.
 
     Attributes:
-        plaid: all that decides the index, beside the model.
         checkpoint: directory of the model.
         content: digest of the model.
         downloaded: an index that is not built but searched where it is.
-        batch_size: documents encoded at once.
     """
 
-    plaid: PlaidSettings
+    settings: ColbertSettings
     checkpoint: Path
     content: str
-    downloaded: Downloaded | None = None
-    batch_size: int = 64
+    downloaded: PlaidIndex | None = None
     kind: ClassVar[str] = "colbert"
-    packages: ClassVar[tuple[str, ...]] = ("colbert-ai",)
     resumable: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, settings: ColbertSettings) -> ColbertEngine:
-        """From a recipe.
-
-        Raises:
-            RetrievalError: there is no such checkpoint, or no such downloaded index.
-        """
-        plaid, downloaded = PlaidSettings.of(settings), None
+    def of(cls, settings: ColbertSettings) -> Self:
+        downloaded = None
         if settings.index_root is not None and settings.index_name is not None:
-            downloaded = Downloaded.find(Path(settings.index_root) / settings.index_name)
+            downloaded = PlaidIndex.open(Path(settings.index_root) / settings.index_name)
         if downloaded is not None and settings.checkpoint is None:
             checkpoint = downloaded.own_checkpoint()
         else:
-            checkpoint = find_model(settings.checkpoint or "", "retriever.colbert.checkpoint")
-        return cls(plaid, checkpoint, model_digest(checkpoint), downloaded, settings.batch_size)
+            checkpoint = find_model(settings.checkpoint or "", "retriever.checkpoint")
+        return cls(settings, checkpoint, model_digest(checkpoint), downloaded)
 
     @classmethod
-    def again(cls, manifest: Manifest, directory: Path) -> ColbertEngine:
-        """The engine that built an index.
-
-        Raises:
-            RetrievalError: its checkpoint, or the downloaded index it is for, is gone or is another one.
-        """
+    def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
         values = dict(manifest.settings)
         content, index = values.pop("checkpoint"), values.pop("downloaded", None)
         checkpoint = Path(manifest.places["checkpoint"])
         require_model(checkpoint, content, directory)
         downloaded = None
         if index is not None:
-            downloaded = Downloaded.find(Path(manifest.places["index"]))
+            downloaded = PlaidIndex.open(Path(manifest.places["index"]))
             if downloaded.digest != index:
                 raise RetrievalError(f"{directory}: {downloaded.directory} is not the index that this one was made for")
-        return cls(PlaidSettings(**values), checkpoint, content, downloaded)
+        return cls(ColbertSettings(checkpoint=str(checkpoint), **values), checkpoint, content, downloaded)
 
-    def settings(self) -> dict[str, Any]:
-        """All that decides the rankings."""
-        found = {"checkpoint": self.content, **asdict(self.plaid)}
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return ("colbert-ai",)
+
+    def ranking_keys(self) -> dict[str, Any]:
+        found = {"checkpoint": self.content, **self.settings.ranking_keys()}
+        del found["index_name"]
         return found if self.downloaded is None else {**found, "downloaded": self.downloaded.digest}
 
-    def places(self) -> dict[str, str]:
-        """Where the checkpoint and a downloaded index are."""
+    def external_paths(self) -> dict[str, str]:
         found = {"checkpoint": str(self.checkpoint)}
         return found if self.downloaded is None else {**found, "index": str(self.downloaded.directory)}
 
-    def digest(self, corpus: str) -> str:
-        """Of the retriever."""
-        return digest("colbert", self.settings(), corpus)
-
-    def write(self, corpus: Documents, directory: Path, told: Progress) -> None:
-        """Encode and compress the documents; a downloaded index is compared with them instead.
-
-        Raises:
-            RetrievalError: the corpus is too small for centroids or is not the downloaded index's; the checkpoint
-                cannot be opened.
-            MissingDependency: colbert-ai is not installed.
-        """
+    def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
+        """Encode and compress the documents; a downloaded index is compared with them instead."""
         with library() as colbert:
             if self.downloaded is not None:
-                settings = replace(self.plaid, doc_maxlen=self.downloaded.doc_maxlen or self.plaid.doc_maxlen)
-                config = library_config(colbert, self.checkpoint, self.downloaded.directory, settings)
+                maxlen = self.downloaded.doc_maxlen or self.settings.doc_maxlen
+                settings = self.settings.model_copy(update={"doc_maxlen": maxlen})
+                config = _library_config(colbert, self.checkpoint, self.downloaded.directory, settings)
                 checkpoint = open_checkpoint(colbert, self.checkpoint, config)
-                self.downloaded.require(corpus, lambda texts: _token_counts(checkpoint, texts), self.plaid.separator)
+                self.downloaded.require_corpus(corpus, self._text, lambda texts: _token_counts(checkpoint, texts))
                 return
             folder = directory / _FOLDER
             if not all((folder / name).exists() for name in _CODEC):
                 shutil.rmtree(folder, ignore_errors=True)  # the library can only go on after its centroids
             folder.mkdir(exist_ok=True)
-            config = library_config(
-                colbert, self.checkpoint, folder, self.plaid, resume=True, index_bsize=self.batch_size
+            batch_size = self.settings.batch_size
+            config = _library_config(
+                colbert, self.checkpoint, folder, self.settings, resume=True, index_bsize=batch_size
             )
             checkpoint = open_checkpoint(colbert, self.checkpoint, config)
-            texts = [self._text(corpus, doc_id) for doc_id in corpus]
-            told.start("encode documents", None)
+            texts = [self._text(corpus[doc_id]) for doc_id in corpus]
+            progress.start("encode documents", None)
             try:
                 with colbert.Run().context(config, inherit_config=False):
                     indexer = colbert.indexer(config, texts, checkpoint)
-                    indexer.encoder = _Encoder(checkpoint, self.batch_size, len(texts), told)
+                    indexer.encoder = _Encoder(checkpoint, batch_size, len(texts), progress)
                     indexer.run([])
             except (RuntimeError, AssertionError, AttributeError, ValueError) as error:
                 raise RetrievalError(
                     f"{directory}: colbert-ai could not build the index ({type(error).__name__}: {error})"
                 ) from error
-            told.finish()
+            progress.finish()
 
-    def open(self, directory: Path, documents: StoredDocuments) -> ColBERT:
-        """A saved index."""
+    def open(self, directory: Path, documents: DocumentTable) -> ColBERT:
         index = directory / _FOLDER if self.downloaded is None else self.downloaded.directory
-        return ColBERT(documents, self.checkpoint, index, self.plaid, self.digest(documents.digest))
+        return ColBERT(documents, self.checkpoint, index, self.settings, self.digest(documents.digest))
 
-    def _text(self, corpus: Documents, doc_id: str) -> str:
-        document = corpus[doc_id]
-        return encodable(f"{document.title}{self.plaid.separator}{document.text}" if document.title else document.text)
+    def _text(self, document: Document) -> str:
+        title = f"{document.title}{self.settings.separator}" if document.title else ""
+        return to_valid_utf8(f"{title}{document.text}")
+
+
+def open_downloaded(directory: Path) -> ColBERT:
+    """A downloaded index with its own checkpoint and the collection that lies with it.
+
+    Raises:
+        RetrievalError: it has none of either, or cannot be opened.
+    """
+    index = PlaidIndex.open(directory)
+    if index.collection is None:
+        raise RetrievalError(
+            f"{directory} is an index of ColBERT, and its collection.tsv is not with it; put it there, or run "
+            f"`leret index build --kind colbert --set index_root={directory.parent} "
+            f"--set index_name={directory.name} --corpus PATH --out DIR`"
+        )
+    return _downloaded(index).open(directory, InMemoryDocuments(Collection(index.collection)))
+
+
+def check_downloaded(directory: Path, corpus: Documents | None) -> int:
+    """The number of documents of a downloaded index, after all its files are looked for and it was searched.
+
+    It is compared with ``corpus``, or else with the collection that lies with it.
+
+    Raises:
+        RetrievalError: it is broken, of another corpus, or cannot be opened.
+    """
+    index = PlaidIndex.open(directory)
+    if problems := index.problems():
+        raise RetrievalError(f"{directory}: {'; '.join(problems)}; download it again")
+    if index.collection is not None or corpus is None:
+        open_downloaded(directory).search(["a", ""], 1)
+    if corpus is None and index.collection is not None:
+        corpus = Collection(index.collection)
+    if corpus is not None:  # writing compares, and writes nothing
+        _downloaded(index).write(corpus, directory, Silent())
+    return len(index.token_counts())
+
+
+def _downloaded(index: PlaidIndex) -> ColbertIndex:
+    return ColbertIndex.of(ColbertSettings(index_root=str(index.directory.parent), index_name=index.directory.name))
 
 
 class _Encoder:
-    """The library's encoder, which tells how far it is, and encodes a small collection once instead of twice.
+    """The library's encoder, which reports progress, and encodes a small collection once instead of twice.
 
     The library asks for a sample of the documents first, which up to 30,720 of them is all, and then for all of them,
     25,000 at a time.
-
-    Args:
-        checkpoint: the library's model.
-        batch_size: documents at once.
-        n_documents: of the collection.
-        told: watches.
     """
 
-    def __init__(self, checkpoint: Any, batch_size: int, n_documents: int, told: Progress) -> None:
+    def __init__(self, checkpoint: Any, batch_size: int, n_documents: int, progress: Progress) -> None:
         self._checkpoint = checkpoint
         self._batch_size = batch_size
         self._n_documents = n_documents
-        self._told = told
+        self._progress = progress
         self._kept: tuple[Any, list[int]] | None = None  # of the documents that are still to be asked for again
 
     def encode_passages(self, passages: list[str]) -> Any:
@@ -182,8 +265,71 @@ class _Encoder:
             found, lengths = self._checkpoint.docFromText(part, bsize=self._batch_size, keep_dims="flatten")
             vectors.append(found)
             counts.extend(lengths)
-            self._told.advance(len(part))
+            self._progress.advance(len(part))
         return torch.cat(vectors), counts
+
+
+def _library_config(colbert: Any, checkpoint: Path, index: Path, settings: ColbertSettings, **more: Any) -> Any:
+    """The library's configuration: the checkpoint's own, then ours; nothing is left to its defaults."""
+    found = colbert.ColBERTConfig.load_from_checkpoint(str(checkpoint))
+    if found is None:
+        raise RetrievalError(
+            f"{checkpoint} is no ColBERT checkpoint (artifact.metadata is missing); name the directory of one"
+        )
+    ours = colbert.ColBERTConfig(
+        checkpoint=str(checkpoint),
+        model_name=str(checkpoint),  # the checkpoint names a model of the hub, which the library would ask
+        index_path=str(index),
+        root=str(index.parent),
+        nbits=settings.nbits,
+        doc_maxlen=settings.doc_maxlen,
+        query_maxlen=settings.query_maxlen,
+        kmeans_niters=settings.kmeans_iterations,
+        rank=0,
+        nranks=1,
+        avoid_fork_if_possible=True,
+        **more,
+    )
+    return colbert.ColBERTConfig.from_existing(found, ours)
+
+
+def open_checkpoint(colbert: Any, directory: Path, config: Any) -> Any:
+    """The library's model.
+
+    Raises:
+        RetrievalError: it cannot be opened, or would run code of its own.
+    """
+    if not (directory / "config.json").is_file():
+        raise RetrievalError(
+            f"{directory}: no model (config.json is missing); name the directory of a ColBERT checkpoint"
+        )
+    from safetensors import SafetensorError
+
+    try:
+        _refuse_code(directory)
+        model = colbert.Checkpoint(str(directory), colbert_config=config, verbose=0)
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise RetrievalError(
+            f"{directory} cannot be opened as a ColBERT checkpoint ({type(error).__name__}: {error})"
+        ) from error
+    on_gpu = config.total_visible_gpus > 0
+    if on_gpu:
+        model = model.cuda()
+    model.amp_manager.activated = on_gpu  # half precision is the GPU's; on a CPU its context manager only warns
+    model.query_tokenizer.query_maxlen = config.query_maxlen
+    return model
+
+
+def _refuse_code(directory: Path) -> None:
+    """Refuse a checkpoint that brings Python: colbert-ai would run it unasked."""
+    keys: set[str] = set()
+    for path in directory.glob("*config*.json"):
+        json.loads(path.read_bytes(), object_pairs_hook=lambda pairs: keys.update(key for key, _ in pairs))
+        if code := keys & _CODE:
+            raise RetrievalError(
+                f"{directory} brings Python code of its own ({', '.join(code)} in {path.name}), which is not run; use "
+                "a checkpoint of an architecture that transformers has"
+            )
 
 
 def _token_counts(checkpoint: Any, texts: list[str]) -> list[int]:

@@ -22,13 +22,16 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
+
+from filelock import FileLock
 
 from leret.core.errors import MissingDependency, RetrievalError
+from leret.core.files import cache_directory
 
-LOCK = threading.RLock()
+_LOCK = threading.RLock()
 """colbert-ai keeps its configuration in globals: one thread at a time loads or builds."""
 
-_ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "PATH", "TOKENIZERS_PARALLELISM", "TORCH_EXTENSIONS_DIR")
 _EXTENSIONS = (
     ("colbert.modeling.colbert", "ColBERT", "segmented_maxsim_cpp"),
     ("colbert.search.index_storage", "IndexScorer", "filter_pids_cpp"),
@@ -51,7 +54,7 @@ def library() -> Iterator[SimpleNamespace]:
         MissingDependency: colbert-ai is not installed.
         RetrievalError: its extensions cannot be compiled.
     """
-    with LOCK, _kept():
+    with _LOCK, _restored():
         modules = _imported()
         _compiled(modules)
         yield SimpleNamespace(
@@ -68,38 +71,29 @@ def extensions_directory() -> Path:
     import torch
 
     root = os.environ.get("TORCH_EXTENSIONS_DIR")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    base = Path(root) if root else cache / "leret" / "torch_extensions"
+    base = Path(root) if root else cache_directory() / "torch_extensions"
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     return base / f"colbert-{version('colbert-ai')}-torch-{torch.__version__.split('+')[0]}-{python}"
 
 
 @contextmanager
-def _kept() -> Iterator[None]:
+def _restored() -> Iterator[None]:
     """Put back what the library changes in the whole process."""
     import numpy as np
     import torch
     from huggingface_hub import constants
 
-    offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True  # models are directories: nobody is asked
-    environment = {name: os.environ.get(name) for name in _ENVIRONMENT}
     method = multiprocessing.get_start_method(allow_none=True)
-    seeds = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    seeds = random.getstate(), np.random.get_state()
+    offline = patch.object(constants, "HF_HUB_OFFLINE", True)  # models are directories: nobody is asked
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), patch.dict(os.environ), offline, torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")  # of torch.cuda.amp, at every call
             yield
     finally:
-        for name, value in environment.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
         multiprocessing.set_start_method(method, force=True)
-        constants.HF_HUB_OFFLINE = offline
         random.setstate(seeds[0])
         np.random.set_state(seeds[1])
-        torch.set_rng_state(seeds[2])
 
 
 def _imported() -> dict[str, Any]:
@@ -158,12 +152,8 @@ def _mended(factory: Callable[[str], Any]) -> Callable[[str], Any]:
 def _indexer(config: Any, texts: list[str], checkpoint: Any) -> Any:
     """The library's indexer, with a model that is loaded already."""
     module = sys.modules["colbert.indexing.collection_indexer"]
-    theirs = vars(module)["Checkpoint"]
-    vars(module)["Checkpoint"] = lambda *_, **__: checkpoint
-    try:
+    with patch.object(module, "Checkpoint", lambda *_, **__: checkpoint):
         return vars(module)["CollectionIndexer"](config=config, collection=texts, verbose=0)
-    finally:
-        vars(module)["Checkpoint"] = theirs
 
 
 def _centroids(n_dimensions: int, n_centroids: int, n_iterations: int, shared: Any, queue: Any = None) -> Any:
@@ -197,7 +187,9 @@ def _compiled(modules: dict[str, Any]) -> None:
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # ninja
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with _only_compiler(directory):
+        with FileLock(directory / "leret.lock"):  # then any lock of torch's in it was left by a dead compiler
+            for stale in directory.glob("*/lock"):
+                stale.unlink(missing_ok=True)
             if not all((directory / extension / f"{extension}.so").exists() for _, _, extension in _EXTENSIONS):
                 _log.warning("compiling ColBERT's C++ extensions in %s: once, a minute or two", directory)
             for module, name, _ in _EXTENSIONS:
@@ -208,22 +200,6 @@ def _compiled(modules: dict[str, Any]) -> None:
             f"ColBERT's C++ extensions cannot be compiled in {directory} ({first}); they need a C++ compiler (g++), "
             "ninja and a directory that can be written (TORCH_EXTENSIONS_DIR names another)"
         ).failed() from error
-
-
-@contextmanager
-def _only_compiler(directory: Path) -> Iterator[None]:
-    """Hold the folder against other processes of leret; then any lock of torch's in it was left by a dead one."""
-    with open(directory / "leret.lock", "w", encoding="utf-8") as file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except ImportError:  # not a POSIX system: nothing tells a stale lock from a live one
-            yield
-            return
-        for stale in directory.glob("*/lock"):
-            stale.unlink(missing_ok=True)
-        yield
 
 
 def _quiet(*values: Any, **options: Any) -> None:

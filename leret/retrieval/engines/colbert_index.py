@@ -11,18 +11,20 @@ from typing import Any
 
 from leret.core.errors import RetrievalError
 from leret.core.types import Document
-from leret.retrieval.base import Documents, encodable
+from leret.retrieval.base import Documents
 
 _SMALL = 1 << 26
 """Bytes of a file that is read through for the digest; of larger ones the size counts."""
-_LOOKED_AT = 200
+_SAMPLE = 200
 """Documents that are compared by their number of tokens."""
 _EQUAL = 0.9
 """Share of them that must be equal: what cleans text before it is indexed changes a few."""
+_PARTS = ("codes.pt", "residuals.pt", "metadata.json")
+"""Files of a chunk, beside its doclens."""
 
 
 @dataclass(frozen=True)
-class Downloaded:
+class PlaidIndex:
     """An index of colbert-ai.
 
     Attributes:
@@ -31,33 +33,42 @@ class Downloaded:
         collection: that it is of: inside of it, as it says, or the one that lies with it; None where there is none.
         digest: names its content.
         doc_maxlen: tokens of a document that were indexed at most, as it says.
+        metadata: its metadata.json.
     """
 
     directory: Path
     checkpoint: str
     collection: Path | None
     digest: str
-    doc_maxlen: int | None = None
+    doc_maxlen: int | None
+    metadata: dict[str, Any]
+
+    @staticmethod
+    def exists(directory: Path) -> bool:
+        """Does a directory look like an index of colbert-ai?"""
+        return (directory / "metadata.json").is_file() and (directory / "centroids.pt").is_file()
 
     @classmethod
-    def find(cls, directory: Path) -> Downloaded:
+    def open(cls, directory: Path) -> PlaidIndex:
         """What an index says of itself.
 
         Raises:
             RetrievalError: the directory is no such index, or lacks a part.
         """
-        values = _metadata(directory)
-        config = values["config"] if isinstance(values.get("config"), dict) else {}
+        try:
+            metadata = json.loads((directory / "metadata.json").read_text(encoding="utf-8"))
+            if not isinstance(metadata, dict) or "num_chunks" not in metadata:
+                raise ValueError("num_chunks is missing")
+        except (OSError, ValueError, RecursionError) as error:
+            raise RetrievalError(
+                f"{directory} is no index of ColBERT ({error}); index_root and index_name name its folder"
+            ) from error
+        config = metadata["config"] if isinstance(metadata.get("config"), dict) else {}
         named = _inside(directory, config.get("collection"))
         beside = [folder / "collection.tsv" for folder in (directory, directory.parent, directory.parent.parent)]
         collection = next((path for path in (named, *beside) if path is not None and path.is_file()), None)
-        return cls(
-            directory.resolve(),
-            str(config.get("checkpoint") or ""),
-            collection,
-            _content(directory),
-            config.get("doc_maxlen"),
-        )
+        checkpoint, maxlen = str(config.get("checkpoint") or ""), config.get("doc_maxlen")
+        return cls(directory.resolve(), checkpoint, collection, _content(directory), maxlen, metadata)
 
     def own_checkpoint(self) -> Path:
         """The checkpoint that lies in the index: its maker chooses none of the hub, and none elsewhere."""
@@ -65,30 +76,33 @@ class Downloaded:
         if path is None or not path.is_dir():
             raise RetrievalError(
                 f"{self.directory} names the checkpoint {self.checkpoint or 'none'!r}, which is not inside of it; run "
-                "`leret index build --kind colbert --model CHECKPOINT --corpus PATH --out DIR --set colbert.index_root="
-                f"{self.directory.parent} --set colbert.index_name={self.directory.name}` and search DIR"
+                "`leret index build --kind colbert --model CHECKPOINT --corpus PATH --out DIR --set index_root="
+                f"{self.directory.parent} --set index_name={self.directory.name}` and search DIR"
             )
         return path
 
-    @staticmethod
-    def is_one(directory: Path) -> bool:
-        """Does a directory look like an index of colbert-ai?"""
-        return (directory / "metadata.json").is_file() and (directory / "centroids.pt").is_file()
-
     def token_counts(self) -> list[int]:
-        """Vectors of every document, in order."""
+        """Vectors of every document, in order.
+
+        Raises:
+            RetrievalError: the doclens cannot be read.
+        """
         counts: list[int] = []
-        for chunk in range(int(_metadata(self.directory)["num_chunks"])):
-            counts += json.loads((self.directory / f"doclens.{chunk}.json").read_text(encoding="utf-8"))
+        try:
+            for chunk in range(int(self.metadata["num_chunks"])):
+                counts += json.loads((self.directory / f"doclens.{chunk}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, TypeError) as error:
+            raise RetrievalError(
+                f"{self.directory}: its doclens cannot be read ({error}); download it again"
+            ) from error
         return counts
 
-    def require(self, corpus: Documents, count: Callable[[list[str]], list[int]], separator: str) -> None:
+    def require_corpus(
+        self, corpus: Documents, text: Callable[[Document], str], count: Callable[[list[str]], list[int]]
+    ) -> None:
         """Refuse a corpus that the index is not of: as many documents, and a sample of them with as many tokens.
 
-        Args:
-            corpus: to be searched with the index.
-            count: tokens of texts, as the index's model has them.
-            separator: between title and text.
+        ``text`` is of a document as it is indexed; ``count`` gives the tokens of texts as the index's model has them.
 
         Raises:
             RetrievalError: it is of another corpus.
@@ -100,18 +114,40 @@ class Downloaded:
                 f"{len(corpus)}; name the collection that it was built from, in its order"
             )
         ids = list(corpus)
-        step = max(1, len(ids) // _LOOKED_AT)
-        looked_at = range(0, len(ids), step)
-        texts = []
-        for i in looked_at:
-            document = corpus[ids[i]]
-            texts.append(encodable(f"{document.title}{separator}{document.text}" if document.title else document.text))
-        equal = sum(counts[i] == n for i, n in zip(looked_at, count(texts), strict=True))
-        if equal < _EQUAL * len(texts):
+        sample = range(0, len(ids), max(1, len(ids) // _SAMPLE))
+        n_tokens = count([text(corpus[ids[i]]) for i in sample])
+        equal = sum(counts[i] == n for i, n in zip(sample, n_tokens, strict=True))
+        if equal < _EQUAL * len(n_tokens):
             raise RetrievalError(
-                f"{self.directory} is an index of another corpus: of {len(texts)} documents, {equal} have as many "
+                f"{self.directory} is an index of another corpus: of {len(n_tokens)} documents, {equal} have as many "
                 "tokens as in the index; name the collection that it was built from, in its order"
             )
+
+    def describe(self) -> dict[str, Any]:
+        """What `leret index info` shows."""
+        files = [path for path in self.directory.iterdir() if path.is_file()]
+        return {
+            "engine": "colbert",
+            "documents": len(self.token_counts()),
+            "chunks": self.metadata["num_chunks"],
+            "vectors": self.metadata.get("num_embeddings"),
+            "bits": (self.metadata.get("config") or {}).get("nbits"),
+            "tokens a document": self.doc_maxlen,
+            "checkpoint": self.checkpoint or None,
+            "collection": None if self.collection is None else str(self.collection),
+            "digest": self.digest,
+            "size": f"{sum(path.stat().st_size for path in files) / 1e6:.1f} MB in {len(files)} files",
+        }
+
+    def problems(self) -> list[str]:
+        """Files that are missing or do not fit, one line each."""
+        counts, vectors = self.token_counts(), self.metadata.get("num_embeddings")
+        names = [f"{chunk}.{part}" for chunk in range(int(self.metadata["num_chunks"])) for part in _PARTS]
+        missing = [name for name in (*names, "avg_residual.pt", "buckets.pt") if not (self.directory / name).is_file()]
+        found = [f"{name} is missing" for name in missing]
+        if vectors is not None and vectors != sum(counts):
+            found.append(f"it says {vectors} vectors, and its doclens are of {sum(counts)}")
+        return found
 
 
 class Collection:
@@ -121,19 +157,19 @@ class Collection:
         path: of the file; read whole.
 
     Raises:
-        RetrievalError: a line is not of this form, or its number is not its place.
+        RetrievalError: a line is not of this form, or its number is not its row.
     """
 
     def __init__(self, path: Path) -> None:
         self._lines: list[tuple[str, str]] = []
         content = blake2b(digest_size=16)
         with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-            for place, line in enumerate(file):
+            for row, line in enumerate(file):
                 number, *rest = line.rstrip("\r\n").split("\t")
-                if place == 0 and number == "id":
+                if row == 0 and number == "id":
                     raise RetrievalError(f"{path}:1: a header; a collection of ColBERT has none, remove the line")
-                if not rest or number.strip() != str(len(self._lines)):
-                    raise RetrievalError(f"{path}:{place + 1}: a line should be {len(self._lines)}, a tab, the passage")
+                if not rest or number.strip() != str(row):
+                    raise RetrievalError(f"{path}:{row + 1}: a line should be {row}, a tab, the passage")
                 content.update(line.encode("utf-8", "surrogateescape"))
                 title, bar, text = rest[0].partition(" | ")
                 if len(rest) > 1:
@@ -160,19 +196,6 @@ def _inside(directory: Path, name: Any) -> Path | None:
         return path if path.is_relative_to(directory.resolve()) and path.exists() else None
     except (OSError, ValueError):  # no name of a file
         return None
-
-
-def _metadata(directory: Path) -> dict[str, Any]:
-    path = directory / "metadata.json"
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict) or "num_chunks" not in values:
-            raise ValueError("num_chunks is missing")
-    except (OSError, ValueError, RecursionError) as error:
-        raise RetrievalError(
-            f"{directory} is no index of ColBERT ({error}); index_root and index_name name its folder"
-        ) from error
-    return values
 
 
 def _content(directory: Path) -> str:

@@ -1,54 +1,34 @@
+# ruff: noqa: D102  methods of a protocol have its text
 """Finds documents by the similarity of embeddings: one vector a query, one a document."""
 
 from __future__ import annotations
 
-import os
 import shutil
+import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from pickle import UnpicklingError
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leret.config.retriever import DenseSettings
-from leret.core.errors import RetrievalError
+from leret.core.errors import MissingDependency, RetrievalError
+from leret.core.files import atomic_file
 from leret.core.hub import find_model, model_digest, require_model
 from leret.core.progress import Progress
-from leret.core.types import Document, Ranking, digest
-from leret.retrieval.base import Documents, answered, checked
-from leret.retrieval.engines.encoder import Encoder
-from leret.retrieval.engines.vector_store import FILE as FAISS
-from leret.retrieval.engines.vector_store import FOLDER as CHROMA
-from leret.retrieval.engines.vector_store import VectorStore, open_chroma, open_faiss, write_chroma, write_faiss
-from leret.retrieval.index.documents import Passages, Placed, StoredDocuments
-from leret.retrieval.index.manifest import Manifest
+from leret.core.types import Document, Ranking
+from leret.retrieval.base import Documents, clip_k, search_valid, to_valid_utf8
+from leret.retrieval.engines.vector_store import STORES, VectorStore
+from leret.retrieval.index.documents import DocumentTable, MappedDocuments, Passages
+from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _SHARD = 2048
 """Documents encoded between two files: what a killed build loses at most."""
 _DIGITS = 6
 """Decimals of a score: the last bits depend on what stands beside a query in its batch."""
-
-
-@dataclass(frozen=True)
-class VectorSettings:
-    """All that decides a dense index; see `leret.config.retriever.DenseSettings`."""
-
-    query_prefix: str = ""
-    document_prefix: str = ""
-    separator: str = ". "
-    normalize: bool = True
-    store: str = "flat"
-    hnsw_m: int = 32
-    ef_construction: int = 200
-    ef_search: int = 128
-    max_length: int | None = None
-
-    @classmethod
-    def of(cls, values: DenseSettings) -> VectorSettings:
-        """From a recipe."""
-        return cls(**{field.name: getattr(values, field.name) for field in fields(cls)})
 
 
 class Dense:
@@ -57,15 +37,12 @@ class Dense:
     A query without a letter or a digit has an empty ranking. Equal scores stand in the order of the corpus; which of
     them are left out where a ranking is cut is the store's choice.
 
-    Args:
-        documents: where passages take their title and text from.
-        store: one vector a document.
-        encoder: of queries.
-        query_prefix: put before each of them.
-        digest: of the retriever.
+    ``store`` has one vector a document; ``query_prefix`` is put before each query.
     """
 
-    def __init__(self, documents: Placed, store: VectorStore, encoder: Encoder, query_prefix: str, digest: str) -> None:
+    def __init__(
+        self, documents: DocumentTable, store: VectorStore, encoder: Encoder, query_prefix: str, digest: str
+    ) -> None:
         self._passages = Passages(documents)
         self._store = store
         self._encoder = encoder
@@ -73,183 +50,185 @@ class Dense:
         self.digest = digest
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """Rank documents for each query.
+        k = clip_k(k, len(self._store))
+        return search_valid(queries, lambda asked: self._search(asked, k))
 
-        Args:
-            queries: any strings.
-            k: documents a query, at least 1; may be more than there are.
-
-        Returns:
-            One ranking a query, in the order of the queries; inner products, not increasing.
-
-        Raises:
-            RetrievalError: ``k`` is less than 1.
-        """
-        k = checked(k, len(self._store))
-        return answered(queries, lambda said: self._answers(said, k))
-
-    def _answers(self, queries: list[str], k: int) -> list[Ranking]:
+    def _search(self, queries: list[str], k: int) -> list[Ranking]:
         vectors = self._encoder.encode([self._prefix + query for query in queries])
-        places, scores = self._store.nearest(vectors, k)
+        rows, scores = self._store.nearest(vectors, k)
         scores = np.round(scores, _DIGITS)
-        order = np.lexsort((places, -scores), axis=-1)
+        order = np.lexsort((rows, -scores), axis=-1)
         rankings = []
-        for best, place, score in zip(order, places, scores, strict=True):
-            found = best[place[best] >= 0]
-            rankings.append(self._passages.ranking(place[found].tolist(), score[found].tolist()))
+        for best, row, score in zip(order, rows, scores, strict=True):
+            found = best[row[best] >= 0]
+            rankings.append(self._passages.ranking(row[found].tolist(), score[found].tolist()))
         return rankings
 
 
 @dataclass(frozen=True)
-class DenseEngine:
-    """Builds and opens dense indexes.
+class DenseIndex(IndexEngine):
+    """Builds and opens dense indexes; `DenseIndex.of` finds the model of a recipe.
 
     Attributes:
-        vectors: all that decides the index, beside the model.
         model: its directory.
         content: digest of the model.
-        batch_size: texts encoded at once.
-        device: as torch names it, or auto.
     """
 
-    vectors: VectorSettings
+    settings: DenseSettings
     model: Path
     content: str
-    batch_size: int = 64
-    device: str = "auto"
     kind: ClassVar[str] = "dense"
     resumable: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, settings: DenseSettings) -> DenseEngine:
-        """From a recipe.
-
-        Raises:
-            RetrievalError: there is no such model.
-        """
-        model = find_model(settings.model or "", "retriever.dense.model")
-        return cls(VectorSettings.of(settings), model, model_digest(model), settings.batch_size, settings.device)
+    def of(cls, settings: DenseSettings) -> Self:
+        model = find_model(settings.model, "retriever.model")
+        return cls(settings, model, model_digest(model))
 
     @classmethod
-    def again(cls, manifest: Manifest, directory: Path) -> DenseEngine:
-        """The engine that built an index.
-
-        Raises:
-            RetrievalError: its model is gone or is another one.
-        """
-        values = dict(manifest.settings)
-        content, model = values.pop("model"), Path(manifest.places["model"])
+    def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
+        values, model = dict(manifest.settings), Path(manifest.places["model"])
+        content = values.pop("model")
         require_model(model, content, directory)
-        return cls(VectorSettings(**values), model, content)
+        return cls(DenseSettings(model=str(model), **values), model, content)
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """Whose versions matter to an index."""
-        return ("sentence-transformers", "chromadb" if self.vectors.store == "chroma" else "faiss-cpu")
+        return ("sentence-transformers", STORES[self.settings.store].package)
 
-    def settings(self) -> dict[str, Any]:
-        """All that decides the rankings."""
-        return {"model": self.content, **asdict(self.vectors)}
+    def ranking_keys(self) -> dict[str, Any]:
+        return {"model": self.content, **self.settings.ranking_keys()}
 
-    def places(self) -> dict[str, str]:
-        """Where the model is."""
+    def external_paths(self) -> dict[str, str]:
         return {"model": str(self.model)}
 
-    def digest(self, corpus: str) -> str:
-        """Of the retriever."""
-        return digest("dense", self.settings(), corpus)
-
-    def write(self, corpus: Documents, directory: Path, told: Progress) -> None:
-        """Encode the documents, a file of vectors after the other, and index the vectors.
-
-        Raises:
-            RetrievalError: the corpus is empty, or the model cannot be opened.
-            MissingDependency: a package is not installed.
-        """
+    def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         if not len(corpus):
             raise RetrievalError("the corpus has no document to index")
-        folder = directory / "shards"
-        if not (directory / self._file()).exists():
+        folder, store = directory / "shards", STORES[self.settings.store]
+        if not (directory / store.name).exists():
             folder.mkdir(exist_ok=True)
-            self._index(self._encoded(corpus, folder, told), directory, len(corpus), told)
+            shards = self._encode(corpus, folder, progress)
+            progress.start("index vectors", len(corpus))
+            store.write((np.load(path, allow_pickle=False) for path in shards), directory, self.settings, progress)
+            progress.finish()
         if folder.exists():
             shutil.rmtree(folder)
 
-    def open(self, directory: Path, documents: StoredDocuments) -> Dense:
-        """A saved index.
-
-        Raises:
-            RetrievalError: it cannot be read, or does not fit its documents.
-            MissingDependency: a package is not installed.
-        """
-        settings = self.vectors
-        chroma = settings.store == "chroma"
-        store = open_chroma(directory) if chroma else open_faiss(directory, settings.ef_search)
+    def open(self, directory: Path, documents: MappedDocuments) -> Dense:
+        store = STORES[self.settings.store].open(directory, self.settings)
         if len(store) != len(documents):
             raise RetrievalError(
                 f"{directory}: {len(store)} vectors, and {len(documents)} documents; build the index again"
             )
-        return Dense(documents, store, self._encoder(), settings.query_prefix, self.digest(documents.digest))
+        encoder = Encoder(self.model, self.settings)
+        return Dense(documents, store, encoder, self.settings.query_prefix, self.digest(documents.digest))
 
-    def _file(self) -> str:
-        """What a finished index of the vectors is called."""
-        return CHROMA if self.vectors.store == "chroma" else FAISS
-
-    def _index(self, shards: list[Path], directory: Path, n_documents: int, told: Progress) -> None:
-        told.start("index vectors", n_documents)
-        parts = (np.load(path, allow_pickle=False) for path in shards)
-        if self.vectors.store == "chroma":
-            write_chroma(parts, directory, self._graph(), self.vectors.ef_search, told.advance)
-        else:
-            graph = self._graph() if self.vectors.store == "hnsw" else None
-            write_faiss(parts, directory, hnsw=graph, told=told.advance)
-        told.finish()
-
-    def _graph(self) -> tuple[int, int]:
-        return self.vectors.hnsw_m, self.vectors.ef_construction
-
-    def _encoder(self) -> Encoder:
-        settings = self.vectors
-        return Encoder(
-            self.model,
-            normalize=settings.normalize,
-            max_length=settings.max_length,
-            batch_size=self.batch_size,
-            device=self.device,
-        )
-
-    def _encoded(self, corpus: Documents, folder: Path, told: Progress) -> list[Path]:
+    def _encode(self, corpus: Documents, folder: Path, progress: Progress) -> list[Path]:
         """Files of vectors, `_SHARD` documents each; those that an earlier build finished are left as they are."""
         ids = list(corpus)
         paths = [folder / f"{start:09}.npy" for start in range(0, len(ids), _SHARD)]
-        missing = [path for path in paths if not path.exists()]
+        missing = {i for i, path in enumerate(paths) if not path.exists()}
         if not missing:
             return paths
-        told.start("encode documents", len(ids))
-        told.advance(min(len(ids), _SHARD * (len(paths) - len(missing))))
-        encoder, at_once = self._encoder(), 8 * self.batch_size  # sorted by length inside, so not one batch at a time
-        for i, path in enumerate(paths):
-            if path not in missing:
-                continue
+        progress.start("encode documents", len(ids))
+        progress.advance(min(len(ids), _SHARD * (len(paths) - len(missing))))
+        # sorted by length inside, so not one batch at a time
+        encoder, at_once = Encoder(self.model, self.settings), 8 * self.settings.batch_size
+        for i in sorted(missing):
             rows = []
             part = ids[i * _SHARD : (i + 1) * _SHARD]
             for start in range(0, len(part), at_once):
                 texts = [self._text(corpus[doc_id]) for doc_id in part[start : start + at_once]]
                 rows.append(encoder.encode(texts))
-                told.advance(len(texts))
-            _save(np.concatenate(rows), path)
-        told.finish()
+                progress.advance(len(texts))
+            with atomic_file(paths[i], "wb") as file:
+                np.save(file, np.concatenate(rows))
+        progress.finish()
         return paths
 
     def _text(self, document: Document) -> str:
-        title = f"{document.title}{self.vectors.separator}" if document.title else ""
-        return f"{self.vectors.document_prefix}{title}{document.text}"
+        title = f"{document.title}{self.settings.separator}" if document.title else ""
+        return f"{self.settings.document_prefix}{title}{document.text}"
 
 
-def _save(vectors: NDArray[np.float32], path: Path) -> None:
-    scratch = path.with_suffix(".part")
-    with open(scratch, "wb") as file:
-        np.save(file, vectors)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+class Encoder:
+    """A sentence-transformers model, pooled as the model says; safe for many threads, one at a time.
+
+    Raises:
+        RetrievalError: the directory holds no such model, torch cannot use the device, or the model cannot read so many
+            tokens.
+        MissingDependency: sentence-transformers is not installed.
+    """
+
+    def __init__(self, directory: Path, settings: DenseSettings) -> None:
+        try:
+            from sentence_transformers import SentenceTransformer
+        except ImportError as error:
+            raise MissingDependency("sentence-transformers", "dense") from error
+        from safetensors import SafetensorError
+
+        try:
+            self._model: Any = SentenceTransformer(
+                str(directory), device=_usable(settings.device), local_files_only=True
+            )
+        except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError,
+                UnpicklingError, SafetensorError) as error:  # fmt: skip
+            raise RetrievalError(
+                f"{directory} cannot be opened as a sentence-transformers model "
+                f"({type(error).__name__}: {_first_line(error)})"
+            ) from error
+        if settings.max_length is not None:
+            _lengthen(self._model, settings.max_length, directory)
+        self._normalize = settings.normalize
+        self._batch_size = settings.batch_size
+        self._lock = threading.Lock()  # tokenizers keep their truncation as a state
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Vectors of texts.
+
+        Returns:
+            (n_texts, n_dimensions) float32.
+        """
+        with self._lock:
+            found = self._model.encode(
+                [to_valid_utf8(text) for text in texts],
+                batch_size=self._batch_size,
+                normalize_embeddings=self._normalize,
+                show_progress_bar=False,
+            )
+        return np.ascontiguousarray(found, np.float32)
+
+
+def _usable(device: str) -> str | None:
+    """The device as sentence-transformers wants it, None being its choice."""
+    if device == "auto":
+        return None
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
+        raise RetrievalError(
+            f"retriever.device: torch cannot use {device} ({_first_line(error)}); name cpu, or auto"
+        ) from error
+    return device
+
+
+def _lengthen(model: Any, max_length: int, directory: Path) -> None:
+    """Set how many tokens of a text are read; one text of that length is tried where the model's own limit is lower."""
+    own = model.max_seq_length
+    model.max_seq_length = max_length
+    if own is not None and max_length <= own:
+        return
+    try:
+        model.encode(["a " * max_length], show_progress_bar=False)
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise RetrievalError(
+            f"retriever.max_length: {directory} cannot read {max_length} tokens ({_first_line(error)}); "
+            f"its own limit is {own}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0]

@@ -1,6 +1,7 @@
+# ruff: noqa: D102  methods of a protocol have its text
 """RM3: the words of the first documents, added to the query; pseudo-relevance feedback over BM25, without an LM.
 
-1. Search the query with BM25; believe the first ``fb_docs`` documents.
+1. Search the query with BM25; take the first ``fb_docs`` as feedback documents.
 2. Relevance model: P(w|R) = sum over those documents of P(w|D) x P(D), with P(w|D) a word's share of the document and
    P(D) the document's share of their scores. Keep the ``fb_terms`` most likely words, and let them sum to 1.
 3. Interpolate: ``original_weight`` x the query's own words + (1 - ``original_weight``) x the relevance model.
@@ -21,11 +22,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from leret.config.retriever import RM3Settings
+from leret.config.retriever import RetrieverSettings, RM3Settings
 from leret.core.errors import RetrievalError
 from leret.core.types import Ranking, digest
 from leret.retrieval.base import Retriever
-from leret.retrieval.caching import Kept
 from leret.retrieval.engines.bm25 import BM25
 
 _COMMON = 0.1
@@ -34,52 +34,36 @@ _COMMON = 0.1
 _FEW = 100
 """Documents below which a share of them says little about a word."""
 
+_FEEDBACK = ("fb_docs", "fb_terms", "original_weight")
+
 
 class RM3:
     """Implements ``Retriever``; safe for many threads.
 
     Args:
         bm25: searches first, and lends its index.
-        settings: of the feedback.
+        settings: of the feedback; those of BM25 are not looked at.
+
+    Raises:
+        RetrievalError: ``bm25`` is another retriever.
     """
 
-    def __init__(self, bm25: BM25, settings: RM3Settings | None = None) -> None:
+    def __init__(self, bm25: Retriever, settings: RM3Settings | None = None) -> None:
+        if not isinstance(bm25, BM25):
+            raise RetrievalError(f"RM3 takes its words from an index of kind bm25, and this is {type(bm25).__name__}")
         self._bm25 = bm25
         self._settings = settings or RM3Settings()
 
-    @classmethod
-    def over(cls, retriever: Retriever, settings: RM3Settings | None = None) -> RM3:
-        """RM3 over a retriever that was opened as any.
-
-        Raises:
-            RetrievalError: it is not BM25.
-        """
-        if isinstance(retriever, Kept):
-            retriever = retriever.retriever
-        if not isinstance(retriever, BM25):
-            raise RetrievalError(
-                f"RM3 takes its words from an index of kind bm25, and this is {type(retriever).__name__}"
-            )
-        return cls(retriever, settings)
+    @staticmethod
+    def parts(settings: RM3Settings) -> dict[str, RetrieverSettings]:
+        """The retriever of the first search; it shares the directory."""
+        return {"": settings.bm25}
 
     @property
     def digest(self) -> str:
-        """Names BM25's index and the settings of the feedback."""
-        return digest("rm3", self._bm25.digest, self._settings.model_dump(mode="json"))
+        return digest("rm3", self._bm25.digest, {name: getattr(self._settings, name) for name in _FEEDBACK})
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """Rank documents for each query.
-
-        Args:
-            queries: any strings; one without a known word gets an empty ranking.
-            k: documents a query, at least 1.
-
-        Returns:
-            One ranking a query, in the order of the queries; equal scores stand in the order of the corpus.
-
-        Raises:
-            RetrievalError: ``k`` is less than 1.
-        """
         if k < 1:
             raise RetrievalError(f"k is {k}; ask for one document at least")
         first = self._bm25.search(queries, self._settings.fb_docs)
@@ -99,14 +83,14 @@ class RM3:
         own = Counter(word for word in index.words(query) if word in index.index.vocabulary)
         documents = [Counter(index.words(f"{p.title}. {p.text}")) for p in feedback]
         model = relevance_model(
-            [{word: n for word, n in document.items() if self._telling(word)} for document in documents],
+            [{word: n for word, n in document.items() if self._is_telling(word)} for document in documents],
             [document.total() for document in documents],
             [passage.score for passage in feedback],
             self._settings.fb_terms,
         )
         return interpolated(own, model, self._settings.original_weight)
 
-    def _telling(self, word: str) -> bool:
+    def _is_telling(self, word: str) -> bool:
         index, n_documents = self._bm25.index, self._bm25.n_documents
         column = index.vocabulary.get(word)
         if column is None:
@@ -120,8 +104,8 @@ class RM3:
         for word, weight in words.items():
             start, end = index.indptr[index.vocabulary[word]], index.indptr[index.vocabulary[word] + 1]
             scores[index.indices[start:end]] += np.float32(weight) * index.data[start:end]  # a document once a word
-        places = _best(scores, k)
-        return self._bm25.passages(places, [float(scores[place]) for place in places])
+        rows = _best(scores, k)
+        return self._bm25.ranking(rows, [float(scores[row]) for row in rows])
 
 
 def relevance_model(
@@ -168,10 +152,10 @@ def interpolated(own: Mapping[str, int], model: Mapping[str, float], original_we
 
 
 def _best(scores: NDArray[np.float32], k: int) -> list[int]:
-    """Places of the best scores above 0, best first; equal ones in their order."""
+    """Rows of the best scores above 0, best first; equal ones in their order."""
     found = np.flatnonzero(scores > 0)
     if len(found) > k:
         least = np.partition(scores[found], len(found) - k)[len(found) - k]
         found = found[scores[found] >= least]
     order = found[np.argsort(-scores[found], kind="stable")]
-    return [int(place) for place in order[:k]]
+    return [int(row) for row in order[:k]]

@@ -1,3 +1,4 @@
+# ruff: noqa: D102  methods of a protocol have its text
 """BM25 over a tantivy index: built and searched from the disk, for corpora too large for bm25s's build.
 
 The terms are those of `engines.analysis`, joined by spaces, so that tantivy only splits at spaces. A query becomes
@@ -7,27 +8,26 @@ the lengths of long documents roughly: its scores are not those of bm25s.
 
 from __future__ import annotations
 
-import shutil
-import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+from leret.config.retriever import TantivySettings
 from leret.core.errors import MissingDependency, RetrievalError
 from leret.core.progress import Progress
-from leret.core.types import Ranking, digest
-from leret.retrieval.base import Documents, checked
-from leret.retrieval.engines.analysis import WordSettings, tokenizer
-from leret.retrieval.index.documents import Passages, Placed, StoredDocuments
-from leret.retrieval.index.manifest import Manifest
+from leret.core.types import Ranking
+from leret.retrieval.base import Documents, clip_k
+from leret.retrieval.engines.analysis import make_analyzer
+from leret.retrieval.index.documents import DocumentTable, MappedDocuments, Passages
+from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _FOLDER = "tantivy"
 _HEAP = 256_000_000
 """Bytes that a build holds before it writes."""
-_TOLD = 10_000
-_AT_ONCE = 64
+_REPORTED = 10_000
+_BATCH = 64
 """Queries whose hits are held: with all of thousands Python's garbage collector takes a twentieth of the time."""
 
 
@@ -35,16 +35,11 @@ class Tantivy:
     """Finds documents by their words; safe for many threads.
 
     Documents that share no word with a query are not returned. Equal scores stand in the order of the corpus.
-
-    Args:
-        documents: where passages take their title and text from.
-        index: tantivy's own, of ``documents``.
-        words: how text became words.
     """
 
     only_computes: ClassVar[bool] = True  # a search waits for nothing but the processor
 
-    def __init__(self, documents: Placed, index: Any, words: WordSettings) -> None:
+    def __init__(self, documents: DocumentTable, index: Any, settings: TantivySettings) -> None:
         self._passages = Passages(documents)
         tantivy = _tantivy()
         self._query, self._should = tantivy.Query, tantivy.Occur.Should
@@ -52,46 +47,28 @@ class Tantivy:
         self._searcher = index.searcher()
         # One thread wrote it: within a segment tantivy's own order of equal scores is that of the corpus.
         self._in_order = self._searcher.num_segments == 1
-        self._words = tokenizer(words)
-        self._stems = words.stemmer is not None
-        self._lock = threading.Lock()  # a stemmer keeps a state
+        self._words = make_analyzer(settings)
         self._n_documents = len(documents)
-        self.digest = TantivyEngine(words).digest(documents.digest)
+        self.digest = TantivyIndex(settings).digest(documents.digest)
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """Rank documents for each query.
-
-        Args:
-            queries: any strings; one without a known word gets an empty ranking.
-            k: documents a query, at least 1; may be more than there are.
-
-        Returns:
-            One ranking a query, in the order of the queries; scores above 0, not increasing.
-
-        Raises:
-            RetrievalError: ``k`` is less than 1.
-        """
-        k = checked(k, self._n_documents)
-        batches = (queries[start : start + _AT_ONCE] for start in range(0, len(queries), _AT_ONCE))
+        k = clip_k(k, self._n_documents)
+        batches = (queries[start : start + _BATCH] for start in range(0, len(queries), _BATCH))
         return [ranking for batch in batches for ranking in self._rankings(batch, k)]
 
     def _rankings(self, queries: Sequence[str], k: int) -> list[Ranking]:
         found = [self._hits(query, k) for query in queries]
-        places = self._searcher.fast_field_values("place", [address for hits in found for _, address in hits])
+        rows = self._searcher.fast_field_values("place", [address for hits in found for _, address in hits])
         rankings, start = [], 0
         for hits in found:
             end = start + len(hits)
-            rankings.append(self._ranking(places[start:end], [score for score, _ in hits], k))
+            rankings.append(self._ranking(rows[start:end], [score for score, _ in hits], k))
             start = end
         return rankings
 
     def _hits(self, query: str, k: int) -> list[tuple[float, Any]]:
         """Scores and addresses, best first: k of them, or as many more as it takes to know which stand first."""
-        if self._stems:
-            with self._lock:
-                words = self._words(query)
-        else:
-            words = self._words(query)
+        words = self._words(query)
         if not words:
             return []
         wanted = self._disjunction(words)
@@ -108,11 +85,11 @@ class Tantivy:
         hits: list[tuple[float, Any]] = self._searcher.search(wanted, limit=n, count=False).hits
         return hits
 
-    def _ranking(self, places: list[int], scores: list[float], k: int) -> Ranking:
+    def _ranking(self, rows: list[int], scores: list[float], k: int) -> Ranking:
         if not self._in_order and len(set(scores)) < len(scores):
-            best = sorted(zip((-score for score in scores), places, strict=True))
-            scores, places = [-score for score, _ in best], [place for _, place in best]
-        return self._passages.ranking(places[:k], scores[:k])
+            best = sorted(zip((-score for score in scores), rows, strict=True))
+            scores, rows = [-score for score, _ in best], [row for _, row in best]
+        return self._passages.ranking(rows[:k], scores[:k])
 
     def _disjunction(self, words: list[str]) -> Any:
         """Any of the words, each as often as it stands there: by a boost, for a query may say one a thousand times."""
@@ -127,66 +104,45 @@ class Tantivy:
 
 
 @dataclass(frozen=True)
-class TantivyEngine:
-    """Builds and opens tantivy indexes.
+class TantivyIndex(IndexEngine):
+    """Builds and opens tantivy indexes, in about a quarter of a gigabyte whatever the corpus."""
 
-    Attributes:
-        words: how text becomes words.
-    """
-
-    words: WordSettings
+    settings: TantivySettings
     kind: ClassVar[str] = "tantivy"
-    packages: ClassVar[tuple[str, ...]] = ("tantivy",)
-    resumable: ClassVar[bool] = False
 
     @classmethod
-    def again(cls, manifest: Manifest) -> TantivyEngine:
-        """The engine that built an index."""
-        return cls(WordSettings(**manifest.settings))
+    def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
+        return cls(TantivySettings(**manifest.settings))
 
-    def settings(self) -> dict[str, Any]:
-        """All that decides the rankings."""
-        return asdict(self.words)
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return ("tantivy",)
 
-    def places(self) -> dict[str, str]:
-        """Nothing outside the directory is needed."""
-        return {}
+    def ranking_keys(self) -> dict[str, Any]:
+        return self.settings.ranking_keys()
 
-    def digest(self, corpus: str) -> str:
-        """Of the retriever."""
-        return digest("tantivy", self.settings(), corpus)
-
-    def write(self, corpus: Documents, directory: Path, told: Progress) -> None:
-        """Index ``title. text`` of every document, in about a quarter of a gigabyte whatever the corpus.
-
-        Raises:
-            RetrievalError: no document has a word.
-            MissingDependency: tantivy is not installed.
-        """
+    def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         tantivy = _tantivy()
-        words = tokenizer(self.words)
+        words = make_analyzer(self.settings)
         builder = tantivy.SchemaBuilder()
         builder.add_text_field("words", tokenizer_name="whitespace", index_option="freq")
         builder.add_unsigned_field("place", fast=True)
-        schema = builder.build()
         folder = directory / _FOLDER
-        if folder.exists():  # of a build that was killed
-            shutil.rmtree(folder)
         folder.mkdir()
-        told.start("index words", len(corpus))
+        progress.start("index words", len(corpus))
         try:
-            writer = tantivy.Index(schema, path=str(folder)).writer(_HEAP, 1)
+            writer = tantivy.Index(builder.build(), path=str(folder)).writer(_HEAP, 1)
             n_words = 0
-            for place, document in enumerate(map(corpus.__getitem__, corpus)):
+            for row, document in enumerate(map(corpus.__getitem__, corpus)):
                 found = words(f"{document.title}. {document.text}")
                 n_words += len(found)
-                row = tantivy.Document()
-                row.add_text("words", " ".join(found))
-                row.add_unsigned("place", place)
-                writer.add_document(row)
-                if place % _TOLD == _TOLD - 1:
-                    told.advance(_TOLD)
-            told.advance(len(corpus) % _TOLD)
+                entry = tantivy.Document()
+                entry.add_text("words", " ".join(found))
+                entry.add_unsigned("place", row)
+                writer.add_document(entry)
+                if row % _REPORTED == _REPORTED - 1:
+                    progress.advance(_REPORTED)
+            progress.advance(len(corpus) % _REPORTED)
             writer.commit()
             writer.wait_merging_threads()
         except ValueError as error:  # tantivy's word for everything, a full disk among it
@@ -197,15 +153,9 @@ class TantivyEngine:
             raise RetrievalError(
                 f"none of the {len(corpus)} documents has a word that can be indexed; look at the corpus"
             )
-        told.finish()
+        progress.finish()
 
-    def open(self, directory: Path, documents: StoredDocuments) -> Tantivy:
-        """A saved index.
-
-        Raises:
-            RetrievalError: tantivy cannot open it.
-            MissingDependency: tantivy is not installed.
-        """
+    def open(self, directory: Path, documents: MappedDocuments) -> Tantivy:
         tantivy = _tantivy()
         try:
             index = tantivy.Index.open(str(directory / _FOLDER))
@@ -218,7 +168,7 @@ class TantivyEngine:
                 f"{directory}: tantivy has {index.searcher().num_docs} documents, and {len(documents)} are stored; "
                 "build the index again"
             )
-        return Tantivy(documents, index, self.words)
+        return Tantivy(documents, index, self.settings)
 
 
 def _tantivy() -> Any:

@@ -1,6 +1,7 @@
+# ruff: noqa: D102  methods of a protocol have its text
 """Where vectors are kept and searched: faiss flat (exact), faiss HNSW, or Chroma's embedded client.
 
-A store is written from parts, and opened from its directory; a search gives places and inner products.
+A store is written from parts, and opened from its directory; a search gives rows and inner products.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ import os
 import shutil
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -18,17 +19,23 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
+from leret.config.retriever import DenseSettings
 from leret.core.errors import MissingDependency, RetrievalError
+from leret.core.progress import Progress
 
-FILE = "vectors.faiss"
-"""The index; it is there when it is whole."""
+_FAISS, _CHROMA = "vectors.faiss", "chroma"
+_NAME = "documents"
+_DATABASE = "chroma.sqlite3"
 
 Found = tuple[NDArray[np.int64], NDArray[np.float32]]
-"""(n_queries, k) places, -1 where there are no more; and their inner products."""
+"""(n_queries, k) rows, -1 where there are no more; and their inner products."""
+
+Parts = Iterable[NDArray[np.float32]]
+"""(n, n_dimensions) each, in the order of the rows."""
 
 
 class VectorStore(Protocol):
-    """Vectors by place."""
+    """Vectors by row."""
 
     def nearest(self, queries: NDArray[np.float32], k: int) -> Found:
         """The vectors of the highest inner products, in no promised order.
@@ -39,22 +46,34 @@ class VectorStore(Protocol):
         """
         ...
 
+    def __len__(self) -> int: ...
+
+
+class FaissStore:
+    """A faiss index, mapped into memory."""
+
+    def __init__(self, directory: Path, settings: DenseSettings) -> None:
+        self._faiss = _faiss()
+        path = str(directory / _FAISS)
+        try:
+            self._index: Any = self._faiss.read_index(path, self._faiss.IO_FLAG_MMAP_IFC)
+        except RuntimeError as error:
+            raise RetrievalError(f"{directory}: faiss cannot read the index ({error}); build it again") from error
+        self._ef_search = settings.ef_search if hasattr(self._index, "hnsw") else None
+
+    def nearest(self, queries: NDArray[np.float32], k: int) -> Found:
+        options = {}
+        if self._ef_search is not None:
+            options["params"] = self._faiss.SearchParametersHNSW(efSearch=max(self._ef_search, k))
+        scores, rows = self._index.search(queries, k, **options)
+        return rows, scores
+
     def __len__(self) -> int:
-        """How many vectors there are."""
-        ...
+        return int(self._index.ntotal)
 
 
-def write_faiss(
-    parts: Iterable[NDArray[np.float32]], directory: Path, *, hnsw: tuple[int, int] | None, told: Callable[[int], None]
-) -> None:
-    """Write a faiss index.
-
-    Args:
-        parts: (n, n_dimensions) each, in the order of the places.
-        directory: exists.
-        hnsw: links a vector and candidates while it is built; None keeps the vectors alone, and searches exactly.
-            Built by one thread, so that the same vectors give the same graph.
-        told: called with the number of vectors of every part.
+def write_faiss(parts: Parts, directory: Path, settings: DenseSettings, progress: Progress) -> None:
+    """Write a faiss index; an HNSW graph by one thread, so that the same vectors give the same graph.
 
     Raises:
         MissingDependency: faiss is not installed.
@@ -62,18 +81,20 @@ def write_faiss(
     """
     faiss = _faiss()
     index: Any = None
-    for part in parts:
-        if index is None:
-            n_dimensions = part.shape[1]
-            if hnsw is None:
-                index = faiss.IndexFlatIP(n_dimensions)
-            else:
-                index = faiss.IndexHNSWFlat(n_dimensions, hnsw[0], faiss.METRIC_INNER_PRODUCT)
-                index.hnsw.efConstruction = hnsw[1]
-        with _one_thread(faiss):
+    n_threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    try:
+        for part in parts:
+            if index is None and settings.store == "flat":
+                index = faiss.IndexFlatIP(part.shape[1])
+            elif index is None:
+                index = faiss.IndexHNSWFlat(part.shape[1], settings.hnsw_m, faiss.METRIC_INNER_PRODUCT)
+                index.hnsw.efConstruction = settings.ef_construction
             index.add(np.ascontiguousarray(part, np.float32))
-        told(len(part))
-    scratch = directory / f"{FILE}.part"
+            progress.advance(len(part))
+    finally:
+        faiss.omp_set_num_threads(n_threads)
+    scratch = directory / f"{_FAISS}.part"
     try:
         faiss.write_index(index, str(scratch))
     except RuntimeError as error:
@@ -82,55 +103,7 @@ def write_faiss(
         raise OSError(None, "faiss wrote a part of the index alone; is the disk full?")
     with open(scratch, "rb") as file:
         os.fsync(file.fileno())
-    os.replace(scratch, directory / FILE)
-
-
-def open_faiss(directory: Path, ef_search: int) -> VectorStore:
-    """A faiss index, mapped into memory.
-
-    Args:
-        directory: that `write_faiss` wrote to.
-        ef_search: candidates of an HNSW search; k at least are taken.
-
-    Raises:
-        RetrievalError: faiss cannot read it.
-        MissingDependency: faiss is not installed.
-    """
-    faiss = _faiss()
-    path = str(directory / FILE)
-    try:
-        index = faiss.read_index(path, faiss.IO_FLAG_MMAP_IFC)
-    except RuntimeError as error:
-        raise RetrievalError(f"{directory}: faiss cannot read the index ({error}); build it again") from error
-    return _Faiss(faiss, index, ef_search)
-
-
-class _Faiss:
-    def __init__(self, faiss: Any, index: Any, ef_search: int) -> None:
-        self._faiss = faiss
-        self._index = index
-        self._graph = hasattr(index, "hnsw")
-        self._ef_search = ef_search
-
-    def nearest(self, queries: NDArray[np.float32], k: int) -> Found:
-        options = {}
-        if self._graph:
-            options["params"] = self._faiss.SearchParametersHNSW(efSearch=max(self._ef_search, k))
-        scores, places = self._index.search(queries, k, **options)
-        return places, scores
-
-    def __len__(self) -> int:
-        return int(self._index.ntotal)
-
-
-@contextmanager
-def _one_thread(faiss: Any) -> Iterator[None]:
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
+    os.replace(scratch, directory / _FAISS)
 
 
 def _faiss() -> Any:
@@ -141,41 +114,55 @@ def _faiss() -> Any:
     return faiss
 
 
-pass
+class ChromaStore:
+    """A collection of Chroma."""
+
+    def __init__(self, directory: Path, _settings: DenseSettings) -> None:
+        try:
+            client = _chroma(_build_folder(directory / _CHROMA))
+            self._collection = client.get_collection(_NAME, embedding_function=None)
+            self._n_vectors = int(self._collection.count())
+        except MissingDependency:
+            raise
+        except Exception as error:
+            raise RetrievalError(
+                f"{directory}: Chroma cannot open the vectors ({type(error).__name__}: {error}); build the index again"
+            ) from error
+        weakref.finalize(self, client.close).atexit = False  # at exit the system takes everything back
+        self._lock = threading.Lock()
+
+    def nearest(self, queries: NDArray[np.float32], k: int) -> Found:
+        rows = np.full((len(queries), k), -1, np.int64)
+        scores = np.full((len(queries), k), -np.inf, np.float32)
+        with self._lock:
+            found = self._collection.query(query_embeddings=queries, n_results=k, include=["distances"])
+        for i, (ids, distances) in enumerate(zip(found["ids"], found["distances"], strict=True)):
+            rows[i, : len(ids)] = [int(name) for name in ids]
+            scores[i, : len(ids)] = 1 - np.asarray(distances, np.float32)  # Chroma's distance is 1 - inner product
+        return rows, scores
+
+    def __len__(self) -> int:
+        return self._n_vectors
 
 
-FOLDER = "chroma"
-"""Where the vectors are; it is there when all of them are."""
-_NAME = "documents"
-_DATABASE = "chroma.sqlite3"
-
-
-def write_chroma(
-    parts: Iterable[NDArray[np.float32]],
-    directory: Path,
-    graph: tuple[int, int],
-    ef_search: int,
-    told: Callable[[int], None],
-) -> None:
+def write_chroma(parts: Parts, directory: Path, settings: DenseSettings, progress: Progress) -> None:
     """Write a collection of Chroma.
-
-    Args:
-        parts: (n, n_dimensions) each, in the order of the places.
-        directory: exists.
-        graph: links a vector, and candidates while it is built.
-        ef_search: candidates of a search.
-        told: called with the number of vectors of every batch.
 
     Raises:
         MissingDependency: chromadb is not installed.
         RetrievalError: Chroma cannot write it.
         OSError: the directory cannot be written.
     """
-    scratch = directory / f"{FOLDER}.part"
+    scratch = directory / f"{_CHROMA}.part"
     if scratch.exists():  # of a build that was stopped
         shutil.rmtree(scratch)
-    client = _client(scratch / uuid4().hex)
-    space = {"space": "ip", "max_neighbors": graph[0], "ef_construction": graph[1], "ef_search": ef_search}
+    client = _chroma(scratch / uuid4().hex)
+    space = {
+        "space": "ip",
+        "max_neighbors": settings.hnsw_m,
+        "ef_construction": settings.ef_construction,
+        "ef_search": settings.ef_search,
+    }
     at_once = client.get_max_batch_size()
     start = 0
     try:
@@ -185,7 +172,7 @@ def write_chroma(
                 batch = part[i : i + at_once]
                 collection.add(ids=[str(start + j) for j in range(len(batch))], embeddings=batch)
                 start += len(batch)
-                told(len(batch))
+                progress.advance(len(batch))
     except Exception as error:  # Chroma's errors have no common class
         raise RetrievalError(
             f"{directory}: Chroma cannot write the vectors ({type(error).__name__}: {error}); free some space, "
@@ -193,51 +180,10 @@ def write_chroma(
         ) from error
     finally:
         client.close()
-    scratch.rename(directory / FOLDER)
+    scratch.rename(directory / _CHROMA)
 
 
-def open_chroma(directory: Path) -> VectorStore:
-    """A collection of Chroma.
-
-    Args:
-        directory: that `write_chroma` wrote to.
-
-    Raises:
-        RetrievalError: Chroma cannot open it.
-        MissingDependency: chromadb is not installed.
-    """
-    try:
-        return _Chroma(_client(_named(directory / FOLDER)))
-    except MissingDependency:
-        raise
-    except Exception as error:
-        raise RetrievalError(
-            f"{directory}: Chroma cannot open the vectors ({type(error).__name__}: {error}); build the index again"
-        ) from error
-
-
-class _Chroma:
-    def __init__(self, client: Any) -> None:
-        weakref.finalize(self, client.close).atexit = False  # at exit the system takes everything back
-        self._collection = client.get_collection(_NAME, embedding_function=None)
-        self._n_vectors = int(self._collection.count())
-        self._lock = threading.Lock()
-
-    def nearest(self, queries: NDArray[np.float32], k: int) -> Found:
-        places = np.full((len(queries), k), -1, np.int64)
-        scores = np.full((len(queries), k), -np.inf, np.float32)
-        with self._lock:
-            found = self._collection.query(query_embeddings=queries, n_results=k, include=["distances"])
-        for row, (ids, distances) in enumerate(zip(found["ids"], found["distances"], strict=True)):
-            places[row, : len(ids)] = [int(name) for name in ids]
-            scores[row, : len(ids)] = 1 - np.asarray(distances, np.float32)  # Chroma's distance is 1 - inner product
-        return places, scores
-
-    def __len__(self) -> int:
-        return self._n_vectors
-
-
-def _named(folder: Path) -> Path:
+def _build_folder(folder: Path) -> Path:
     """The folder of a build; chromadb would make a missing one."""
     found = [path for path in folder.iterdir() if (path / _DATABASE).is_file()]
     if len(found) != 1:
@@ -245,9 +191,31 @@ def _named(folder: Path) -> Path:
     return found[0]
 
 
-def _client(folder: Path) -> Any:
+def _chroma(folder: Path) -> Any:
     try:
         import chromadb
     except ImportError as error:
         raise MissingDependency("chromadb", "chroma") from error
     return chromadb.PersistentClient(str(folder), settings=chromadb.Settings(anonymized_telemetry=False))
+
+
+@dataclass(frozen=True)
+class StoreKind:
+    """How one kind of store is written and opened.
+
+    Attributes:
+        name: of its file or folder, which is there when it is whole.
+        package: whose version matters.
+    """
+
+    name: str
+    package: str
+    write: Callable[[Parts, Path, DenseSettings, Progress], None]
+    open: Callable[[Path, DenseSettings], VectorStore]
+
+
+STORES = {
+    "flat": StoreKind(_FAISS, "faiss-cpu", write_faiss, FaissStore),
+    "hnsw": StoreKind(_FAISS, "faiss-cpu", write_faiss, FaissStore),
+    "chroma": StoreKind(_CHROMA, "chromadb", write_chroma, ChromaStore),
+}

@@ -1,3 +1,4 @@
+# ruff: noqa: D102  methods of a protocol have its text
 """The documents of a corpus as an index directory keeps them: two files, mapped into memory.
 
 ::
@@ -9,7 +10,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -20,59 +20,50 @@ from typing import Protocol
 import numpy as np
 
 from leret.core.errors import RetrievalError
+from leret.core.files import atomic_file
 from leret.core.types import Document, Passage, Ranking
 from leret.retrieval.base import Documents
 
 _BYTES, _STARTS = "documents.bin", "documents.npy"
 
-DOCUMENT_FILES = (_BYTES, _STARTS)
-"""Names of the two files."""
 
-
-class Placed(Protocol):
-    """Documents by their place in the corpus, which is how an engine names them."""
+class DocumentTable(Protocol):
+    """Documents by their row in the corpus, which is how an engine names them."""
 
     @property
     def digest(self) -> str:
         """Of the corpus."""
         ...
 
-    def at(self, place: int) -> tuple[str, str, str]:
+    def at(self, row: int) -> tuple[str, str, str]:
         """Id, title and text of a document."""
         ...
 
-    def __len__(self) -> int:
-        """How many documents there are."""
-        ...
+    def __len__(self) -> int: ...
 
 
-class Held:
-    """A corpus in memory, by place.
-
-    Args:
-        corpus: any.
-    """
+class InMemoryDocuments:
+    """A corpus in memory, by row."""
 
     def __init__(self, corpus: Documents) -> None:
         self.digest = corpus.digest
         self._corpus = corpus
         self._ids = tuple(corpus)
 
-    def at(self, place: int) -> tuple[str, str, str]:
-        """Id, title and text of a document."""
-        document = self._corpus[self._ids[place]]
+    def at(self, row: int) -> tuple[str, str, str]:
+        document = self._corpus[self._ids[row]]
         return document.doc_id, document.title, document.text
 
     def __len__(self) -> int:
         return len(self._ids)
 
 
-class StoredDocuments:
+class MappedDocuments:
     """Documents of an index directory; texts are read from the disk when they are asked for.
 
     Args:
         directory: that `write_documents` wrote to.
-        digest: of the corpus, as the manifest tells it.
+        digest: of the corpus, as the manifest has it.
 
     Raises:
         RetrievalError: a file is missing or broken.
@@ -95,14 +86,9 @@ class StoredDocuments:
                 f"{directory}: the stored documents cannot be read ({error}); build the index again"
             ) from error
 
-    def at(self, place: int) -> tuple[str, str, str]:
-        """Id, title and text of a document by its place in the corpus.
-
-        Args:
-            place: from 0 to ``len(self) - 1``.
-        """
+    def at(self, row: int) -> tuple[str, str, str]:
         # one slice of offsets: numpy's scalars are slow one by one
-        start, middle, last, end = self._starts[3 * place : 3 * place + 4].tolist()
+        start, middle, last, end = self._starts[3 * row : 3 * row + 4].tolist()
         read = self._bytes
         return (
             str(read[start:middle], "utf-8", "surrogatepass"),
@@ -111,38 +97,34 @@ class StoredDocuments:
         )
 
     def __getitem__(self, doc_id: str) -> Document:
-        return Document(*self.at(self._places[doc_id]))
+        return Document(*self.at(self._rows[doc_id]))
 
     def __iter__(self) -> Iterator[str]:
         starts = self._starts
-        for place in range(len(self)):
-            start, end = starts[3 * place : 3 * place + 2].tolist()
+        for row in range(len(self)):
+            start, end = starts[3 * row : 3 * row + 2].tolist()
             yield str(self._bytes[start:end], "utf-8", "surrogatepass")
 
     def __len__(self) -> int:
         return len(self._starts) // 3
 
-    def content(self) -> str:
-        """The digest of the documents that are stored: ``digest``, unless it is another corpus's. Reads all of them."""
-        made = blake2b(digest_size=16)
-        for place in range(len(self)):
-            for start, end in pairwise(self._starts[3 * place : 3 * place + 4].tolist()):
-                made.update((end - start).to_bytes(8, "big"))  # as `leret.datasets.corpus.Corpus` frames a part
-                made.update(self._bytes[start:end])
-        return made.hexdigest()
+    def content_digest(self) -> str:
+        """The digest of the stored documents: ``digest``, unless they are another corpus's. Reads all of them."""
+        content = blake2b(digest_size=16)
+        for row in range(len(self)):
+            for start, end in pairwise(self._starts[3 * row : 3 * row + 4].tolist()):
+                content.update((end - start).to_bytes(8, "big"))  # as `leret.datasets.corpus.Corpus` frames a part
+                content.update(self._bytes[start:end])
+        return content.hexdigest()
 
     @cached_property
-    def _places(self) -> dict[str, int]:
+    def _rows(self) -> dict[str, int]:
         """Made when a document is first asked for by id: searching does not need it."""
-        return {doc_id: place for place, doc_id in enumerate(self)}
+        return {doc_id: row for row, doc_id in enumerate(self)}
 
 
 def write_documents(corpus: Documents, directory: Path) -> None:
-    """Write the files of `StoredDocuments`, unless they are there.
-
-    Args:
-        corpus: read once, in its order.
-        directory: exists.
+    """Write the files of `MappedDocuments`, unless they are there.
 
     Raises:
         OSError: the disk is full, or the directory cannot be written.
@@ -151,7 +133,7 @@ def write_documents(corpus: Documents, directory: Path) -> None:
         return
     starts = np.zeros(3 * len(corpus) + 1, np.int64)
     end, entry = 0, 0
-    with open(directory / _BYTES, "wb") as file:
+    with atomic_file(directory / _BYTES, "wb") as file:
         for document in map(corpus.__getitem__, corpus):
             for part in (document.doc_id, document.title, document.text):
                 encoded = part.encode("utf-8", "surrogatepass")
@@ -159,49 +141,38 @@ def write_documents(corpus: Documents, directory: Path) -> None:
                 end += len(encoded)
                 entry += 1
                 starts[entry] = end
-        file.flush()
-        os.fsync(file.fileno())
-    scratch = directory / f"{_STARTS}.part"
-    with open(scratch, "wb") as file:
+    with atomic_file(directory / _STARTS, "wb") as file:
         np.save(file, starts)
-    os.replace(scratch, directory / _STARTS)
 
 
-pass
-
-
-_MOST = 1 << 16
+_MAX_CACHED = 1 << 16
 """Documents kept decoded: what is found is found again and again."""
 
-_made = tuple.__new__
+_new_passage = tuple.__new__
 
 
 class Passages:
-    """Makes rankings; safe for many threads.
+    """Makes rankings; safe for many threads."""
 
-    Args:
-        documents: that places are of.
-    """
-
-    def __init__(self, documents: Placed) -> None:
+    def __init__(self, documents: DocumentTable) -> None:
         self._at = documents.at
-        self._kept: dict[int, tuple[str, str, str]] = {}
+        self._cache: dict[int, tuple[str, str, str]] = {}
 
-    def ranking(self, places: Sequence[int], scores: Sequence[float]) -> Ranking:
+    def ranking(self, rows: Sequence[int], scores: Sequence[float]) -> Ranking:
         """Passages in the order given.
 
         Args:
-            places: (n,) of documents, best first.
+            rows: (n,) of documents, best first.
             scores: (n,) theirs.
         """
-        get, read = self._kept.get, self._read
+        get, read = self._cache.get, self._read
         # as Passage(...) does it, without a call of its __new__ for each
         return tuple(
-            [_made(Passage, (*(get(place) or read(place)), score)) for place, score in zip(places, scores, strict=True)]
+            [_new_passage(Passage, (*(get(row) or read(row)), score)) for row, score in zip(rows, scores, strict=True)]
         )
 
-    def _read(self, place: int) -> tuple[str, str, str]:
-        if len(self._kept) >= _MOST:
-            self._kept.clear()
-        document = self._kept[place] = self._at(place)
+    def _read(self, row: int) -> tuple[str, str, str]:
+        if len(self._cache) >= _MAX_CACHED:
+            self._cache.clear()
+        document = self._cache[row] = self._at(row)
         return document

@@ -11,70 +11,52 @@ A directory appears whole or not at all (`leret.core.files`).
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from leret.core.errors import RetrievalError
-from leret.core.files import atomic_directory, is_incomplete
+from leret.core.files import atomic_directory, is_incomplete, write_atomically
 from leret.core.progress import Progress, Silent
 from leret.core.types import digest as digest_of
 from leret.retrieval.base import Documents, Retriever
-from leret.retrieval.index.documents import StoredDocuments, write_documents
+from leret.retrieval.index.documents import MappedDocuments, write_documents
 
 MANIFEST = "manifest.json"
 
 _FORMAT = 2
-_TYPES = {
-    "engine": str,
-    "settings": dict,
-    "versions": dict,
-    "corpus": str,
-    "documents": int,
-    "digest": str,
-    "places": dict,
-}
-_CHUNK = 1 << 20
 _REWRITTEN = frozenset({"chroma"})
 """Folders whose library writes to them whenever it opens them: no size and no digest of theirs would stay true."""
 
 
-class Engine(Protocol):
+class IndexEngine(Protocol):
     """An engine with its settings: builds indexes and opens them."""
 
-    @property
-    def kind(self) -> str:
-        """As in a recipe: bm25, dense ..."""
-        ...
+    kind: ClassVar[str]
+    resumable: ClassVar[bool] = False  # does `write` go on where a stopped one ended?
 
     @property
     def packages(self) -> tuple[str, ...]:
         """Whose versions matter to an index."""
-        ...
+        return ()
 
-    @property
-    def resumable(self) -> bool:
-        """Does `write` go on where a stopped one ended?"""
-        ...
-
-    def settings(self) -> dict[str, Any]:
+    def ranking_keys(self) -> dict[str, Any]:
         """All that decides the rankings, beside the corpus, as JSON values."""
         ...
 
-    def places(self) -> dict[str, str]:
-        """Paths and names that opening needs, and that decide nothing."""
-        ...
+    def external_paths(self) -> dict[str, str]:
+        """External paths needed to open the index; not part of its digest."""
+        return {}
 
     def digest(self, corpus: str) -> str:
         """Of the retriever over the corpus of that digest."""
-        ...
+        return digest_of(self.kind, self.ranking_keys(), corpus)
 
-    def write(self, corpus: Documents, directory: Path, told: Progress) -> None:
+    def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         """Write the engine's files into a directory.
 
         Raises:
@@ -83,17 +65,26 @@ class Engine(Protocol):
         """
         ...
 
-    def open(self, directory: Path, documents: StoredDocuments) -> Retriever:
+    def open(self, directory: Path, documents: MappedDocuments) -> Retriever:
         """An index that `write` wrote.
 
         Raises:
-            RetrievalError: a file is missing or broken.
+            RetrievalError: a file is missing or broken, or does not fit the documents.
+        """
+        ...
+
+    @classmethod
+    def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
+        """The engine that built an index.
+
+        Raises:
+            RetrievalError: its model is gone or is another one.
+            KeyError, TypeError, ValueError: the manifest's settings are not those of this engine.
         """
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(BaseModel):
     """What an index directory says of itself.
 
     Attributes:
@@ -103,36 +94,43 @@ class Manifest:
         corpus: digest of the corpus.
         documents: in the index.
         digest: of the retriever: engine, settings and corpus.
-        places: where things outside the directory were: a model, a downloaded index. Decides nothing.
+        places: external paths: a model, a downloaded index. Decides nothing.
         files: bytes and BLAKE2b digest of every file.
     """
 
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    format: int = _FORMAT
     engine: str
-    settings: Mapping[str, Any]
-    versions: Mapping[str, str]
+    settings: dict[str, Any]
+    versions: dict[str, str]
     corpus: str
     documents: int
     digest: str
-    places: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    places: dict[str, str]
+    files: dict[str, tuple[int, str]] = {}
 
     @classmethod
-    def planned(cls, engine: Engine, corpus: Documents) -> Manifest:
+    def planned(cls, engine: IndexEngine, corpus: Documents) -> Manifest:
         """The manifest, still without files, of the index that an engine would build."""
-        found = versions(*engine.packages)
         return cls(
-            engine.kind, engine.settings(), found, corpus.digest, len(corpus), engine.digest(corpus.digest),
-            engine.places(),
-        )  # fmt: skip
+            engine=engine.kind,
+            settings=engine.ranking_keys(),
+            versions=_versions(*engine.packages),
+            corpus=corpus.digest,
+            documents=len(corpus),
+            digest=engine.digest(corpus.digest),
+            places=engine.external_paths(),
+        )
 
-    def is_of(self, other: Manifest) -> bool:
+    def equals(self, other: Manifest) -> bool:
         """Would building ``other`` make this index again?"""
         return all(
             getattr(self, name) == getattr(other, name)
             for name in ("engine", "settings", "versions", "corpus", "documents", "digest")
         )
 
-    def require(self, corpus: Documents, directory: Path) -> None:
+    def require_corpus(self, corpus: Documents, directory: Path) -> None:
         """Refuse another corpus.
 
         Raises:
@@ -144,18 +142,29 @@ class Manifest:
                 f"this one has {len(corpus)}, digest {corpus.digest}); name another directory"
             )
 
+    def require_settings(self, planned: Manifest, directory: Path) -> None:
+        """Refuse an index that was made with other settings; versions of packages may differ.
 
-def write_index(engine: Engine, corpus: Documents, directory: Path, told: Progress | None = None) -> Manifest:
+        Raises:
+            RetrievalError: all settings that differ.
+        """
+        if (self.engine, self.digest) == (planned.engine, planned.digest):
+            return
+        differing = [
+            f"{name}: {self.settings.get(name)!r} there, {planned.settings.get(name)!r} in the recipe"
+            for name in sorted({*self.settings, *planned.settings})
+            if self.settings.get(name) != planned.settings.get(name)
+        ]
+        if self.engine != planned.engine:
+            differing = [f"kind: {self.engine} there, {planned.engine} in the recipe"]
+        raise RetrievalError(
+            f"{directory} is an index with other settings ({'; '.join(differing)}); "
+            "correct the recipe, or name another directory under retriever.index"
+        )
+
+
+def write_index(engine: IndexEngine, corpus: Documents, directory: Path, progress: Progress | None = None) -> Manifest:
     """Build an index in place of whatever the directory holds.
-
-    Args:
-        engine: with its settings.
-        corpus: what is indexed; kept in the directory too.
-        directory: of the index; it appears whole or not at all.
-        told: watches.
-
-    Returns:
-        The manifest that was written.
 
     Raises:
         RetrievalError: the corpus cannot be indexed, another process is at it, or the disk is full.
@@ -166,7 +175,7 @@ def write_index(engine: Engine, corpus: Documents, directory: Path, told: Progre
     try:
         with atomic_directory(directory, key, busy, resumable=engine.resumable) as scratch:
             write_documents(corpus, scratch)
-            engine.write(corpus, scratch, told or Silent())
+            engine.write(corpus, scratch, progress or Silent())
             write_manifest(planned, scratch)
     except OSError as error:
         raise RetrievalError(
@@ -180,7 +189,7 @@ def read_manifest(directory: Path) -> Manifest:
     """What an index directory says of itself.
 
     Raises:
-        RetrievalError: it is no index, half-built, or of another layout.
+        RetrievalError: it is no index, unfinished, or of another layout.
     """
     path = directory / MANIFEST
     try:
@@ -191,63 +200,39 @@ def read_manifest(directory: Path) -> Manifest:
                 f"{directory}: its build was stopped before its end; run the same build again"
             ) from error
         raise RetrievalError(f"{directory} is no index ({error}); build one, or name another directory") from error
-    made = {"format": values.get("format") if isinstance(values, dict) else None}
-    if made["format"] != _FORMAT:
-        raise RetrievalError(
-            f"{path} is no manifest of format {_FORMAT} (it says {made['format']!r}); build the index again"
-        )
+    form = values.get("format") if isinstance(values, dict) else None
+    if form != _FORMAT:
+        raise RetrievalError(f"{path} is no manifest of format {_FORMAT} (it says {form!r}); build the index again")
     try:
-        files = {str(name): (int(size), str(content)) for name, (size, content) in values["files"].items()}
-        rest = {name: values[name] for name in _TYPES}
-        for name, kind in _TYPES.items():
-            if type(rest[name]) is not kind:
-                raise TypeError(f"{name} is {rest[name]!r}")
-        return Manifest(files=files, **rest)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RetrievalError(
-            f"{path}: the manifest lacks a part, or has a wrong one ({error}); build the index again"
-        ) from error
+        return Manifest.model_validate_json(json.dumps(values))  # in which a list may be a tuple
+    except ValidationError as error:
+        faults = "; ".join(f"{fault['loc'][0]}: {fault['msg'].lower()}" for fault in error.errors())
+        raise RetrievalError(f"{path}: the manifest is not sound ({faults}); build the index again") from error
 
 
 def write_manifest(manifest: Manifest, directory: Path) -> Manifest:
     """Finish an index: list its files, then write the manifest.
 
-    Args:
-        manifest: without files.
-        directory: of the build.
-
-    Returns:
-        The manifest with its files.
-
     Raises:
         OSError: the directory cannot be written.
     """
     files = {name: (path.stat().st_size, _content(path)) for name, path in _files(directory)}
-    values = {**asdict(manifest), "files": files}
-    text = json.dumps({"format": _FORMAT, **values}, indent=1, ensure_ascii=False) + "\n"
-    with open(directory / MANIFEST, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    values = {**manifest.model_dump(), "files": files}
+    write_atomically(directory / MANIFEST, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
     return read_manifest(directory)
 
 
-def fitting_documents(manifest: Manifest, engine: Engine, directory: Path) -> StoredDocuments:
+def open_documents(manifest: Manifest, engine: IndexEngine, directory: Path) -> MappedDocuments:
     """The documents of an index, if its manifest is the one that was written with them.
-
-    Args:
-        manifest: of the directory.
-        engine: made from the manifest's settings.
-        directory: of the index.
 
     Raises:
         RetrievalError: they cannot be read, are more or fewer, or settings, corpus and digest do not fit one another.
     """
-    documents = StoredDocuments(directory, manifest.corpus)
+    documents = MappedDocuments(directory, manifest.corpus)
     problem = None
     if len(documents) != manifest.documents:
         problem = f"it says {manifest.documents} documents, and {len(documents)} are stored"
-    elif engine.settings() != manifest.settings:
+    elif engine.ranking_keys() != manifest.settings:
         problem = f"its settings are not all that an index of kind {manifest.engine} has, or more"
     elif engine.digest(manifest.corpus) != manifest.digest:
         problem = "its digest is not that of its settings and its corpus"
@@ -277,13 +262,13 @@ def check_files(manifest: Manifest, directory: Path, *, content: bool) -> list[s
         elif content and _content(path) != digest:
             problems.append(f"{name} is not what was written: its digest differs")
     if content and not problems:
-        stored = StoredDocuments(directory, manifest.corpus).content()
+        stored = MappedDocuments(directory, manifest.corpus).content_digest()
         if stored != manifest.corpus:
             problems.append(f"the stored documents are of the corpus {stored}, and {MANIFEST} says {manifest.corpus}")
     return problems
 
 
-def versions(*packages: str) -> dict[str, str]:
+def _versions(*packages: str) -> dict[str, str]:
     """Versions of installed packages; those that are absent are left out."""
     found = {}
     for package in packages:
@@ -304,8 +289,5 @@ def _files(directory: Path) -> list[tuple[str, Path]]:
 
 
 def _content(path: Path) -> str:
-    made = blake2b(digest_size=16)
     with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            made.update(chunk)
-    return made.hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

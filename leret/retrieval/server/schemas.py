@@ -6,10 +6,13 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, StrictInt, ValidationError
 
 from leret.core.errors import LeretError
 from leret.core.types import Passage, Ranking
+from leret.retrieval.base import to_valid_utf8
 
 
 class BadRequestError(Exception):
@@ -18,66 +21,75 @@ class BadRequestError(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may ask.
+    """What a request may ask."""
 
-    Attributes:
-        max_k: documents a query.
-        max_queries: queries a request.
-        max_documents: queries times k of a request.
-    """
-
-    max_k: int
+    max_k: int  # documents a query
     max_queries: int
-    max_documents: int
+    max_documents: int  # queries times k
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What a request asks."""
+def _number(value: Any) -> Any:
+    """Of a URL all values are text; a null is no value."""
+    if value is None:
+        return 10
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
 
-    queries: tuple[str, ...]
-    k: int
+
+Query = Annotated[str, BeforeValidator(lambda value: to_valid_utf8(value) if isinstance(value, str) else value)]
+CutOff = Annotated[StrictInt, BeforeValidator(_number), Field(ge=1)]
 
 
-def one_asked(values: Mapping[str, Any], limits: Limits, default_k: int = 10) -> Asked:
-    """A request of ColBERT's protocol: ``query`` and ``k``, from a URL or from JSON.
+class SingleRequest(BaseModel):
+    """ColBERT's protocol, from a URL or from JSON."""
+
+    query: Query
+    k: CutOff = 10
+
+    @property
+    def queries(self) -> list[str]:
+        """The query, as a batch."""
+        return [self.query]
+
+
+class BatchRequest(BaseModel):
+    """Protocol ``leret``, and with ``topk`` for ``k`` that of the search-RL projects."""
+
+    queries: list[Query]
+    k: CutOff = Field(10, validation_alias=AliasChoices("k", "topk"))
+    return_scores: bool = False
+
+
+R = TypeVar("R", SingleRequest, BatchRequest)
+
+
+def parse(values: Any, model: type[R], limits: Limits) -> R:
+    """A request, within the limits.
 
     Raises:
-        BadRequestError: either is missing or wrong.
+        BadRequestError: a key is missing or wrong, or it asks for too much.
     """
-    query = values.get("query")
-    if not isinstance(query, str):
-        raise BadRequestError('query is missing; send ?query=TEXT&k=10, or the JSON {"query": TEXT, "k": 10}')
-    return Asked((query,), _k(values.get("k"), "k", limits, default_k))
-
-
-def batch_asked(values: Any, limits: Limits, k_name: str, default_k: int = 10) -> Asked:
-    """A request with several queries, in JSON.
-
-    Args:
-        values: the request's JSON.
-        limits: of the server.
-        k_name: ``k``, or ``topk``.
-        default_k: where ``k`` is missing or null.
-
-    Raises:
-        BadRequestError: the queries or the cut-off are missing or wrong, or ask for too much.
-    """
-    queries = values.get("queries") if isinstance(values, Mapping) else None
-    if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
-        raise BadRequestError(f'queries is no list of texts; send {{"queries": [TEXT, ...], "{k_name}": 10}}')
-    if len(queries) > limits.max_queries:
-        raise BadRequestError(f"{len(queries)} queries at once; this server takes {limits.max_queries} a request")
-    k = _k(values.get(k_name), k_name, limits, default_k)
-    if len(queries) * k > limits.max_documents:
+    if not isinstance(values, Mapping):
+        raise BadRequestError("the request is no JSON object")
+    try:
+        asked = model.model_validate(dict(values))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = ".".join(map(str, fault["loc"]))
+        raise BadRequestError(f"{key}: {fault['msg'].lower()}, is {str(fault['input'])[:40]!r}") from error
+    n = len(asked.queries)
+    if asked.k > limits.max_k:
+        raise BadRequestError(f"k: is {str(asked.k)[:40]}; this server takes numbers from 1 to {limits.max_k}")
+    if n > limits.max_queries:
+        raise BadRequestError(f"queries: {n} at once; this server takes {limits.max_queries} a request")
+    if n * asked.k > limits.max_documents:
         raise BadRequestError(
-            f"{len(queries)} queries with {k_name} {k} ask for {len(queries) * k} documents; this server takes "
-            f"{limits.max_documents} a request: send fewer queries at once, or a smaller {k_name}"
+            f"queries: {n} with k {asked.k} ask for {n * asked.k} documents; this server takes "
+            f"{limits.max_documents} a request: send fewer queries at once, or a smaller k"
         )
-    return Asked(tuple(queries), k)
+    return asked
 
 
-def encoded(value: Any) -> bytes:
+def encode(value: Any) -> bytes:
     """A value's JSON.
 
     Raises:
@@ -100,10 +112,12 @@ def leret_answer(rankings: list[Ranking], index: str) -> bytes:
 
 def colbert_answer(ranking: Ranking) -> bytes:
     """ColBERT's protocol. ``text`` and ``long_text`` are both there: clients read one or the other."""
-    probabilities = _softmax([passage.score for passage in ranking])
+    highest = max((passage.score for passage in ranking), default=0.0)
+    weights = [math.exp(passage.score - highest) for passage in ranking]
+    total = sum(weights)
     topk = []
-    for rank, (passage, probability) in enumerate(zip(ranking, probabilities, strict=True), 1):
-        text = _whole(passage)
+    for rank, (passage, weight) in enumerate(zip(ranking, weights, strict=True), 1):
+        text = f"{passage.title} | {passage.text}" if passage.title else passage.text
         topk.append(
             {
                 "pid": passage.doc_id,
@@ -112,47 +126,24 @@ def colbert_answer(ranking: Ranking) -> bytes:
                 "long_text": text,
                 "score": passage.score,
                 "rank": rank,
-                "prob": probability,
+                "prob": weight / total,
             }
         )
-    return encoded({"topk": topk})
+    return encode({"topk": topk})
 
 
 def retrieve_answer(rankings: list[Ranking], with_scores: bool) -> bytes:
     """The search-RL projects' protocol: the title in quotes on the first line of ``contents``."""
 
-    def document(passage: Passage) -> dict[str, Any]:
-        contents = f'"{passage.title}"\n{passage.text}' if passage.title else passage.text
-        return {"id": passage.doc_id, "title": passage.title, "text": passage.text, "contents": contents}
-
     def entry(passage: Passage) -> dict[str, Any]:
-        return {"document": document(passage), "score": passage.score} if with_scores else document(passage)
+        contents = f'"{passage.title}"\n{passage.text}' if passage.title else passage.text
+        document = {"id": passage.doc_id, "title": passage.title, "text": passage.text, "contents": contents}
+        return {"document": document, "score": passage.score} if with_scores else document
 
     return _with_lists({}, "result", ([entry(p) for p in ranking] for ranking in rankings))
 
 
 def _with_lists(facts: dict[str, Any], name: str, lists: Iterable[list[Any]]) -> bytes:
     """``facts`` and, under ``name``, the lists; one at a time, for other threads stand still while one is encoded."""
-    begun = encoded({**facts, name: []}).removesuffix(b"]}")
-    return begun + b",".join(map(encoded, lists)) + b"]}"
-
-
-def _k(value: Any, name: str, limits: Limits, default: int) -> int:
-    if value is None:
-        value = default
-    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10:
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limits.max_k:
-        raise BadRequestError(f"{name} is {str(value)[:40]!r}; it is a whole number from 1 to {limits.max_k}")
-    return value
-
-
-def _whole(passage: Passage) -> str:
-    return f"{passage.title} | {passage.text}" if passage.title else passage.text
-
-
-def _softmax(scores: list[float]) -> list[float]:
-    highest = max(scores, default=0.0)
-    weights = [math.exp(score - highest) for score in scores]
-    total = sum(weights)
-    return [weight / total for weight in weights]
+    begun = encode({**facts, name: []}).removesuffix(b"]}")
+    return begun + b",".join(map(encode, lists)) + b"]}"

@@ -1,4 +1,4 @@
-"""The prompt bank: few-shot prompts for a program, bootstrapped from what its own policy gets right.
+"""The prompt bank of a run: few-shot prompts for a program, bootstrapped from what its own policy gets right.
 
 DSPy's `BootstrapFewShotWithRandomSearch` runs the program on training questions, takes the steps of the runs that
 retrieved well as demos, and scores each set of demos on other questions by the reward. The best sets are the bank,
@@ -9,153 +9,170 @@ Source: LeReT, section 4.1.
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
-import dspy
-from dspy.teleprompt import BootstrapFewShotWithRandomSearch
-from pydantic_core import to_jsonable_python
-
-from leret.core.aio import muted
-from leret.core.types import Task
+from leret.core.errors import ConfigError, RunError
+from leret.core.progress import Progress
+from leret.core.runs import Run
+from leret.core.types import Outcome, Rollout, Task
+from leret.datasets.splits import rank_of
+from leret.policies.base import Policy
 from leret.programs.prompts import ZERO_SHOT, Prompt
-from leret.retrieval.base import Retriever
-from leret.rewards import Measure
-from leret.sampling.bank.bootstrap import Student, Watch
+from leret.retrieval.batching import SearchBatcher
+from leret.rewards import reward
+from leret.sampling.rollouts.environment import Environment
+from leret.sampling.rollouts.rollout import PolicyActor, RolloutRunner
+from leret.sampling.rollouts.scheduler import refuse_unparsed
 
-_NEVER = 1_000_000_000
-"""Errors that DSPy counts before it gives up; the watch gives up at once where it must."""
+_GOOD_SHARE = 0.25
+"""The best quarter of the zero-shot runs: what a run must reach for its steps to become demos."""
 
-
-@dataclass(frozen=True)
-class BankPlan:
-    """How a bank is made.
-
-    Attributes:
-        n_prompts: prompts wanted, the zero-shot one included.
-        max_demos: demos a prompt and predictor, at most.
-        candidates: sets of demos that are scored.
-        threshold: least reward of a run whose steps become demos.
-        threads: questions scored at a time, so that the policy can batch them.
-    """
-
-    n_prompts: int
-    max_demos: int
-    candidates: int
-    threshold: float
-    threads: int = 16
+_LEAST = 1e-9
 
 
-def build_bank(
-    program: dspy.Module,
-    adapter: dspy.Adapter,
-    lm: dspy.BaseLM,
-    retriever: Retriever,
-    reward: Measure,
-    train: Sequence[Task],
-    dev: Sequence[Task],
-    plan: BankPlan,
-    *,
-    teacher: dspy.BaseLM,
-    on_scored: Callable[[], None] = lambda: None,
-    stop: threading.Event | None = None,
+async def load_or_build_bank(
+    run: Run,
+    environment: Environment,
+    policy: Policy,
+    searches: SearchBatcher,
+    tasks: Sequence[Task],
+    progress: Progress,
 ) -> list[Prompt]:
-    """Bootstrap the prompts of a bank.
+    """The prompts of a run, the zero-shot one first.
 
     Args:
-        program: a module of its own for this.
-        adapter: that formats its calls.
-        lm: the policy, greedy; scores the candidates.
-        retriever: behind the program's searches.
-        reward: of the ranking of a whole run; scores demos and candidates.
-        train: questions whose runs become demos.
-        dev: other questions, which score the candidates.
-        plan: how much of it.
-        teacher: the policy at the temperature of the runs that become demos.
-        on_scored: called for every run that scores a candidate.
-        stop: once set, the next run of the program ends the work.
-
-    Returns:
-        The zero-shot prompt, then the best few-shot ones, named "1", "2" ... by falling score. Fewer than asked where
-        bootstrapping found fewer distinct ones.
+        run: its bank is used where it has one, whatever policy made it.
+        environment: program, adapter, retriever and settings.
+        policy: completes.
+        searches: over the environment's retriever, on this event loop.
+        tasks: some of them, drawn by the seed, make and score the prompts.
+        progress: receives every run of the program.
 
     Raises:
-        LeretError: the policy or the retriever failed, or the program on every question.
+        PolicyError, RetrievalError, ProgramError: the bank could not be made; or nothing was in the adapter's format.
+        ConfigError: the directory of the user's own prompts holds none.
+        RunError: the run's prompts were lost, or it cannot be written.
     """
-    if plan.n_prompts == 1:
-        return [ZERO_SHOT]
-    watch = Watch(retriever, stop or threading.Event())
+    bank = run.manifest().get("bank")
+    if bank is not None:
+        return [Prompt.load(run.prompts / f"{name}.json") for name in bank["prompts"]]
+    settings = environment.recipe.sampling
+    if settings.prompts == 1:
+        prompts = [ZERO_SHOT]
+    elif settings.bank.path is not None:
+        prompts = _given(Path(settings.bank.path), settings.prompts)
+    else:
+        prompts = await _bootstrapped(run, environment, policy, searches, tasks, progress)
+    with run.writing():
+        run.prompts.mkdir(parents=True, exist_ok=True)
+        for path in run.prompts.glob("*.json"):
+            path.unlink()  # of a bank that was cut off
+        for prompt in prompts:
+            prompt.save(run.prompts / f"{prompt.name}.json")
+    scores = {prompt.name: prompt.score for prompt in prompts}
+    run.update(bank={"prompts": list(scores), "scores": scores, "wanted": settings.prompts})
+    run.event("sample", "bank", prompts=len(prompts), wanted=settings.prompts, scores=scores)
+    return prompts
 
-    def metric(example: dspy.Example, prediction: Any, trace: Any = None) -> float:
-        if trace is None:
-            on_scored()
-        elif not prediction.complete:
-            return 0.0  # half a run is no demo
-        return reward(prediction.doc_ids, example.gold)
 
-    student = Student(program, watch)
+def n_bank_questions(n_questions: int, n_train: int, n_dev: int) -> tuple[int, int]:
+    """Questions that the bank gets for its demos and for its scores, out of those that there are."""
+    if n_questions >= n_train + n_dev:
+        return n_train, n_dev
+    share = max(n_questions * n_train // (n_train + n_dev), min(1, n_questions))
+    return share, n_questions - share
+
+
+def _given(directory: Path, n: int) -> list[Prompt]:
+    """Prompts that the user wrote: the first ones by file name, beside the zero-shot one."""
+    loaded = [Prompt.load(path) for path in sorted(directory.glob("*.json"))]
+    own = {prompt.digest: prompt for prompt in loaded if prompt.digest != ZERO_SHOT.digest}
+    if not own:
+        raise ConfigError(f"sampling.bank.path: {directory} holds no few-shot prompt (*.json, as in R/prompts)")
+    numbered = enumerate(list(own.values())[: n - 1], 1)
+    return [ZERO_SHOT, *(Prompt(str(i), p.demos, p.instructions, p.score) for i, p in numbered)]
+
+
+async def _bootstrapped(
+    run: Run,
+    environment: Environment,
+    policy: Policy,
+    searches: SearchBatcher,
+    tasks: Sequence[Task],
+    progress: Progress,
+) -> list[Prompt]:
+    from leret.policies.dspy_lm import policy_lm
+    from leret.sampling.bank.bootstrap import BankPlan, bootstrap_prompts
+    from leret.sampling.bank.lm import cached_completion_lm
+
+    recipe, settings = environment.recipe, environment.recipe.sampling
+    train, dev = _drawn(run, environment, tasks)
+    progress.start("prompt bank", len(train) + settings.bank.candidates * len(dev))
+    rollouts = await _zero_shot(environment, policy, searches, train, progress)
+    threshold = _threshold(environment, train, rollouts)
+    asked = {"max_tokens": recipe.policy.max_tokens, "top_p": recipe.policy.top_p}
+    cold, warm = (policy_lm(policy, temperature=t, **asked) for t in (0.0, settings.bank.temperature))
+    teacher = cached_completion_lm(rollouts, lambda: warm, temperature=settings.bank.temperature, **asked)
+    stop = threading.Event()
+    plan = BankPlan(settings.prompts, settings.bank.max_demos, settings.bank.candidates, threshold)
+    parts = environment.program(), environment.adapter, cold, environment.retriever, reward(settings.reward)
+
+    def build() -> list[Prompt]:  # in a thread: DSPy's optimizers are not async
+        return bootstrap_prompts(
+            *parts, train, dev, plan, teacher=teacher, on_scored=lambda: progress.advance(1), stop=stop
+        )
+
+    work = asyncio.create_task(asyncio.to_thread(build))
     try:
-        with muted("dspy"), dspy.context(lm=lm, adapter=adapter, disable_history=True):
-            candidates = _search(student, metric, teacher, train, dev, plan)
-    except Exception:
-        watch.raise_first()
-        raise
-    watch.raise_first()
-    return [ZERO_SHOT, *_distinct(candidates, plan.n_prompts - 1)]
+        prompts = await asyncio.shield(work)
+    finally:
+        stop.set()  # the thread cannot be cancelled; its next run of the program ends it
+        for lm in (cold, warm):
+            lm.engine.close()  # and what it waits for now
+        await asyncio.gather(work, return_exceptions=True)
+        progress.finish()
+    if len(prompts) < settings.prompts:
+        run.event("sample", "fewer prompts", prompts=len(prompts), wanted=settings.prompts, threshold=threshold)
+    return prompts
 
 
-def _search(
-    student: Student,
-    metric: Callable[..., float],
-    teacher: dspy.BaseLM,
-    train: Sequence[Task],
-    dev: Sequence[Task],
-    plan: BankPlan,
-) -> list[Mapping[str, Any]]:
-    """DSPy's candidates: ``program``, ``score`` in percent, ``seed``."""
-    optimizer: Any = BootstrapFewShotWithRandomSearch(
-        metric=metric,
-        metric_threshold=plan.threshold,
-        teacher_settings={"lm": teacher},
-        max_bootstrapped_demos=plan.max_demos,
-        max_labeled_demos=0,  # a question without its queries is no demo
-        num_candidate_programs=max(plan.candidates - 1, 0),  # and one more: the questions in their given order
-        num_threads=plan.threads,
-        max_errors=_NEVER,
+def _drawn(run: Run, environment: Environment, tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
+    """Tasks for demos, and others for scores."""
+    settings = environment.recipe.sampling
+    shuffled = sorted(tasks, key=lambda task: (rank_of(task.id, settings.seed, "bank"), task.id))
+    n_train, n_dev = n_bank_questions(len(shuffled), settings.bank.train_questions, settings.bank.dev_questions)
+    if not n_dev:
+        raise RunError(
+            f"{run.path}: the bank needs two questions at least; raise data.limit, or set sampling.prompts: 1"
+        )
+    return shuffled[:n_train], shuffled[n_train : n_train + n_dev]
+
+
+async def _zero_shot(
+    environment: Environment, policy: Policy, searches: SearchBatcher, train: Sequence[Task], progress: Progress
+) -> list[Rollout]:
+    """The runs whose steps may become demos."""
+    lm, settings = environment.recipe.policy, environment.recipe.sampling
+    actor = PolicyActor(
+        policy, environment.formatter, lm.max_tokens, settings.bank.temperature, lm.top_p, settings.seed
     )
-    best = optimizer.compile(
-        student, trainset=_examples(train), valset=_examples(dev), restrict=range(-1, plan.candidates - 1)
+    rollouts = await RolloutRunner(environment.runner(searches), actor).run(
+        train, concurrency=settings.concurrency, on_done=lambda rollout: progress.advance(1)
     )
-    return list(best.candidate_programs)
+    unparsed = [rollout.failure for rollout in rollouts if rollout.failure and rollout.unparsed]
+    if len(unparsed) == len(rollouts):
+        refuse_unparsed(unparsed, len(unparsed), len(rollouts), settings.max_unparsed_rate)
+    return rollouts
 
 
-def _examples(questions: Sequence[Task]) -> list[dspy.Example]:
-    return [dspy.Example(question=q.text, gold=list(q.gold)).with_inputs("question") for q in questions]
-
-
-def _distinct(candidates: Sequence[Mapping[str, Any]], n: int) -> list[Prompt]:
-    """The best candidates that say something, and each something else."""
-    found: dict[str, Prompt] = {}
-    for candidate in sorted(candidates, key=lambda c: (-c["score"], c["seed"])):
-        demos = _demos(candidate["program"].program)
-        prompt = Prompt(str(len(found) + 1), demos, score=candidate["score"] / 100)
-        if any(demos.values()) and len(found) < n:
-            found.setdefault(prompt.digest, prompt)
-    return list(found.values())
-
-
-def _demos(program: dspy.Module) -> dict[str, list[dict[str, Any]]]:
-    """Demos by predictor, of the signature's fields alone."""
-    return {
-        name: [
-            {
-                field: to_jsonable_python(demo[field], fallback=str)
-                for field in predictor.signature.fields
-                if field in demo
-            }
-            for demo in predictor.demos
-        ]
-        for name, predictor in program.named_predictors()
-    }
+def _threshold(environment: Environment, train: Sequence[Task], rollouts: Sequence[Rollout]) -> float:
+    """The reward that the best quarter of zero-shot runs reaches; above 0."""
+    value = reward(environment.recipe.sampling.reward)
+    ended = [(task, rollout) for task, rollout in zip(train, rollouts, strict=True) if rollout.finished]
+    outcomes = (Outcome(t, ranking=r.ranking, prediction=r.prediction, n_steps=len(r.hops)) for t, r in ended)
+    rewards = sorted((value(outcome) or 0.0 for outcome in outcomes), reverse=True)
+    good = rewards[: max(1, round(_GOOD_SHARE * len(rewards)))]
+    return max(good[-1], _LEAST) if good else _LEAST

@@ -1,27 +1,143 @@
-"""A program that an optimizer of DSPy may run: it searches, is watched, and takes no outage for a bad query."""
+"""Bootstrapping with DSPy's optimizer: the program as its student, watched, so that no outage counts as a bad query."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import dspy
-from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
+from dspy.teleprompt import BootstrapFewShotWithRandomSearch
+from pydantic_core import to_jsonable_python
 
+from leret.core.aio import suppress_output
+from leret.core.dspy_internals import AdapterParseError, ContextWindowExceededError, LMError
 from leret.core.errors import LeretError, PolicyError, ProgramError, RunError
-from leret.core.types import Ranking, merge
-from leret.programs.replay import question_argument
+from leret.core.types import Outcome, Ranking, Task, merge
+from leret.programs.prompts import ZERO_SHOT, Prompt
+from leret.programs.replay import bound_inputs
 from leret.programs.search import observed
 from leret.retrieval.base import Retriever
+from leret.rewards import Reward
+
+_NEVER = 1_000_000_000
+"""Errors that DSPy counts before it gives up; the monitor gives up at once where it must."""
 
 
-class Watch:
-    """What all copies of a student share.
+@dataclass(frozen=True)
+class BankPlan:
+    """How a bank is made.
+
+    Attributes:
+        n_prompts: prompts wanted, the zero-shot one included.
+        max_demos: demos a prompt and predictor, at most.
+        candidates: sets of demos that are scored.
+        threshold: least reward of a run whose steps become demos.
+        threads: questions scored at a time, so that the policy can batch them.
+    """
+
+    n_prompts: int
+    max_demos: int
+    candidates: int
+    threshold: float
+    threads: int = 16
+
+
+def bootstrap_prompts(
+    program: dspy.Module,
+    adapter: dspy.Adapter,
+    lm: dspy.BaseLM,
+    retriever: Retriever,
+    reward: Reward,
+    train: Sequence[Task],
+    dev: Sequence[Task],
+    plan: BankPlan,
+    *,
+    teacher: dspy.BaseLM,
+    on_scored: Callable[[], None] = lambda: None,
+    stop: threading.Event | None = None,
+) -> list[Prompt]:
+    """Bootstrap the prompts of a bank.
 
     Args:
+        program: a module of its own for this.
+        adapter: that formats its calls.
+        lm: the policy, greedy; scores the candidates.
         retriever: behind the program's searches.
-        stop: once set, no run begins.
+        reward: of a whole run; scores demos and candidates.
+        train: tasks whose runs become demos.
+        dev: other tasks, which score the candidates.
+        plan: how much of it.
+        teacher: the policy at the temperature of the runs that become demos.
+        on_scored: called for every run that scores a candidate.
+        stop: once set, the next run of the program ends the work.
+
+    Returns:
+        The zero-shot prompt, then the best few-shot ones, named "1", "2" ... by falling score. Fewer than asked where
+        bootstrapping found fewer distinct ones.
+
+    Raises:
+        LeretError: the policy or the retriever failed, or the program on every task.
     """
+    if plan.n_prompts == 1:
+        return [ZERO_SHOT]
+    monitor = BootstrapMonitor(retriever, stop or threading.Event())
+
+    def metric(example: dspy.Example, prediction: Any, trace: Any = None) -> float:
+        if trace is None:
+            on_scored()
+        elif not prediction.complete:
+            return 0.0  # half a run is no demo
+        return reward(Outcome(example.task, ranking=prediction.ranking)) or 0.0
+
+    settings: dict[str, Any] = {
+        "metric": metric,
+        "metric_threshold": plan.threshold,
+        "teacher_settings": {"lm": teacher},
+        "max_bootstrapped_demos": plan.max_demos,
+        "max_labeled_demos": 0,  # a question without its queries is no demo
+        "num_candidate_programs": max(plan.candidates - 1, 0),  # and one more: the questions in their given order
+        "num_threads": plan.threads,
+        "max_errors": _NEVER,
+    }
+    examples = [[dspy.Example(task=task).with_inputs("task") for task in tasks] for tasks in (train, dev)]
+    student, candidates = RetrievalStudent(program, monitor), range(-1, plan.candidates - 1)
+    try:
+        with suppress_output("dspy"), dspy.context(lm=lm, adapter=adapter, disable_history=True):
+            optimizer: Any = BootstrapFewShotWithRandomSearch(**settings)
+            best = optimizer.compile(student, trainset=examples[0], valset=examples[1], restrict=candidates)
+    except Exception:
+        monitor.raise_first()
+        raise
+    monitor.raise_first()
+    return [ZERO_SHOT, *_distinct(best.candidate_programs, plan.n_prompts - 1)]
+
+
+def _distinct(candidates: Sequence[Mapping[str, Any]], n: int) -> list[Prompt]:
+    """The best candidates that have demos, and each other ones."""
+    found: dict[str, Prompt] = {}
+    for candidate in sorted(candidates, key=lambda c: (-c["score"], c["seed"])):
+        demos = _demos(candidate["program"].program)
+        prompt = Prompt(str(len(found) + 1), demos, score=candidate["score"] / 100)
+        if any(demos.values()) and len(found) < n:
+            found.setdefault(prompt.digest, prompt)
+    return list(found.values())
+
+
+def _demos(program: dspy.Module) -> dict[str, list[dict[str, Any]]]:
+    """Demos by predictor, of the signature's fields alone."""
+    return {
+        name: [
+            {key: to_jsonable_python(demo[key], fallback=str) for key in predictor.signature.fields if key in demo}
+            for demo in predictor.demos
+        ]
+        for name, predictor in program.named_predictors()
+    }
+
+
+class BootstrapMonitor:
+    """What all copies of a student share: the first outage, and how many runs crashed."""
 
     def __init__(self, retriever: Retriever, stop: threading.Event) -> None:
         self.retriever = retriever
@@ -31,7 +147,7 @@ class Watch:
         self.n_runs = 0
         self.n_crashes = 0
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Watch:
+    def __deepcopy__(self, memo: dict[int, object]) -> BootstrapMonitor:
         return self
 
     def note(self, error: Exception) -> None:
@@ -50,7 +166,7 @@ class Watch:
         if self.crash is not None and self.n_crashes == self.n_runs:
             raise ProgramError(
                 f"the program failed on every question of the bank: {type(self.crash).__name__}: {self.crash}; "
-                "mend the program, or set sampling.prompts: 1 to do without a bank"
+                "correct the program, or set sampling.prompts: 1 to do without a bank"
             ) from self.crash
 
 
@@ -65,50 +181,41 @@ def _outage(error: BaseException) -> LeretError | None:
 
 
 class _Recorder:
-    """Stands between the program and its retriever."""
+    """Observes the searches of one run."""
 
     def __init__(self, retriever: Retriever) -> None:
         self._retriever = retriever
-        self.rankings: list[Ranking] = []
+        self.searches: list[Ranking] = []
 
     def search(self, query: str, k: int) -> Ranking:
         return self._retriever.search([query], k)[0]
 
-    def record(self, ranking: Ranking) -> None:
-        self.rankings.append(ranking)
 
+class RetrievalStudent(dspy.Module):
+    """Runs a program and returns what it retrieved: ``ranking``, and whether it came to its end (``complete``)."""
 
-class Student(dspy.Module):
-    """Runs a program and returns what it retrieved: ``doc_ids``, and whether it came to its end (``complete``).
-
-    Args:
-        program: the user's.
-        watch: shared by all copies.
-    """
-
-    def __init__(self, program: dspy.Module, watch: Watch) -> None:
+    def __init__(self, program: dspy.Module, monitor: BootstrapMonitor) -> None:
         super().__init__()
         self.program = program
-        self.watch = watch
-        self.argument = question_argument(program)
+        self.monitor = monitor
 
-    def forward(self, question: str) -> dspy.Prediction:
-        """Run on one question."""
-        if self.watch.stop.is_set():
-            self.watch.outage = self.watch.outage or RunError("it was interrupted; run the same command again")
-        if self.watch.outage is not None:
-            raise self.watch.outage
-        recorder = _Recorder(self.watch.retriever)
+    def forward(self, task: Task) -> dspy.Prediction:
+        """Run on one task."""
+        if self.monitor.stop.is_set():
+            self.monitor.outage = self.monitor.outage or RunError("it was interrupted; run the same command again")
+        if self.monitor.outage is not None:
+            raise self.monitor.outage
+        recorder = _Recorder(self.monitor.retriever)
         token = observed.set(recorder)
         complete: Any = True
-        self.watch.n_runs += 1
+        self.monitor.n_runs += 1
         try:
-            self.program(**{self.argument: question})
+            self.program(**bound_inputs(self.program, task))
         except (AdapterParseError, ContextWindowExceededError):
             complete = False  # a fact about the policy: what was found before counts
         except Exception as error:
-            self.watch.note(error)
+            self.monitor.note(error)
             raise
         finally:
             observed.reset(token)
-        return dspy.Prediction(doc_ids=[passage.doc_id for passage in merge(recorder.rankings)], complete=complete)
+        return dspy.Prediction(ranking=merge(recorder.searches), complete=complete)

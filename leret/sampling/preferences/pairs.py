@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations, pairwise, product
 from typing import Literal
 
 from leret.core.types import Sample
@@ -39,7 +39,8 @@ def make_pairs(
     Returns:
         By level, then in the order of the samples.
     """
-    pairs = list(_STRATEGIES[strategy]([members for _, members in reward_levels(samples)]))
+    levels = [members for _, members in reward_levels(samples)]
+    pairs = [pair for upper, lower in _LEVELS[strategy](levels) for pair in product(upper, lower)]
     if strategy == "margin":
         pairs = [pair for pair in pairs if _margin(pair) >= margin]
     if max_pairs is not None:
@@ -48,28 +49,13 @@ def make_pairs(
     return pairs
 
 
-def _adjacent(by_level: Sequence[Sequence[Sample]]) -> Iterator[Pair]:
-    for upper, lower in pairwise(by_level):
-        yield from ((chosen, rejected) for chosen in upper for rejected in lower)
-
-
-def _best_worst(by_level: Sequence[Sequence[Sample]]) -> Iterator[Pair]:
-    if len(by_level) > 1:
-        yield from _adjacent([by_level[0], by_level[-1]])
-
-
-def _all(by_level: Sequence[Sequence[Sample]]) -> Iterator[Pair]:
-    for place, upper in enumerate(by_level):
-        for lower in by_level[place + 1 :]:
-            yield from _adjacent([upper, lower])
-
-
-_STRATEGIES: dict[Strategy, Callable[[Sequence[Sequence[Sample]]], Iterator[Pair]]] = {
-    "adjacent": _adjacent,
-    "best-worst": _best_worst,
-    "all": _all,
-    "margin": _all,
+_LEVELS: dict[Strategy, Callable[[list[list[Sample]]], Iterable[tuple[list[Sample], list[Sample]]]]] = {
+    "adjacent": pairwise,
+    "best-worst": lambda levels: [(levels[0], levels[-1])] if len(levels) > 1 else [],
+    "all": lambda levels: combinations(levels, 2),
+    "margin": lambda levels: combinations(levels, 2),
 }
+"""Which reward levels, highest first, are compared."""
 
 
 def _margin(pair: Pair) -> float:

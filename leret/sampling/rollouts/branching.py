@@ -1,4 +1,4 @@
-"""Trying several prompts and samples at one state, and scoring what each of them finds."""
+"""Trying several prompts and samples at one state, and scoring what each of them leads to."""
 
 from __future__ import annotations
 
@@ -6,39 +6,38 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from leret.core.errors import PolicyError, ProgramError, RetrievalError
-from leret.core.types import Failure, Ranking, Sample, State, Task, digest
-from leret.core.usage import Ledger
-from leret.policies.base import Policy, Request
-from leret.programs.prompts import Prompt
-from leret.programs.runner import Known, Stepper
-from leret.rewards import Measure, measure
-from leret.sampling.rollouts.rollout import failure_of, seed_of, unparsed
+from leret.core.errors import ConfigError, PolicyError, ProgramError, RetrievalError
+from leret.core.types import Outcome, Sample, State, Task, digest
+from leret.core.usage import UsageByPrompt
+from leret.policies.base import Messages, Policy, Request
+from leret.programs.prompts import ZERO_SHOT, Prompt
+from leret.programs.replay import Finished, NeedsCompletion, SearchResults
+from leret.programs.runner import ProgramRunner
+from leret.rewards import Reward, reward
+from leret.sampling.rollouts.rollout import failure_of, unparsed
 from leret.sampling.store.schema import SamplingParams, is_final, storable
 from leret.sampling.store.store import Store
 
 _REPORTED = ("recall", "ap")
-"""Measures kept beside the reward."""
+"""Stored beside the reward."""
 
-_sorted_json = json.JSONEncoder(sort_keys=True).encode  # json.dumps would build an encoder at every call
-_Found = dict[str, "asyncio.Future[Ranking | Failure]"]
-"""What outputs retrieve at one state, by the outputs."""
+_encode = json.JSONEncoder(sort_keys=True).encode  # json.dumps would build an encoder at every call
 
 
 @dataclass(frozen=True)
-class Branch:
+class SamplingPlan:
     """What is tried at every state.
 
     Args:
         prompts: of the bank.
         n_samples: completions a prompt.
         seed: of the run.
-        reward: name of the measure of the accumulated ranking.
+        reward: its name.
     """
 
     prompts: tuple[Prompt, ...]
@@ -50,170 +49,173 @@ class Branch:
     reward: str = "ap"
 
 
-@dataclass(frozen=True)
-class Here:
-    """Where a question stands.
+@dataclass(slots=True)
+class BranchPoint:
+    """Where a task stands on its path, and what the samples there lead to.
 
     Attributes:
+        need: the step that the program stands at, or its end.
         outputs: of the steps before.
-        known: what this path has retrieved; scoring adds to it.
-        fresh: the store held nothing of the question when the session began, so it need not be asked.
+        results: what this path has retrieved; scoring adds to it.
+        parent: the sample that led here.
+        fresh: the store held nothing of the task when the session began, so it need not be asked.
+        reached: outputs, and where they lead, by the outputs as JSON.
     """
 
-    question: Task
-    state: State
-    outputs: Sequence[Mapping[str, Any]]
-    known: Known
+    task: Task
+    need: NeedsCompletion | Finished
+    outputs: tuple[Mapping[str, Any], ...] = ()
+    results: SearchResults = field(default_factory=dict)
+    parent: str | None = None
     fresh: bool = False
+    reached: dict[str, tuple[Mapping[str, Any], asyncio.Future[NeedsCompletion | Finished]]] = field(
+        default_factory=dict
+    )
 
 
-class Brancher:
-    """Makes the samples of a state, each of them once in the life of a run.
-
-    Args:
-        stepper: the program.
-        policy: completes.
-        store: what it holds is not asked again; what is new is put there.
-        branch: what to try.
-        ledger: takes note of every request; None takes a new one.
-    """
+class StateSampler:
+    """Makes the samples of a state, each of them once in the life of a run."""
 
     def __init__(
-        self, stepper: Stepper, policy: Policy, store: Store, branch: Branch, ledger: Ledger | None = None
+        self,
+        runner: ProgramRunner,
+        policy: Policy,
+        store: Store,
+        plan: SamplingPlan,
+        usage: UsageByPrompt | None = None,
     ) -> None:
-        self.ledger = ledger or Ledger()
-        self._stepper = stepper
+        self.usage = usage or UsageByPrompt()
+        self._runner = runner
         self._policy = policy
         self._store = store
-        self._branch = branch
+        self._plan = plan
         self._policy_digest = policy.digest
-        self._measures: dict[str, Measure] = {
-            name: measure(name) for name in dict.fromkeys((branch.reward, *_REPORTED))
-        }
-        self._origins = [
-            SamplingParams(
-                policy.name, self._policy_digest, prompt.digest, branch.temperature, branch.top_p, branch.max_tokens
-            )
-            for prompt in branch.prompts
+        self._rewards: dict[str, Reward] = {name: reward(name) for name in dict.fromkeys((plan.reward, *_REPORTED))}
+        settings = plan.temperature, plan.top_p, plan.max_tokens
+        self._params = [
+            SamplingParams(policy.name, self._policy_digest, prompt.digest, *settings) for prompt in plan.prompts
         ]
 
-    async def samples(self, here: Here) -> list[Sample]:
+    async def sample_state(self, point: BranchPoint, state: State) -> list[Sample]:
         """All samples of a state, in the order of prompt and index: stored ones, and new ones, which are stored."""
-        state = here.state
-        by_id: dict[str, Sample] = {}
-        if not here.fresh:
-            stored = self._store.samples_at(state.question_id, state.step, state.id, self._policy_digest)
-            by_id = {sample.id: sample for sample in stored}
-        found: _Found = {}
-        made = await asyncio.gather(
-            *(self._of_prompt(here, place, by_id, found) for place in range(len(self._branch.prompts)))
-        )
-        return [sample for group in made for sample in group]
+        stored: dict[str, Sample] = {}
+        if not point.fresh:
+            found = self._store.samples_at(state.question_id, state.step, state.id, self._policy_digest)
+            stored = {sample.id: sample for sample in found}
+        pairs = zip(self._plan.prompts, self._params, strict=True)
+        made = await asyncio.gather(*(self._of_prompt(point, state, *pair, stored) for pair in pairs))
+        return [sample for samples in made for sample in samples]
 
-    async def _of_prompt(self, here: Here, place: int, stored: Mapping[str, Sample], found: _Found) -> list[Sample]:
-        wanted = [self._wanted(here.state, place, index) for index in range(self._branch.n_samples)]
-        samples = [stored.get(sample.id, sample) for sample in wanted]
-        todo = [i for i, sample in enumerate(samples) if sample is wanted[i] or not is_final(sample)]
+    async def next_point(self, point: BranchPoint, state: State, sample: Sample) -> BranchPoint:
+        """Where a sample leads to; a program that was run there already is not run again."""
+        outputs, future = point.reached.get(_encode(sample.outputs), (None, None))
+        if outputs is None:
+            outputs = self._runner.formatter.parse(state.predictor, sample.completion or "") or {}
+        path = (*point.outputs, outputs)
+        need = await (self._runner.advance(point.task, path, point.results) if future is None else future)
+        return BranchPoint(point.task, need, path, point.results, sample.id, point.fresh)
+
+    async def _of_prompt(
+        self, point: BranchPoint, state: State, prompt: Prompt, params: SamplingParams, stored: Mapping[str, Sample]
+    ) -> list[Sample]:
+        asked = params.prompt_digest, params.temperature, params.top_p, params.max_tokens, params.policy_digest
+        samples: list[Sample] = []
+        for index in range(self._plan.n_samples):  # the seed and the id follow from what asks for a sample
+            seed = int(digest("seed", self._plan.seed, state.id, state.step, asked[0], index)[:16], 16) >> 1
+            name = digest(state.id, state.step, asked[0], index, seed, *asked[1:])
+            blank = Sample(name, state.id, state.question_id, state.step, prompt.name, index, seed)
+            samples.append(stored.get(name, blank))
+        todo = [i for i, sample in enumerate(samples) if sample.id not in stored or not is_final(sample)]
         if not todo:
             return samples
-        blank = [i for i in todo if samples[i].completion is None]
-        if blank:
-            completed = await self._complete(here.state, place, [wanted[i] for i in blank])
-            for i, sample in zip(blank, completed, strict=True):
-                samples[i] = sample
-        scored = await self._score(here, [samples[i] for i in todo], found)
-        for i, sample in zip(todo, scored, strict=True):
+        new = [samples[i] for i in todo]
+        if any(sample.completion is None for sample in new):
+            new = await self._complete(state, prompt, new)
+        new = await self._score(point, state, new)
+        for i, sample in zip(todo, new, strict=True):
             samples[i] = sample
-        self._store.put_samples(scored, self._origins[place])
+        self._store.put_samples(new, params)
         return samples
 
-    def _wanted(self, state: State, place: int, index: int) -> Sample:
-        """A sample that is not made yet: its id and its seed follow from what asks for it."""
-        branch, origin = self._branch, self._origins[place]
-        seed = seed_of(branch.seed, state.id, state.step, origin.prompt_digest, index)
-        name = digest(
-            state.id, state.step, origin.prompt_digest, index, seed,
-            origin.temperature, origin.top_p, origin.max_tokens, origin.policy_digest,
-        )  # fmt: skip
-        return Sample(name, state.id, state.question_id, state.step, branch.prompts[place].name, index, seed)
-
-    async def _complete(self, state: State, place: int, blank: Sequence[Sample]) -> list[Sample]:
-        branch = self._branch
-        prompt = branch.prompts[place]
-        request = Request(
-            self._stepper.formatter.messages(state.predictor, state.inputs, prompt, state.messages[-1]),
-            tuple(sample.seed for sample in blank),
-            branch.temperature,
-            branch.max_tokens,
-            branch.top_p,
-        )
+    async def _complete(self, state: State, prompt: Prompt, samples: Sequence[Sample]) -> list[Sample]:
+        """The samples with a completion or a failure; those that have one stay."""
+        blank = [sample for sample in samples if sample.completion is None]
+        messages: Messages = tuple([dict(message) for message in state.messages])  # the zero-shot prompt's
+        if prompt.digest != ZERO_SHOT.digest:
+            messages = self._runner.formatter.messages(state.predictor, state.inputs, prompt, messages[-1])
+        plan, seeds = self._plan, tuple([sample.seed for sample in blank])
         began = time.monotonic()
         try:
-            completions = await self._policy.complete(request)
+            completions = await self._policy.complete(
+                Request(messages, seeds, plan.temperature, plan.max_tokens, plan.top_p)
+            )
         except PolicyError as error:
-            self.ledger.failed(state.step, prompt.name, len(blank))
-            return [replace(sample, failure=failure_of(error)) for sample in blank]
+            self.usage.failed(state.step, prompt.name, len(blank))
+            failure = failure_of(error)
+            return [replace(sample, failure=failure) if sample.completion is None else sample for sample in samples]
         tokens = [completion.n_completion_tokens for completion in completions]
-        seconds = time.monotonic() - began
-        self.ledger.answered(state.step, prompt.name, completions[0].n_prompt_tokens, tokens, seconds)
-        return [
-            replace(
+        n_prompt_tokens = completions[0].n_prompt_tokens
+        self.usage.answered(state.step, prompt.name, n_prompt_tokens, tokens, time.monotonic() - began)
+        completed = {
+            sample.id: replace(
                 sample,
-                completion=storable(completion.text),
+                completion=text if (text := completion.text).isascii() else storable(text),
                 n_prompt_tokens=completion.n_prompt_tokens,
                 n_completion_tokens=completion.n_completion_tokens,
+                failure=None,
             )
             for sample, completion in zip(blank, completions, strict=True)
-        ]
+        }
+        return [completed.get(sample.id, sample) for sample in samples]
 
-    async def _score(self, here: Here, samples: Sequence[Sample], found: _Found) -> list[Sample]:
+    async def _score(self, point: BranchPoint, state: State, samples: Sequence[Sample]) -> list[Sample]:
         """Samples with a reward or a failure; those without a completion stay as they are.
 
-        All of them are searched for at once, so that they are in one batch of the retriever's.
+        All of them are searched for at once, so that they share a batch of the retriever.
         """
-        parsed: list[tuple[dict[str, Any], asyncio.Future[Ranking | Failure]] | None] = []
+        formatter = self._runner.formatter
+        parsed: list[tuple[dict[str, Any], str] | None] = []
         for sample in samples:
-            outputs = None
-            if sample.completion is not None:
-                outputs = self._stepper.formatter.parse(here.state.predictor, sample.completion)
-            parsed.append(None if outputs is None else self._asked(here, outputs, found))
-        await asyncio.gather(*(entry[1] for entry in parsed if entry is not None))
-        results = [None if entry is None else (entry[0], entry[1].result()) for entry in parsed]
-        return [self._judged(here, sample, result) for sample, result in zip(samples, results, strict=True)]
+            outputs = None if sample.completion is None else formatter.parse(state.predictor, sample.completion)
+            if outputs is None:
+                parsed.append(None)
+                continue
+            plain = to_jsonable_python(outputs, fallback=str)
+            key = _encode(plain)
+            if key not in point.reached:  # equal outputs at one state lead to one place
+                advance = self._runner.advance(point.task, (*point.outputs, outputs), point.results)
+                point.reached[key] = outputs, asyncio.ensure_future(advance)
+            parsed.append((plain, key))
+        scored: list[Sample] = []
+        for sample, entry in zip(samples, parsed, strict=True):
+            if entry is not None:
+                try:
+                    end = await point.reached[entry[1]][1]
+                except (RetrievalError, ProgramError) as error:
+                    scored.append(replace(sample, outputs=entry[0], failure=failure_of(error)))
+                else:
+                    scored.append(self._scored(point, sample, entry[0], end))
+            elif sample.completion is not None:
+                scored.append(replace(sample, failure=unparsed(formatter, state.predictor, sample.completion)))
+            else:
+                scored.append(sample)
+        return scored
 
-    def _asked(
-        self, here: Here, outputs: Mapping[str, Any], found: _Found
-    ) -> tuple[dict[str, Any], asyncio.Future[Ranking | Failure]]:
-        """The outputs as plain values, and what they will retrieve: equal outputs at one state ask once."""
-        plain = to_jsonable_python(outputs, fallback=str)
-        key = _sorted_json(plain)
-        if key not in found:
-            found[key] = asyncio.ensure_future(self._ranking(here, outputs))
-        return plain, found[key]
-
-    def _judged(self, here: Here, sample: Sample, result: tuple[dict[str, Any], Ranking | Failure] | None) -> Sample:
-        if sample.completion is None:
-            return sample
-        if result is None:
-            formatter = self._stepper.formatter
-            return replace(sample, failure=unparsed(formatter, here.state.predictor, sample.completion))
-        plain, ranking = result
-        if isinstance(ranking, Failure):
-            return replace(sample, outputs=plain, failure=ranking)
-        doc_ids = tuple([passage.doc_id for passage in ranking])
-        values = {name: value(doc_ids, here.question.gold) for name, value in self._measures.items()}
+    def _scored(
+        self, point: BranchPoint, sample: Sample, outputs: Mapping[str, Any], end: NeedsCompletion | Finished
+    ) -> Sample:
+        prediction = end.prediction if isinstance(end, Finished) else None
+        n_steps = len(point.outputs) + 1
+        outcome = Outcome(point.task, sample.completion or "", outputs, end.ranking, prediction, n_steps)
+        values = {name: value(outcome) for name, value in self._rewards.items()}
+        if values[self._plan.reward] is None:
+            raise ConfigError(f"sampling.reward: {self._plan.reward} has no value for question {point.task.id}")
         return replace(
             sample,
-            outputs=plain,
-            doc_ids=doc_ids,
-            scores=tuple([passage.score for passage in ranking]),
-            reward=values[self._branch.reward],
-            components=values,
+            outputs=outputs,
+            doc_ids=tuple([passage.doc_id for passage in end.ranking]),
+            scores=tuple([passage.score for passage in end.ranking]),
+            reward=values[self._plan.reward],
+            components={name: value for name, value in values.items() if value is not None},
             failure=None,
         )
-
-    async def _ranking(self, here: Here, outputs: Mapping[str, Any]) -> Ranking | Failure:
-        try:
-            return (await self._stepper.go(here.question, [*here.outputs, outputs], here.known)).ranking
-        except (RetrievalError, ProgramError) as error:
-            return failure_of(error)

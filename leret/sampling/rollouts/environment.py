@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from leret.config.base import RecipePath, with_paths
+from leret.config.base import RecipePath, free_keys, paths_in, with_paths
 from leret.config.sampling import SamplingRecipe
-from leret.config.yaml import Key
 from leret.core.errors import ProgramError
 from leret.core.runs import Run
-from leret.core.types import Task, digest
+from leret.core.stages import check_resumable, input_stamps
+from leret.core.types import Json, Task, digest
+from leret.core.yaml import Key
 from leret.datasets.corpus import Corpus
-from leret.datasets.load import load_corpus, load_questions
+from leret.datasets.load import has_corpus, load_corpus, load_tasks
 
 if TYPE_CHECKING:
     import dspy
@@ -28,18 +29,14 @@ if TYPE_CHECKING:
     from leret.core.progress import Progress
     from leret.programs.prompts import Formatter
     from leret.programs.replay import Replay
+    from leret.programs.runner import ProgramRunner
     from leret.programs.saved import ProgramSource
     from leret.retrieval.base import Retriever
+    from leret.retrieval.batching import SearchBatcher
 
 
-class Workbench:
-    """Everything behind a program but its policy; each part is opened when it is first asked for.
-
-    Args:
-        recipe: with paths that can be opened from here.
-        cache: where indexes are kept.
-        told: watches the build of an index.
-    """
+class Environment:
+    """Everything behind a program but its policy; each part is opened when it is first asked for."""
 
     def __init__(self, recipe: SamplingRecipe, cache: Path, told: Progress | None = None) -> None:
         self.recipe = recipe
@@ -49,12 +46,8 @@ class Workbench:
         """Bad records that the last `questions` left out, by kind of fault."""
 
     @classmethod
-    def open(cls, run: Run) -> Workbench:
-        """The workbench of a sampled run.
-
-        Raises:
-            RunError: the run was not sampled.
-        """
+    def open(cls, run: Run) -> Environment:
+        """The workbench of a sampled run."""
         section = run.section("sampling", "leret sample RECIPE")
         return cls(SamplingRecipe.model_validate(section), run.cache)
 
@@ -65,54 +58,32 @@ class Workbench:
             split: None takes the recipe's.
             limit: at most so many; None takes all.
             check: refuse gold ids that the corpus does not hold, for which it is read.
-
-        Raises:
-            DataError: the files cannot be read as what the recipe says.
         """
         data = self.recipe.data
-        loaded = load_questions(
-            data.kind,
-            data.questions,
-            split=split or data.split,
-            limit=limit,
-            seed=data.seed,
-            skip_bad=data.skip_bad,
-            corpus=self.corpus if check and data.kind != "world" and self._has_corpus else None,
-            options=data.options or None,
-        )
+        chosen = data.model_copy(update={"split": split or data.split, "limit": limit})
+        loaded = load_tasks(chosen, self.corpus if check and self._has_corpus else None)
         self.skipped = dict(loaded.skipped)
         return list(loaded)
 
     @cached_property
     def corpus(self) -> Corpus:
-        """The documents; none where the recipe names none, and its engine has its own behind HTTP.
-
-        Raises:
-            DataError: as `questions`.
-        """
-        data = self.recipe.data
-        if not self._has_corpus:
-            return Corpus(())
-        return load_corpus(
-            data.kind,
-            data.corpus or data.questions,
-            seed=data.seed,
-            skip_bad=data.skip_bad,
-            options=data.options or None,
-        )
+        """The documents; none where the recipe names none, and its engine has its own behind HTTP."""
+        return load_corpus(self.recipe.data) if self._has_corpus else Corpus(())
 
     @property
     def _has_corpus(self) -> bool:
-        data = self.recipe.data
-        return self.recipe.retriever.needs_corpus or data.corpus is not None or data.kind not in {"jsonl", "hover"}
+        return self.recipe.retriever.needs_corpus or has_corpus(self.recipe.data)
 
     @cached_property
     def retriever(self) -> Retriever:
-        """The search engine over `corpus`; its index is built where it is missing.
+        """The search engine over `corpus`; its index is built where it is missing."""
+        from leret.retrieval.caching import with_cache
 
-        Raises:
-            RetrievalError: the index cannot be built, or is of another corpus.
-        """
+        return with_cache(self.engine, self.recipe.retriever)
+
+    @cached_property
+    def engine(self) -> Retriever:
+        """The search engine, without the cache of rankings."""
         from leret.retrieval.load import load_retriever
 
         corpus = self.corpus if self._has_corpus else None
@@ -120,11 +91,7 @@ class Workbench:
 
     @cached_property
     def source(self) -> ProgramSource:
-        """The program's file, class and arguments.
-
-        Raises:
-            ProgramError: the recipe names no class.
-        """
+        """The program's file, class and arguments."""
         from leret.programs.saved import ProgramSource
 
         settings = self.recipe.program
@@ -134,11 +101,7 @@ class Workbench:
         return ProgramSource(Path(path), name, settings.arguments)
 
     def program(self) -> dspy.Module:
-        """The program, a new one at every call.
-
-        Raises:
-            ProgramError: it cannot be loaded or built.
-        """
+        """The program, a new one at every call."""
         from leret.programs.load import load_program
 
         settings = self.recipe.retriever
@@ -173,6 +136,12 @@ class Workbench:
         from leret.programs.prompts import Formatter
 
         return Formatter(self.replay.program, self.adapter)
+
+    def runner(self, searches: SearchBatcher) -> ProgramRunner:
+        """Runs the program step by step over a retriever."""
+        from leret.programs.runner import ProgramRunner
+
+        return ProgramRunner(self.replay, self.formatter, searches)
 
     @property
     def program_digest(self) -> str:
@@ -219,11 +188,34 @@ def questions_digest(questions: Sequence[Task]) -> str:
 
 def located(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:
     """The recipe with its relative paths made absolute where they exist under ``base_dir``."""
-    served = recipe.policy.kind in {"openai", "together"}
 
     def found(key: Key, given: str, mark: RecipePath) -> str:
         path = base_dir / given
-        name = given in mark.names or (served and key[0] == "policy")
-        return given if name or not (path.exists() or mark.may_be_missing) else str(path.resolve())
+        return given if given in mark.names or not (path.exists() or mark.may_be_missing) else str(path.resolve())
 
     return with_paths(recipe, found)
+
+
+def refuse_changes(run: Run, recipe: SamplingRecipe, digests: Mapping[str, str]) -> None:
+    """Refuse to mix samples of two recipes in one run. The policy may change (another round), and what is `Free`."""
+    manifest = run.manifest()
+    before = manifest.get("sampling")
+    if before is not None:
+        known = {name: value for name, value in manifest.get("digests", {}).items() if name in digests}
+        now = {**recipe.model_dump(mode="json"), "digest": {name: digests[name] for name in known}}
+        check_resumable(run.path, {**before, "digest": known}, now, free_keys(SamplingRecipe))
+
+
+def refuse_changed_files(run: Run, bench: Environment) -> None:
+    """Refuse a program, a corpus, or questions, that are not those of the sampling; of a new run, nothing."""
+    before = run.manifest().get("sampling")
+    if before is None:
+        return
+    refuse_changes(run, bench.recipe, {"program": bench.program_digest, "corpus": bench.corpus.digest})
+    sampled = bench.questions(limit=before["data"]["limit"])
+    refuse_changes(run, bench.recipe, {"questions": questions_digest(sampled)})
+
+
+def recipe_stamps(recipe: SamplingRecipe) -> Json:
+    """Stamps of the files that a recipe names."""
+    return input_stamps(*(path for _, path, _ in paths_in(recipe)))

@@ -1,128 +1,121 @@
-"""Running a program once on each of many questions: one prompt, one completion a step, no branching.
+"""Running a program once on each of many tasks: one completion a step, no branching.
 
-Evaluation and the demo's baselines go this way; sampling tries several completions at a step (`branching`).
+Evaluation and the bank's zero-shot runs go this way; sampling tries several completions at a step (`branching`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-from leret.core.aio import each
-from leret.core.errors import PolicyError, ProgramError, RetrievalError
+from leret.core.aio import for_each
+from leret.core.errors import LeretError, PolicyError, ProgramError, RetrievalError
 from leret.core.types import Failure, Hop, Rollout, Task, digest
-from leret.policies.base import Policy, Request
-from leret.policies.remote.replies import PromptTooLongError
+from leret.policies.base import Policy, PromptTooLongError, Request
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
-from leret.programs.replay import NeedsCompletion, Replay
-from leret.programs.runner import MAX_STEPS, Known, Stepper
-from leret.retrieval.batching import SearchBatcher
+from leret.programs.replay import NeedsCompletion, SearchResults
+from leret.programs.runner import ProgramRunner
+
+BOUNDARIES: Mapping[str, type[LeretError]] = {"retrieval": RetrievalError, "program": ProgramError}
+"""The error to raise for a kind of failure; a `PolicyError` for the others."""
 
 
-class Roller:
-    """Runs one program with one policy.
+class Actor(Protocol):
+    """Answers the steps of a program: a policy, or a rule."""
 
-    Args:
-        replay: the program.
-        formatter: of the same program.
-        policy: writes the completions.
-        front: the retriever; one event loop at a time.
+    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> Hop:
+        """The step's completion and outputs; its ranking is what was known before it.
+
+        Raises:
+            PolicyError: there is no completion.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class PolicyActor:
+    """Answers by a policy under one prompt.
+
+    Attributes:
         max_tokens: completion tokens at most.
         temperature: 0 is greedy.
-        top_p: of sampling.
-        seed: with the question, the step, the prompt and ``sample`` it makes the seed of every completion.
+        seed: with the task, the step, the prompt and the run's index it makes the seed of every completion.
     """
 
-    def __init__(
-        self,
-        replay: Replay,
-        formatter: Formatter,
-        policy: Policy,
-        front: SearchBatcher,
-        *,
-        max_tokens: int,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: int = 0,
-    ) -> None:
-        self._stepper = Stepper(replay, formatter, front)
-        self._policy = policy
-        self._max_tokens = max_tokens
-        self._temperature = temperature
-        self._top_p = top_p
-        self._seed = seed
+    policy: Policy
+    formatter: Formatter
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    prompt: Prompt = ZERO_SHOT
+
+    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> Hop:
+        """One completion, parsed."""
+        messages = self.formatter.messages(need.predictor, need.inputs, self.prompt)
+        seed = seed_of(self.seed, task.id, step, self.prompt.digest, index)
+        request = Request(messages, (seed,), self.temperature, self.max_tokens, self.top_p)
+        [completion] = await self.policy.complete(request)
+        outputs = self.formatter.parse(need.predictor, completion.text)
+        tokens = completion.n_prompt_tokens, completion.n_completion_tokens
+        return Hop(need.predictor, need.inputs, messages, completion.text, outputs, need.ranking, *tokens)
+
+
+@dataclass(frozen=True)
+class RolloutRunner:
+    """Runs one program with one actor."""
+
+    runner: ProgramRunner
+    actor: Actor
 
     async def run(
         self,
-        questions: Sequence[Task],
-        prompt: Prompt = ZERO_SHOT,
+        tasks: Sequence[Task],
         *,
-        sample: int = 0,
+        index: int = 0,
         concurrency: int = 128,
-        on_done: Callable[[Rollout], None] | None = None,
+        on_done: Callable[[Rollout], None] = lambda rollout: None,
     ) -> list[Rollout]:
-        """One rollout a question, in the order of the questions.
+        """One rollout a task, in the order of the tasks.
 
         Args:
-            questions: any.
-            prompt: of the bank.
-            sample: tells repeated runs apart where the temperature is above 0.
-            concurrency: questions in flight.
+            tasks: any.
+            index: tells repeated runs apart where the temperature is above 0.
+            concurrency: tasks in flight.
             on_done: called with every rollout as it ends.
         """
-        rollouts: list[Rollout | None] = [None] * len(questions)
+        rollouts: dict[int, Rollout] = {}
 
-        async def one(index: int) -> None:
-            rollout = await self.run_one(questions[index], prompt, sample)
-            rollouts[index] = rollout
-            if on_done is not None:
-                on_done(rollout)
+        async def one(place: int) -> None:
+            rollouts[place] = await self.run_one(tasks[place], index)
+            on_done(rollouts[place])
 
-        await each(range(len(questions)), one, min(concurrency, max(1, len(questions))))
-        return [rollout for rollout in rollouts if rollout is not None]
+        await for_each(range(len(tasks)), one, min(concurrency, max(1, len(tasks))))
+        return [rollouts[place] for place in range(len(tasks))]
 
-    async def run_one(self, question: Task, prompt: Prompt = ZERO_SHOT, sample: int = 0) -> Rollout:
-        """Run one question; what fails is in the rollout."""
+    async def run_one(self, task: Task, index: int = 0) -> Rollout:
+        """Run one task; what fails is in the rollout."""
         hops: list[Hop] = []
         outputs: list[Mapping[str, Any]] = []
-        known: Known = {}
+        results: SearchResults = {}
 
         def ended(failure: Failure | None, prediction: Any = None) -> Rollout:
-            return Rollout(question.id, tuple(hops), failure is None, failure, prediction, sample)
+            return Rollout(task.id, tuple(hops), failure is None, failure, prediction, index)
 
         try:
-            need = await self._stepper.go(question, outputs, known)
+            need = await self.runner.advance(task, outputs, results)
             while isinstance(need, NeedsCompletion):
-                if len(outputs) == MAX_STEPS:
-                    return ended(Failure("program", f"the program asks for more than {MAX_STEPS} completions"))
-                hop = await self._complete(question, need, len(outputs), prompt, sample)
+                hop = await self.actor.act(task, need, len(outputs), index)
                 hops.append(hop)
                 if hop.outputs is None:
-                    return ended(unparsed(self._stepper.formatter, hop.predictor, hop.completion or ""))
+                    return ended(unparsed(self.runner.formatter, hop.predictor, hop.completion or ""))
                 outputs.append(hop.outputs)
-                need = await self._stepper.go(question, outputs, known)
+                need = await self.runner.advance(task, outputs, results)
                 hops[-1] = replace(hop, ranking=need.ranking)
         except (PolicyError, RetrievalError, ProgramError) as error:
             return ended(failure_of(error))
         return ended(None, need.prediction)
-
-    async def _complete(self, question: Task, need: NeedsCompletion, step: int, prompt: Prompt, sample: int) -> Hop:
-        formatter = self._stepper.formatter
-        messages = formatter.messages(need.predictor, need.inputs, prompt)
-        seed = seed_of(self._seed, question.id, step, prompt.digest, sample)
-        request = Request(messages, (seed,), self._temperature, self._max_tokens, self._top_p)
-        completion = (await self._policy.complete(request))[0]
-        return Hop(
-            predictor=need.predictor,
-            inputs=need.inputs,
-            messages=messages,
-            completion=completion.text,
-            outputs=formatter.parse(need.predictor, completion.text),
-            ranking=need.ranking,
-            n_prompt_tokens=completion.n_prompt_tokens,
-            n_completion_tokens=completion.n_completion_tokens,
-        )
 
 
 def failure_of(error: PolicyError | RetrievalError | ProgramError) -> Failure:

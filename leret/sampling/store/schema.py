@@ -1,21 +1,78 @@
-"""Rows of the store, as values and as columns."""
+"""The tables of the store, its rows as values, and the opening of its file.
+
+What a row must keep is refused by SQLite itself, by named constraints, whoever writes it: no sample without its state,
+no reward beside a failure, no question asked twice, no path through a sample that is missing.
+"""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import disk_usage
-from typing import IO, Any
+from typing import Any
 
 from leret.core.errors import RunError
 from leret.core.types import Failure, Sample, State
 
+STORE_SCHEMA = 2
+"""Version of the tables, kept in ``PRAGMA user_version``."""
+
 OUTAGES = ("policy", "retrieval", "program")
 """Kinds of failure that say nothing about the completion; such a sample is tried again at the next resume."""
+OUTAGE_SQL = ", ".join(f"'{kind}'" for kind in OUTAGES)
+
+SCHEMA_SQL = f"""
+CREATE TABLE states (
+    id TEXT NOT NULL, question_id TEXT NOT NULL, predictor TEXT NOT NULL,
+    inputs TEXT NOT NULL CONSTRAINT "inputs are a JSON object" CHECK (json_type(inputs) = 'object'),
+    messages TEXT NOT NULL CONSTRAINT "messages are a JSON array" CHECK (json_type(messages) = 'array'),
+    PRIMARY KEY (id, question_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE samples (
+    id TEXT NOT NULL PRIMARY KEY, state_id TEXT NOT NULL, question_id TEXT NOT NULL, step INTEGER NOT NULL,
+    prompt TEXT NOT NULL, n INTEGER NOT NULL, seed INTEGER NOT NULL, completion TEXT,
+    outputs TEXT NOT NULL CONSTRAINT "outputs are a JSON object" CHECK (json_type(outputs) = 'object'),
+    doc_ids TEXT NOT NULL CONSTRAINT "doc_ids are a JSON array" CHECK (json_type(doc_ids) = 'array'),
+    scores TEXT NOT NULL,
+    reward REAL CONSTRAINT "a reward is a finite number" CHECK (abs(reward) < 1e308),
+    components TEXT NOT NULL CONSTRAINT "components are a JSON object" CHECK (json_type(components) = 'object'),
+    failure_kind TEXT CONSTRAINT "a failure is of a known kind"
+        CHECK (failure_kind IN ('parse', 'prompt', {OUTAGE_SQL})),
+    failure_message TEXT, n_prompt_tokens INTEGER, n_completion_tokens INTEGER,
+    policy TEXT NOT NULL, policy_digest TEXT NOT NULL, prompt_digest TEXT NOT NULL,
+    temperature REAL NOT NULL, top_p REAL NOT NULL, max_tokens INTEGER NOT NULL,
+    CONSTRAINT "a score for each document" CHECK (json_array_length(scores) = json_array_length(doc_ids)),
+    CONSTRAINT "either a reward or a failure" CHECK ((reward IS NULL) = (failure_kind IS NOT NULL)),
+    CONSTRAINT "a reward is of a completion" CHECK (reward IS NULL OR completion IS NOT NULL),
+    FOREIGN KEY (state_id, question_id) REFERENCES states (id, question_id)
+) STRICT;
+CREATE UNIQUE INDEX samples_in_order ON samples (policy_digest, question_id, step, state_id, prompt, n);
+CREATE INDEX samples_to_try_again ON samples (policy_digest, question_id) WHERE failure_kind IN ({OUTAGE_SQL});
+CREATE TABLE visits (
+    question_id TEXT NOT NULL, step INTEGER NOT NULL, policy_digest TEXT NOT NULL, state_id TEXT NOT NULL,
+    parent TEXT REFERENCES samples (id), chosen TEXT REFERENCES samples (id),
+    outcome TEXT NOT NULL CONSTRAINT "an outcome is known" CHECK (outcome IN ('next', 'finished', 'solved', 'stuck')),
+    PRIMARY KEY (question_id, step, policy_digest),
+    CONSTRAINT "a path goes on by a sample" CHECK ((chosen IS NULL) = (outcome IN ('solved', 'stuck'))),
+    CONSTRAINT "the first step alone has no parent" CHECK ((parent IS NULL) = (step = 0)),
+    FOREIGN KEY (state_id, question_id) REFERENCES states (id, question_id)
+) STRICT, WITHOUT ROWID;
+"""
+
+ANSWER_COLUMNS = (
+    "completion", "outputs", "doc_ids", "scores", "reward", "components", "failure_kind", "failure_message",
+    "n_prompt_tokens", "n_completion_tokens",
+)  # fmt: skip
+"""Columns of ``samples`` that a second try may change."""
+
+IN_ORDER = "ORDER BY s.policy_digest, s.question_id, s.step, s.state_id, length(s.prompt), s.prompt, s.n"
+"""Of samples ``s``: by policy, question, step, state, prompt and index."""
+
+_LEAST_FREE = 2**20
+"""Bytes. On a full disk SQLite may say "disk I/O error", since even a reader makes a file of 32 KiB beside a store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +91,8 @@ class SamplingParams:
 class PathStep:
     """One step on the path of a question.
 
-    Attributes:
-        chosen: the sample that went on; None where none did.
-        outcome: ``next`` (the path goes on), ``finished`` (the program returned), ``solved`` (every scored sample
-            has all gold on top) or ``stuck`` (no sample has a reward).
+    ``chosen`` is the sample that went on; ``outcome`` is ``next`` (the path goes on), ``finished`` (the program
+    returned), ``solved`` (every scored sample has all gold on top) or ``stuck`` (no sample has a reward).
     """
 
     question_id: str
@@ -51,7 +106,7 @@ class PathStep:
 
 @dataclass(frozen=True, slots=True)
 class StateSamples:
-    """All samples of one policy at one visit of a state, in the order of prompt and index."""
+    """The group of a state: all samples of one policy at one visit, in the order of prompt and index."""
 
     state: State
     policy_digest: str
@@ -63,31 +118,6 @@ def is_final(sample: Sample) -> bool:
     return sample.failure is None or sample.failure.kind not in OUTAGES
 
 
-SCHEMA_SQL = """
-CREATE TABLE states (
-    id TEXT PRIMARY KEY, question_id TEXT NOT NULL, predictor TEXT NOT NULL,
-    inputs TEXT NOT NULL, messages TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE samples (
-    id TEXT PRIMARY KEY, state_id TEXT NOT NULL, question_id TEXT NOT NULL, step INTEGER NOT NULL,
-    prompt TEXT NOT NULL, n INTEGER NOT NULL, seed INTEGER NOT NULL,
-    completion TEXT, outputs TEXT NOT NULL, doc_ids TEXT NOT NULL, scores TEXT NOT NULL,
-    reward REAL, components TEXT NOT NULL, failure_kind TEXT, failure_message TEXT,
-    n_prompt_tokens INTEGER, n_completion_tokens INTEGER,
-    policy TEXT NOT NULL, policy_digest TEXT NOT NULL, prompt_digest TEXT NOT NULL,
-    temperature REAL NOT NULL, top_p REAL NOT NULL, max_tokens INTEGER NOT NULL
-);
-CREATE INDEX samples_in_order ON samples (policy_digest, question_id, step, state_id);
-CREATE INDEX samples_to_try_again ON samples (policy_digest, question_id)
-    WHERE failure_kind IN ('policy', 'retrieval', 'program');
-CREATE TABLE visits (
-    question_id TEXT NOT NULL, step INTEGER NOT NULL, policy_digest TEXT NOT NULL,
-    state_id TEXT NOT NULL, parent TEXT, chosen TEXT, outcome TEXT NOT NULL,
-    PRIMARY KEY (question_id, step, policy_digest)
-) WITHOUT ROWID;
-"""
-
-
 def state_row(state: State) -> tuple[Any, ...]:
     """Columns of ``states``."""
     return state.id, state.question_id, state.predictor, _dump(state.inputs), _dump(state.messages)
@@ -95,8 +125,7 @@ def state_row(state: State) -> tuple[Any, ...]:
 
 def state_of(row: sqlite3.Row, step: int, parent: str | None) -> State:
     """Undoes `state_row`; where the state stood on its path comes from the visit."""
-    messages = tuple(json.loads(row["messages"]))
-    inputs = json.loads(row["inputs"])
+    inputs, messages = json.loads(row["inputs"]), tuple(json.loads(row["messages"]))
     return State(row["state_id"], row["question_id"], step, row["predictor"], inputs, messages, parent)
 
 
@@ -140,58 +169,20 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
+# One encoder for all rows: json.dumps makes a new one at every call that does not take its defaults.
 _dump: Callable[[Mapping[str, Any] | Sequence[Any]], str] = json.JSONEncoder(separators=(",", ":")).encode
-"""One encoder for all rows: ``json.dumps`` makes a new one at every call that does not take its defaults."""
-
-
-pass
-
-
-STORE_SCHEMA = 1
-"""Version of the tables, kept in ``PRAGMA user_version``."""
-
-_LEAST_FREE = 2**20
-"""Bytes. Even a reader makes a file of 32 KiB beside a store, and on a full disk SQLite says "disk I/O error"."""
-
-
-def lock(path: Path, what: str = "sampled into") -> IO[str]:
-    """An advisory lock beside ``path``, as of the store, which ends with the process, however it ends.
-
-    Raises:
-        RunError: another process holds it, or the directory cannot be written.
-    """
-    place = path.with_name(path.name + ".lock")
-    try:
-        file = place.open("a")
-    except OSError as error:
-        raise RunError(f"{place} cannot be written ({error}); name a run directory that you may write") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise RunError(
-            f"{path.parent} is being {what} by another process; wait for it, or give another name"
-        ) from error
-    return file
 
 
 def connect(path: Path, read_only: bool) -> sqlite3.Connection:
-    """The store's file, with its tables.
+    """The store's file, with its tables; a RunError where it is missing (read-only), damaged, or of another schema.
 
-    Raises:
-        RunError: it is missing (read-only), damaged, or of another schema.
+    Reading a store at rest writes nothing beside it.
     """
     if read_only and not path.is_file():
         raise RunError(f"{path} does not exist; run `leret sample RECIPE --run {path.parent}` first")
-    mode = "ro" if read_only else "rwc"
+    uri = read_uri(path) if read_only else f"{path.absolute().as_uri()}?mode=rwc"
     try:
-        database = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode={mode}",
-            uri=True,
-            isolation_level=None,
-            check_same_thread=False,
-            timeout=30,
-        )
+        database = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=30)
         database.row_factory = sqlite3.Row
         version = database.execute("PRAGMA user_version").fetchone()[0]
         empty = not database.execute("SELECT 1 FROM sqlite_master").fetchone()
@@ -200,15 +191,22 @@ def connect(path: Path, read_only: bool) -> sqlite3.Connection:
             database.executescript(f"BEGIN;{SCHEMA_SQL}PRAGMA user_version = {STORE_SCHEMA};COMMIT;")
             version = STORE_SCHEMA
         database.execute("PRAGMA synchronous = NORMAL")
+        database.execute("PRAGMA foreign_keys = ON")
     except sqlite3.Error as error:
         raise run_error(path, error) from error
     if version != STORE_SCHEMA:
         database.close()
         raise RunError(
-            f"{path} is a store of schema {version}, this leret reads schema {STORE_SCHEMA}; "
-            "use the leret that wrote it, or start a new run"
+            f"{path} is a store of schema {version}, this leret reads schema {STORE_SCHEMA}; stores are not converted: "
+            "use the leret that wrote it, or sample again into a new run directory"
         )
     return database
+
+
+def read_uri(path: Path) -> str:
+    """For reading; while a process has it open, a log lies beside the store, and only then it may change."""
+    at_rest = not path.with_name(path.name + "-wal").exists()
+    return f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if at_rest else ''}"
 
 
 def run_error(path: Path, error: sqlite3.Error) -> RunError:
@@ -217,6 +215,8 @@ def run_error(path: Path, error: sqlite3.Error) -> RunError:
     again = "run the same command again, it goes on from here"
     if "full" in text or ("disk I/O" in text and disk_usage(path.parent).free < _LEAST_FREE):
         return RunError(f"{path} cannot be written: the disk is full; free some space and {again}")
+    if isinstance(error, sqlite3.IntegrityError):
+        return RunError(f"{path} refuses a row: {text}; it is not written, what was there before stays").failed()
     if "readonly" in text or "unable to open" in text:
         return RunError(f"{path} cannot be opened for this ({text}); name a run directory that you may read and write")
     if "not a database" in text or "malformed" in text:

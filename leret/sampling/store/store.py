@@ -1,29 +1,34 @@
 """The store: states and samples in one SQLite file, written in batches, read by id and in order.
 
 One process writes, others may read. What belongs together (the samples that one prompt gets at one state) is written
-in one transaction, so a run that is killed at any moment has it whole or not at all.
+in one transaction, so a run that is killed at any moment has it whole or not at all. Every row has an id from its
+content, so that putting or merging it twice is putting it once.
 """
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
+from leret.core.errors import RunError
+from leret.core.files import locked
 from leret.core.types import Sample, State
-from leret.sampling.store.merge import Rows, of_questions
 from leret.sampling.store.schema import (
-    OUTAGES,
+    ANSWER_COLUMNS,
+    IN_ORDER,
+    OUTAGE_SQL,
     PathStep,
     SamplingParams,
     StateSamples,
     connect,
-    lock,
+    read_uri,
     run_error,
     sample_of,
     sample_row,
@@ -33,121 +38,103 @@ from leret.sampling.store.schema import (
 
 _FLUSH_ROWS = 4000
 _FLUSH_S = 0.2
-_N_COLUMNS = 23
-_OUTAGE_SQL = ", ".join(f"'{kind}'" for kind in OUTAGES)
-_PUT_SAMPLE = (
-    f"INSERT INTO samples VALUES ({', '.join('?' * _N_COLUMNS)}) ON CONFLICT (id) DO UPDATE SET "
-    + ", ".join(
-        f"{column} = excluded.{column}"
-        for column in (
-            "completion", "outputs", "doc_ids", "scores", "reward", "components", "failure_kind", "failure_message",
-            "n_prompt_tokens", "n_completion_tokens",
-        )
-    )
-    + f" WHERE samples.failure_kind IN ({_OUTAGE_SQL})"
-)  # fmt: skip
+_PUT = {
+    "states": "INSERT INTO states {} ON CONFLICT DO NOTHING",
+    "samples": "INSERT INTO samples {} ON CONFLICT (id) DO UPDATE SET "
+    + ", ".join(f"{column} = excluded.{column}" for column in ANSWER_COLUMNS)
+    + f" WHERE samples.failure_kind IN ({OUTAGE_SQL})",
+    "visits": "INSERT OR REPLACE INTO visits {}",
+}
+"""How rows come in, those of a table before those that refer to it."""
+_N_COLUMNS = {"states": 5, "samples": 23, "visits": 7}
 _DONE_SQL = (
     "SELECT question_id FROM visits WHERE policy_digest = ? AND outcome != 'next' EXCEPT "
-    f"SELECT question_id FROM samples WHERE policy_digest = ? AND failure_kind IN ({_OUTAGE_SQL})"
+    f"SELECT question_id FROM samples WHERE policy_digest = ? AND failure_kind IN ({OUTAGE_SQL})"
 )
-_ORDER = "ORDER BY policy_digest, question_id, step, state_id, length(prompt), prompt, n"
 
 
 class Store:
-    """States, samples and visits of a run.
+    """States, samples and visits of a run, in a file that is made where it is missing.
 
     Args:
-        path: the SQLite file; made where it is missing.
-        read_only: for stages that only read; no lock is taken.
-        on_commit: hears of the rows of every transaction, once they are on the disk.
-
-    Raises:
-        RunError: the file is missing (read-only), damaged, of a newer leret, or another process writes it.
+        path: the SQLite file.
+        read_only: for stages that only read; no lock is taken, and the file must be there.
     """
 
-    def __init__(
-        self, path: Path, read_only: bool = False, on_commit: Callable[[Rows], None] = lambda rows: None
-    ) -> None:
+    def __init__(self, path: Path, read_only: bool = False) -> None:
         self.path = path
-        self._on_commit = on_commit
-        self._states: list[tuple[Any, ...]] = []
-        self._samples: list[tuple[Any, ...]] = []
-        self._visits: list[tuple[Any, ...]] = []
+        self._pending: dict[str, list[tuple[Any, ...]]] = {table: [] for table in _PUT}
         self._last_flush = time.monotonic()
-        self._lock: IO[str] | None = None if read_only else lock(path)
-        try:
+        self._open = ExitStack()
+        with ExitStack() as opening:
+            if not read_only:
+                opening.enter_context(_lock(path))
             self._database = connect(path, read_only)
-        except BaseException:
-            self._unlock()
-            raise
+            self._open = opening.pop_all()
 
     def put_state(self, state: State) -> None:
         """Keep a state; one that is there already stays."""
-        self._states.append(state_row(state))
+        self._pending["states"].append(state_row(state))
 
     def put_samples(self, samples: Iterable[Sample], origin: SamplingParams) -> None:
         """Keep samples, together or not at all; a sample that is there is replaced only where it was an outage."""
-        self._samples.extend(sample_row(sample, origin) for sample in samples)
+        self._pending["samples"].extend(sample_row(sample, origin) for sample in samples)
         late = time.monotonic() - self._last_flush > _FLUSH_S
-        if late or len(self._samples) >= _FLUSH_ROWS:
+        if late or len(self._pending["samples"]) >= _FLUSH_ROWS:
             self.flush()
 
     def put_visit(self, visit: PathStep) -> None:
         """Keep where a question's path went."""
         row = (visit.question_id, visit.step, visit.policy_digest, visit.state_id, visit.parent, visit.chosen)
-        self._visits.append((*row, visit.outcome))
+        self._pending["visits"].append((*row, visit.outcome))
 
     def flush(self) -> None:
-        """Commit what was put.
+        """Commit what was put; a RunError (disk full, a row that breaks a rule) leaves what was committed before."""
+        self._last_flush = time.monotonic()
+        if not any(self._pending.values()):
+            return
+        with _errors_of(self.path), self._database:
+            self._database.execute("BEGIN")
+            for table, rows in self._pending.items():
+                values = f"VALUES ({', '.join('?' * _N_COLUMNS[table])})"
+                self._database.executemany(_PUT[table].format(values), rows)
+        self._pending = {table: [] for table in _PUT}
+
+    def merge(self, path: Path, question_ids: Iterable[str] | None = None) -> None:
+        """Put the rows of another store's file in, by the rules of `put_state`, `put_samples` and `put_visit`.
+
+        It may be in use: what is committed is read, of ``question_ids`` alone where they are given.
 
         Raises:
-            RunError: the disk is full or read-only; what was committed before stays.
+            RunError: the file is damaged or of another schema, or a row contradicts this store.
         """
-        self._last_flush = time.monotonic()
-        if not (self._states or self._samples or self._visits):
-            return
-        with self._reporting(), self._database:
-            self._database.execute("BEGIN")
-            self._database.executemany("INSERT OR IGNORE INTO states VALUES (?, ?, ?, ?, ?)", self._states)
-            self._database.executemany(_PUT_SAMPLE, self._samples)
-            self._database.executemany("INSERT OR REPLACE INTO visits VALUES (?, ?, ?, ?, ?, ?, ?)", self._visits)
-        rows = Rows(self._states, self._samples, self._visits)
-        self._states, self._samples, self._visits = [], [], []
-        self._on_commit(rows)
-
-    def put_rows(self, rows: Rows) -> None:
-        """Keep rows of another store, by the rules of `put_state`, `put_samples` and `put_visit`."""
-        self._states.extend(rows.states)
-        self._samples.extend(rows.samples)
-        self._visits.extend(rows.visits)
-        if time.monotonic() - self._last_flush > _FLUSH_S or len(self._samples) >= _FLUSH_ROWS:
-            self.flush()
-
-    def rows(self, policy_digest: str, question_ids: Iterable[str]) -> Rows:
-        """All rows of some questions under one policy, for another store."""
         self.flush()
-        with self._reporting():
-            return of_questions(self._database, policy_digest, question_ids)
+        connect(path, read_only=True).close()  # refuses another schema
+        where = "true" if question_ids is None else "question_id IN (SELECT value FROM json_each(?))"
+        values = () if question_ids is None else (json.dumps(list(question_ids)),)
+        with _errors_of(path):
+            self._database.execute("ATTACH ? AS other", (read_uri(path),))
+            try:
+                with self._database:
+                    self._database.execute("BEGIN")
+                    for table, put in _PUT.items():
+                        self._database.execute(put.format(f"SELECT * FROM other.{table} WHERE {where}"), values)
+            finally:
+                self._database.execute("DETACH other")
 
     def close(self) -> None:
         """Commit and let go of the file; may be called twice."""
-        try:
-            self.flush()
-        finally:
-            self._database.close()
-            self._unlock()
-
-    def sample(self, sample_id: str) -> Sample | None:
-        """A sample by its id."""
-        rows = self._read("SELECT * FROM samples WHERE id = ?", (sample_id,))
-        return sample_of(rows[0]) if rows else None
+        with self._open:
+            try:
+                self.flush()
+            finally:
+                self._database.close()
 
     def samples_at(self, question_id: str, step: int, state_id: str, policy_digest: str) -> list[Sample]:
         """What one policy was asked at one visit of a state, as far as it is committed."""
         where = "policy_digest = ? AND question_id = ? AND step = ? AND state_id = ?"
-        rows = self._read(
-            f"SELECT * FROM samples WHERE {where} {_ORDER}", (policy_digest, question_id, step, state_id), flush=False
-        )
+        values = (policy_digest, question_id, step, state_id)
+        rows = self._read(f"SELECT * FROM samples s WHERE {where} {IN_ORDER}", values, flush=False)
         return [sample_of(row) for row in rows]
 
     def visits(self, policy_digest: str, question_id: str) -> list[PathStep]:
@@ -167,19 +154,15 @@ class Store:
         return self._ids(sql, (policy_digest,) * 3)
 
     def groups(self, policy_digest: str | None = None) -> Iterator[StateSamples]:
-        """Samples by visit, ordered by policy, question, step, state, prompt and index; read as they are taken.
-
-        Args:
-            policy_digest: of one policy alone.
-        """
+        """Samples by visit, ordered by policy, question, step, state, prompt and index; read as they are taken."""
         self.flush()
         where, values = ("WHERE s.policy_digest = ?", (policy_digest,)) if policy_digest else ("", ())
         sql = (
             "SELECT s.*, t.predictor, t.inputs, t.messages, v.parent FROM samples s JOIN states t ON t.id = s.state_id "
             "LEFT JOIN visits v ON (v.question_id, v.step, v.policy_digest) = (s.question_id, s.step, s.policy_digest) "
-            f"{where} ORDER BY s.policy_digest, s.question_id, s.step, s.state_id, length(s.prompt), s.prompt, s.n"
+            f"{where} {IN_ORDER}"
         )
-        with self._reporting():
+        with _errors_of(self.path):
             rows = self._database.execute(sql, values)
             for (digest, step, _), group in groupby(rows, lambda r: (r["policy_digest"], r["step"], r["state_id"])):
                 members = list(group)
@@ -194,12 +177,16 @@ class Store:
 
     def question_ids(self) -> set[str]:
         """Every question that was sampled."""
-        return {row["question_id"] for row in self._read("SELECT DISTINCT question_id FROM states")}
+        return self._ids("SELECT DISTINCT question_id FROM states", ())
 
     def policy_digests(self) -> list[str]:
         """The policies that were asked, in the order of their first sample."""
         sql = "SELECT policy_digest FROM samples GROUP BY policy_digest ORDER BY min(rowid)"
         return [row["policy_digest"] for row in self._read(sql)]
+
+    def reward_range(self) -> tuple[float, float]:
+        """The least and the greatest reward; 0 where there is none."""
+        return tuple(self._read("SELECT ifnull(min(reward), 0.0), ifnull(max(reward), 0.0) FROM samples")[0])
 
     def counts(self, policy_digest: str | None = None) -> dict[str, int]:
         """``states``, ``samples``, ``rewarded``, and the number of failures by kind as ``failed_KIND``."""
@@ -209,33 +196,21 @@ class Store:
             f"FROM samples {where}",
             values,
         )[0]
-        failed = self._read(
-            f"SELECT failure_kind AS kind, count(*) AS n FROM samples {where} GROUP BY 1 ORDER BY 1", values
-        )
-        return dict(found) | {f"failed_{row['kind']}": row["n"] for row in failed if row["kind"] is not None}
+        kinds = f"SELECT failure_kind AS kind, count(*) AS n FROM samples {where} GROUP BY 1 ORDER BY 1"
+        failed = {f"failed_{row['kind']}": row["n"] for row in self._read(kinds, values) if row["kind"] is not None}
+        return dict(found) | failed
 
     def _read(self, sql: str, values: Sequence[Any] = (), flush: bool = True) -> list[sqlite3.Row]:
         if flush:
             self.flush()
-        with self._reporting():
+        with _errors_of(self.path):
             return self._database.execute(sql, values).fetchall()
 
     def _ids(self, sql: str, values: Sequence[Any]) -> set[str]:
-        """Task ids, one at a time: there may be many."""
-        with self._reporting():
+        """Question ids, one at a time: there may be many."""
+        self.flush()
+        with _errors_of(self.path):
             return {row[0] for row in self._database.execute(sql, values)}
-
-    @contextmanager
-    def _reporting(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise run_error(self.path, error) from error
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
 
     def __enter__(self) -> Self:
         return self
@@ -244,3 +219,22 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise run_error(path, error) from error
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    busy = RunError(f"{path} is being sampled into by another process; wait for it, or give another name")
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(path.with_name(path.name + ".lock"), busy))
+        except OSError as error:
+            raise RunError(f"{path} cannot be locked ({error}); name a run directory that you may write") from error
+        yield

@@ -9,7 +9,7 @@ import pytest
 
 from leret.core.errors import DataError
 from leret.core.types import Document, Passage, Ranking
-from leret.demo.pretrain.examples import ExampleSettings, Prompting, WriteQuery, examples, pseudo_questions, style_demos
+from leret.demo.pretrain.examples import ExampleSettings, Prompting, WriteQuery, examples, pseudo_questions
 from leret.demo.pretrain.heuristics import corpus_idf
 from leret.programs.adapters import CompactAdapter
 
@@ -104,17 +104,6 @@ def test_targets_differ_and_are_never_empty() -> None:
         assert example.targets  # type: ignore[attr-defined]
         assert len(set(example.targets)) == len(example.targets)  # type: ignore[attr-defined]
         assert all(target.strip() for target in example.targets)  # type: ignore[attr-defined]
-
-
-def test_demos_of_the_copy_style_copy() -> None:
-    demos = style_demos("copy", QUESTIONS[1:2], 1, seed=0)
-    assert demos == [{"question": "Who made Red Dune for Otto Kern?", "query": "made Red Dune Otto Kern"}]
-
-
-@pytest.mark.parametrize(("style", "n"), [("mention_random", 1), ("nonsense", 1), ("copy", 5)])
-def test_demos_that_cannot_be_made_are_refused(style: str, n: int) -> None:
-    with pytest.raises(DataError):
-        style_demos(style, QUESTIONS, n, seed=0)
 
 
 def test_one_question_is_too_few() -> None:

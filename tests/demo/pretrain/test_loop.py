@@ -12,9 +12,8 @@ import pytest
 import torch
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from leret.core.errors import TrainingError
-from leret.demo.pretrain.batch import Row, collate
-from leret.demo.pretrain.loop import LoopSettings, _classes, _losses, optimizers, train
+from leret.core.errors import RunError, TrainingError
+from leret.demo.pretrain.loop import LoopSettings, Row, classes_of, collate, losses, optimizers, train
 
 SETTINGS = LoopSettings(
     steps=6, optimizer="muon", lr=1e-2, batch_tokens=64, pool_rows=8, warmup_steps=2, checkpoint_every=2, log_every=2
@@ -71,7 +70,7 @@ def test_targets_that_share_a_prompt_have_the_losses_they_have_apart(make: Calla
     row = Row((5, 6, 7, 8), ((9, 10, 2), (6, 2), (7, 8, 9, 2)))
     longer = Row((3, 4, 5, 6, 7, 8, 9), ((4, 4, 4, 4, 4, 4, 2),))
     with torch.no_grad():
-        together, _ = _losses(model, collate([row, longer]), with_prompt=False)
+        together, _ = losses(model, collate([row, longer]), with_prompt=False)
         total, n = 0.0, 0
         for prompt, target in [(row.prompt, t) for t in row.targets] + [(longer.prompt, longer.targets[0])]:
             logits = model(torch.tensor([prompt + target])).logits[0]
@@ -84,20 +83,17 @@ def test_the_loss_on_prompts_is_that_of_all_tokens_but_the_first() -> None:
     model = tiny()
     prompt = (5, 6, 7, 8)
     with torch.no_grad():
-        _, loss = _losses(model, collate([Row(prompt, ((9, 2), (10, 2)))]), with_prompt=True)
+        _, loss = losses(model, collate([Row(prompt, ((9, 2), (10, 2)))]), with_prompt=True)
         logits = model(torch.tensor([prompt])).logits[0]
     expected = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(prompt[1:]))
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
 
 
-def test_collate_lays_targets_side_by_side_from_the_prompts_end() -> None:
+def test_collate_says_what_is_predicted_where() -> None:
     batch = collate([Row((5, 6), ((7, 2), (8, 9, 2)))])
-    assert batch.ids.tolist() == [[5, 6, 7, 2, 8, 9, 2]]
-    assert batch.positions.tolist() == [[0, 1, 2, 3, 2, 3, 4]]
     assert batch.target_at.tolist() == [1, 2, 1, 4, 5]
     assert batch.target_labels.tolist() == [7, 2, 8, 9, 2]
-    sees = (batch.mask[0, 0] == 0).tolist()
-    assert sees[4] == [True, True, False, False, True, False, False]
+    assert (batch.prompt_at.tolist(), batch.prompt_labels.tolist(), batch.n_tokens) == ([0], [6], 7)
 
 
 def test_muon_takes_the_matrices_of_the_layers_alone() -> None:
@@ -122,7 +118,7 @@ def test_a_stopped_run_goes_on_to_bit_equal_weights(tmp_path: Path) -> None:
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        train(tiny(), stream(), SETTINGS, tmp_path / "parts", progress=stop)
+        train(tiny(), stream(), SETTINGS, tmp_path / "parts", report=stop)
     rest = tiny(seed=9)
     train(rest, stream(), SETTINGS, tmp_path / "parts")
     expected, got = weights(whole), weights(rest)
@@ -153,26 +149,24 @@ def test_a_checkpoint_between_two_lines_of_the_log_is_refused(tmp_path: Path) ->
         train(tiny(), stream(), replace(SETTINGS, checkpoint_every=3), tmp_path)
 
 
-def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "data", "says"),
+    [
+        (replace(SETTINGS, lr=0.5), {"examples.hop2": "a"}, "lr: 0.01 in the run, 0.5 in the recipe"),
+        (SETTINGS, {"examples.hop2": "b"}, "examples.hop2: 'a' in the run, 'b' in the recipe"),
+    ],
+)
+def test_other_settings_or_data_are_refused_by_name(
+    tmp_path: Path, settings: LoopSettings, data: dict[str, str], says: str
+) -> None:
     def stop(step: int, _: object) -> None:
         if step == 6:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(tiny(), stream(), SETTINGS, tmp_path, progress=stop)
-    with pytest.raises(TrainingError, match=r"other settings \(lr\)"):
-        train(tiny(), stream(), replace(SETTINGS, lr=0.5), tmp_path)
-
-
-def test_a_checkpoint_of_other_data_is_refused_by_name(tmp_path: Path) -> None:
-    def stop(step: int, _: object) -> None:
-        if step == 6:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(tiny(), stream(), SETTINGS, tmp_path, progress=stop, data={"examples.hop2": "{'copy': 1}"})
-    with pytest.raises(TrainingError, match=r"other settings \(examples\.hop2\)"):
-        train(tiny(), stream(), SETTINGS, tmp_path, data={"examples.hop2": "{'copy': 2}"})
+        train(tiny(), stream(), SETTINGS, tmp_path, report=stop, data={"examples.hop2": "a"})
+    with pytest.raises(RunError, match=says):
+        train(tiny(), stream(), settings, tmp_path, data=data)
 
 
 def test_a_stream_that_runs_dry_says_where(tmp_path: Path) -> None:
@@ -207,19 +201,19 @@ def test_training_learns_to_copy_a_constant_continuation(tmp_path: Path) -> None
     settings = replace(SETTINGS, steps=80, log_every=10, checkpoint_every=80)
     rows = (Row((5, 6, 7), ((8, 2),)) for _ in range(10_000))
     train(model, rows, settings, tmp_path)
-    losses = [json.loads(line)["loss"] for line in (tmp_path / "pretrain.jsonl").read_text().splitlines()]
-    assert losses[-1] < 0.1 < losses[0]
+    found = [json.loads(line)["loss"] for line in (tmp_path / "pretrain.jsonl").read_text().splitlines()]
+    assert found[-1] < 0.1 < found[0]
 
 
 def test_few_negatives_hold_every_label_and_all_of_them_are_the_whole_loss() -> None:
     model = tiny()
     batch = collate([Row((3, 4, 5), ((6, 7, 2), (8, 2)))])
-    few = _classes(model, batch, replace(SETTINGS, negatives=1), 0)
+    few = classes_of(model, batch, replace(SETTINGS, negatives=1), 0)
     assert few is not None
-    assert set(batch.ids.flatten().tolist()) <= set(few.tolist())
-    whole, _ = _losses(model, batch, with_prompt=False)
-    sampled, _ = _losses(model, batch, with_prompt=False, classes=few)
-    everything, _ = _losses(model, batch, with_prompt=False, classes=torch.arange(model.config.vocab_size))
+    assert set(batch.packed.ids.flatten().tolist()) <= set(few.tolist())
+    whole, _ = losses(model, batch, with_prompt=False)
+    sampled, _ = losses(model, batch, with_prompt=False, classes=few)
+    everything, _ = losses(model, batch, with_prompt=False, classes=torch.arange(model.config.vocab_size))
     assert sampled < whole
     assert torch.allclose(everything, whole)
 
@@ -227,4 +221,4 @@ def test_few_negatives_hold_every_label_and_all_of_them_are_the_whole_loss() -> 
 def test_the_last_steps_are_told_apart_from_the_whole_vocabulary() -> None:
     settings = replace(SETTINGS, steps=12, negatives=4)
     batch = collate([Row((3,), ((2,),))])
-    assert [_classes(tiny(), batch, settings, step) is None for step in range(12)] == [False] * 10 + [True] * 2
+    assert [classes_of(tiny(), batch, settings, step) is None for step in range(12)] == [False] * 10 + [True] * 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ torch = pytest.importorskip("torch")
 
 from leret.demo.pretrain.decoder import build_model, build_tokenizer, weights_dir  # noqa: E402
 from leret.demo.pretrain.examples import Example, ExampleSettings, Prompting  # noqa: E402
-from leret.demo.pretrain.minilm import MiniLMSettings, data_names, rows  # noqa: E402
-from leret.demo.pretrain.probe import generate  # noqa: E402
+from leret.demo.pretrain.loop import Row  # noqa: E402
+from leret.demo.pretrain.minilm import MiniLMSettings, copying, data_names, interleaved, rows  # noqa: E402
 from leret.programs.adapters import CompactAdapter  # noqa: E402
 
 MESSAGES = [{"role": "user", "content": "question: Who is O'Brien?\ncontext:\nA | b"}]
@@ -119,12 +121,6 @@ def test_rows_of_another_mixture_or_adapter_are_other_data() -> None:
         assert [name for name in base if base[name] != other[name]] == [key]
 
 
-def test_generation_ignores_left_padding(model: Any, tokenizer: Any) -> None:
-    prompts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("one two", "a b c d e f g h")]
-    together = generate(model, prompts, 1, 0.0)
-    assert together == [generate(model, [prompt], 1, 0.0)[0] for prompt in prompts]
-
-
 def test_a_saved_policy_loads_without_the_package(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -137,3 +133,28 @@ def test_a_saved_policy_loads_without_the_package(model: Any, tokenizer: Any, tm
     with torch.no_grad():
         assert torch.allclose(again(input_ids=ids).logits, model(input_ids=ids).logits, atol=1e-4)
     assert words.decode(words("don't")["input_ids"]) == "don ' t"
+
+
+def test_targets_are_runs_of_the_prompt() -> None:
+    rng = random.Random(0)
+    for _ in range(50):
+        row = copying(rng, range(100, 200), ((1, 2), (3, 4)), 5)
+        assert row.prompt[:2] == (1, 2)
+        assert row.prompt[-2:] == (3, 4)
+        said = row.prompt[2:-2]
+        for target in row.targets:
+            assert target[-1] == 5
+            n = len(target) - 1
+            assert n >= 2
+            assert any(said[i : i + n] == target[:-1] for i in range(len(said)))
+
+
+def test_the_share_falls_to_its_last_value_and_the_rows_stay() -> None:
+    rows = [Row((i,), ((i,),)) for i in range(4000)]
+    exercise = Row((-1,), ((-1,),))
+    mixed = list(interleaved(iter(rows), repeat(exercise), (0.8, 0.2), 2000, random.Random(0)))
+    assert [row for row in mixed if row is not exercise] == rows
+    early = sum(row is exercise for row in mixed[:200]) / 200
+    late = sum(row is exercise for row in mixed[2500:]) / len(mixed[2500:])
+    assert 0.65 < early < 0.9
+    assert 0.16 < late < 0.24

@@ -7,13 +7,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leret.core.errors import TrainingError
 from leret.demo.pretrain import scratch
-from leret.demo.pretrain.gate import make_gate
 from leret.demo.pretrain.loop import LoopSettings
+from leret.demo.pretrain.probe import make_gate
 from leret.demo.pretrain.worlds import StreamSettings
 
 
@@ -25,16 +24,13 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_two_steps_leave_a_model_directory_with_its_log_and_card(tmp_path: Path) -> None:
     told: list[int] = []
-    out = scratch.pretrain_scratch(tmp_path / "policy", seed=1, steps=2, progress=lambda step, _: told.append(step))
+    out = scratch.pretrain_scratch(tmp_path / "policy", seed=1, steps=2, report=lambda step, _: told.append(step))
     tokenizer, model = AutoTokenizer.from_pretrained(out), AutoModelForCausalLM.from_pretrained(out)
     assert len(tokenizer) == model.config.vocab_size
     assert "seed 1, 2 steps" in (out / "README.md").read_text(encoding="utf-8")
     lines = [json.loads(line) for line in (out / "pretrain.jsonl").read_text(encoding="utf-8").splitlines()]
     assert {"bridge", "copied"} <= set(lines[-1])
     assert told == [1, 2]
-    again = load_file(scratch.pretrain_scratch(tmp_path / "again", seed=1, steps=2) / "model.safetensors")
-    first = load_file(out / "model.safetensors")
-    assert all(first[name].equal(again[name]) for name in first)
 
 
 def test_minutes_scale_the_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from itertools import islice
 
 from transformers import PreTrainedTokenizerFast
 
-from leret.demo.pretrain.batch import Row
+from leret.demo.pretrain.loop import Row
 from leret.demo.pretrain.words import NAME_CLASSES, build_tokenizer
 from leret.demo.pretrain.worlds import HOP2_STYLES, Scene, StreamSettings, _Names, encoded, rows, scenes, write
 

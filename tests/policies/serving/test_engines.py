@@ -8,7 +8,7 @@ import pytest
 
 from leret.core.errors import ConfigError
 from leret.policies.serving.engines import Listening, has_gpu, without_repeats
-from leret.policies.serving.launch import Plan, plan
+from leret.policies.serving.launch import ServerPlan, plan
 from leret.policies.serving.model import ServedModel
 
 FULL = ServedModel("ipo-1a2b3c4d", "/models/ipo")
@@ -17,14 +17,13 @@ AT = Listening("127.0.0.1", 8123)
 DEVICES = {"gpu": {}, "cpu": {"CUDA_VISIBLE_DEVICES": ""}}
 
 
-def planned(served: ServedModel, engine: str, device: str, monkeypatch: pytest.MonkeyPatch, *extra: str) -> Plan:
+def planned(served: ServedModel, engine: str, device: str, monkeypatch: pytest.MonkeyPatch, *extra: str) -> ServerPlan:
     monkeypatch.setattr("leret.policies.serving.launch.has_gpu", lambda environment: device == "gpu")
     return plan(served, engine, AT, extra=extra, dry=True, environment={"PATH": "/nowhere"})
 
 
 VLLM = "vllm serve {} --host 127.0.0.1 --port 8123 --generation-config vllm --disable-uvicorn-access-log"
 SGLANG = "sglang serve --model-path {} --host 127.0.0.1 --port 8123 --sampling-defaults openai --log-level-http warning"
-TGI = "text-generation-launcher --model-id {} --hostname 127.0.0.1 --port 8123 --max-best-of 64"
 LORA = "/runs/r/policies/ipo"
 
 
@@ -60,8 +59,6 @@ LORA = "/runs/r/policies/ipo"
             + f" --tokenizer-path {LORA} --device cpu",
             "ipo-1a2b3c4d-base:ipo-1a2b3c4d",
         ),
-        ("tgi", FULL, "gpu", TGI.format("/models/ipo"), "ipo-1a2b3c4d"),
-        ("tgi", ADAPTER, "gpu", TGI.format("/runs/r/policies/.ipo-merged"), "ipo-1a2b3c4d"),
     ],
 )
 def test_the_command_line(

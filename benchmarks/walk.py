@@ -1,0 +1,111 @@
+"""How many of leret's files and functions one new sample passes through.
+
+    python benchmarks/walk.py [--calls]
+
+One question after another is sampled with one prompt and one completion, through an OpenAI-compatible server and BM25.
+Of the last one, everything is traced from the moment its first state is taken up with the prompt until the scored
+sample is handed to the store. A call is a function of leret's that is entered, in any thread; comprehensions and the
+resumption of a coroutine are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import threading
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from kills import HERE, server, write_data
+
+import leret
+from leret.config.sampling import SamplingRecipe
+from leret.core.runs import Run
+from leret.sampling.stage import sample
+
+PACKAGE = str(Path(leret.__file__).parent)
+FIRST, LAST = "_of_prompt", "put_samples"
+COMPREHENSIONS = {"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"}
+N_QUESTIONS = 8
+
+
+class Tracer:
+    """Notes the functions of leret's that are entered from a call of ``FIRST`` to the next call of ``LAST``.
+
+    It is the progress of a stage too, so that it begins when all but the last question are done: tracing is slow, and a
+    retriever that is quick is called in another way than a slow one.
+    """
+
+    def __init__(self) -> None:
+        self.walk: list[tuple[str, str]] = []
+        self._frames: dict[int, FrameType] = {}  # while a frame is kept, no other one gets its id
+        self._n_done = 0
+        self._tracing = False
+
+    def start(self, stage: str, total: int | None) -> None:
+        """A part of the stage begins."""
+        self._n_done = 0
+
+    def advance(self, n: int = 1, **facts: Any) -> None:
+        """A question is done."""
+        self._n_done += n
+        if self._n_done == N_QUESTIONS - 1:
+            threading.setprofile(self._see)
+            sys.setprofile(self._see)
+
+    def finish(self) -> None:
+        """The part ended."""
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]  # typeshed does not know that None ends it
+
+    def _see(self, frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(PACKAGE) or code.co_name in COMPREHENSIONS:
+            return
+        if id(frame) in self._frames:  # a coroutine goes on
+            return
+        self._frames[id(frame)] = frame
+        self._tracing = self._tracing or (code.co_name == FIRST and not self.walk)
+        if self._tracing:
+            self.walk.append((code.co_filename.removeprefix(PACKAGE + "/"), code.co_qualname))
+            self._tracing = code.co_name != LAST
+
+
+def walk_of_a_sample() -> list[tuple[str, str]]:
+    """File and function of every call that one new sample takes."""
+    with tempfile.TemporaryDirectory(prefix="leret-walk-") as name, server() as url:
+        work = Path(name)
+        write_data(work, N_QUESTIONS)
+        recipe = SamplingRecipe.model_validate(
+            {
+                "data": {"kind": "jsonl", "split": "all", "corpus": str(work / "corpus.jsonl"),
+                         "questions": str(work / "questions.jsonl")},
+                "retriever": {"k": 3},
+                "policy": {"kind": "openai", "model": "instant", "urls": [url], "max_tokens": 32},
+                "program": {"path": f"{HERE.parent / 'pipelines/multihop.py'}:MultiHop", "hops": 2},
+                "sampling": {"prompts": 1, "samples": 1, "concurrency": 1},
+            }
+        )  # fmt: skip
+        tracer = Tracer()
+        sample(recipe, Run.create(work / "run"), progress=tracer)
+    return tracer.walk
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", action="store_true", help="list the calls in their order")
+    arguments = parser.parse_args()
+    walk = min((walk_of_a_sample() for _ in range(3)), key=len)  # on a busy machine a quick search may be a slow one
+    files = Counter(file for file, _ in walk)
+    print(f"one new sample: {len(files)} files, {len(walk)} calls")
+    for file, n in files.most_common():
+        print(f"{n:>4}  {file}")
+    if arguments.calls:
+        print(*(f"{file}: {function}" for file, function in walk), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

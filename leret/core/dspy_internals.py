@@ -1,0 +1,133 @@
+"""All of DSPy that is private or may differ between its versions.
+
+tests/core/test_dspy_internals.py states what leret expects of it.
+
+Written against dspy 3.4.1. What is public and stable (Module, Predict, Signature, context) is imported from dspy.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import Context, copy_context
+from typing import Any, cast
+
+import dspy
+from dspy import lm15
+from dspy.adapters.utils import parse_value
+from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
+
+__all__ = [
+    "PART_MARKER", "AdapterParseError", "ContextWindowExceededError", "EngineLM", "LMError", "PlainJSONAdapter",
+    "is_turn_by_turn", "last_message", "lm15", "messages_of", "parse_value", "replay_context", "text_response",
+    "without_bookkeeping",
+]  # fmt: skip
+
+PART_MARKER = "<<CUSTOM-TYPE-"
+"""DSPy's base adapter splits a message into parts at such a marker."""
+
+
+class PlainJSONAdapter(dspy.JSONAdapter):
+    """DSPy's without ``response_format``, which a policy in this process and the sampler do not take."""
+
+    __call__ = dspy.ChatAdapter.__call__
+    acall = dspy.ChatAdapter.acall
+
+
+def without_bookkeeping(program: dspy.Module) -> Callable[..., Any]:
+    """The program's ``forward``, without the callbacks, usage and settings that DSPy handles around a call.
+
+    A program with a ``__call__`` of its own is called as it is.
+    """
+    kind: Any = type(program)
+    if kind.__call__ is not dspy.Module.__call__ or "forward" in vars(program):
+        call: Callable[..., Any] = program
+        return call
+    forward: Callable[..., Any] = kind.forward.__get__(program)  # from the class, or DSPy warns of a direct call
+    return forward
+
+
+def replay_context(adapter: dspy.Adapter) -> Context:
+    """Context variables of a run that asks no LM: no trace, no history. Making them costs as much as a run."""
+    with dspy.context(trace=None, disable_history=True, adapter=adapter):
+        return copy_context()
+
+
+def is_turn_by_turn(adapter: dspy.Adapter, kinds: Sequence[type[dspy.Adapter]]) -> bool:
+    """Whether an adapter's ``format`` is DSPy's own or that of one of ``kinds``: demos first, then the inputs."""
+    own = inspect.unwrap(type(adapter).format)  # DSPy wraps it in every subclass
+    return any(own is inspect.unwrap(kind.format) for kind in (dspy.Adapter, *kinds))
+
+
+def last_message(adapter: dspy.Adapter, signature: type[dspy.Signature], inputs: Mapping[str, Any]) -> dict[str, str]:
+    """The last message of a call, of an adapter with DSPy's own ``format``."""
+    return {"role": "user", "content": adapter.format_user_message_content(signature, dict(inputs), main_request=True)}
+
+
+def messages_of(request: lm15.Request) -> tuple[dict[str, str], ...]:
+    """Text messages of a request in order; the system's first.
+
+    Raises:
+        dspy.lm15.UnsupportedFeatureError: a message holds more than text.
+    """
+    messages: list[dict[str, str]] = []
+    if request.system is not None:
+        parts = request.system
+        text = parts if isinstance(parts, str) else "".join(_text(part) for part in parts)
+        messages.append({"role": "system", "content": text})
+    for message in request.messages:
+        role = "system" if message.role == "developer" else message.role
+        messages.append({"role": role, "content": "".join(_text(part) for part in message.parts)})
+    return tuple(messages)
+
+
+def _text(part: Any) -> str:
+    if not isinstance(part, lm15.TextPart):
+        raise lm15.UnsupportedFeatureError(
+            f"a leret policy reads text alone, and the prompt holds a {type(part).__name__}", feature="messages"
+        )
+    return cast(str, part.text)
+
+
+def text_response(
+    request: lm15.Request, text: str, n_prompt_tokens: int = 0, n_completion_tokens: int = 0, finish: str = "stop"
+) -> lm15.Response:
+    """A response that holds one text."""
+    return lm15.Response(
+        id=None,
+        model=request.model,
+        message=lm15.Message.assistant([lm15.TextPart(text)]),
+        finish_reason="length" if finish == "length" else "stop",
+        usage=lm15.Usage(input_tokens=n_prompt_tokens, output_tokens=n_completion_tokens),
+    )
+
+
+class EngineLM(dspy.LM):
+    """A ``dspy.LM`` that answers by a function, without cache and retries.
+
+    Args:
+        name: after ``leret/``.
+        answer: makes the response to a request.
+        settings: ``temperature``, ``max_tokens`` and ``top_p`` of requests that do not say.
+    """
+
+    def __init__(self, name: str, answer: Callable[[lm15.Request], lm15.Response], **settings: Any) -> None:
+        super().__init__(f"leret/{name}", engine=_Engine(answer), cache=False, num_retries=0, **settings)
+
+
+class _Engine:
+    """DSPy's engine protocol over a function."""
+
+    supported_params = frozenset({"temperature", "max_tokens", "top_p"})
+
+    def __init__(self, answer: Callable[[lm15.Request], lm15.Response]) -> None:
+        self.complete = answer
+
+    def __deepcopy__(self, memo: dict[int, object]) -> _Engine:
+        return self
+
+    def stream(self, request: lm15.Request) -> Iterator[Any]:
+        yield from lm15.response_to_events(self.complete(request))
+
+    def close(self) -> None:
+        """Nothing is held."""

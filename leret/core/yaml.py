@@ -1,0 +1,138 @@
+"""YAML 1.2: read with the place of each key, so that an error can name it; read and written as plain values."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq, TaggedScalar
+from ruamel.yaml.constructor import DuplicateKeyError
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.reader import ReaderError
+from ruamel.yaml.scalarbool import ScalarBoolean
+
+from leret.core.errors import ConfigError
+
+Key = tuple[str | int, ...]
+"""A path into nested mappings and lists: ``("policy", "urls", 0)``."""
+
+_MAX_DEPTH = 50
+"""Deeper than any recipe; an alias that contains itself ends here."""
+_MAX_VALUES = 100_000
+"""More than any recipe has: aliases of aliases are a billion in a few hundred bytes."""
+
+
+@dataclass
+class Placed:
+    """A YAML document's value, where its keys stand, and what is wrong with it.
+
+    Attributes:
+        value: the document; None where it is empty.
+        places: key to place (``file.yaml:12``).
+        problems: keys that are no text.
+    """
+
+    value: Any
+    places: dict[Key, str]
+    problems: list[str] = field(default_factory=list)
+
+    def at(self, key: Key) -> str:
+        """How a message begins that names ``key`` next: ``file.yaml:12: ``, or ``--set `` where a flag gave it.
+
+        Where the key is absent, the place is that of the nearest section around it.
+        """
+        while key and key not in self.places:
+            key = key[:-1]
+        place = self.places.get(key, "")
+        return f"{place} " if place.startswith("-") else f"{place}: " if place else ""
+
+
+def parse(text: str, source: str) -> Placed:
+    """Read a document with the places of its keys; ``source`` is its name in messages.
+
+    Raises:
+        ConfigError: it is not YAML, or gives a key twice; with the line.
+    """
+    try:
+        document = YAML(typ="rt").load(text)
+    except RecursionError as error:
+        raise ConfigError(f"{source}: nested too deeply; {_MAX_DEPTH} levels are allowed") from error
+    except (YAMLError, ValueError) as error:  # ValueError: a date such as 2024-13-45
+        raise ConfigError(_fault(error, source)) from error
+    placed = Placed(None, {(): f"{source}:1"})
+    n_values = 0
+
+    def plain(node: Any, key: Key) -> Any:
+        nonlocal n_values
+        n_values += 1
+        if len(key) > _MAX_DEPTH or n_values > _MAX_VALUES:
+            limits = f"{_MAX_DEPTH} levels and {_MAX_VALUES} values are allowed, aliases written out"
+            raise ConfigError(f"{placed.at(key)}nested too deeply, or too long; {limits}")
+        if isinstance(node, TaggedScalar | CommentedMap | CommentedSeq) and node.tag.value is not None:
+            raise ConfigError(f"{placed.at(key)}not YAML: the tag {node.tag.value} means nothing here")
+        if isinstance(node, CommentedMap | CommentedSeq):
+            lines = node.lc.data or {}  # a merged key has none
+            names = list(node) if isinstance(node, CommentedMap) else range(len(node))
+            here = {name: (*key, name if isinstance(name, int | str) else str(name)) for name in names}
+            for name in names:
+                if name in lines:
+                    placed.places[here[name]] = f"{source}:{lines[name][0] + 1}"
+                if isinstance(node, CommentedMap) and not isinstance(name, str):
+                    placed.problems.append(f"{placed.at(here[name])}the key {name} must be text; put it in quotes")
+            values = {name: plain(node[name], here[name]) for name in names}
+            return {str(k): v for k, v in values.items()} if isinstance(node, CommentedMap) else list(values.values())
+        return _scalar(node)
+
+    placed.value = plain(document, ())
+    return placed
+
+
+def load(text: str) -> Any:
+    """Read a document as plain values.
+
+    Raises:
+        ConfigError: it is not YAML.
+    """
+    return parse(text, "YAML").value
+
+
+def dump(value: Any) -> str:
+    """Plain values as a document; mappings keep their order."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style, yaml.allow_unicode, yaml.width = False, True, 4096
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    stream = io.StringIO()
+    yaml.dump(value, stream)
+    return stream.getvalue()
+
+
+def dotted(key: Key) -> str:
+    """``("policy", "urls", 0)`` as ``policy.urls[0]``."""
+    text = ""
+    for part in key:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def _scalar(value: Any) -> Any:
+    """Without the subclasses that remember how a value was written."""
+    for kind, plain in ((bool, bool), (ScalarBoolean, bool), (int, int), (float, float), (str, str)):
+        if isinstance(value, kind):
+            return plain(value)
+    return value
+
+
+def _fault(error: Exception, source: str) -> str:
+    if isinstance(error, ReaderError):
+        return f"{source}: the character {error.character!r} is not allowed in YAML; save the file as plain UTF-8 text"
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    place = f"{source}:{mark.line + 1}" if mark else source
+    what = str(getattr(error, "problem", None) or error)
+    if isinstance(error, DuplicateKeyError):
+        name = re.search(r'duplicate key "(.*?)"', what)
+        return f"{place}: {name.group(1) if name else 'a key'}: given twice; keep one"
+    what = "a tab indents the line; YAML wants spaces" if r"'\t'" in what else what
+    return f"{place}: not YAML: {what}"

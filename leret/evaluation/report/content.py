@@ -1,0 +1,169 @@
+"""What the report shows beside the summary: questions won and lost, rewards, margins, training curves."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from leret.core.errors import RunError
+from leret.core.runs import Run
+from leret.core.types import Document, Task
+from leret.evaluation.results import ScoredHop
+from leret.sampling.store.store import Store
+
+_MEASURE = "ap"
+"""What a gain is counted in: it also sees where in the ranking a document stands."""
+
+Curve = tuple[str, Mapping[str, Sequence[tuple[float, float]]]]
+"""A panel: its title, and (step, value) points by the line's name."""
+
+_PANELS = (
+    ("loss", {"loss": "loss"}),
+    ("chosen preferred to rejected, share", {"rewards/accuracies": "share"}),
+    ("implicit rewards", {"rewards/chosen": "chosen", "rewards/rejected": "rejected"}),
+    ("gradient norm", {"grad_norm": "norm"}),
+)
+"""Panels of a training, by the names of the trainer's log."""
+
+
+def examples(
+    policy: tuple[str, Sequence[ScoredHop]],
+    rival: tuple[str, Sequence[ScoredHop]],
+    questions: Sequence[Task],
+    corpus: Mapping[str, Document],
+    n: int,
+) -> dict[str, Any]:
+    """Content of examples.json: the ``n`` questions that a policy gained, and lost, most on against a rival.
+
+    Policy and rival are a name and its rows; the corpus tells the titles. Widest differences come first.
+    """
+    ours, theirs = _first_runs(policy[1]), _first_runs(rival[1])
+
+    def title(doc_id: str) -> str:
+        document = corpus.get(doc_id)
+        return (document.title if document else "") or doc_id
+
+    def hops(run: Sequence[ScoredHop], gold: Sequence[str]) -> list[dict[str, Any]]:
+        before = [(), *(row.doc_ids for row in run)]
+        return [
+            {
+                "hop": row.hop,
+                "query": row.query,
+                "completion": row.completion,
+                "unparsed": row.unparsed,
+                "recall": row.measures.get("recall"),
+                "ap": row.measures.get("ap"),
+                "found": [{"title": title(i), "gold": i in gold} for i in row.doc_ids if i not in known],
+            }
+            for row, known in zip(run, before, strict=False)
+        ]
+
+    def show(gain: float, question: Task) -> dict[str, Any]:
+        return {
+            "question_id": question.id,
+            "question": question.text,
+            "answer": " / ".join(question.answers) or None,
+            "type": question.type,
+            "gold": [title(doc_id) for doc_id in question.gold],
+            "difference": round(gain, 6),
+            "policy": hops(ours[question.id], question.gold),
+            "rival": hops(theirs[question.id], question.gold),
+        }
+
+    both = [question for question in questions if question.id in ours and question.id in theirs]
+    gains = [(_last(ours[question.id]) - _last(theirs[question.id]), question) for question in both]
+    best = sorted((g for g in gains if g[0] > 0), key=lambda g: (-g[0], g[1].id))[:n]
+    worst = sorted((g for g in gains if g[0] < 0), key=lambda g: (g[0], g[1].id))[:n]
+    return {
+        "policy": policy[0],
+        "rival": rival[0],
+        "measure": _MEASURE,
+        "improved": [show(*gain) for gain in best],
+        "worsened": [show(*gain) for gain in worst],
+    }
+
+
+def _first_runs(rows: Sequence[ScoredHop]) -> dict[str, list[ScoredHop]]:
+    """The first run's rows by question, in the order of the hops; runs that failed are left out."""
+    runs: dict[str, list[ScoredHop]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: row.hop):
+        if row.sample == 0:
+            runs[row.question_id].append(row)
+    return {name: run for name, run in runs.items() if not any(row.failure for row in run)}
+
+
+def _last(run: Sequence[ScoredHop]) -> float:
+    return run[-1].measures.get(_MEASURE, 0.0)
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """What a run learned from; values by hop, from 1.
+
+    Attributes:
+        rewards: of every sample that has one.
+        margins: reward of the chosen less that of the rejected, of every pair.
+        n_states: states visited.
+        n_spread: those whose samples differ in reward.
+        failures: samples without a reward, by kind.
+    """
+
+    rewards: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    margins: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    n_states: int = 0
+    n_spread: int = 0
+    failures: Mapping[str, int] = field(default_factory=dict)
+
+
+def training_data(run: Run) -> TrainingData:
+    """Read the store and the preferences, as far as they are there."""
+    rewards: dict[int, list[float]] = defaultdict(list)
+    failures: dict[str, int] = defaultdict(int)
+    n_states = n_spread = 0
+    if run.store.is_file():
+        with Store(run.store, read_only=True) as store:
+            for group in store.groups():
+                own = [sample.reward for sample in group.samples if sample.reward is not None]
+                rewards[group.state.step + 1] += own
+                n_states += 1
+                n_spread += len(set(own)) > 1
+                for sample in group.samples:
+                    if sample.failure is not None:
+                        failures[sample.failure.kind] += 1
+    return TrainingData(dict(rewards), _margins(run), n_states, n_spread, dict(failures))
+
+
+def _margins(run: Run) -> dict[int, list[float]]:
+    margins: dict[int, list[float]] = defaultdict(list)
+    path = run.preferences / "train.parquet"
+    if path.is_file():
+        try:
+            table = pq.read_table(path, columns=["step", "score_chosen", "score_rejected"]).to_pydict()
+        except (OSError, pa.ArrowException) as error:
+            raise RunError(
+                f"{path} cannot be read ({error}); make it again with `leret pairs --run {run.path}`"
+            ) from error
+        for step, chosen, rejected in zip(*table.values(), strict=True):
+            margins[step + 1].append(chosen - rejected)
+    return dict(margins)
+
+
+def curves_of(training: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[Curve]]]:
+    """Panels of every trained policy whose log, in training.json, has at least two points, by name."""
+    found = []
+    for name, facts in training.items():
+        log = [entry for entry in facts.get("log_history") or () if "step" in entry]
+        panels: list[Curve] = []
+        for title, keys in _PANELS:
+            lines = {label: [(e["step"], e[key]) for e in log if e.get(key) is not None] for key, label in keys.items()}
+            lines = {label: points for label, points in lines.items() if len(points) > 1}
+            if lines:
+                panels.append((title, lines))
+        if panels:
+            found.append((name, panels))
+    return found

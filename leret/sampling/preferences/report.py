@@ -1,0 +1,150 @@
+"""What is in a preference data set: counts, and the card that the Hugging Face hub reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from leret.core import yaml
+from leret.sampling.preferences.pairs import Strategy
+
+_BAR = 40
+"""Characters of the longest bar."""
+_SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"))
+_MEANING = {
+    "adjacent": "each completion of a reward level over each one of the level just below",
+    "best-worst": "each completion of the highest reward level over each one of the lowest",
+    "all": "each completion over every one of a lower reward",
+    "margin": "each completion over every one whose reward is lower by the margin or more",
+}
+
+
+@dataclass
+class PreferenceReport:
+    """What went into the data set.
+
+    Attributes:
+        states: states that were sampled; ``no_spread`` of them have completions of one reward alone, ``unscored``
+            have none with a reward.
+        duplicates: completions dropped since another one at the state is the same.
+        reward_range: least and greatest reward, and 0 to 1 at least.
+        histogram: samples by reward, in tenths of that range.
+        pairs_per_step: pairs by the number of LM calls before (0 at the first hop).
+        failures: samples without a reward, by kind.
+    """
+
+    path: Path
+    strategy: Strategy
+    margin: float
+    max_pairs: int | None
+    pairs: int = 0
+    questions: int = 0
+    states: int = 0
+    states_with_pairs: int = 0
+    no_spread: int = 0
+    unscored: int = 0
+    samples: int = 0
+    rewarded: int = 0
+    duplicates: int = 0
+    reward_sum: float = 0.0
+    margin_sum: float = 0.0
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    histogram: list[int] = field(default_factory=lambda: [0] * 10)
+    pairs_per_step: Counter[int] = field(default_factory=Counter)
+    pairs_by_prompts: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def mean_reward(self) -> float:
+        """Of the samples that have one."""
+        return self.reward_sum / self.rewarded if self.rewarded else 0.0
+
+    @property
+    def mean_margin(self) -> float:
+        """Mean difference of the rewards of a pair."""
+        return self.margin_sum / self.pairs if self.pairs else 0.0
+
+
+def card(report: PreferenceReport, run_name: str) -> str:
+    """The README.md of the data set, from its counts."""
+    n_states = report.states or 1
+    facts = {
+        "questions": report.questions,
+        "states": report.states,
+        "states with pairs": f"{report.states_with_pairs} ({report.states_with_pairs / n_states:.1%})",
+        "states with no spread (all rewards equal)": f"{report.no_spread} ({report.no_spread / n_states:.1%})",
+        "states without any reward": report.unscored,
+        "samples": report.samples,
+        "samples with a reward": report.rewarded,
+        "duplicates dropped": report.duplicates,
+        "mean reward": f"{report.mean_reward:.3f}",
+        "pairs": report.pairs,
+        "mean margin": f"{report.mean_margin:.3f}",
+    }
+    front_matter = {
+        "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": report.path.name}]}],
+        "tags": ["leret", "preference", "retrieval", "trl"],
+        "size_categories": [next((name for bound, name in _SIZES if report.pairs < bound), "n>1M")],
+    }
+    failures = "Samples without a reward; they are in no pair.\n\n| kind | samples |\n|---|---:|\n"
+    return f"""---
+{yaml.dump(front_matter).rstrip()}
+---
+
+# Preferences of `{run_name}`
+
+Search queries (or other completions of a DSPy program), preferred by what they retrieved. Made by leret: at every state
+several prompts and samples were tried, and each was scored by the ranking that it led to. `prompt` is the zero-shot
+prompt of the state, `chosen` and `rejected` are completions, `score_chosen` and `score_rejected` their rewards.
+
+| | |
+|---|---:|
+{_table(facts.items())}
+
+Pairs by strategy `{report.strategy}`{_settings(report)}: {_MEANING[report.strategy]}.
+
+## Rewards of the samples
+
+```
+{_histogram(report)}
+```
+
+## Pairs by hop
+
+| hop | pairs |
+|---:|---:|
+{_table((str(step + 1), n) for step, n in sorted(report.pairs_per_step.items()))}
+
+## Pairs by prompts
+
+`0` is the zero-shot prompt, the others are the few-shot prompts of the bank.
+
+| chosen over rejected | pairs |
+|---|---:|
+{_table(sorted(report.pairs_by_prompts.items()))}
+
+## Failures
+
+{failures + _table(sorted(report.failures.items())) if report.failures else "None: every sample has a reward."}
+"""
+
+
+def _settings(report: PreferenceReport) -> str:
+    parts = [f"margin {report.margin:g}"] if report.strategy == "margin" else []
+    parts += [f"at most {report.max_pairs} a state"] if report.max_pairs else []
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _histogram(report: PreferenceReport) -> str:
+    (low, high), n_bars, most = report.reward_range, len(report.histogram), max(report.histogram) or 1
+    edges = [low + i * (high - low) / n_bars for i in range(n_bars + 1)]
+    return "\n".join(
+        f"{edges[i]:.1f}-{edges[i + 1]:.1f} {n:>8} {'#' * round(_BAR * n / most)}".rstrip()
+        for i, n in enumerate(report.histogram)
+    )
+
+
+def _table(rows: Iterable[tuple[str, object]]) -> str:
+    return "\n".join(f"| {name} | {value} |" for name, value in rows)

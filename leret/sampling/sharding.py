@@ -1,0 +1,240 @@
+"""Sampling on several machines: shards of the tasks, each sampled by a process of its own into a store of its own.
+
+::
+
+    leret sample RECIPE --run R --shard 0/8       on any cluster: one job a shard, all of them see R
+    leret sample RECIPE --run R                   merges R/shards/*.db, samples what is left, makes the preferences
+
+`RayCluster` does both: it cuts the tasks into many small shards and gives each to a Ray task. A process that dies loses
+what it had not committed (a fifth of a second's samples); Ray starts the shard again, on any machine, and it goes on
+with what its store holds. Seeds depend on what is asked alone, so the result equals one process's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from leret.config.sampling import SamplingRecipe
+from leret.core.aio import suppress_threads
+from leret.core.errors import ConfigError, LeretError, MissingDependency, RunError
+from leret.core.progress import Progress, Silent
+from leret.core.runs import Run
+from leret.core.types import Task
+from leret.sampling.rollouts.environment import Environment, located
+from leret.sampling.stage import begin, opened, sample_session
+from leret.sampling.store.store import Store
+
+if TYPE_CHECKING:
+    from leret.sampling.rollouts.scheduler import SamplingStats
+
+_Opened = tuple[Environment, list[Task], dict[str, str]]
+_RETRIES = 5
+_SHARDS_A_WORKER = 8
+_IDLE_S = 120.0
+"""Seconds within which Ray must have begun with a shard."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Every ``count``-th task, from the one at ``index``, which counts from 0."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """``2/8`` is the third of eight."""
+        index, _, count = text.partition("/")
+        if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+            raise ConfigError(f"--shard {text}: not of the form I/N with I from 0 to N - 1, as in --shard 0/8")
+        return cls(int(index), int(count))
+
+    def store(self, run: Run) -> Path:
+        """Where its samples go."""
+        return run.shards / f"{self.index}-of-{self.count}.db"
+
+
+def sample_shard(
+    recipe: SamplingRecipe, run: Run, shard: Shard, *, base_dir: Path | None = None, progress: Progress | None = None
+) -> SamplingStats:
+    """Sample one shard into its store in R/shards; arguments and errors are those of `leret.sampling.stage.sample`.
+
+    All shards share the run: the first of them makes the index and the bank, the others wait for it.
+    """
+    progress = progress or Silent()
+    with opened(located(recipe, base_dir or Path.cwd()), run, progress) as parts:
+        return _sample(parts, run, shard, progress)
+
+
+def _sample(
+    parts: _Opened, run: Run, shard: Shard, progress: Progress, policy_digest: str | None = None
+) -> SamplingStats:
+    bench, tasks, digests = parts
+    own = tasks[shard.index :: shard.count]
+    with run.writing():
+        run.shards.mkdir(exist_ok=True)
+    with Store(shard.store(run)) as store:
+        policy = begin(run, bench, own, digests, policy_digest)
+        run.event("sample", "shard", shard=f"{shard.index}/{shard.count}", host=socket.gethostname(), pid=os.getpid())
+        if run.store.is_file():  # what earlier commands have sampled
+            with Store(run.store, read_only=True) as known:
+                done = known.done(policy.digest)
+            own = [task for task in own if task.id not in done]
+            store.merge(run.store, [task.id for task in own])
+        _, stats, _ = asyncio.run(sample_session(bench, run, policy, store, tasks, progress, only=own))
+        return stats
+
+
+class RayCluster:
+    """Ray, connected to while this is entered; calling it samples tasks (`leret.sampling.stage.Distribute`).
+
+    Its workers need the same leret and, under the same paths, the run, the corpus, the program and the model.
+
+    Args:
+        workers: shards that are sampled at the same time.
+        address: of a running cluster (``auto``, ``host:port``, ``ray://host:port``); None starts one on this machine,
+            unless the environment's ``RAY_ADDRESS`` names one.
+    """
+
+    def __init__(self, workers: int, address: str | None = None) -> None:
+        if find_spec("ray") is None:
+            raise MissingDependency("ray", "ray")
+        self.workers = workers
+        self.address = address
+        self._exit = ExitStack()
+
+    def __call__(
+        self, recipe: SamplingRecipe, run: Run, policy_digest: str, tasks: Sequence[Task], progress: Progress
+    ) -> SamplingStats:
+        """Sample tasks into R/shards; a shard whose worker dies is begun again, and goes on from its store.
+
+        Raises:
+            LeretError: a worker's own; too many failures; no worker started; a shard killed every worker that took it.
+        """
+        import ray
+
+        from leret.sampling.rollouts.scheduler import SamplingStats, refuse_failures
+
+        settings, total = recipe.sampling, SamplingStats()
+        rates = settings.max_error_rate, settings.max_unparsed_rate
+        share = {"concurrency": -(-settings.concurrency // self.workers)}
+        recipe = recipe.model_copy(update={"sampling": settings.model_copy(update=share)})
+        task: Any = ray.remote(_ray_task).options(max_retries=_RETRIES, **self._resources(recipe))
+        n = min(len(tasks), _SHARDS_A_WORKER * self.workers)
+        left = [Shard(i, n) for i in reversed(range(n))]
+        running: dict[Any, Shard] = {}
+        progress.start("sampling", len(tasks))
+        try:
+            with suppress_threads("ray_"):  # it prints a paragraph for every worker that dies
+                while left or running:
+                    while left and len(running) < self.workers:
+                        shard = left.pop()
+                        running[task.remote(recipe.model_dump_json(), run.path.resolve(), shard, policy_digest)] = shard
+                    ended, _ = ray.wait(list(running), timeout=_IDLE_S)
+                    if not ended and not any(run.shards.glob("*.db")):
+                        has, free = ray.cluster_resources(), ray.available_resources()
+                        raise RunError(
+                            f"Ray has begun with no shard in {_IDLE_S:.0f} s: the cluster has {has}, of which {free} "
+                            "are free; wait for it, or ask for fewer workers"
+                        ).failed()
+                    for reference in ended:
+                        shard = running.pop(reference)
+                        total.add(_result(reference))
+                        refuse_failures(total, *rates)
+                        n_ended = len(range(shard.index, len(tasks), shard.count))
+                        progress.advance(n_ended, samples=total.samples, mean_reward=total.mean_reward)
+        finally:
+            for reference in running:
+                ray.cancel(reference, force=True)
+            progress.finish()
+        refuse_failures(total, *rates, last=True)
+        return total
+
+    def _resources(self, recipe: SamplingRecipe) -> dict[str, Any]:
+        """What a worker asks of Ray: half a CPU where a server completes, or two CPUs may leave no room to start."""
+        import ray
+
+        policy = recipe.policy
+        if policy.kind != "local":
+            return {"num_cpus": 0.5, "scheduling_strategy": "SPREAD"}
+        gpus = ray.cluster_resources().get("GPU", 0.0) if policy.device != "cpu" else 0.0
+        return {"num_cpus": 1.0, "num_gpus": min(1.0, gpus / self.workers), "scheduling_strategy": "SPREAD"}
+
+    def __enter__(self) -> Self:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to its makers
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # and warn about what may change in it
+        import ray
+
+        if ray.is_initialized():
+            return self
+        settings: dict[str, Any] = {"address": self.address}
+        if self.address is None and not os.environ.get("RAY_ADDRESS"):
+            n_cpus = max(os.cpu_count() or 1, self.workers + 1)  # a count for placing workers, no limit
+            settings = {"num_cpus": n_cpus, "include_dashboard": False}
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **settings)
+        except Exception as error:  # a plain one, where its processes do not come up within half a minute
+            ray.shutdown()
+            raise RunError(
+                f"--address {self.address}: no Ray cluster can be joined or started "
+                f"({' '.join(str(error).split())[:300]}); start one with `ray start --head`, or leave --address out"
+            ).failed() from error
+        self._exit.callback(ray.shutdown)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exit.close()
+
+
+def _result(reference: Any) -> SamplingStats:
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        stats: SamplingStats = ray.get(reference)
+        return stats
+    except RayTaskError as error:
+        raise error.cause if isinstance(error.cause, LeretError) else error from None
+    except RayError as error:
+        raise RunError(
+            f"{_RETRIES + 1} workers died with the same shard ({' '.join(str(error).split())[:300]}). What is done is "
+            "kept; look for what its questions do to the program or to memory"
+        ).failed() from error
+
+
+def _ray_task(recipe: str, run: Path, shard: Shard, policy_digest: str) -> SamplingStats:
+    """One shard, on a worker."""
+    try:
+        return _sample(_opened(recipe, run), Run(run), shard, Silent(), policy_digest)
+    except MissingDependency as error:  # which cannot travel
+        raise RunError(f"the worker on {socket.gethostname()}: {error}") from error
+
+
+_OPEN = ExitStack()
+"""What a worker has opened, once in its life."""
+
+
+@cache
+def _opened(recipe: str, run: Path) -> _Opened:
+    from leret.core.memory import tune_malloc
+
+    tune_malloc()
+    if not Run(run).manifest_path.is_file():
+        raise RunError(
+            f"the worker on {socket.gethostname()} does not see {run}; put the run on a file system that all machines "
+            "share, or sample with --shard on each of them and merge with `leret store merge`"
+        )
+    return _OPEN.enter_context(opened(SamplingRecipe.model_validate_json(recipe), Run(run), Silent()))

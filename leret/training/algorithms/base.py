@@ -1,0 +1,114 @@
+"""What makes an algorithm, and what all of them share: TRL's arguments, and the oracle's log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leret.config.training import LoraSettings, TrainingRecipe
+from leret.core.errors import MissingDependency
+from leret.core.runs import Run
+
+if TYPE_CHECKING:
+    import torch
+
+    from leret.training.data import Encoded, Example
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerInputs:
+    """What a trainer is built from."""
+
+    model: Any  # full weights, or a peft model
+    tokenizer: Any
+    examples: Sequence[Encoded]  # none longer than the policy takes
+    directory: Path  # for checkpoints
+    device: str  # cpu, cuda ...
+    max_steps: int | None = None  # optimizer steps instead of the recipe's epochs
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One way to train.
+
+    Attributes:
+        recipe: its settings class, whose ``algorithm`` is a literal: the name in recipes.
+        read_examples: what it trains on, of a run.
+        make_trainer: a `transformers.Trainer` over ids.
+        oracle_loss: the loss of rows of its data set by the model's plain forward, one sequence at a time.
+        describe: for the model card: what it is, with its source.
+    """
+
+    recipe: type[TrainingRecipe]
+    read_examples: Callable[[Any, Run], list[Example]]
+    make_trainer: Callable[[Any, TrainerInputs], Any]
+    oracle_loss: Callable[[Any, Any, Sequence[Mapping[str, Any]]], float]
+    describe: Callable[[Any], str]
+
+
+def register(*algorithms: Algorithm) -> dict[str, Algorithm]:
+    """The algorithms by name; their recipes become known to `leret.config.load`."""
+    named = {str(one.recipe.model_fields["algorithm"].default): one for one in algorithms}
+    TrainingRecipe.kinds.update({name: one.recipe for name, one in named.items()})
+    return named
+
+
+def trainer_arguments(recipe: TrainingRecipe, inputs: TrainerInputs) -> dict[str, Any]:
+    """A recipe as arguments of `transformers.TrainingArguments`; refuses reporters that are not installed."""
+    for package in recipe.report_to:
+        if find_spec(package) is None:
+            raise MissingDependency(package, package)
+    cpu = inputs.device == "cpu"
+    same = (
+        "num_train_epochs learning_rate lr_scheduler_type optim weight_decay per_device_train_batch_size "
+        "gradient_accumulation_steps max_grad_norm seed save_steps logging_steps"
+    )
+    return {name: getattr(recipe, name) for name in same.split()} | {
+        "output_dir": str(inputs.directory),
+        "max_steps": inputs.max_steps or -1,
+        "warmup_steps": recipe.warmup_steps or recipe.warmup_ratio,  # below 1 it is a share, in transformers 5
+        "data_seed": recipe.seed,
+        "use_cpu": cpu,
+        "bf16": recipe.dtype == "bfloat16",
+        "gradient_checkpointing": not cpu,
+        "dataloader_pin_memory": not cpu,
+        "save_strategy": "steps",
+        "save_total_limit": 2,
+        "logging_strategy": "steps",
+        "logging_first_step": True,
+        "logging_nan_inf_filter": False,
+        "report_to": list(recipe.report_to),
+        "disable_tqdm": True,
+        "max_length": None,
+        "remove_unused_columns": False,
+    }
+
+
+def new_adapter(recipe: TrainingRecipe, model: Any) -> Any:
+    """Peft's configuration of the adapter that TRL is to make; None for full weights, or where there is one already."""
+    settings: LoraSettings | None = recipe.lora
+    if settings is None or hasattr(model, "peft_config"):
+        return None
+    from peft import LoraConfig
+
+    targets = settings.target_modules
+    return LoraConfig(
+        r=settings.r,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+
+
+def completion_logps(model: Any, prompt: Sequence[int], completion: Sequence[int]) -> torch.Tensor:
+    """(n_tokens,) float32 log-probabilities of a completion's tokens, by the model's plain forward."""
+    import torch
+
+    ids = torch.tensor([[*prompt, *completion]], device=next(model.parameters()).device)
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+    targets = ids[0, len(prompt) :, None]
+    return torch.log_softmax(logits, dim=-1).gather(-1, targets)[:, 0]

@@ -1,0 +1,224 @@
+"""What is refused before the first step, because it would be trained wrongly without a word.
+
+The trainer's loss must be the algorithm's, on the model's plain forward. What is trained must be what was sent:
+messages as the program formats them, tokens as the sampler made them. A program or an adapter that has changed since
+sampling, a file of preferences that was edited, a chat template that is not the sampler's: nothing else would tell.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from leret.config.training import TrainingRecipe
+from leret.core.errors import LeretError, TrainingError
+from leret.core.runs import Run
+from leret.policies.base import Messages
+from leret.policies.local.chat_template import PromptEncoder
+from leret.training.algorithms.base import Algorithm
+from leret.training.data import Encoded, Encoder, Example
+from leret.training.model import InitialPolicy
+
+if TYPE_CHECKING:
+    from leret.programs.prompts import Formatter
+    from leret.sampling.store.schema import StateSamples
+
+_ROWS = 4
+_SMALL = 1 << 20
+_STATES = 8
+"""States of the store that are formatted again."""
+_EXAMPLES = 16
+
+
+def check_loss(trainer: Any, recipe: TrainingRecipe, algorithm: Algorithm) -> float:
+    """The trainer's loss must be the model's own, on weights that have been moved away from the reference.
+
+    TRL multiplies the last hidden state by the output matrix itself. For a model whose head is more than that, its
+    log-probabilities are wrong, and the loss of DPO and IPO is still right at the first step.
+
+    Args:
+        trainer: before its first step; left as it was.
+        recipe: that it was built from.
+        algorithm: whose oracle is compared with.
+
+    Returns:
+        The difference, as a fraction of the loss or of 1, whichever is larger.
+    """
+    import torch
+    from accelerate.utils import send_to_device
+
+    model, data = trainer.model, trainer.train_dataset
+    shortest = sorted(range(len(data)), key=lambda i: sum(len(v) for v in data[i].values() if isinstance(v, list)))
+    rows = [data[i] for i in shortest[:_ROWS]]
+    batch = send_to_device(trainer.data_collator(rows), next(model.parameters()).device)
+    model.eval()
+    try:
+        with torch.no_grad(), _moved(model):
+            found = float(trainer.compute_loss(model, dict(batch)))
+            expected = algorithm.oracle_loss(recipe, model, rows)
+    finally:
+        model.train()
+    difference = abs(found - expected) / max(1.0, abs(expected))
+    if not difference <= (1e-4 if recipe.dtype == "float32" else 5e-2):
+        raise TrainingError(
+            f"TRL computes a loss of {found:.6g} for {type(model).__name__} where the model itself gives "
+            f"{expected:.6g}: its log-probabilities are not the last hidden state times one output matrix, and it "
+            "would be trained on the wrong loss. Use an architecture with such a head (Llama, Qwen, OPT ...)"
+        )
+    return difference
+
+
+@contextmanager
+def _moved(model: Any) -> Iterator[None]:
+    """Weights with noise added for a while: all that are small, and all outside the backbone."""
+    import torch
+
+    inner = model.get_base_model() if hasattr(model, "peft_config") else model
+    backbone = {id(parameter) for parameter in inner.base_model.parameters()}
+    noise = torch.Generator().manual_seed(0)
+    before: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+    for parameter in model.parameters():
+        if parameter.numel() > _SMALL and id(parameter) in backbone:
+            continue
+        before.append((parameter, parameter.detach().clone()))
+        scale = 0.05 + 0.1 * float(parameter.detach().float().abs().mean())
+        step = torch.randn(parameter.shape, generator=noise) * scale
+        parameter.data.add_(step.to(parameter.device, parameter.dtype))
+    try:
+        yield
+    finally:
+        for parameter, value in before:
+            parameter.data.copy_(value)
+
+
+def check_parity(
+    run: Run, initial: InitialPolicy, examples: Sequence[Example], encoder: Encoder, encoded: Sequence[Encoded]
+) -> None:
+    """Compare some of what is trained with what was sent; `TrainingError` with the first place that differs.
+
+    Args:
+        run: that was sampled.
+        initial: the policy that is trained.
+        examples: as text.
+        encoder: of its tokenizer.
+        encoded: the examples as ids.
+    """
+    _check_ids(encoder, examples, encoded)
+    if not run.store.is_file():
+        return
+    from leret.sampling.store.store import Store
+
+    with Store(run.store, read_only=True) as store:
+        states = list(islice(store.groups(run.manifest().get("digests", {}).get("policy")), _STATES))
+    _check_counts(run, initial, encoder, states)
+    _check_examples(run, states, examples)
+    formatter, why = _formatter(run)
+    if formatter is None:
+        run.event("train", "messages not checked", why=why)
+    else:
+        _check_states(formatter, states)
+
+
+def _check_ids(encoder: Encoder, examples: Sequence[Example], encoded: Sequence[Encoded]) -> None:
+    """The ids of a prompt must be those that the engine of this process puts before a completion."""
+    engine = PromptEncoder(encoder.tokenizer, None, str(encoder.tokenizer.name_or_path), encoder.enable_thinking)
+    for index in range(0, len(examples), max(1, len(examples) // _EXAMPLES)):
+        ours, theirs = encoded[index].prompt, list(engine.encode(examples[index].prompt).token_ids)
+        if ours != theirs:
+            shorter = min(len(ours), len(theirs))
+            place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), shorter)
+            raise TrainingError(
+                f"question {examples[index].question_id}: the prompt that would be trained is not the one that is "
+                f"sampled, from token {place} on:\n"
+                f"  training: {_tokens(encoder.tokenizer, ours, place)}\n"
+                f"  sampling: {_tokens(encoder.tokenizer, theirs, place)}\n"
+                "The chat template must render the same text, and the tokenizer the same ids of it, both times; mend "
+                f"the tokenizer of {encoder.tokenizer.name_or_path}"
+            )
+
+
+def _check_counts(run: Run, initial: InitialPolicy, encoder: Encoder, states: Sequence[StateSamples]) -> None:
+    """The sampler counted as many tokens in a zero-shot prompt as are trained, where it was the same model."""
+    settings = run.section("sampling", "leret sample RECIPE").get("policy", {})
+    served = str(settings.get("model", "")).rstrip("/").rpartition("/")[2]
+    if initial.name != "base" and served != initial.directory.name:
+        return  # another model's tokenizer may count as it likes
+    for group in states:
+        state, ids = group.state, encoder.prompt_ids(_plain(group.state.messages))
+        counts = {sample.n_prompt_tokens for sample in group.samples if sample.prompt == "0"}
+        other = sorted(n for n in counts if n is not None and n != len(ids))
+        if other:
+            raise TrainingError(
+                f"question {state.question_id}, step {state.step}: the sampler counted {other[0]} tokens in the "
+                f"zero-shot prompt; {initial.directory} makes {len(ids)} of the same messages:\n"
+                f"  {_tokens(encoder.tokenizer, ids, 0)}\n  ... {_tokens(encoder.tokenizer, ids, len(ids))}\n"
+                "The server must use the same tokenizer and chat template; serve the model with them, and sample again"
+            )
+
+
+def _check_examples(run: Run, states: Sequence[StateSamples], examples: Sequence[Example]) -> None:
+    """A prompt that is trained is one that the store has for its question."""
+    known: dict[str, list[Messages]] = defaultdict(list)
+    for group in states:
+        known[group.state.question_id].append(_plain(group.state.messages))
+    if len(states) == _STATES:
+        del known[states[-1].state.question_id]  # it may have further states
+    for example in examples:
+        sent, trained = known.get(example.question_id), _plain(example.prompt)
+        if sent and trained not in sent:
+            raise TrainingError(
+                f"question {example.question_id}: what would be trained is not what was sent:\n"
+                f"{_difference(trained, sent[0], 'trained', 'sent')}\n"
+                f"{run.preferences} was not made from this run's samples; `leret pairs --run {run.path}` makes it again"
+            )
+
+
+def _check_states(formatter: Formatter, states: Iterable[StateSamples]) -> None:
+    """The stored messages are what the program sends today."""
+    for state in (group.state for group in states):
+        try:
+            today = _plain(formatter.messages(state.predictor, state.inputs))
+        except KeyError:
+            raise TrainingError(
+                f"question {state.question_id}: the program has no predictor {state.predictor!r} any more, which "
+                "sampling asked; put the program back, or sample a new run with this one"
+            ) from None
+        if today != _plain(state.messages):
+            raise TrainingError(
+                f"question {state.question_id}, step {state.step}: the program no longer sends what was sampled:\n"
+                f"{_difference(_plain(state.messages), today, 'sampled', 'today')}\n"
+                "A policy trained on these prompts would meet others. Put the program and its adapter back, or sample "
+                "a new run with these"
+            )
+
+
+def _difference(ours: Messages, theirs: Messages, *names: str) -> str:
+    from leret.programs.checks import message_difference
+
+    return message_difference(ours, theirs, (names[0], names[1]))
+
+
+def _formatter(run: Run) -> tuple[Formatter | None, str]:
+    """The formatter of the run's program; None with the reason where it cannot be opened."""
+    from leret.sampling.rollouts.environment import Environment
+
+    try:
+        return Environment.open(run).formatter, ""
+    except ValidationError as error:
+        return None, f"the run holds no whole recipe: {error.error_count()} keys are amiss"
+    except (LeretError, OSError) as error:
+        return None, str(error)
+
+
+def _plain(messages: Sequence[Any]) -> Messages:
+    return tuple({"role": str(m["role"]), "content": str(m["content"])} for m in messages)
+
+
+def _tokens(tokenizer: Any, ids: Sequence[int], place: int) -> str:
+    start = max(0, place - 5)
+    return f"{'...' if start else ''}{tokenizer.decode(list(ids[start : place + 12]))!r} {list(ids[start : place + 6])}"

@@ -1,0 +1,96 @@
+"""What commands write: tables and facts for a terminal or a pipe, and progress."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from leret.cli import app
+from leret.cli.console import ProgressLines, complain, done, facts, say, table
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m?")
+
+
+def test_no_text_is_markup_or_the_name_of_an_emoji(capsys: pytest.CaptureFixture[str]) -> None:
+    odd = "[/] [red] :bear:"
+    say(odd)
+    done(odd)
+    complain(odd)
+    facts({"a": odd})
+    table((odd, odd), [(odd, odd)], title=odd)
+    shown = capsys.readouterr()
+    assert (shown.out.count(odd), shown.err.count(odd)) == (8, 1)
+
+
+@pytest.mark.parametrize("columns", [40, 80, 100])
+def test_a_table_on_a_terminal_cuts_no_number(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # Rich then takes standard output for a terminal
+    row = ["a-policy-of-a-long-name-" * 2, "0.123 [0.456, 0.789]", "0.5555", "1.0000", "12", "1,234,567"]
+    table(["system", "recall", "AP", "all gold found", "failed", "LM calls"], [row, row], title="of systems")
+    lines = ANSI.sub("", capsys.readouterr().out).splitlines()
+    assert "…" not in "".join(lines)
+    assert sum(all(figure in line for figure in row[1:]) for line in lines) == 2
+    cells = lines[next(i for i, line in enumerate(lines) if "──" in line) + 1 :]
+    assert "".join(line.split()[0] for line in cells if line.strip()) == 2 * row[0]
+    assert columns == 40 or max(map(len, lines)) <= columns
+
+
+def test_a_table_in_a_pipe_has_no_padding(capsys: pytest.CaptureFixture[str]) -> None:
+    table(["system", "note"], [["a", "x"], ["b", "a note of many words " * 9]], title="of systems")
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line == line.rstrip() for line in lines)
+    assert any("a note of many words " * 9 in f"{line} " for line in lines)
+
+
+def test_half_a_surrogate_pair_is_shown_as_a_question_mark(capsys: pytest.CaptureFixture[str]) -> None:
+    say("a\ud800")
+    done("b\ud800")
+    table(("c",), [("d\ud800",)], title="e\ud800")
+    shown = capsys.readouterr().out
+    assert all(f"{letter}?" in shown for letter in "abde")
+
+
+def test_no_character_is_a_command_of_the_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    odd = "a\x1b[31mb\x1b]0;title\x07c\x9b2Jd\u202ee\rf\x7fg\u2066h"
+    say(odd)
+    done(odd)
+    complain(odd)
+    facts({"a": odd})
+    table(("c",), [(odd,)], title=odd)
+    lines = ProgressLines()
+    lines.start("sampling", 1)
+    lines.advance(1, best=odd)
+    lines.finish()
+    shown = "".join(capsys.readouterr())
+    question = {"id": odd, "question": odd, "answer": odd, "relevant_doc_ids": [odd]}
+    (tmp_path / "q.jsonl").write_text(json.dumps(question) + "\n")
+    (tmp_path / "c.jsonl").write_text(json.dumps({"doc_id": odd, "title": odd, "text": odd}) + "\n")
+    result = CliRunner().invoke(
+        app, ["data", "inspect", "--questions", str(tmp_path / "q.jsonl"), "--corpus", str(tmp_path / "c.jsonl")]
+    )
+    assert result.exit_code == 0
+    shown += result.output
+    assert shown.count("g h") >= 10
+    assert not [char for char in shown if not char.isprintable() and char != "\n"]
+
+
+@pytest.mark.parametrize(("every_s", "n"), [(0.0, 4), (60.0, 1)])
+def test_progress_is_plain_lines_where_nobody_watches(
+    every_s: float, n: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ProgressLines(every_s)
+    lines.start("sampling", 4)
+    for reward in (0.25, 0.5, 0.5, 0.5):
+        lines.advance(1, mean_reward=reward, failures=0)
+    lines.finish()
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == n  # the last line of a part is written once, at its end
+    assert n == 1 or re.fullmatch(r"sampling: 1/4, \S+/s, \d+:\d\d left, mean reward 0.25, failures 0", told[0])
+    assert re.fullmatch(r"sampling: 4/4, \S+/s, \d+\.\d s, mean reward 0.5, failures 0", told[-1])

@@ -1,0 +1,53 @@
+"""Memory of a process: kept while it works, given back when it is asked for."""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from leret.core.memory import gc_frozen
+
+GAPS = """
+from pathlib import Path
+from leret.core.memory import trim_malloc, tune_malloc
+import numpy as np
+def resident_mb():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
+assert tune_malloc()
+held = [np.ones(1 << 17) for _ in range(200)]  # a MB each
+del held[::2]
+held.append(np.ones(1))
+before = resident_mb()
+given = trim_malloc()
+print(given, before - resident_mb())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc can be told")
+def test_gaps_between_living_arrays_are_given_back() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    run = subprocess.run([sys.executable, "-c", GAPS], env=environment, capture_output=True, text=True, check=True)
+    given, fallen_mb = run.stdout.split()
+    assert given == "True"
+    assert int(fallen_mb) > 80  # of 100 MB
+
+
+def test_the_collector_passes_over_what_is_there_until_the_end() -> None:
+    assert not gc.get_freeze_count()
+    with gc_frozen():
+        frozen = gc.get_freeze_count()
+        assert frozen > 1000
+        with gc_frozen():  # in another task, say
+            assert still(frozen)
+        assert still(frozen)
+    assert not gc.get_freeze_count()
+
+
+def still(frozen: int) -> bool:
+    """Whether so many are frozen now, less the few that other threads have let go of since."""
+    return gc.get_freeze_count() > 0.9 * frozen

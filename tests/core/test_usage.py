@@ -1,0 +1,144 @@
+"""What is counted: by a policy, by hop and prompt, in events.jsonl and on the progress line."""
+
+import asyncio
+import random
+import threading
+import time
+
+import pytest
+
+from leret.core.runs import Run
+from leret.core.usage import UsageByPrompt, UsageEvents, UsageMeter
+from leret.retrieval.batching import SearchBatcher
+from tests.sampling.fakes import FakePolicy, FakeRetriever
+
+
+class Metered(FakePolicy):
+    """A policy that knows what its requests took."""
+
+    class meter:  # noqa: N801
+        @staticmethod
+        def snapshot():
+            return {"calls": 3, "retries": 2, "latency_p50_s": 0.25}
+
+
+def watch(run, policy, ledger, every_s=30.0, during=lambda accounting: None, at_least=0):
+    async def main():
+        front = SearchBatcher(FakeRetriever())
+        async with UsageEvents(run, ledger, policy, front, every_s) as accounting:
+            await asyncio.gather(front.search(["alpha"], 2), front.search(["alpha"], 2))
+            await front.search(["alpha"], 2)
+            until = time.monotonic() + 10
+            while len(accounts(run)) < at_least and time.monotonic() < until:
+                await asyncio.sleep(0.01)
+            during(accounting)
+        front.close()
+
+    asyncio.run(main())
+    return accounts(run)
+
+
+def accounts(run):
+    return [event for event in run.events() if event["event"] == "accounts"]
+
+
+def spent():
+    ledger = UsageByPrompt(price_prompt=1.0)
+    ledger.answered(0, "0", 1500, [20, 20], 0.5)
+    ledger.answered(1, "1", 500, [20], 0.5)
+    return ledger
+
+
+def test_the_last_account_holds_everything(tmp_path):
+    [account] = watch(Run.create(tmp_path / "run"), Metered(), spent())
+    assert (account["calls"], account["completions"], account["prompt_tokens"]) == (2, 3, 2000)
+    assert account["cost"] == 0.002
+    assert account["searches"] == {"asked": 3, "searched": 2, "batches": 2}
+    assert [(row["hop"], row["prompt"], row["cost"]) for row in account["by_hop_and_prompt"]] == [
+        (1, "0", 0.0015),
+        (2, "1", 0.0005),
+    ]
+    assert account["endpoint"] == {"calls": 3, "retries": 2, "latency_p50_s": 0.25}
+
+
+def test_an_account_is_written_now_and_then(tmp_path):
+    assert len(watch(Run.create(tmp_path / "run"), FakePolicy(), UsageByPrompt(), every_s=0.02, at_least=2)) > 2
+
+
+def test_an_account_is_written_where_sampling_failed(tmp_path):
+    run = Run.create(tmp_path / "run")
+
+    def fail(accounting):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        watch(run, FakePolicy(), spent(), during=fail)
+    assert [event["calls"] for event in run.events() if event["event"] == "accounts"] == [2]
+
+
+def test_the_progress_line_says_it_shortly(tmp_path):
+    told = {}
+    watch(Run.create(tmp_path / "run"), Metered(), spent(), during=lambda a: told.update(a.facts()))
+    assert {"calls": 2, "tokens": "2k+60", "retries": 2, "cost": 0.002}.items() <= told.items()
+    assert told["p90"] == "0.5 s"
+
+
+def test_a_prompt_counts_once_for_all_its_completions_and_costs_by_the_million():
+    usage = UsageByPrompt(price_prompt=2.0, price_completion=10.0)
+    usage.answered(0, "0", 100, [5, 7], 0.5)
+    usage.answered(1, "0", 300, [5], 1.0)
+    usage.failed(1, "0", 2)
+    first, second = usage.rows()
+    # 100 prompt tokens at 2 and 12 completion tokens at 10 a million
+    assert (first["hop"], first["prompt"], first["calls"], first["completions"]) == (1, "0", 1, 2)
+    assert first["cost"] == pytest.approx((100 * 2 + 12 * 10) / 1e6)
+    assert (second["calls"], second["completions"], second["failed"]) == (2, 1, 2)
+    total = usage.total
+    assert (total["calls"], total["prompt_tokens"], total["completion_tokens"]) == (3, 400, 17)
+
+
+def test_prompts_stand_in_the_order_of_their_numbers_and_cost_nothing_without_prices():
+    usage = UsageByPrompt()
+    for prompt in ("10", "2", "0"):
+        usage.answered(0, prompt, 1, [1], 0.1)
+    assert [row["prompt"] for row in usage.rows()] == ["0", "2", "10"]
+    assert all("cost" not in row for row in usage.rows())
+
+
+def test_percentiles_are_right_to_five_per_cent():
+    rng = random.Random(0)
+    values = sorted(rng.lognormvariate(-2, 1) for _ in range(2000))
+    meter = UsageMeter()
+    for value in rng.sample(values, len(values)):
+        meter.answered(value)
+    told = meter.snapshot()
+    for percent in (50, 90, 99):
+        exact = values[min(len(values) - 1, int(len(values) * percent / 100))]
+        assert told[f"latency_p{percent}_s"] == pytest.approx(exact, rel=0.06)
+    for value in (0.0, -1.0, 1e9):
+        meter.answered(value)
+    assert meter.snapshot()["calls"] == 2003
+
+
+def test_counts_of_several_threads_add_up_with_faults_and_gauges():
+    meter, now = UsageMeter(price_prompt=3.0, price_completion=15.0), [1.0]
+    assert set(meter.snapshot().values()) == {0}
+    meter.watch(lambda: {"concurrency": now[0]})
+
+    def work():
+        for _ in range(1000):
+            meter.answered(0.1)
+            meter.wrote(10, 2, 1)
+            meter.fault("timeout")
+            meter.retried()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    now[0] = 7.0
+    told = meter.snapshot()
+    assert (told["calls"], told["prompt_tokens"], told["completion_tokens"]) == (4000, 40_000, 8000)
+    assert (told["completions"], told["fault_timeout"], told["retries"], told["concurrency"]) == (4000, 4000, 4000, 7)
+    assert told["cost"] == pytest.approx((40_000 * 3 + 8000 * 15) / 1e6)

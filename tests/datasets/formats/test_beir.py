@@ -1,0 +1,68 @@
+"""BEIR folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from leret.core.errors import DataError
+from leret.core.types import Task
+from tests.datasets.writing import compressed, json_lines, load, load_corpus, load_tasks
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    json_lines(tmp_path / "corpus.jsonl", [{"_id": f"d{i}", "title": "", "text": f"text {i}"} for i in range(4)])
+    json_lines(tmp_path / "queries.jsonl", [{"_id": f"q{i}", "text": f"query {i}"} for i in range(4)])
+    (tmp_path / "qrels").mkdir()
+    head = "query-id\tcorpus-id\tscore\n"
+    (tmp_path / "qrels" / "train.tsv").write_text(head + "q0\td0\t1\nq0\td1\t2\nq1\td1\t0\n")
+    (tmp_path / "qrels" / "test.tsv").write_text(head + "q2\td2\t1\nq0\td3\t1\n")
+    return tmp_path
+
+
+def test_qrels_are_the_splits_and_judgements_above_zero_the_gold(folder: Path) -> None:
+    data = load("beir", str(folder))
+    assert data.tasks.items == (
+        Task.question("q0", "query 0", None, ("d0", "d1"), split="train", relevance={"d0": 1, "d1": 2}),
+        Task.question("q2", "query 2", None, ("d2",), split="test"),
+    )
+    assert len(data.corpus) == 4
+    assert [question.id for question in load_tasks("beir", str(folder), split="test")] == ["q2"]
+
+
+def test_a_query_of_two_splits_stays_in_the_first(folder: Path) -> None:
+    assert "d3" not in load("beir", str(folder)).tasks.items[0].gold
+
+
+def test_files_of_the_folder_may_be_compressed(folder: Path) -> None:
+    for path in (folder / "corpus.jsonl", folder / "queries.jsonl", folder / "qrels" / "test.tsv"):
+        compressed(path)["gz"].rename(path.with_name(path.name + ".gz"))
+        path.unlink()
+        for copy in path.parent.glob(f"{path.name}.*[2t]"):
+            copy.unlink()
+    assert len(load("beir", str(folder)).tasks) == 2
+
+
+def test_a_corpus_is_found_by_folder_or_file(folder: Path) -> None:
+    assert load_corpus("beir", str(folder)).digest == load_corpus("beir", str(folder / "corpus.jsonl")).digest
+
+
+def test_an_empty_split_says_what_there_is(folder: Path) -> None:
+    with pytest.raises(DataError, match="no question in split dev; there are 1 in test, 1 in train"):
+        load_tasks("beir", str(folder), split="dev")
+
+
+@pytest.mark.parametrize("missing", ["corpus.jsonl", "queries.jsonl", "qrels"])
+def test_a_missing_part_is_named(folder: Path, missing: str) -> None:
+    (folder / missing).rename(folder / "away")
+    with pytest.raises(DataError, match=missing):
+        load("beir", str(folder))
+
+
+def test_broken_qrels_and_unknown_queries_are_problems(folder: Path) -> None:
+    (folder / "qrels" / "test.tsv").write_text("q2 d2 1\nq9\td1\t1\n")
+    with pytest.raises(DataError, match=r"(?s)2 bad records.*test\.tsv:1: 'q2 d2 1'.*'q9', which queries"):
+        load("beir", str(folder))
+    assert load("beir", str(folder), skip_invalid=True).tasks.skipped == {"broken qrels": 1, "no such query": 1}

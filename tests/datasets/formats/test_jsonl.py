@@ -1,0 +1,116 @@
+"""leret's own lines: tasks with gold, with answers, with several inputs; documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leret.core.errors import DataError
+from leret.core.types import Document, Task, digest
+from tests.datasets.writing import DOCUMENTS, QUESTIONS, array, json_lines, load, load_tasks
+
+ONE = {"id": "1", "question": "Who?", "relevant_doc_ids": ["A"]}
+
+
+def test_questions_and_documents(tmp_path: Path) -> None:
+    data = load("jsonl", json_lines(tmp_path / "q", QUESTIONS), json_lines(tmp_path / "c", DOCUMENTS))
+    assert data.tasks.items == (
+        Task.question("q1", "Who wrote the first program?", "Ada", ("A",), "bridge", 2),
+        Task.question("q2", "Who was a poet?", None, ("B", "A")),
+    )
+    assert data.corpus["B"] == Document("B", "Byron", "Byron was a poet.")
+
+
+def test_queries_without_ids_over_an_array_without_titles(tmp_path: Path) -> None:
+    queries = json_lines(tmp_path / "q", [{"query": "a poet", "relevant_doc_ids": ["B"]}])
+    corpus = array(tmp_path / "c.json", [{"doc_id": "B", "text": "Byron was a poet."}])
+    data = load("jsonl", queries, corpus)
+    assert data.tasks.items == (Task.question(digest("a poet"), "a poet", None, ("B",)),)
+    assert list(data.corpus.values()) == [Document("B", "", "Byron was a poet.")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "gold", "answers"),
+    [
+        ({"answer": "Ada"}, (), ("Ada",)),
+        ({"answers": ["Ada", "Ada Lovelace", "Ada"]}, (), ("Ada", "Ada Lovelace")),
+        ({"answer": "Ada", "answers": ["Byron"], "relevant_doc_ids": ["A"]}, ("A",), ("Ada", "Byron")),
+        ({"relevant_doc_ids": ["A"]}, ("A",), ()),
+    ],
+)
+def test_tasks_have_gold_or_answers(
+    fields: dict[str, Any], gold: tuple[str, ...], answers: tuple[str, ...], tmp_path: Path
+) -> None:
+    (task,) = load_tasks("jsonl", json_lines(tmp_path / "q", [{"id": "1", "question": "Who?", **fields}]))
+    assert (task.gold, task.answers) == (gold, answers)
+
+
+def test_tasks_have_several_named_inputs(tmp_path: Path) -> None:
+    inputs = {"persona": "a poet", "turns": ["Hello", "Who are you?"]}
+    records = [
+        {"id": "1", "inputs": inputs, "answer": "Byron"},
+        {"id": "2", "question": "Who?", "inputs": inputs, "answer": "Byron"},
+        {"inputs": inputs, "answer": "Byron"},
+    ]
+    alone, beside, unnamed = load_tasks("jsonl", json_lines(tmp_path / "q", records))
+    assert alone.inputs == inputs
+    assert list(beside.inputs) == ["question", "persona", "turns"]
+    assert unnamed.id == digest(inputs)
+
+
+def test_grades_stay_with_their_documents(tmp_path: Path) -> None:
+    corpus = json_lines(tmp_path / "c", [{"doc_id": i, "title": "", "text": "t"} for i in ("Caf\u00e9", "b")])
+    graded = {**ONE, "relevant_doc_ids": ["Cafe\u0301", "b"], "relevance": {"Cafe\u0301": 2, "x": 0}}
+    binary = {**ONE, "id": "2", "relevant_doc_ids": ["b"], "relevance": {"b": 1}}
+    tasks = load("jsonl", json_lines(tmp_path / "q", [graded, binary]), corpus).tasks.items
+    assert [task.grades for task in tasks] == [{"Caf\u00e9": 2, "b": 1}, {"b": 1}]
+    assert [bool(task.relevance) for task in tasks] == [True, False]
+
+
+LINES: dict[str, tuple[dict[str, Any], str]] = {
+    "no question": ({"id": "2", "relevant_doc_ids": ["A"]}, "'question' or 'query' is missing; the fields are 'id'"),
+    "nothing to score by": ({"id": "2", "question": "?!"}, "'relevant_doc_ids'.*'answers'.*the fields are 'id'"),
+    "empty gold": ({**ONE, "relevant_doc_ids": []}, "nothing can be scored"),
+    "an id that is a number": ({**ONE, "id": 7}, r"'id' is '7' \(int\)"),
+    "a question that is a list": ({**ONE, "question": ["Who?"]}, r"'question' is .*\(list\)"),
+    "an empty question": ({**ONE, "question": "  "}, "'question' is empty"),
+    "gold that is a string": ({**ONE, "relevant_doc_ids": "A"}, "'relevant_doc_ids' is 'A'"),
+    "gold that holds a number": ({**ONE, "relevant_doc_ids": ["A", 3]}, "'relevant_doc_ids' is '3'"),
+    "answers that are a string": ({**ONE, "answers": "A"}, "'answers' is 'A'"),
+    "inputs that are a list": ({**ONE, "inputs": ["A"]}, "'inputs' is"),
+    "a question twice": ({**ONE, "inputs": {"question": "?"}}, "'question' stands"),
+    "hops that are a string": ({**ONE, "hops": "2"}, "a whole number"),
+    "an unknown split": ({**ONE, "split": "eval"}, "'eval'; it should be train, dev or test"),
+    "an id twice": ({**ONE, "id": "q1"}, "id 'q1' was there before, at number 1"),
+    "gold of no document": ({**ONE, "relevant_doc_ids": ["Z"]}, "'Z' of question '1' is not in the corpus"),
+    **{f"grades {grades}": ({**ONE, "relevance": grades}, "relevance")
+       for grades in ({"A": 0}, {"b": 1}, {"A": 1.5}, {"A": True}, [2])},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LINES)
+def test_bad_lines_are_refused(kind: str, tmp_path: Path) -> None:
+    line, says = LINES[kind]
+    path = json_lines(tmp_path / "q", [{"id": "q1", "question": "Who?", "relevant_doc_ids": ["A"]}, line])
+    with pytest.raises(DataError, match=rf":2: .*{says}"):
+        load("jsonl", path, json_lines(tmp_path / "corpus", DOCUMENTS))
+
+
+DOCS: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "no id": ([{"title": "t", "text": "x"}], "'doc_id' or '_id' or 'id' is missing"),
+    "no text": ([{"doc_id": "A", "title": "t"}], "'text' is missing"),
+    "an empty text": ([{"doc_id": "A", "title": " ", "text": ""}], "'text' of document 'A' is empty"),
+    "a text that is a number": ([{"doc_id": "A", "text": 5}], "'text' is '5'"),
+    "a title that is a list": ([{"doc_id": "A", "title": [], "text": "x"}], "'title' is"),
+    "an id twice": ([DOCUMENTS[0], DOCUMENTS[0]], "document 'A' was there before, at number 1"),
+    "questions": (QUESTIONS, "a question where a document should be"),
+}
+
+
+@pytest.mark.parametrize("kind", DOCS)
+def test_bad_documents_are_refused(kind: str, tmp_path: Path) -> None:
+    records, says = DOCS[kind]
+    with pytest.raises(DataError, match=says):
+        load("jsonl", json_lines(tmp_path / "q", QUESTIONS), json_lines(tmp_path / "c", records))

@@ -1,0 +1,52 @@
+"""The measures of a base policy, on completions written by hand."""
+
+from __future__ import annotations
+
+import torch
+
+from leret.demo.pretrain.probe import copied, generate, holding, make_gate, names_copied
+from leret.demo.pretrain.words import build_model, build_tokenizer
+
+
+def test_holding_wants_the_whole_name_in_order() -> None:
+    completions = [[[1, 2, 3], [2, 1]], [[7, 8]]]
+    assert holding(completions, [(1, 2), (8,)]) == round(2 / 3, 3)
+
+
+def test_copied_is_the_share_of_words_that_the_prompt_has() -> None:
+    assert copied([[[1, 2], [9, 1]]], [[1, 2, 3]]) == 0.75
+
+
+def test_names_copied_looks_at_pairs_of_parts_alone() -> None:
+    parts = {10: 0, 11: 1, 12: 1, 20: 2, 21: 3}
+    completions = [[[10, 11, 5], [10, 12], [20, 21], [5, 6]]]
+    assert names_copied(completions, [[10, 11, 9, 20, 21]], parts) == round(2 / 3, 3)
+
+
+def test_completions_end_before_the_end_token_and_do_not_depend_on_their_neighbours() -> None:
+    model = build_model(40, 0)
+    prompts = [[6, 7, 8], [9, 10, 11, 12, 13, 14]]
+    with torch.no_grad():
+        together = generate(model, prompts, 0)
+        alone = [generate(model, [prompt], 0)[0] for prompt in prompts]
+    assert together == alone
+    assert all(2 not in text for texts in together for text in texts)
+
+
+def test_the_gate_gives_shares_and_the_same_ones_again() -> None:
+    tokenizer = build_tokenizer()
+    model = build_model(len(tokenizer), 0)
+    gate = make_gate(tokenizer, n=2)
+    with torch.no_grad():
+        first, again = gate(model), gate(model)
+    assert first == again
+    assert set(first) == {
+        "bridge",
+        "bridge_demos",
+        "bridge_greedy",
+        "bridge_hop1",
+        "copied",
+        "names_copied",
+        "distinct",
+    }
+    assert all(0 <= share <= 1 for share in first.values())

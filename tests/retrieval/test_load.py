@@ -1,0 +1,315 @@
+"""What every engine promises: an index that opens alone, odd queries, threads, foreign corpora, stopped builds."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+import pytest
+
+from leret.config.base import models_in
+from leret.config.retriever import AnyRetriever, BM25Settings, HybridSettings, IndexedSettings
+from leret.core.errors import RetrievalError
+from leret.core.files import is_incomplete
+from leret.core.progress import Progress
+from leret.core.types import Document, Passage, Ranking
+from leret.datasets.corpus import Corpus
+from leret.retrieval.base import Documents, Retriever
+from leret.retrieval.index.documents import DocumentTable
+from leret.retrieval.index.manifest import IndexEngine, Manifest, check_files, read_manifest
+from leret.retrieval.load import ENGINES, EngineKind, load_retriever, open_index
+from tests.retrieval.engines import ANIMALS, KINDS, settings
+
+LEXICAL = {"bm25", "tantivy"}
+
+SILENT = ["", " ", "\n\t", "?!", "\x00\x1f\x7f", "\ud800", "\ud800\udc00"[::-1], "()", "***", '"', "\\", "-- ++", "{}"]
+"""Without a letter or a digit."""
+
+ODD = [
+    'words:"cat',
+    "title:cat AND (dog OR",
+    "+cat -dog",
+    "cat^1000 dog~2",
+    "[a TO z} cat",
+    "/cat.*/ *at c?t",
+    "cat' OR 1=1; DROP TABLE documents; --",
+    '{"$where": {"cat": {"$gt": ""}}}',
+    "NOT cat",
+    "\x00cat\x1b[2J\x7f",
+    "cat \ud800 dog",
+    "ｃａｔ ﷺ 🐈 \u202ecat",
+    "[MASK] [PAD] [unused0] [CLS]",
+    "cat " * 250_000,
+    "c" * 1_000_000,
+    "".join(map(chr, range(1, 2000))),
+]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("engines")
+
+
+@pytest.fixture(scope="module")
+def built(kind: str, folder: Path) -> tuple[Path, Retriever]:
+    directory = folder / kind
+    load_retriever(settings(kind, folder, index=str(directory)), ANIMALS, folder / "unused")
+    return directory, open_index(directory)  # alone
+
+
+@pytest.fixture
+def engine(built: tuple[Path, Retriever]) -> Retriever:
+    return built[1]
+
+
+def test_a_document_is_found_by_its_own_words(kind: str, engine: Retriever) -> None:
+    document = ANIMALS["bird"]
+    (ranking,) = engine.search([f"{document.title} {document.text}"], 3)
+    assert (ranking[0].doc_id, ranking[0].title, ranking[0].text) == ("bird", document.title, document.text)
+    scores = [passage.score for passage in ranking]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_an_index_opens_alone_and_answers_the_same(built: tuple[Path, Retriever], tmp_path: Path) -> None:
+    directory, retriever = built
+    shutil.copytree(directory, tmp_path / "moved")
+    opened = open_index(tmp_path / "moved")
+    queries = ["where does the cat sit", "town by the river 3", "coffee and strudel"]
+    assert opened.digest == retriever.digest == read_manifest(directory).digest
+    assert opened.search(queries, 5) == retriever.search(queries, 5)
+
+
+@pytest.mark.parametrize("query", SILENT, ids=repr)
+def test_a_query_without_a_letter_or_digit_has_an_empty_ranking(engine: Retriever, query: str) -> None:
+    assert engine.search([query, "cat", query], 2)[0::2] == [(), ()]
+
+
+@pytest.mark.parametrize("query", ODD, ids=lambda query: ascii(query[:20]))
+def test_any_text_is_a_query_and_never_syntax(kind: str, engine: Retriever, query: str) -> None:
+    before, ranking, after = engine.search(["cat dog", query, "cat dog"], 4)
+    assert before == after
+    assert len(ranking) <= 4
+    assert len({passage.doc_id for passage in ranking}) == len(ranking)
+    if kind in LEXICAL and "cat" in query.replace("/cat.*/", "") and len(query) < 100:
+        # a minus, a NOT or a field name does not shut the document out
+        assert "cat" in [passage.doc_id for passage in ranking]
+
+
+def test_no_query_has_no_ranking_and_k_is_checked(engine: Retriever) -> None:
+    assert engine.search([], 3) == []
+    for k in (0, -1):
+        with pytest.raises(RetrievalError, match=f"k is {k}; ask for one"):
+            engine.search(["cat"], k)
+
+
+def test_all_documents_can_be_asked_for(kind: str, engine: Retriever) -> None:
+    (ranking,) = engine.search(["a town by the river"], 10**6)
+    assert len(ranking) == (60 if kind in LEXICAL else len(ANIMALS))
+
+
+def test_a_batch_is_answered_as_its_queries_alone_and_a_smaller_k_is_a_prefix(engine: Retriever) -> None:
+    queries = [f"town {i} river" for i in range(12)] + ["cat", "the dog barks at a postman and a cat on a mat"]
+    batch = engine.search(queries, 8)
+    alone = [engine.search([query], 8)[0] for query in queries]
+    assert [[found.doc_id for found in ranking] for ranking in batch] == [
+        [found.doc_id for found in ranking] for ranking in alone
+    ]
+    for ranking, single in zip(batch, alone, strict=True):
+        assert [found.score for found in ranking] == pytest.approx([found.score for found in single], abs=2e-6)
+    shorter = engine.search(queries, 3)
+    assert [[found.doc_id for found in ranking][:3] for ranking in batch] == [
+        [found.doc_id for found in ranking] for ranking in shorter
+    ]
+
+
+def test_threads_get_what_one_gets(engine: Retriever) -> None:
+    queries = [f"town {i} river" for i in range(10)]
+    alone = [[found.doc_id for found in engine.search([query], 4)[0]] for query in queries]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda query: [p.doc_id for p in engine.search([query], 4)[0]], queries))
+    assert found == alone
+
+
+def test_a_named_index_of_another_corpus_is_refused(kind: str, built: tuple[Path, Retriever], folder: Path) -> None:
+    other = Corpus([*ANIMALS.values(), Document("cow", "Cow", "A cow eats grass.")])
+    with pytest.raises(RetrievalError, match=f"is an index of another corpus.*{ANIMALS.digest}.*{other.digest}"):
+        load_retriever(settings(kind, folder, index=str(built[0])), other, folder / "unused")
+
+
+def test_its_files_are_sound_and_a_changed_one_is_found(
+    kind: str, built: tuple[Path, Retriever], tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(built[0], copy)
+    if kind == "hybrid":  # whose files are those of its two
+        copy = copy / "first"
+    manifest = read_manifest(copy)
+    assert check_files(manifest, copy, content=True) == []
+    largest = max(manifest.files, key=lambda name: manifest.files[name][0])
+    with open(copy / largest, "r+b") as file:
+        file.seek(manifest.files[largest][0] // 2)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 255]))
+    assert check_files(manifest, copy, content=True) == [f"{largest} is not what was written: its digest differs"]
+    with open(copy / largest, "r+b") as file:
+        file.truncate(10)
+    with pytest.raises(RetrievalError, match=r"is broken \(.* has 10 bytes"):
+        open_index(copy)
+
+
+MISFITS = [
+    pytest.param({"documents": 3}, r"says 3 documents, and 65 are stored|not fit its two", id="documents"),
+    pytest.param({"documents": "65"}, "documents: input should be a valid integer", id="text"),
+    pytest.param({"corpus": "0" * 32}, r"digest is not that|not fit its two", id="corpus"),
+    pytest.param({"digest": "0" * 32}, r"its digest is not that|not fit its two", id="digest"),
+    pytest.param({"settings": {}}, r"settings|not fit its two", id="no-settings"),
+    pytest.param({"settings": []}, "settings: input should be a", id="other-settings"),
+    pytest.param({"settings": ...}, r"settings|not fit its two", id="one-more"),
+]
+
+
+@pytest.mark.parametrize(("change", "match"), MISFITS)
+def test_a_manifest_that_does_not_fit_its_index_is_refused(
+    built: tuple[Path, Retriever], tmp_path: Path, change: dict[str, object], match: str
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(built[0], copy)
+    for path in copy.rglob("manifest.json"):  # those of the parts of a hybrid too
+        before = path.read_text()
+        values = json.loads(before)
+        more = {"settings": {**values["settings"], "colour": "red"}} if change == {"settings": ...} else change
+        path.write_text(json.dumps({**values, **more}))
+        with pytest.raises(RetrievalError, match=match) as refused:
+            open_index(copy)
+        assert "build the index again" in str(refused.value)
+        path.write_text(before)
+
+
+def test_a_named_index_with_other_settings_is_refused(folder: Path, tmp_path: Path) -> None:
+    index = str(tmp_path / "index")
+    load_retriever(settings("bm25", folder, index=index), ANIMALS, folder)
+    with pytest.raises(RetrievalError, match=r"with other settings \(k1: 1.5 there, 1.2 in the recipe\)"):
+        load_retriever(settings("bm25", folder, index=index, k1=1.2), ANIMALS, folder)
+
+
+def test_a_directory_that_is_no_index_is_not_overwritten(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RetrievalError, match="is no index"):
+        load_retriever(settings("bm25", folder, index=str(tmp_path)), ANIMALS, folder)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from leret.retrieval import load
+from leret.retrieval.index import manifest
+from tests.retrieval.engines import ANIMALS, settings
+kind, folder, directory = sys.argv[1:]
+def die(*_):
+    os.kill(os.getpid(), 9)
+manifest.write_manifest = load.write_manifest = die
+load.load_retriever(settings(kind, Path(folder), index=directory), ANIMALS, Path(folder))
+"""
+
+
+@pytest.mark.parametrize("kind", ["bm25", "tantivy", "dense", "chroma", "hybrid"])
+def test_a_killed_build_is_noticed_and_the_next_one_finishes_it(kind: str, folder: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "index"
+    settings(kind, folder)  # skips where a package is absent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", KILLED, kind, str(folder), str(directory)]
+    assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
+    if kind != "hybrid":
+        assert is_incomplete(directory)
+        assert not directory.exists()
+    with pytest.raises(RetrievalError, match=r"its build was stopped before its end|is no index"):
+        open_index(directory)
+    load_retriever(settings(kind, folder, index=str(directory)), ANIMALS, folder)
+    assert open_index(directory).search(["cat"], 1)[0][0].doc_id == "cat"
+    assert not [path for path in tmp_path.rglob("*") if path.suffix == ".building"]
+
+
+class ToySettings(IndexedSettings):
+    """A kind that leret does not have."""
+
+    kind: Literal["toy"] = "toy"
+    letters: int = 1
+
+
+class Toy:
+    """Finds titles that begin as a query does."""
+
+    def __init__(self, documents: DocumentTable, settings: ToySettings, digest: str) -> None:
+        self.documents, self.letters, self.digest = documents, settings.letters, digest
+
+    def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
+        rows = [self.documents.at(row) for row in range(len(self.documents))]
+        n = self.letters
+        found = [[Passage(*row, 1.0) for row in rows if row[1][:n] == query[:n]] for query in queries]
+        return [tuple(passages[:k]) for passages in found]
+
+
+@dataclass(frozen=True)
+class ToyIndex(IndexEngine):
+    """Builds nothing beside the documents."""
+
+    settings: ToySettings
+    kind: ClassVar[str] = "toy"
+
+    @classmethod
+    def from_manifest(cls, manifest: Manifest, directory: Path) -> ToyIndex:
+        return cls(ToySettings(**manifest.settings))
+
+    def ranking_keys(self) -> dict[str, Any]:
+        return self.settings.ranking_keys()
+
+    def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
+        pass
+
+    def open(self, directory: Path, documents: DocumentTable) -> Toy:
+        return Toy(documents, self.settings, self.digest(documents.digest))
+
+
+def test_a_kind_is_a_class_of_settings_an_engine_and_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENGINES, "toy", EngineKind(ToySettings, "toys:ToyIndex", "index"))
+    monkeypatch.setitem(sys.modules, "leret.retrieval.toys", sys.modules[__name__])
+    toy = ToySettings(letters=3, index=str(tmp_path / "toy"))
+    found = load_retriever(toy, ANIMALS, tmp_path).search(["Dogs bark"], 2)
+    assert [passage.doc_id for passage in found[0]] == ["dog"]
+    assert open_index(tmp_path / "toy").search(["Cattle"], 2)[0][0].doc_id == "cat"
+    with pytest.raises(RetrievalError, match=r"letters: 3 there, 1 in the recipe"):
+        load_retriever(ToySettings(index=toy.index), ANIMALS, tmp_path)
+
+
+def test_every_kind_of_a_recipe_is_in_the_table() -> None:
+    kinds = [get_args(model.model_fields["kind"].annotation)[0] for model in models_in(AnyRetriever)]
+    assert sorted(kinds) == sorted(ENGINES)
+    assert all(engine.load() is not None for kind, engine in ENGINES.items() if engine.role == "index")
+
+
+def test_a_hybrid_shares_the_index_that_its_engine_names(tmp_path: Path) -> None:
+    own = BM25Settings(index=str(tmp_path / "shared"))
+    alone = load_retriever(own, ANIMALS, tmp_path)
+    both = HybridSettings(engines=(own, BM25Settings(k1=0.9)), index=str(tmp_path / "both"))
+    found = load_retriever(both, ANIMALS, tmp_path).search(["cat on a mat"], 2)
+    assert found[0][0].doc_id == alone.search(["cat on a mat"], 1)[0][0].doc_id
+    assert sorted(path.name for path in (tmp_path / "both").iterdir() if path.suffix != ".lock") == [
+        "manifest.json", "second",
+    ]  # fmt: skip
+    assert open_index(tmp_path / "both").search(["cat on a mat"], 2) == found

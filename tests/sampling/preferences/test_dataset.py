@@ -1,0 +1,193 @@
+"""The preference data set, and the targets of supervised fine-tuning, from a store made by hand."""
+
+import datasets
+import pyarrow.parquet as pq
+import pytest
+
+from leret.core.errors import RunError
+from leret.core.runs import Run
+from leret.core.types import Failure, Sample, State
+from leret.sampling.preferences.dataset import COLUMNS, build_preferences, sft_targets
+from leret.sampling.store.schema import PathStep, SamplingParams
+from leret.sampling.store.store import Store
+
+ORIGIN = SamplingParams("fake", "P", "D", 1.0, 1.0, 8)
+REWARDS = {
+    # two hops of q1, the first hop of q2; (prompt, completion, reward)
+    ("q1", 0): [("0", "a", 0.5), ("0", "b", 0.0), ("1", "a", 0.5), ("1", "c", 1.0), ("2", "d", None)],
+    ("q1", 1): [("0", "x", 0.25), ("1", "y", 0.75)],
+    ("q2", 0): [("0", "e", 0.0), ("1", "f", 0.0)],
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = Run.create(tmp_path / "run")
+    with Store(run.store) as store:
+        for (question, step), rows in REWARDS.items():
+            state = f"{question}-{step}"
+            messages = ({"role": "user", "content": f"ask {state}"},)
+            store.put_state(State(state, question, step, "write", {"question": question}, messages))
+            store.put_samples([made(state, question, step, i, *row) for i, row in enumerate(rows)], ORIGIN)
+            store.put_visit(PathStep(question, step, "P", state, f"{question}-0-0" if step else None, None, "solved"))
+    return run
+
+
+def made(state, question, step, i, prompt, text, reward):
+    failure = Failure("parse", "") if reward is None else None
+    return Sample(f"{state}-{i}", state, question, step, prompt, i, i, completion=text, reward=reward, failure=failure)
+
+
+def rows_of(run):
+    return pq.read_table(run.preferences / "train.parquet").to_pylist()
+
+
+def test_pairs_stand_on_the_zero_shot_prompt_with_both_rewards(run):
+    build_preferences(run)
+    rows = rows_of(run)
+    assert [(r["chosen"][0]["content"], r["rejected"][0]["content"]) for r in rows] == [
+        ("c", "a"),
+        ("a", "b"),
+        ("y", "x"),
+    ]
+    assert rows[0] == {
+        "prompt": [{"role": "user", "content": "ask q1-0"}],
+        "chosen": [{"role": "assistant", "content": "c"}],
+        "rejected": [{"role": "assistant", "content": "a"}],
+        "score_chosen": 1.0,
+        "score_rejected": 0.5,
+        "question_id": "q1",
+        "state_id": "q1-0",
+        "step": 0,
+        "predictor": "write",
+        "chosen_id": "q1-0-3",
+        "rejected_id": "q1-0-0",
+        "chosen_prompt": "1",
+        "rejected_prompt": "0",
+    }
+
+
+def test_the_report_counts_what_was_left_out(run):
+    report = build_preferences(run)
+    assert (report.pairs, report.questions, report.states, report.states_with_pairs, report.no_spread) == (
+        3,
+        2,
+        3,
+        2,
+        1,
+    )
+    assert (report.samples, report.rewarded, report.duplicates) == (9, 8, 1)
+    assert report.mean_reward == pytest.approx((0.5 + 0 + 0.5 + 1 + 0.25 + 0.75 + 0 + 0) / 8)
+    assert report.mean_margin == pytest.approx((0.5 + 0.5 + 0.5) / 3)
+    assert report.histogram == [3, 0, 1, 0, 0, 2, 0, 1, 0, 1]
+    assert (dict(report.pairs_per_step), dict(report.failures)) == ({0: 2, 1: 1}, {"parse": 1})
+
+
+def test_datasets_reads_the_directory_and_its_card(run):
+    build_preferences(run)
+    loaded = datasets.load_dataset(str(run.preferences), cache_dir=str(run.cache))["train"]
+    assert tuple(loaded.column_names) == tuple(COLUMNS)
+    assert len(loaded) == 3
+    card = (run.preferences / "README.md").read_text()
+    for line in (
+        "| duplicates dropped | 1 |",
+        "| parse | 1 |",
+        "| 2 | 1 |",
+        "no spread (all rewards equal) | 1 (33.3%)",
+    ):
+        assert line in card, line
+
+
+def test_the_same_store_gives_the_same_bytes(run):
+    build_preferences(run)
+    first = [path.read_bytes() for path in sorted(run.preferences.iterdir())]
+    build_preferences(run, "all")
+    build_preferences(run)
+    assert [path.read_bytes() for path in sorted(run.preferences.iterdir())] == first
+
+
+def test_strategies_and_limits_reach_the_rows(run):
+    assert build_preferences(run, "best-worst").pairs == 2
+    assert build_preferences(run, "all").pairs == 4
+    assert build_preferences(run, "margin", margin=0.6).pairs == 1
+    assert build_preferences(run, "all", max_pairs=1).pairs == 2
+    assert run.manifest()["preferences"] == {"strategy": "all", "margin": 0.0, "max_pairs": 1, "pairs": 2}
+
+
+def test_only_the_named_policys_samples_are_paired(run):
+    other = SamplingParams("next", "Q", "D", 1.0, 1.0, 8)
+    with Store(run.store) as store:
+        store.put_visit(PathStep("q2", 0, "Q", "q2-0", None, None, "solved"))
+        store.put_samples([made("q2-0", "q2", 0, 10, "0", "g", 1.0), made("q2-0", "q2", 0, 11, "0", "h", 0.5)], other)
+    assert build_preferences(run, policy_digest="Q").pairs == 1
+    run.update(digests={"policy": "Q"})
+    assert build_preferences(run).pairs == 1
+    run.update(digests={"policy": "P"})
+    assert build_preferences(run).pairs == 3
+
+
+def test_rewards_may_be_any_real_numbers(tmp_path):
+    run = Run.create(tmp_path / "negative")
+    with Store(run.store) as store:
+        store.put_state(State("s", "q", 0, "write", {}, ({"role": "user", "content": "?"},)))
+        store.put_samples([made("s", "q", 0, i, "0", f"{r}", r) for i, r in enumerate((-3.5, -1.0, 6.5))], ORIGIN)
+        store.put_visit(PathStep("q", 0, "P", "s", None, None, "solved"))
+    report = build_preferences(run)
+    assert [(r["score_chosen"], r["score_rejected"]) for r in rows_of(run)] == [(6.5, -1.0), (-1.0, -3.5)]
+    assert (report.reward_range, report.histogram) == ((-3.5, 6.5), [1, 0, 1, 0, 0, 0, 0, 0, 0, 1])
+    assert "-3.5--2.5        1 ####" in (run.preferences / "README.md").read_text()
+
+
+def test_no_spread_anywhere_is_an_empty_data_set_that_says_so(tmp_path):
+    run = Run.create(tmp_path / "flat")
+    with Store(run.store) as store:
+        store.put_state(State("s", "q", 0, "write", {}, ({"role": "user", "content": "?"},)))
+        store.put_visit(PathStep("q", 0, "P", "s", None, None, "solved"))
+        store.put_samples([made("s", "q", 0, i, "0", text, 0.5) for i, text in enumerate("ab")], ORIGIN)
+    report = build_preferences(run)
+    assert (report.pairs, report.no_spread) == (0, 1)
+    assert rows_of(run) == []
+
+
+def test_a_run_without_samples_is_refused(tmp_path):
+    run = Run.create(tmp_path / "empty")
+    with pytest.raises(RunError, match="run `leret sample"):
+        build_preferences(run)
+    Store(run.store).close()
+    with pytest.raises(RunError, match="no question that is sampled to its end"):
+        build_preferences(run)
+    assert not (run.preferences / "train.parquet").exists()
+
+
+def test_best_targets_are_of_the_highest_level_of_states_with_spread(run):
+    with Store(run.store, read_only=True) as store:
+        targets = sft_targets(store)
+        assert [(t["completion"], t["reward"], t["state_id"]) for t in targets] == [
+            ("c", 1.0, "q1-0"),
+            ("y", 0.75, "q1-1"),
+        ]
+        assert targets[0]["prompt"] == [{"role": "user", "content": "ask q1-0"}]
+        assert len(sft_targets(store, require_spread=False)) == 3
+        assert sft_targets(store, policy_digest="Q") == []
+
+
+def test_targets_are_of_finished_questions_alone(run):
+    with Store(run.store) as store:
+        store.put_visit(PathStep("q1", 0, "P", "q1-0", None, "q1-0-0", "next"))
+        store.put_visit(PathStep("q1", 1, "P", "q1-1", "q1-0-0", "q1-1-0", "next"))
+    with Store(run.store, read_only=True) as store:
+        assert {target["question_id"] for target in sft_targets(store, require_spread=False)} == {"q2"}
+
+
+def test_random_targets_come_from_any_level_as_often_as_sampled(run):
+    with Store(run.store, read_only=True) as store:
+        drawn = [sft_targets(store, "random", seed=seed)[0]["completion"] for seed in range(200)]
+        assert drawn == [sft_targets(store, "random", seed=seed)[0]["completion"] for seed in range(200)]
+    # four scored samples at the first state: a, b, a, c
+    assert {text: round(drawn.count(text) / 50) for text in "abc"} == {"a": 2, "b": 1, "c": 1}
+
+
+def test_several_targets_of_a_state_are_different_completions(run):
+    with Store(run.store, read_only=True) as store:
+        targets = sft_targets(store, "random", max_targets=5)
+    assert sorted(t["completion"] for t in targets if t["state_id"] == "q1-0") == ["a", "b", "c"]

@@ -1,0 +1,105 @@
+"""An algorithm is a file and a line; what all have: a recipe's keys reach the trainer."""
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from pydantic import ValidationError
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from leret.config.load import load_recipe
+from leret.config.training import TrainingRecipe
+from leret.core.errors import ConfigError, MissingDependency
+from leret.training.algorithms import ALGORITHMS, Algorithm, register, sft
+from leret.training.algorithms import base as shared
+from leret.training.algorithms.base import TrainerInputs
+from leret.training.algorithms.preference import IPORecipe
+from leret.training.algorithms.sft import SFTRecipe
+from leret.training.data import Encoded
+from leret.training.process import training_process
+from leret.training.stage import train
+
+ROOT = Path(__file__).parents[3]
+PAIRS = [Encoded([3, 40, 41, 4], ([50, 51, 5], [60, 5]))] * 16
+
+
+class ToyRecipe(TrainingRecipe):
+    algorithm: Literal["toy"] = "toy"
+    n: int = 4
+
+
+def first_targets(recipe, run):
+    return sft.read_examples(SFTRecipe(), run)[: recipe.n]
+
+
+TOY = Algorithm(ToyRecipe, first_targets, sft.make_trainer, sft.oracle_loss, lambda recipe: f"{recipe.n} of sft")
+
+
+def test_an_algorithm_is_added_by_its_file_and_a_line(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(TrainingRecipe, "kinds", dict(TrainingRecipe.kinds))
+    for name, algorithm in register(TOY).items():
+        monkeypatch.setitem(ALGORITHMS, name, algorithm)
+    (tmp_path / "toy.yaml").write_text("algorithm: toy\nn: 3\nper_device_train_batch_size: 2\n")
+    report = train(load_recipe(tmp_path / "toy.yaml", TrainingRecipe), run)
+    assert (report.path.name, report.examples, report.steps) == ("toy", 3, 2)
+    assert "trained by leret: 3 of sft." in (report.path / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("algorithm: ppo\n", "algorithm 'ppo'; available: dpo, ipo, sft"),
+        ("algorithm: sft\nbeta: 1\n", "beta: unknown key"),
+        ("algorithm: dpo\nreduction: token\n", "reduction: unknown key"),
+        ("algorithm: ipo\ninit: sft\n", "init: unknown key"),
+    ],
+)
+def test_keys_of_another_algorithm_are_refused(tmp_path, text, message):
+    (tmp_path / "r.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(tmp_path / "r.yaml", TrainingRecipe)
+
+
+def trainer_of(recipe, directory, tmp_path):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
+    with training_process(tmp_path, 1):
+        inputs = TrainerInputs(model, tokenizer, PAIRS, tmp_path, "cpu")
+        trainer = ALGORITHMS[recipe.algorithm].make_trainer(recipe, inputs)
+        trainer.create_optimizer_and_scheduler(num_training_steps=400)
+        return trainer
+
+
+@pytest.mark.parametrize(("name", "batch", "epochs"), [("leret-sft", 8, 1), ("leret-ipo", 4, 2)])
+def test_the_leret_recipes_have_the_settings_of_the_original(base, tmp_path, name, batch, epochs):
+    recipe = load_recipe(ROOT / f"training/{name}.yaml", TrainingRecipe)
+    trainer = trainer_of(recipe, base, tmp_path)
+    assert type(getattr(trainer.optimizer, "optimizer", trainer.optimizer)) is torch.optim.RMSprop
+    assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0.0}
+    assert {(group["alpha"], group["momentum"]) for group in trainer.optimizer.param_groups} == {(0.99, 0)}
+    assert trainer.args.max_grad_norm == 10
+    assert (trainer.args.train_batch_size, trainer.args.gradient_accumulation_steps) == (batch, 1)
+    assert trainer.args.num_train_epochs == epochs
+    rates = []
+    for _ in range(400):
+        rates.append(trainer.lr_scheduler.get_last_lr()[0])
+        trainer.optimizer.step()
+        trainer.lr_scheduler.step()
+    assert rates[75] == pytest.approx(0.5e-7)
+    assert rates[150:] == pytest.approx([1e-7] * 250)
+    if isinstance(recipe, IPORecipe):
+        assert (trainer.beta, recipe.reduction, recipe.init_from) == (0.05, "sequence", "leret-sft")
+
+
+@pytest.mark.parametrize(
+    "keys", [{"optim": "RMSprop"}, {"warmup_ratio": 0.1, "warmup_steps": 5}, {"name": "base"}, {"name": ".hidden"}]
+)
+def test_what_no_trainer_takes_is_refused_in_the_recipe(keys):
+    with pytest.raises(ValidationError):
+        SFTRecipe(**keys)
+
+
+def test_a_report_to_what_is_not_installed_names_the_extra(run, monkeypatch):
+    monkeypatch.setattr(shared, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependency, match=r"wandb is not installed; `pip install 'leret\[wandb\]'`"):
+        train(SFTRecipe(report_to=("wandb",)), run)

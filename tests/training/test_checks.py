@@ -1,0 +1,241 @@
+"""What would be trained wrongly in silence is refused: another loss, other messages, other tokens."""
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    BertLMHeadModel,
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+from leret.config.sampling import SamplingRecipe
+from leret.core.bundled import demo_policy
+from leret.core.errors import TrainingError
+from leret.core.runs import Run
+from leret.policies.base import Request
+from leret.policies.local.policy import LocalPolicy
+from leret.sampling.stage import sample
+from leret.sampling.store.store import Store
+from leret.training.algorithms import ALGORITHMS
+from leret.training.algorithms.base import TrainerInputs
+from leret.training.algorithms.preference import IPORecipe, PairCollator, preference_rows
+from leret.training.checks import check_loss, check_parity
+from leret.training.data import Encoded, Encoder, Example, end_token, read_preferences
+from leret.training.model import find_initial, load_for_training, stop_ids
+from leret.training.process import training_process
+from tests.tiny import tiny_policy
+
+ROOT = Path(__file__).parents[2]
+PAIRS = [Encoded([3, 40, 41, 4], ([50, 51, 5], [60, 5])), Encoded([3, 43, 4], ([54, 5], [61, 62, 63, 5]))]
+SMALL = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
+
+
+def bert():
+    torch.manual_seed(0)
+    return BertLMHeadModel(BertConfig(**SMALL, is_decoder=True))
+
+
+def model_of(arch, base):
+    if arch == "mistral":  # of a kind whose batches are padded
+        return MistralForCausalLM(MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=None))
+    return AutoModelForCausalLM.from_pretrained(tiny_policy(base.parent / arch, arch))
+
+
+def trainer_of(model, base, tmp_path, algorithm, **keys):
+    recipe = ALGORITHMS[algorithm].recipe(per_device_train_batch_size=2, **keys)
+    inputs = TrainerInputs(model, AutoTokenizer.from_pretrained(base), PAIRS, tmp_path, "cpu")
+    with training_process(tmp_path, 1):
+        return ALGORITHMS[algorithm].make_trainer(recipe, inputs), recipe, ALGORITHMS[algorithm]
+
+
+@pytest.mark.parametrize(
+    ("arch", "keys"),
+    [
+        ("llama", {"algorithm": "sft"}),
+        ("opt", {"algorithm": "dpo"}),
+        ("mistral", {"algorithm": "sft"}),
+        ("mistral", {"algorithm": "ipo"}),
+        ("llama", {"algorithm": "ipo", "reduction": "token", "sft_weight": 0.3}),
+    ],
+)
+def test_one_matrix_heads_pass_and_keep_their_weights(tmp_path, base, arch, keys):
+    model = model_of(arch, base)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trainer, recipe, algorithm = trainer_of(model, base, tmp_path / "out", **keys)
+    assert check_loss(trainer, recipe, algorithm) < 1e-5
+    assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+    assert trainer.model.training
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "ipo"])
+def test_a_head_of_more_than_one_matrix_is_refused(tmp_path, base, algorithm):
+    with pytest.raises(TrainingError, match=r"TRL computes a loss of .* for BertLMHeadModel where the model itself"):
+        check_loss(*trainer_of(bert(), base, tmp_path, algorithm))
+
+
+def test_the_loss_of_the_bert_head_is_right_at_the_first_step(tmp_path, base):
+    """Why the check moves the weights: where the policy is its own reference, every log-ratio is 0 however wrong."""
+    trainer, _, _ = trainer_of(bert(), base, tmp_path, "ipo", beta=0.05)
+    batch = trainer.data_collator([trainer.train_dataset[i] for i in range(2)])
+    with torch.no_grad():
+        assert float(trainer.compute_loss(trainer.model, batch)) == pytest.approx(100.0, abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """A run of the demo's policy on a few questions of its world, under a copy of the program."""
+    directory = tmp_path_factory.mktemp("parity")
+    shutil.copy(ROOT / "pipelines/multihop.py", directory / "multihop.py")
+    recipe = SamplingRecipe.model_validate(
+        {
+            "data": {"kind": "world", "options": {"n_train": 20, "n_dev": 5, "n_test": 5}, "limit": 6},
+            "policy": {"kind": "local", "model": "demo", "max_tokens": 12},
+            "program": {"path": f"{directory}/multihop.py:MultiHop", "hops": 2, "adapter": {"kind": "compact"}},
+            "sampling": {"prompts": 1, "samples": 6},
+        }
+    )
+    run = Run.create(directory / "run")
+    assert sample(recipe, run).pairs > 0
+    return run
+
+
+@pytest.fixture
+def run(original, tmp_path):
+    """A copy, to be changed."""
+    shutil.copytree(original.path.parent, tmp_path / "copy")
+    copy = Run(tmp_path / "copy/run")
+    section = copy.manifest()["sampling"]
+    section["program"]["path"] = f"{tmp_path}/copy/multihop.py:MultiHop"
+    copy.update(sampling=section)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def encoder(original):
+    model, tokenizer = load_for_training(find_initial(original, "base"), IPORecipe())
+    return Encoder(tokenizer, end_token(tokenizer, stop_ids(model)))
+
+
+def check(run, encoder):
+    examples = read_preferences(run.preferences)
+    check_parity(run, find_initial(run, "base"), examples, encoder, encoder.encode(examples))
+
+
+def test_the_trainer_gets_the_tokens_that_the_engine_sampled(original, encoder):
+    """Prompt and completion ids of the engine, against those of the preference rows that reach TRL's loss."""
+    with Store(original.store, read_only=True) as store:
+        groups = list(store.groups())
+    policy = LocalPolicy(demo_policy(), threads=1)
+    n = 0
+    try:
+        for group in groups:
+            request = Request(group.state.messages, tuple(range(4)), 1.0, 12)
+            first, second = asyncio.run(policy.complete(request))[:2]
+            encoded = encoder.encode([Example("q", request.messages, (first.text, second.text))])
+            row = {name: values[0] for name, values in preference_rows(encoded).items()}
+            batch = PairCollator(encoder.tokenizer.pad_token_id, sequence=False)([row])
+            prompt = list(policy._encoder.encode(request.messages).token_ids)
+            assert len(prompt) == first.n_prompt_tokens
+            for place, completion in enumerate((first, second)):
+                if completion.finish_reason != "stop":
+                    continue  # cut off: training adds the end that the sampler did not come to
+                ids = batch["input_ids"][place]
+                assert ids[batch["attention_mask"][place].bool()].tolist() == [*prompt, *completion.token_ids]
+                assert ids[batch["completion_mask"][place].bool()].tolist() == list(completion.token_ids)
+                n += 1
+    finally:
+        policy.close()
+    assert n >= 10
+
+
+def test_a_run_as_it_was_sampled_passes(original, encoder):
+    check(original, encoder)
+    assert not [event for event in original.events() if event["event"] == "messages not checked"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"context: list[str]": "passages: list[str]", "context=found": "passages=found"},
+            r"the program no longer sends what was sampled:\n(.|\n)*sampled: (.|\n)*today: ",
+        ),
+        ({"self.write_query": "self.ask"}, "has no predictor 'write_query' any more"),
+    ],
+    ids=["inputs", "predictor"],
+)
+def test_a_program_that_has_changed_is_refused(run, encoder, changes, message):
+    path = run.path.parent / "multihop.py"
+    text = path.read_text()
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    path.write_text(text)
+    with pytest.raises(TrainingError, match=message):
+        check(run, encoder)
+
+
+def test_another_adapter_is_refused(run, encoder):
+    section = run.manifest()["sampling"]
+    section["program"]["adapter"]["words_per_item"] = 2
+    run.update(sampling=section)
+    with pytest.raises(TrainingError, match="step 1: the program no longer sends what was sampled"):
+        check(run, encoder)
+
+
+def test_preferences_that_were_edited_are_refused(run, encoder):
+    path = run.preferences / "train.parquet"
+    table = pyarrow.parquet.read_table(path)
+    rows = table.to_pylist()
+    for row in rows:
+        row["prompt"][-1]["content"] += " please"
+    pyarrow.parquet.write_table(type(table).from_pylist(rows, table.schema), path)
+    with pytest.raises(
+        TrainingError, match=r"what would be trained is not what was sent(.|\n)*please(.|\n)*leret pairs"
+    ):
+        check(run, encoder)
+
+
+def test_a_sampler_that_counted_other_tokens_is_refused(run, encoder):
+    import sqlite3
+
+    with sqlite3.connect(run.store) as database:
+        database.execute("UPDATE samples SET n_prompt_tokens = n_prompt_tokens + 1")
+    with pytest.raises(TrainingError, match=r"the sampler counted \d+ tokens in the zero-shot prompt; .* makes \d+"):
+        check(run, encoder)
+
+
+def test_a_tokenizer_that_encodes_prompts_in_two_ways_is_refused(original, encoder):
+    class Twofold:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+        def __call__(self, texts, **settings):
+            return {"input_ids": [[5, *ids] for ids in self.inner(texts, **settings)["input_ids"]]}
+
+    with pytest.raises(TrainingError, match="the prompt that would be trained is not the one that is sampled, from"):
+        check(original, Encoder(Twofold(encoder.tokenizer), encoder.end))
+
+
+def test_a_program_that_cannot_be_opened_is_noted(run, encoder):
+    (run.path.parent / "multihop.py").unlink()
+    check(run, encoder)
+    events = [event for event in run.events() if event["event"] == "messages not checked"]
+    assert "multihop.py" in json.dumps(events)

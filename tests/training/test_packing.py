@@ -1,0 +1,93 @@
+import copy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, Qwen3Config, Qwen3ForCausalLM
+
+from leret.training.packing import collate, fill_rows, pack, share_prompts
+from tests.tiny import tiny_policy
+
+
+def sequences(n=6):
+    """Completions of long and of short prompts, two of each prompt and one of them twice."""
+    draw = torch.Generator().manual_seed(0)
+
+    def ids(low, high):
+        return torch.randint(6, 200, (int(torch.randint(low, high, (1,), generator=draw)),), generator=draw).tolist()
+
+    prompts = [ids(30, 40) if i % 2 else ids(3, 8) for i in range(n)]
+    found = [(prompt, ids(1, 9)) for _ in range(2) for prompt in prompts]
+    return [*found, found[0]]
+
+
+def model_of(arch, tmp_path, attention):
+    if arch == "qwen3":
+        torch.manual_seed(0)
+        config = Qwen3Config(
+            vocab_size=200, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=1, head_dim=32, max_position_embeddings=128, attn_implementation=attention,
+        )  # fmt: skip
+        return Qwen3ForCausalLM(config)
+    return AutoModelForCausalLM.from_pretrained(tiny_policy(tmp_path / arch, arch), attn_implementation=attention)
+
+
+def predicting(batch):
+    """The positions that predict a completion's token."""
+    return batch.pop("completion_mask")[:, 1:].bool()
+
+
+@pytest.mark.parametrize(("arch", "attention"), [("llama", "sdpa"), ("opt", "eager"), ("qwen3", "sdpa")])
+def test_packed_batches_have_the_hidden_states_and_gradients_of_padded_ones(tmp_path, arch, attention):
+    plain = model_of(arch, tmp_path, attention)
+    sharing = copy.deepcopy(plain)
+    assert share_prompts(sharing)
+    weight = torch.randn(64, generator=torch.Generator().manual_seed(1))
+    results = []
+    for model, packed in ((plain, False), (sharing, True)):
+        batch = collate(sequences(), 0, packed=packed)
+        mask = predicting(batch)
+        hidden = model.base_model(**batch, use_cache=False).last_hidden_state[:, :-1][mask]
+        (hidden @ weight).square().mean().backward()
+        results.append((hidden.detach(), [p.grad for p in model.base_model.parameters()]))
+    (expected, gradients), (found, ours) = results
+    assert torch.allclose(found, expected, atol=2e-5)
+    for one, other in zip(gradients, ours, strict=True):
+        assert torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(one.abs().max()) + 2e-6)
+
+
+def test_a_prepared_model_takes_plain_calls_as_before(tmp_path):
+    model = model_of("llama", tmp_path, "sdpa")
+    ids = torch.tensor([[3, 4, 5]])
+    before = model(input_ids=ids).logits
+    share_prompts(model)
+    assert torch.equal(model(input_ids=ids).logits, before)
+
+
+def test_a_model_of_another_kind_is_left_alone():
+    model = BertLMHeadModel(BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=1))
+    assert not share_prompts(model)
+
+
+def test_a_completion_sees_its_prompt_and_itself_alone():
+    packed = pack([([1, 2], [[3, 4], [5, 6, 7]]), ([8], [[9]])], rows=[[0, 1]])
+    assert packed.ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 9]]
+    assert packed.positions.tolist() == [[0, 1, 2, 3, 2, 3, 4, 0, 1]]
+    assert packed.places == [[[1, 2], [1, 4, 5]], [[7]]]
+    seen = (packed.mask[0, 0] == 0).int().tolist()
+    assert [[place for place, sees in enumerate(row) if sees] for row in seen] == [
+        [0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4], [0, 1, 4, 5], [0, 1, 4, 5, 6], [7], [7, 8]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lengths", "rows"), [([5], [[0]]), ([9, 2, 8, 7], [[0], [2], [3, 1]]), ([9, 3, 3, 3], [[0], [1, 2, 3]])]
+)
+def test_rows_are_as_long_as_the_longest_item_at_most(lengths, rows):
+    assert fill_rows(lengths) == rows
+
+
+def test_padded_batches_hold_whole_sequences():
+    batch = collate([([1, 2], [3, 4, 5]), ([7], [8])], 0, packed=False)
+    assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5], [7, 8, 0, 0, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
+    assert batch["completion_mask"].tolist() == [[0, 0, 1, 1, 1], [0, 1, 0, 0, 0]]
