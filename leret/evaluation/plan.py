@@ -23,7 +23,7 @@ from leret.evaluation.measures import all_measures
 from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
 from leret.evaluation.systems import System, available, chosen
 from leret.policies.checkpoints import find_model, model_digest
-from leret.policies.load import policy_of
+from leret.policies.load import make_policy
 from leret.sampling.plan import steps_of
 from leret.sampling.rollouts.environment import Environment, questions_digest, recipe_stamps, refuse_changes
 from leret.sampling.store.store import Store
@@ -224,10 +224,10 @@ def policies_of(base: PolicySettings) -> Policies:
     def name(system: System) -> str:
         settings = settings_of(system, base)
         if settings.kind != "local":
-            return policy_of(settings).digest
+            return make_policy(settings).digest
         return model_digest(demo_policy() if settings.model == "demo" else find_model(settings.model))
 
-    return Policies(name, lambda system: policy_of(settings_of(system, base)))
+    return Policies(name, lambda system: make_policy(settings_of(system, base)))
 
 
 def settings_of(system: System | None, base: PolicySettings) -> PolicySettings:

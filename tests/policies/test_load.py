@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings, policy_settings
 from leret.core.errors import PolicyError
 from leret.policies import load
-from leret.policies.load import POLICIES, policy_of, policy_state, probe, shared_policy
+from leret.policies.load import POLICIES, make_policy, policy_state, probe, shared_policy
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.remote import openai
 from leret.policies.remote.openai import OpenAIPolicy
@@ -23,10 +23,10 @@ from tests.policies.servers import ChatServer, Served, TgiServer, completion, se
 
 
 def test_a_policy_is_made_by_its_kind(llama_dir: Path) -> None:
-    local = policy_of(LocalPolicySettings(model=str(llama_dir)))
+    local = make_policy(LocalPolicySettings(model=str(llama_dir)))
     assert isinstance(local, LocalPolicy)
     assert local.name == "tiny-llama"
-    assert isinstance(policy_of(OpenAIPolicySettings(model="tiny", urls=("http://a/v1",))), OpenAIPolicy)
+    assert isinstance(make_policy(OpenAIPolicySettings(model="tiny", urls=("http://a/v1",))), OpenAIPolicy)
 
 
 def test_a_new_kind_is_a_settings_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ def test_a_new_kind_is_a_settings_class_and_a_line(monkeypatch: pytest.MonkeyPat
             self.settings, self.name = settings, settings.model
 
     monkeypatch.setitem(POLICIES, "toy", Toy)
-    policy = policy_of(ToySettings(temperature=0.5))
+    policy = make_policy(ToySettings(temperature=0.5))
     assert policy.name == "parrot"
     assert policy_state(policy) == {"kind": "toy", "temperature": 0.5}
     asyncio.run(probe(ToySettings()))  # it is behind no server
@@ -85,7 +85,7 @@ def test_equal_settings_share_a_policy_until_it_is_closed(llama_dir: Path) -> No
 
 def test_a_state_loads_the_policy_again_and_holds_no_key(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINY_KEY", "sk-secret")
-    served = policy_of(OpenAIPolicySettings(model="tiny", urls=("http://a/v1",), api_key_env="TINY_KEY"))
+    served = make_policy(OpenAIPolicySettings(model="tiny", urls=("http://a/v1",), api_key_env="TINY_KEY"))
     state = policy_state(served)
     assert "sk-secret" not in str(state)
     assert shared_policy(policy_settings(state)).digest == served.digest
