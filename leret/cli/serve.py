@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
 import signal
 import time
 from collections.abc import Iterator
@@ -157,11 +155,15 @@ def retriever(
         documents = "" if opened.documents is None else f", {opened.documents:,} documents"
         say(f"serving {index} ({opened.engine}{documents}) at {url}")
 
+    import asyncio  # here, since `leret --help` needs none of it
+
     asyncio.run(serve(server, host, port, ready=ready, drain_s=drain))
 
 
 def _is_loopback(host: str) -> bool:
     try:
+        import ipaddress
+
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
