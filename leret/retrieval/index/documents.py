@@ -1,4 +1,3 @@
-# ruff: noqa: D102  methods of a protocol have its text
 """The documents of a corpus as an index directory keeps them: two files, mapped into memory.
 
 ::
