@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leret.config.base import free_keys
 from leret.config.evaluation import EvalRecipe
 from leret.config.policy import PolicySettings, policy_settings
 from leret.config.sampling import SamplingRecipe
@@ -251,7 +252,8 @@ def _refuse_others(evaluation: Evaluation, data: str) -> None:
     """Refuse to mix results on other questions, or decoded otherwise, in one directory."""
     old, recipe = evaluation.summary(), evaluation.recipe
     if old:
-        keys = ("temperature", "seed") if recipe.temperature > 0 else ("temperature",)  # greedy runs need no seed
+        free = free_keys(EvalRecipe) | (set() if recipe.temperature > 0 else {"seed"})  # greedy runs need no seed
+        keys = old.keys() & EvalRecipe.model_fields.keys()
         before = {**{key: old[key] for key in keys}, "digest": {"questions": old["data"]}}
-        now = {**{key: getattr(recipe, key) for key in keys}, "digest": {"questions": data}}
-        check_resumable(evaluation.directory, before, now, otherwise=_RENAME)
+        now = {**recipe.model_dump(mode="json", include=keys), "digest": {"questions": data}}
+        check_resumable(evaluation.directory, before, now, free, _RENAME)
