@@ -1,4 +1,3 @@
-# ruff: noqa: D102  a property of a base class has its text
 """The `retriever` section: one settings class a kind, used by its engine as it is."""
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leret.config.base import free_keys
 from leret.config.evaluation import EvalRecipe
 from leret.config.policy import PolicySettings
 from leret.config.sampling import SamplingRecipe
@@ -23,7 +24,7 @@ from leret.evaluation.measures import all_measures
 from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
 from leret.evaluation.systems import System, available, chosen
 from leret.policies.checkpoints import find_model, model_digest
-from leret.policies.load import policy_of
+from leret.policies.load import make_policy
 from leret.sampling.plan import steps_of
 from leret.sampling.rollouts.environment import Environment, questions_digest, recipe_stamps, refuse_changes
 from leret.sampling.store.store import Store
@@ -225,10 +226,10 @@ def policies_of(base: PolicySettings) -> Policies:
     def name(system: System) -> str:
         settings = settings_of(system, base)
         if settings.kind != "local":
-            return policy_of(settings).digest
+            return make_policy(settings).digest
         return model_digest(demo_policy() if settings.model == "demo" else find_model(settings.model))
 
-    return Policies(name, lambda system: policy_of(settings_of(system, base)))
+    return Policies(name, lambda system: make_policy(settings_of(system, base)))
 
 
 def settings_of(system: System | None, base: PolicySettings) -> PolicySettings:
@@ -252,7 +253,8 @@ def _refuse_others(evaluation: Evaluation, data: str) -> None:
     """Refuse to mix results on other questions, or decoded otherwise, in one directory."""
     old, recipe = evaluation.summary(), evaluation.recipe
     if old:
-        keys = ("temperature", "seed") if recipe.temperature > 0 else ("temperature",)  # greedy runs need no seed
+        free = free_keys(EvalRecipe) | (set() if recipe.temperature > 0 else {"seed"})  # greedy runs need no seed
+        keys = old.keys() & EvalRecipe.model_fields.keys()
         before = {**{key: old[key] for key in keys}, "digest": {"questions": old["data"]}}
-        now = {**{key: getattr(recipe, key) for key in keys}, "digest": {"questions": data}}
-        check_resumable(evaluation.directory, before, now, otherwise=_RENAME)
+        now = {**recipe.model_dump(mode="json", include=keys), "digest": {"questions": data}}
+        check_resumable(evaluation.directory, before, now, free, _RENAME)

@@ -83,7 +83,7 @@ _shared: dict[tuple[str, str], Policy] = {}
 _shared_lock = threading.Lock()
 
 
-def policy_of(settings: PolicySettings) -> Policy:
+def make_policy(settings: PolicySettings) -> Policy:
     """The policy that a recipe's settings name.
 
     Raises:
@@ -107,7 +107,7 @@ async def probe(settings: PolicySettings) -> None:
     brief = {"timeout_s": min(settings.timeout_s, PROBE_S), "retry_for_s": PROBE_S}
 
     async def check(urls: tuple[str, ...]) -> None:
-        async with aclosing(policy_of(settings.model_copy(update={**brief, "urls": urls}))) as policy:
+        async with aclosing(make_policy(settings.model_copy(update={**brief, "urls": urls}))) as policy:
             await cast("ServedPolicy", policy).check()
 
     await asyncio.gather(*[check((url,)) for url in settings.urls])
@@ -124,7 +124,7 @@ def shared_policy(settings: PolicySettings) -> Policy:
     with _shared_lock:
         policy = _shared.get(key)
         if policy is None or getattr(policy, "closed", False):
-            policy = _shared[key] = policy_of(settings)
+            policy = _shared[key] = make_policy(settings)
         return policy
 
 

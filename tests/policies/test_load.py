@@ -17,7 +17,7 @@ from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, Polic
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import PolicyError
 from leret.policies import load
-from leret.policies.load import POLICIES, PolicyKind, policy_of, policy_state, probe, shared_policy
+from leret.policies.load import POLICIES, PolicyKind, make_policy, policy_state, probe, shared_policy
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.remote import openai
 from leret.policies.remote.openai import OpenAIPolicy
@@ -25,10 +25,10 @@ from tests.policies.servers import ChatServer, Served, TgiServer, completion, se
 
 
 def test_a_policy_is_made_by_its_kind(llama_dir: Path) -> None:
-    local = policy_of(LocalPolicySettings(model=str(llama_dir)))
+    local = make_policy(LocalPolicySettings(model=str(llama_dir)))
     assert isinstance(local, LocalPolicy)
     assert local.name == "tiny-llama"
-    assert isinstance(policy_of(OpenAIPolicySettings(model="tiny", urls=("http://a/v1",))), OpenAIPolicy)
+    assert isinstance(make_policy(OpenAIPolicySettings(model="tiny", urls=("http://a/v1",))), OpenAIPolicy)
 
 
 def test_a_new_kind_is_a_settings_class_and_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +45,7 @@ def test_a_new_kind_is_a_settings_class_and_a_line(tmp_path: Path, monkeypatch: 
     recipe.write_text(
         "data: {kind: jsonl, questions: toy.yaml, corpus: toy.yaml}\npolicy: {kind: toy, temperature: 0.5}\n"
     )
-    policy: Any = policy_of(load_recipe(recipe, SamplingRecipe).policy)
+    policy: Any = make_policy(load_recipe(recipe, SamplingRecipe).policy)
     assert policy.name == "parrot"
     assert policy_state(policy) == {"kind": "toy", "temperature": 0.5}
     asyncio.run(probe(ToySettings()))  # it is behind no server
@@ -91,7 +91,7 @@ def test_equal_settings_share_a_policy_until_it_is_closed(llama_dir: Path) -> No
 
 def test_a_state_loads_the_policy_again_and_holds_no_key(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINY_KEY", "sk-secret")
-    served = policy_of(OpenAIPolicySettings(model="tiny", urls=("http://a/v1",), api_key_env="TINY_KEY"))
+    served = make_policy(OpenAIPolicySettings(model="tiny", urls=("http://a/v1",), api_key_env="TINY_KEY"))
     state = policy_state(served)
     assert "sk-secret" not in str(state)
     assert shared_policy(PolicySettings.model_validate(state)).digest == served.digest
