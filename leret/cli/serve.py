@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
 import signal
 import time
 from collections.abc import Iterator
@@ -33,7 +31,7 @@ class _Stopped(BaseException):
 def policy(
     policy: Annotated[str, typer.Argument(metavar="POLICY", help="A policy's directory, demo, a model, or see --run.")],
     extra: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help="After --: for the engine.")] = None,
-    engine: Annotated[Literal["vllm", "sglang"], typer.Option(help="The server to start.")] = "vllm",
+    engine: Annotated[Literal["vllm", "sglang", "tgi"], typer.Option(help="The server to start.")] = "vllm",
     run: Annotated[Path | None, typer.Option(metavar="DIR", help="POLICY is base, or a policy of this run.")] = None,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
@@ -157,11 +155,15 @@ def retriever(
         documents = "" if opened.documents is None else f", {opened.documents:,} documents"
         say(f"serving {index} ({opened.engine}{documents}) at {url}")
 
+    import asyncio  # here, since `leret --help` needs none of it
+
     asyncio.run(serve(server, host, port, ready=ready, drain_s=drain))
 
 
 def _is_loopback(host: str) -> bool:
     try:
+        import ipaddress
+
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dspy
-from dspy.adapters.utils import parse_value
-from dspy.utils.exceptions import AdapterParseError
 
 from leret.config.sampling import AdapterSettings
+from leret.core.dspy_internals import AdapterParseError, PlainJSONAdapter, parse_value
 
 _SPACE = re.compile(r"\s+")
 
@@ -123,16 +122,6 @@ def _labelled(names: Sequence[str], completion: str) -> dict[str, str]:
     marks = list(label.finditer(completion))
     ends = [mark.start() for mark in marks[1:]] + [len(completion)]
     return {mark[1]: completion[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=False)}
-
-
-pass
-
-
-class PlainJSONAdapter(dspy.JSONAdapter):
-    """DSPy's, but that it sends no ``response_format``: a policy in this process and the sampler take none."""
-
-    __call__ = dspy.ChatAdapter.__call__
-    acall = dspy.ChatAdapter.acall
 
 
 def make_adapter(settings: AdapterSettings) -> dspy.Adapter:

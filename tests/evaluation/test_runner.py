@@ -31,7 +31,7 @@ def make(tmp_path):
             opened.append(Rule(rule, digest))
             return opened[-1]
 
-        setting = EvaluationSetup(replay, formatter, Titles(), max_tokens=8, **more)
+        setting = EvaluationSetup(replay, formatter, Titles(), Titles(), max_tokens=8, **more)
         policies = Policies(lambda system: digest, open_policy)
         made = Evaluator(
             run,
@@ -86,7 +86,7 @@ def test_another_policy_or_setting_is_evaluated_anew(make, change, tmp_path):
     make().evaluate(BASE)
     other = make(**{k: v for k, v in change.items() if k != "max_tokens"})
     if "max_tokens" in change:
-        other.setting = replace(other.setting, max_tokens=9)
+        other._setting = replace(other._setting, max_tokens=9)
     other.evaluate(BASE)
     assert other.opened[0].n_calls == 12
 

@@ -163,18 +163,6 @@ def test_a_program_that_sends_something_else_is_refused_with_the_difference():
     assert re.search(r"program: \.\.\.'\w+ alpha number 0 \(1\)'", told)
 
 
-def test_a_short_cut_of_the_formatter_that_goes_wrong_is_found():
-    program, replay, formatter = opened("chat")
-    whole = formatter.messages
-
-    def short_cut(name, inputs, prompt=ZERO_SHOT):
-        return tuple({**m, "content": m["content"].replace("alpha", "Alpha")} for m in whole(name, inputs, prompt))
-
-    formatter.messages = short_cut
-    with pytest.raises(ProgramError, match="from character"):
-        check(program, replay, formatter, [ZERO_SHOT], questions(1))
-
-
 def test_a_program_that_calls_less_is_refused():
     class Once(dspy.Module):
         def __init__(self, times):
@@ -207,19 +195,6 @@ def test_the_stage_refuses_before_it_asks_the_policy(tmp_path, monkeypatch):
     with pytest.raises(ProgramError, match="is not what the program sends"):
         sample(recipe, run, base_dir=tmp_path)
     assert not made[0].requests
-
-
-def test_the_check_is_cheap():
-    program, replay, formatter = opened("chat", hops=4)
-    prompts, retriever = prompts_for(formatter, program), FakeRetriever()
-    check(program, replay, formatter, prompts, questions(1), retriever)  # what is imported is imported once
-
-    def one_s():
-        began = time.process_time()
-        check(program, replay, formatter, prompts, questions(1), retriever)
-        return time.process_time() - began
-
-    assert any(one_s() < 0.5 for _ in range(10))
 
 
 def test_outputs_are_made_up_by_their_types():

@@ -144,7 +144,7 @@ def test_a_failure_is_an_outage_and_never_an_empty_ranking(reply: Reply) -> None
 def test_a_refusal_is_told_at_once(status: int) -> None:
     reply = Reply({"error": True, "message": "no such thing"}, status, {"Location": "http://example.org/"})
     with loopback(answers(reply)) as server:
-        with pytest.raises(RetrievalError, match=f"answered {status}: no such thing; correct retriever") as caught:
+        with pytest.raises(RetrievalError, match=f"answered {status}: no such thing; correct ") as caught:
             remote(server.url, retry_for_s=60).search(["a"], 3)
         assert caught.value.exit_code == 2
         assert sum(a.path == "/search" for a in server.asked) == 1

@@ -228,9 +228,12 @@ def test_a_sample_is_committed_though_nothing_comes_after_it(tmp_path, replay, f
 
         async def complete(self, request):
             if len(self.requests) == 20:
-                await asyncio.sleep(1)
-                with Store(tmp_path / "db", read_only=True) as store:
-                    self.n_committed = store.counts()["samples"]
+                for _ in range(500):
+                    await asyncio.sleep(0.01)
+                    with Store(tmp_path / "db", read_only=True) as store:
+                        self.n_committed = store.counts()["samples"]
+                    if self.n_committed >= 2 * (20 - 2):
+                        break
             return await super().complete(request)
 
     policy = Late()
