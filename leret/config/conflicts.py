@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
+from leret.config.data import QUESTIONS_ALONE
 from leret.config.evaluation import EvalRecipe
 from leret.config.sampling import SamplingRecipe
 from leret.config.training import TrainingRecipe
@@ -17,6 +18,7 @@ Clash = tuple[tuple[str, ...], str]
 def clashes(recipe: BaseModel) -> Iterator[Clash]:
     """Every impossible combination of a recipe whose single values are valid."""
     if isinstance(recipe, SamplingRecipe):
+        yield from _data(recipe)
         yield from _policy(recipe)
         yield from _sampling(recipe)
     elif isinstance(recipe, TrainingRecipe):
@@ -24,6 +26,16 @@ def clashes(recipe: BaseModel) -> Iterator[Clash]:
     elif isinstance(recipe, EvalRecipe) and recipe.samples > 1 and recipe.temperature == 0:
         runs = f"at temperature 0 the {recipe.samples} runs of a question are the same; set samples: 1"
         yield ("samples", "temperature"), runs
+
+
+def _data(recipe: SamplingRecipe) -> Iterator[Clash]:
+    data = recipe.data
+    if data.kind in QUESTIONS_ALONE and not data.corpus and recipe.retriever.needs_corpus:
+        yield (
+            ("data.corpus", "data.kind", "retriever.kind"),
+            f"missing; a file of kind {data.kind} holds questions alone, and retriever.kind {recipe.retriever.kind} "
+            "searches a corpus: name its file",
+        )
 
 
 def _policy(recipe: SamplingRecipe) -> Iterator[Clash]:

@@ -93,7 +93,7 @@ def test_what_is_no_policy_is_refused_and_nothing_written(folder: Path, flags: l
 
 def test_questions_without_documents_need_a_corpus(folder: Path) -> None:
     code, out = leret("init", *FILES[:2])
-    assert (code, "--corpus is missing" in out) == (2, True), out
+    assert (code, "--corpus data.corpus: missing" in out) == (2, True), out
 
 
 @pytest.mark.parametrize("name", ["sample.yaml", "eval.yaml"])
