@@ -31,7 +31,7 @@ class _Stopped(BaseException):
 def policy(
     policy: Annotated[str, typer.Argument(metavar="POLICY", help="A policy's directory, demo, a model, or see --run.")],
     extra: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help="After --: for the engine.")] = None,
-    engine: Annotated[Literal["vllm", "sglang"], typer.Option(help="The server to start.")] = "vllm",
+    engine: Annotated[Literal["vllm", "sglang", "tgi"], typer.Option(help="The server to start.")] = "vllm",
     run: Annotated[Path | None, typer.Option(metavar="DIR", help="POLICY is base, or a policy of this run.")] = None,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,

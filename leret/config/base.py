@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, get_args
+from functools import lru_cache
+from importlib import import_module
+from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    TypeAdapter,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from leret.core.yaml import Key
@@ -19,6 +29,43 @@ class Settings(BaseModel):
     """Unknown keys are refused, values are frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class KindSettings(Settings):
+    """A section with kinds, each a class and a line of a table.
+
+    A class whose ``kind`` has no default stands for the kinds that derive from it: it validates as their union.
+    """
+
+    table: ClassVar[str]
+    """``module:NAME`` of a mapping from kinds to entries with their class, ``settings``; looked at on first use."""
+    default_kind: ClassVar[str]
+    """Of a section that names none."""
+
+    kind: str
+
+    @classmethod
+    def kinds(cls) -> tuple[type[Self], ...]:
+        """The classes that may stand where this one does."""
+        if not cls.model_fields["kind"].is_required():
+            return (cls,)
+        module, _, name = cls.table.partition(":")
+        entries = getattr(import_module(module), name).values()
+        return tuple(entry.settings for entry in entries if issubclass(entry.settings, cls))
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_its_kind(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(values, Mapping) or not cls.model_fields["kind"].is_required():
+            return handler(values)
+        kind: Self = _union(cls.kinds()).validate_python({"kind": cls.default_kind, **values})
+        return kind
+
+
+@lru_cache
+def _union(kinds: tuple[Any, ...]) -> TypeAdapter[Any]:
+    union: Any = Annotated[Union[kinds], Field(discriminator="kind")]  # noqa: UP007  made of a tuple
+    return TypeAdapter(union)
 
 
 @dataclass(frozen=True)
@@ -40,7 +87,9 @@ class RecipePath:
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
     """Every settings class in an annotation: of a union, a list, a mapping."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if isinstance(annotation, type) and issubclass(annotation, KindSettings):
+        yield from annotation.kinds()
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     else:
         for part in get_args(annotation):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
+from leret.config.data import QUESTIONS_ALONE
 from leret.config.evaluation import EvalRecipe
 from leret.config.sampling import SamplingRecipe
 from leret.config.training import TrainingRecipe
@@ -30,7 +31,11 @@ def clashes(recipe: BaseModel) -> Iterator[Clash]:
 
 
 def _sampling(recipe: SamplingRecipe) -> Iterator[Clash]:
-    policy, settings, adapter = recipe.policy, recipe.sampling, recipe.program.adapter.kind
+    data, policy, settings, adapter = recipe.data, recipe.policy, recipe.sampling, recipe.program.adapter.kind
+    if data.kind in QUESTIONS_ALONE and not data.corpus and recipe.retriever.needs_corpus:
+        searched = f"retriever.kind {recipe.retriever.kind} searches a corpus: name its file"
+        told = f"missing; a file of kind {data.kind} holds questions alone, and {searched}"
+        yield ("data.corpus", "data.kind", "retriever.kind"), told
     if policy.kind == "local" and policy.model == "demo" and adapter != "compact":
         mend = "set program.adapter.kind: compact, or name another policy.model"
         told = f"the demo policy reads only the compact adapter's prompts, not {adapter}; {mend}"

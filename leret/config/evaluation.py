@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from leret.config.base import RecipePath, Settings
+from leret.config.base import Free, RecipePath, Settings
 
 
 class EvalRecipe(Settings):
@@ -18,24 +18,28 @@ class EvalRecipe(Settings):
         None, pattern=r"^\w[\w.-]*$", description="directory in R/eval; None: of the split (test has none) and the file"
     )
     split: Literal["dev", "test", "all"] = "test"
-    limit: PositiveInt | None = None
+    limit: Annotated[PositiveInt | None, Free()] = None
     questions: Annotated[str | None, RecipePath("question file")] = Field(
         None, description="another question file over the run's corpus"
     )
-    systems: tuple[str, ...] = Field(
+    systems: Annotated[tuple[str, ...], Free()] = Field(
         ("raw-question", "oracle-titles", "base", "bank", "policies"),
         description="`bank` = every few-shot prompt on the base, `policies` = every trained one, or single names",
     )
-    demos: dict[str, Annotated[str, RecipePath("prompt file", "name a JSON file as in R/prompts")]] = Field(
-        default_factory=dict, description="extra systems: name to a prompt file, base policy"
+    demos: Annotated[
+        dict[str, Annotated[str, RecipePath("prompt file", "name a JSON file as in R/prompts")]], Free()
+    ] = Field(default_factory=dict, description="extra systems: name to a prompt file, base policy")
+    measures: Annotated[tuple[str, ...], Free()] = ("recall", "ap")
+    baseline: Annotated[str, Free()] = Field(
+        "base", description="the system that others are compared with, beside their predecessor"
     )
-    measures: tuple[str, ...] = ("recall", "ap")
-    baseline: str = Field("base", description="the system that others are compared with, beside their predecessor")
     temperature: float = Field(0.0, ge=0)
-    samples: PositiveInt = Field(1, description="runs a question, averaged, where temperature > 0")
-    resamples: PositiveInt = Field(10_000, description="of the bootstrap")
-    confidence: float = Field(0.95, gt=0, lt=1)
-    examples: NonNegativeInt = Field(10, description="most improved and most worsened questions in the report")
+    samples: Annotated[PositiveInt, Free()] = Field(1, description="runs a question, averaged, where temperature > 0")
+    resamples: Annotated[PositiveInt, Free()] = Field(10_000, description="of the bootstrap")
+    confidence: Annotated[float, Free()] = Field(0.95, gt=0, lt=1)
+    examples: Annotated[NonNegativeInt, Free()] = Field(
+        10, description="most improved and most worsened questions in the report"
+    )
     seed: int = 0
 
     @property

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, SerializeAsAny
 
 from leret.config.base import Free, RecipePath, Settings
 from leret.config.data import DataSettings
-from leret.config.policy import AnyPolicy, LocalPolicySettings
-from leret.config.retriever import AnyRetriever, BM25Settings
+from leret.config.policy import LocalPolicySettings, PolicySettings
+from leret.config.retriever import BM25Settings, RetrieverSettings
 
 
 class AdapterSettings(Settings):
@@ -93,8 +93,8 @@ class SamplingRecipe(Settings):
     """`leret sample`: everything that later stages read from the run."""
 
     data: DataSettings
-    retriever: AnyRetriever = BM25Settings()
-    policy: AnyPolicy = LocalPolicySettings()
+    retriever: SerializeAsAny[RetrieverSettings] = BM25Settings()
+    policy: SerializeAsAny[PolicySettings] = LocalPolicySettings()
     program: ProgramSettings = ProgramSettings()
     sampling: SamplingSettings = SamplingSettings()
     pretrain: Annotated[PretrainSettings | None, Free()] = None

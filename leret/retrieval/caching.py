@@ -1,4 +1,3 @@
-# ruff: noqa: D102  methods of a protocol have its text
 """A retriever whose rankings are cached on disk, in a diskcache that runs and processes share."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# ruff: noqa: D102  methods of a protocol have its text
 """Several rankings of one query made into one, and the retriever that asks two others."""
 
 from __future__ import annotations

@@ -90,6 +90,7 @@ def test_unknown_names_are_answered_with_the_nearest(folder: Path, override: str
         ("program.adapter.kind=chat", "program.adapter.kind"),
         ("data.corpus=r.yaml", "data.corpus"),
         ("data={kind: hotpotqa}", "data.questions"),
+        ("data={kind: jsonl, questions: r.yaml}", "data.corpus"),
         ("data={kind: hotpotqa, questions: r.yaml, options: {n: 1}}", "data.options"),
         ("program.path=p.py", "program.path"),
         (
@@ -106,6 +107,10 @@ def test_impossible_combinations_are_refused(folder: Path, override: str, key: s
     else:
         (found,) = problems(folder, override)
     assert f"{key}" in found.split(": ")[0] + found.split(": ")[1]
+
+
+def test_a_server_has_documents_of_its_own(folder: Path) -> None:
+    read(folder, "data={kind: jsonl, questions: r.yaml}", "retriever={kind: pubmed}")
 
 
 def test_missing_files_are_listed_beside_other_faults(folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from leret.config.data import DataSettings
+from leret.config.data import QUESTIONS_ALONE, DataSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
 from leret.datasets.formats import READERS, detect_kind
@@ -153,3 +153,7 @@ def test_a_new_kind_is_a_reader_and_a_line_of_the_table(monkeypatch: pytest.Monk
     data = load("toy", "nowhere")
     assert [task.gold for task in data.tasks] == [("d",)]
     assert list(data.corpus) == ["d"]
+
+
+def test_the_kinds_that_need_a_corpus_are_known_to_recipes() -> None:
+    assert {kind for kind, reader in READERS.items() if not reader.brings_documents} == QUESTIONS_ALONE

@@ -16,7 +16,7 @@ from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
 from leret.core.errors import PolicyError, TrainingError
 from leret.policies.base import Request
 from leret.policies.dspy_lm import policy_lm
-from leret.policies.load import policy_of, policy_state
+from leret.policies.load import make_policy, policy_state
 from leret.policies.local.chat_template import ChatTemplate, PromptEncoder, apply_template
 from leret.policies.local.policy import LocalPolicy
 from leret.training.algorithms.preference import IPORecipe
@@ -83,7 +83,7 @@ def test_a_bare_completion_and_one_cut_off_in_its_thought_train_a_hybrid_model(m
 def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of: Any, tmp_path: Path, thinking: Any) -> None:
     base = model_of("qwen3")
     settings = LocalPolicySettings(model=str(base), enable_thinking=thinking)
-    policy = policy_of(settings)
+    policy = make_policy(settings)
     assert isinstance(policy, LocalPolicy)
     policy.close()
     assert ("<think>" in policy.tokenizer.decode(policy._encoder.encode(MESSAGES).token_ids)) is (thinking is False)
@@ -105,11 +105,11 @@ def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of: Any, t
 
 def test_enable_thinking_reaches_a_server() -> None:
     settings = OpenAIPolicySettings(model="m", urls=("http://a/v1",), enable_thinking=False)
-    policy: Any = policy_of(settings)
+    policy: Any = make_policy(settings)
     body = json.loads(policy._call(Request(MESSAGES, (1,), 1.0, 8), 1, 1).body)
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
     assert policy_lm(settings).kwargs["extra_body"] == {"chat_template_kwargs": {"enable_thinking": False}}
-    silent: Any = policy_of(settings.model_copy(update={"enable_thinking": None}))
+    silent: Any = make_policy(settings.model_copy(update={"enable_thinking": None}))
     assert "chat_template_kwargs" not in silent._call(Request(MESSAGES, (1,), 1.0, 8), 1, 1).body.decode()
 
 

@@ -103,15 +103,15 @@ def recipe_of(**sampling):
 
 
 def open_fakes(patch):
-    """Let `policy_of` make fakes; returns those that it made."""
+    """Let `make_policy` make fakes; returns those that it made."""
     made = []
 
-    def policy_of(settings):
+    def make_policy(settings):
         made.append(FakePolicy())
         made[-1].digest = f"digest of {settings.model}"
         return made[-1]
 
-    patch.setattr("leret.policies.load.policy_of", policy_of)
+    patch.setattr("leret.policies.load.make_policy", make_policy)
     return made
 
 

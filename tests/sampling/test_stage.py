@@ -90,7 +90,7 @@ def test_a_smaller_limit_closes_a_run_that_was_stopped(place, monkeypatch):
     policy = FakePolicy(fail=lambda request: len(policy.requests) > 150)
     policy.digest = "digest of fake"
     with monkeypatch.context() as patched:
-        patched.setattr("leret.policies.load.policy_of", lambda settings: policy)
+        patched.setattr("leret.policies.load.make_policy", lambda settings: policy)
         with pytest.raises(PolicyError):
             sample(recipe_of(concurrency=1, data={"limit": 30}), run, base_dir=directory)
     with Store(run.store, read_only=True) as store:
@@ -129,7 +129,7 @@ def test_a_prompt_that_does_not_fit_costs_its_samples_alone(place, monkeypatch):
                 raise PromptTooLongError("a prompt of 517 tokens does not fit")
             return await super().complete(request)
 
-    monkeypatch.setattr("leret.policies.load.policy_of", lambda settings: Narrow())
+    monkeypatch.setattr("leret.policies.load.make_policy", lambda settings: Narrow())
     report = sample(recipe_of(), run, base_dir=directory)
     assert (report.questions, report.waiting) == (30, 0)
     assert set(report.failures) == {"prompt"}
@@ -146,7 +146,7 @@ def test_prompts_of_which_most_do_not_fit_stop_the_run(place, monkeypatch):
         async def complete(self, request):
             raise PromptTooLongError("a prompt of 517 tokens does not fit")
 
-    monkeypatch.setattr("leret.policies.load.policy_of", lambda settings, cache=None: Narrow())
+    monkeypatch.setattr("leret.policies.load.make_policy", lambda settings, cache=None: Narrow())
     with pytest.raises(PolicyError, match=r"max_error_rate = 0\.1.*517 tokens.*a new run directory"):
         sample(recipe_of(prompts=1), Run.create(directory / "run"), base_dir=directory)
 
@@ -250,7 +250,7 @@ def test_an_outage_leaves_a_run_that_the_same_command_finishes(place, monkeypatc
     policy = FakePolicy(fail=flaky)
     policy.digest = "digest of fake"
     with monkeypatch.context() as patched:
-        patched.setattr("leret.policies.load.policy_of", lambda settings: policy)
+        patched.setattr("leret.policies.load.make_policy", lambda settings: policy)
         with pytest.raises(PolicyError, match="What is done is kept"):
             sample(recipe_of(), run, base_dir=directory)
     sample(recipe_of(), run, base_dir=directory)
@@ -291,7 +291,7 @@ from leret.sampling.stage import sample
 
 policy = FakePolicy(delay_s=0.01)
 policy.digest = "digest of fake"
-leret.policies.load.policy_of = lambda settings: policy
+leret.policies.load.make_policy = lambda settings: policy
 print("ready", flush=True)
 sample(recipe_of(concurrency=2), Run.create(directory / "killed"), base_dir=directory)
 """
@@ -339,7 +339,7 @@ def test_a_run_stopped_while_it_makes_its_bank_is_finished_by_the_same_command(p
     policy = Stopping()
     policy.digest = "digest of fake"
     with monkeypatch.context() as patched:
-        patched.setattr("leret.policies.load.policy_of", lambda settings: policy)
+        patched.setattr("leret.policies.load.make_policy", lambda settings: policy)
         with pytest.raises(KeyboardInterrupt):
             sample(recipe_of(), run, base_dir=directory)
     assert "bank" not in run.manifest()

@@ -1,4 +1,3 @@
-# ruff: noqa: D102  a method of a protocol has its text
 """A policy behind servers that speak OpenAI's chat completions: vLLM, SGLang, TGI, llama.cpp, OpenAI."""
 
 from __future__ import annotations

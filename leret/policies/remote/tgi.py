@@ -1,4 +1,3 @@
-# ruff: noqa: D102  a method of a protocol has its text
 """A policy behind Hugging Face's text-generation-inference, by its own route ``POST /generate`` (or ``POST /``).
 
 Requests are made and answers read by the types of the ``text-generation`` package, so that they are its protocol and

@@ -1,4 +1,3 @@
-# ruff: noqa: D102  a method of a protocol has its text
 """A policy at Together AI, through its official SDK."""
 
 from __future__ import annotations

@@ -46,6 +46,8 @@ class ServerKind:
         cpu_environment: likewise, without a GPU.
         adapter_name: the ``model`` of requests for an adapter.
         key_variable: where the server itself looks for the key that clients must send; None where it looks nowhere.
+        takes_adapters: serves an adapter on its base; it is merged into the base otherwise.
+        lists_names: /v1/models shows the name that requests use.
     """
 
     name: str
@@ -56,6 +58,8 @@ class ServerKind:
     cpu_environment: Mapping[str, str] = field(default_factory=dict)
     adapter_name: str = "{name}"
     key_variable: str | None = None
+    takes_adapters: bool = True
+    lists_names: bool = True
 
     @property
     def variable(self) -> str:
@@ -99,6 +103,11 @@ def _sglang(executable: str, served: ServedModel, at: Listening, gpu: bool) -> l
     return command if gpu else [*command, "--device", "cpu"]
 
 
+def _tgi(executable: str, served: ServedModel, at: Listening, gpu: bool) -> list[str]:
+    # Without the last option a request for more than two samples is refused.
+    return ["--model-id", served.weights, "--hostname", at.host, "--port", str(at.port), "--max-best-of", "64"]
+
+
 SERVERS = {
     "vllm": ServerKind(
         "vllm",
@@ -115,6 +124,15 @@ SERVERS = {
         "`pip install sglang` in an environment of its own",
         _sglang,
         adapter_name="{name}-base:{name}",
+    ),
+    "tgi": ServerKind(
+        "tgi",
+        "text-generation-launcher",
+        "it comes as a container: ghcr.io/huggingface/text-generation-inference",
+        _tgi,
+        key_variable="API_KEY",
+        takes_adapters=False,
+        lists_names=False,  # but a path
     ),
 }
 

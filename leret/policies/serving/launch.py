@@ -67,7 +67,7 @@ def plan(
     dry: bool = False,
     environment: Mapping[str, str] = os.environ,
 ) -> ServerPlan:
-    """Work out the command of a server: vllm or sglang.
+    """Work out the command of a server.
 
     Args:
         served: the policy.
@@ -98,7 +98,7 @@ def plan(
         if not dry:
             raise
         program = executable or environment.get(kind.variable) or kind.executable
-    if served.adapter is not None and merge:
+    if served.adapter is not None and (merge or not kind.takes_adapters):
         served = ServedModel(served.name, str(merged_directory(served.adapter))) if dry else merge_adapter(served)
     command = without_repeats(kind.arguments(program, served, at, gpu), extra)
     local = {"HF_HUB_OFFLINE": "1"} if Path(served.weights).is_absolute() else {}
@@ -137,7 +137,9 @@ def started(
     try:
         server.start()
         tell(f"log: {server.log}")
-        wait_until_ready(server, plan.at.url, plan.model, key=key, timeout_s=timeout_s, tell=tell)
+        wait_until_ready(
+            server, plan.at.url, plan.model, listed=plan.kind.lists_names, key=key, timeout_s=timeout_s, tell=tell
+        )
         tell(f"ready after {time.monotonic() - began:.1f} s")
         yield server
     finally:

@@ -131,9 +131,18 @@ def _alive(group: int) -> bool:
 
 
 def wait_until_ready(
-    server: ServerProcess, url: str, model: str, *, key: str | None, timeout_s: float, tell: Callable[[str], None]
+    server: ServerProcess,
+    url: str,
+    model: str,
+    *,
+    listed: bool,
+    key: str | None,
+    timeout_s: float,
+    tell: Callable[[str], None],
 ) -> None:
     """Return once the server has answered one real chat completion.
+
+    ``listed`` says that it lists the model by the name that requests use.
 
     Raises:
         PolicyError: the process ended, the deadline passed, another server answers, or ours refused the completion.
@@ -141,7 +150,8 @@ def wait_until_ready(
     began = time.monotonic()
     _wait_for_health(server, url, timeout_s, tell)
     tell(f"healthy after {time.monotonic() - began:.0f} s; one completion to warm it")
-    _check_model(url, model, key)
+    if listed:
+        _check_model(url, model, key)
     _warm(server, url, model, key, began + timeout_s, timeout_s)
 
 

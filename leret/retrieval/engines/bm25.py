@@ -1,4 +1,3 @@
-# ruff: noqa: D102  methods of a protocol have its text
 """BM25 over an index that bm25s makes, mapped into memory.
 
 ::

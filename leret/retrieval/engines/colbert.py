@@ -1,4 +1,3 @@
-# ruff: noqa: D102  methods of a protocol have its text
 """Late interaction: a vector for every token, in colbert-ai's compressed PLAID index."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# ruff: noqa: D102  methods of a protocol have its text
 """Finds documents by the similarity of embeddings: one vector a query, one a document."""
 
 from __future__ import annotations

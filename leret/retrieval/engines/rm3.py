@@ -1,4 +1,3 @@
-# ruff: noqa: D102  methods of a protocol have its text
 """RM3: the words of the first documents, added to the query; pseudo-relevance feedback over BM25, without an LM.
 
 1. Search the query with BM25; take the first ``fb_docs`` as feedback documents.

@@ -1,4 +1,3 @@
-# ruff: noqa: D102  methods of a protocol have its text
 """BM25 over a tantivy index: built and searched from the disk, for corpora too large for bm25s's build.
 
 The terms are those of `engines.analysis`, joined by spaces, so that tantivy only splits at spaces. A query becomes

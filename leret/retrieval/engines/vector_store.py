@@ -1,4 +1,3 @@
-# ruff: noqa: D102  methods of a protocol have its text
 """Where vectors are kept and searched: faiss flat (exact), faiss HNSW, or Chroma's embedded client.
 
 A store is written from parts, and opened from its directory; a search gives rows and inner products.

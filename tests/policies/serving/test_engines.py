@@ -24,6 +24,7 @@ def planned(served: ServedModel, engine: str, device: str, monkeypatch: pytest.M
 
 VLLM = "vllm serve {} --host 127.0.0.1 --port 8123 --generation-config vllm --disable-uvicorn-access-log"
 SGLANG = "sglang serve --model-path {} --host 127.0.0.1 --port 8123 --sampling-defaults openai --log-level-http warning"
+TGI = "text-generation-launcher --model-id {} --hostname 127.0.0.1 --port 8123 --max-best-of 64"
 LORA = "/runs/r/policies/ipo"
 
 
@@ -59,6 +60,8 @@ LORA = "/runs/r/policies/ipo"
             + f" --tokenizer-path {LORA} --device cpu",
             "ipo-1a2b3c4d-base:ipo-1a2b3c4d",
         ),
+        ("tgi", FULL, "gpu", TGI.format("/models/ipo"), "ipo-1a2b3c4d"),
+        ("tgi", ADAPTER, "cpu", TGI.format("/runs/r/policies/.ipo-merged"), "ipo-1a2b3c4d"),
     ],
 )
 def test_the_command_line(

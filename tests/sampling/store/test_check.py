@@ -24,7 +24,7 @@ def original(tmp_path_factory):
     write_data(directory)
     run = Run.create(directory / "run")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("leret.policies.load.policy_of", lambda settings: FakePolicy(junk=0.1))
+        patch.setattr("leret.policies.load.make_policy", lambda settings: FakePolicy(junk=0.1))
         sample(recipe_of(), run, base_dir=directory)
     return run
 
