@@ -107,25 +107,25 @@ def recipe_of(**sampling):
 
 
 def open_fakes(patch):
-    """Let `policy_of` make fakes of local policies; returns those that it made."""
-    made, served_policy_of = [], load.policy_of
+    """Let `make_policy` make fakes of local policies; returns those that it made."""
+    made, served_policy = [], load.make_policy
 
-    def policy_of(settings):
+    def make_policy(settings):
         if settings.kind != "local":
-            return served_policy_of(settings)
+            return served_policy(settings)
         made.append(FakePolicy())
         made[-1].digest = f"{settings.model}-policy"
         return made[-1]
 
-    patch.setattr("leret.policies.load.policy_of", policy_of)
+    patch.setattr("leret.policies.load.make_policy", make_policy)
     return made
 
 
 @contextmanager
 def policy_is(policy):
-    """Let `policy_of` open this one."""
+    """Let `make_policy` open this one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("leret.policies.load.policy_of", lambda settings: policy)
+        patch.setattr("leret.policies.load.make_policy", lambda settings: policy)
         yield
 
 
