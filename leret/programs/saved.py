@@ -20,8 +20,8 @@ from pydantic import BaseModel
 
 from leret.config.base import with_paths
 from leret.config.data import DataSettings
-from leret.config.policy import PolicySettings, policy_settings
-from leret.config.retriever import RetrieverSettings, retriever_settings
+from leret.config.policy import PolicySettings
+from leret.config.retriever import RetrieverSettings
 from leret.config.sampling import AdapterSettings
 from leret.core.errors import ProgramError
 from leret.core.files import write_atomically
@@ -123,7 +123,7 @@ def load(directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Ret
 
         return _with_paths(settings, found)
 
-    settings, entry = located(retriever_settings(saved["retriever"])), saved["program"]
+    settings, entry = located(RetrieverSettings.model_validate(saved["retriever"])), saved["program"]
     program = load_program(
         directory / entry["file"], entry["class"], entry["arguments"], k=settings.k, exclude_seen=settings.exclude_seen
     )
@@ -131,7 +131,7 @@ def load(directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Ret
     if lm is None:
         from leret.policies.dspy_lm import policy_lm
 
-        lm = policy_lm(located(policy_settings(saved["policy"])), temperature=0.0)
+        lm = policy_lm(located(PolicySettings.model_validate(saved["policy"])), temperature=0.0)
     program.set_lm(lm)
     if retriever is None:
         data = located(DataSettings(**saved["data"]))
