@@ -10,7 +10,7 @@ from typing import Any
 
 from leret.config.base import free_keys
 from leret.config.evaluation import EvalRecipe
-from leret.config.policy import PolicySettings, policy_settings
+from leret.config.policy import PolicySettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.bundled import demo_policy
 from leret.core.errors import ConfigError, DataError
@@ -129,7 +129,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     shared = [name for name in names if name == recipe.evaluation_name or (directory / name / "summary.json").is_file()]
     if shared:
         raise ConfigError(f"evaluation: {shared[0]!r} is a system and an evaluation of this run; {_RENAME}")
-    policies = policies_of(policy_settings(sampling["policy"]))
+    policies = policies_of(PolicySettings.model_validate(sampling["policy"]))
     key = stage_key(
         recipe,
         sampling,
@@ -198,6 +198,7 @@ def open_evaluator(
         environment.replay,
         environment.formatter,
         retriever,
+        environment.engine,
         max_tokens=policy.max_tokens,
         temperature=recipe.temperature,
         top_p=policy.top_p,

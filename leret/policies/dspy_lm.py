@@ -15,7 +15,7 @@ from typing import Any
 
 import dspy
 
-from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings, policy_settings
+from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings
 from leret.core.aio import submit
 from leret.core.dspy_internals import lm15, messages_of, text_response
 from leret.core.errors import LeretError, PolicyError
@@ -166,7 +166,7 @@ class PolicyEngine:
     @classmethod
     def load_state(cls, state: dict[str, Any]) -> PolicyEngine:
         """Load the policy that ``dump_state`` named."""
-        return cls(shared_policy(policy_settings(state)))
+        return cls(shared_policy(PolicySettings.model_validate(state)))
 
     def _submit(self, request: Request) -> Future[list[Completion]]:
         own = getattr(self.policy, "submit", None)  # a policy of this process has a thread of its own

@@ -19,8 +19,8 @@ from pydantic import BaseModel
 
 from leret.config.base import RecipePath, with_paths
 from leret.config.data import DataSettings
-from leret.config.policy import PolicySettings, policy_settings
-from leret.config.retriever import RetrieverSettings, retriever_settings
+from leret.config.policy import PolicySettings
+from leret.config.retriever import RetrieverSettings
 from leret.config.sampling import AdapterSettings
 from leret.core.errors import ProgramError
 from leret.core.files import write_atomically
@@ -119,7 +119,7 @@ def load(directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Ret
     """
     directory = Path(directory)
     saved = _read(directory)
-    settings = _located(retriever_settings(saved["retriever"]), directory)
+    settings = _located(RetrieverSettings.model_validate(saved["retriever"]), directory)
     entry = saved["program"]
     program = load_program(
         directory / entry["file"], entry["class"], entry["arguments"], k=settings.k, exclude_seen=settings.exclude_seen
@@ -128,7 +128,7 @@ def load(directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Ret
     if lm is None:
         from leret.policies.dspy_lm import policy_lm
 
-        lm = policy_lm(_located(policy_settings(saved["policy"]), directory), temperature=0.0)
+        lm = policy_lm(_located(PolicySettings.model_validate(saved["policy"]), directory), temperature=0.0)
     program.set_lm(lm)
     if retriever is None:
         data = _located(DataSettings(**saved["data"]), directory)

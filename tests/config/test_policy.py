@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from leret.config.policy import LocalPolicySettings, policy_settings
+from leret.config.policy import LocalPolicySettings, PolicySettings
 
 
 @pytest.mark.parametrize(
@@ -24,14 +24,14 @@ from leret.config.policy import LocalPolicySettings, policy_settings
 )
 def test_settings_that_do_not_fit_their_kind_are_refused(given: dict[str, Any], place: str) -> None:
     with pytest.raises(ValidationError, match=place):
-        policy_settings(given)
+        PolicySettings.model_validate(given)
 
 
 def test_settings_have_defaults_of_their_kind() -> None:
-    assert policy_settings({}) == LocalPolicySettings(model="demo")
-    together: Any = policy_settings({"kind": "together", "model": "m"})
+    assert PolicySettings.model_validate({}) == LocalPolicySettings(model="demo")
+    together: Any = PolicySettings.model_validate({"kind": "together", "model": "m"})
     assert (together.urls, together.api_key_env) == (("https://api.together.ai/v1",), "TOGETHER_API_KEY")
-    tgi: Any = policy_settings({"kind": "tgi", "model": "m", "urls": ["http://a"]})
+    tgi: Any = PolicySettings.model_validate({"kind": "tgi", "model": "m", "urls": ["http://a"]})
     assert tgi.tokenizer == "m"
     local = tgi.model_copy(update={"temperature": 0.5, "enable_thinking": False}).in_process("mine")
     assert local == LocalPolicySettings(model="mine", temperature=0.5, enable_thinking=False)

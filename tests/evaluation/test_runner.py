@@ -31,7 +31,7 @@ def make(tmp_path):
             opened.append(Rule(rule, digest))
             return opened[-1]
 
-        setting = EvaluationSetup(replay, formatter, Titles(), max_tokens=8, **more)
+        setting = EvaluationSetup(replay, formatter, Titles(), Titles(), max_tokens=8, **more)
         policies = Policies(lambda system: digest, open_policy)
         made = Evaluator(
             run,

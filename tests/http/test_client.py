@@ -206,7 +206,7 @@ def test_a_bomb_is_not_inflated_beyond_the_bound(status: int, monkeypatch: pytes
 def test_a_server_that_is_not_there_is_away_and_not_late() -> None:
     async def main(url: str) -> None:
         client = Client([url], setting="policy", retry_for_s=0)
-        with pytest.raises(RetryableError, match="/x cannot be reached .*gave up after 1 attempt;") as caught:
+        with pytest.raises(RetryableError, match=r"/x cannot be reached .*gave up after 1 attempt;") as caught:
             await asked(client)
         assert caught.value.kind == "connection"
         await client.aclose()

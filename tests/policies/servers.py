@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from leret.config.policy import policy_settings
+from leret.config.policy import PolicySettings
 from leret.policies.load import make_policy
 from tests.http.servers import Served, serving
 from tests.policies.conftest import ask
@@ -22,7 +22,7 @@ def run(servers: list[Served], work: Callable[[Any], Awaitable[Any]], **settings
     async def main() -> Any:
         async with serving(*servers, under="" if settings.get("kind") == "tgi" else "/v1") as urls:
             given = {"kind": "openai", "model": "tiny", "urls": urls, "retry_for_s": 0, **settings}
-            policy = make_policy(policy_settings(given))
+            policy = make_policy(PolicySettings.model_validate(given))
             try:
                 return await work(policy)
             finally:

@@ -11,10 +11,12 @@ from typing import Any, Literal
 import pytest
 from aiohttp import web
 
-from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings, policy_settings
+from leret.config.load import load_recipe
+from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings
+from leret.config.sampling import SamplingRecipe
 from leret.core.errors import PolicyError
 from leret.policies import load
-from leret.policies.load import POLICIES, make_policy, policy_state, probe, shared_policy
+from leret.policies.load import POLICIES, PolicyKind, make_policy, policy_state, probe, shared_policy
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.remote import openai
 from leret.policies.remote.openai import OpenAIPolicy
@@ -28,7 +30,7 @@ def test_a_policy_is_made_by_its_kind(llama_dir: Path) -> None:
     assert isinstance(make_policy(OpenAIPolicySettings(model="tiny", urls=("http://a/v1",))), OpenAIPolicy)
 
 
-def test_a_new_kind_is_a_settings_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_kind_is_a_settings_class_and_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class ToySettings(PolicySettings):
         kind: Literal["toy"] = "toy"
         model: str = "parrot"
@@ -37,8 +39,12 @@ def test_a_new_kind_is_a_settings_class_and_a_line(monkeypatch: pytest.MonkeyPat
         def __init__(self, settings: ToySettings) -> None:
             self.settings, self.name = settings, settings.model
 
-    monkeypatch.setitem(POLICIES, "toy", Toy)
-    policy = make_policy(ToySettings(temperature=0.5))
+    monkeypatch.setitem(POLICIES, "toy", PolicyKind(ToySettings, Toy))
+    recipe = tmp_path / "toy.yaml"
+    recipe.write_text(
+        "data: {kind: jsonl, questions: toy.yaml, corpus: toy.yaml}\npolicy: {kind: toy, temperature: 0.5}\n"
+    )
+    policy: Any = make_policy(load_recipe(recipe, SamplingRecipe).policy)
     assert policy.name == "parrot"
     assert policy_state(policy) == {"kind": "toy", "temperature": 0.5}
     asyncio.run(probe(ToySettings()))  # it is behind no server
@@ -58,7 +64,7 @@ def test_a_state_loads_the_policy_again_and_holds_no_key(llama_dir: Path, monkey
     served = make_policy(OpenAIPolicySettings(model="tiny", urls=("http://a/v1",), api_key_env="TINY_KEY"))
     state = policy_state(served)
     assert "sk-secret" not in str(state)
-    assert shared_policy(policy_settings(state)).digest == served.digest
+    assert shared_policy(PolicySettings.model_validate(state)).digest == served.digest
     local = policy_state(LocalPolicy(llama_dir, enable_thinking=False))
     assert local == {"kind": "local", "model": str(llama_dir), "enable_thinking": False}
     with pytest.raises(PolicyError, match="cannot be saved by name"):
@@ -69,7 +75,7 @@ def probed(*servers: Served, under: str = "/v1", path: str = "/v1", **settings: 
     async def main() -> None:
         async with serving(*servers, under=under) as urls:
             own = [url.removesuffix("/v1") + path for url in urls]
-            await probe(policy_settings({"kind": "openai", "model": "tiny", "urls": own, **settings}))
+            await probe(PolicySettings.model_validate({"kind": "openai", "model": "tiny", "urls": own, **settings}))
 
     asyncio.run(main())
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from leret.config.retriever import RetrieverSettings, retriever_settings
+from leret.config.retriever import RetrieverSettings
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from tests.retrieval.models import colbert_checkpoint, minilm
@@ -56,7 +56,7 @@ def settings(kind: str, folder: Path, **more: Any) -> RetrieverSettings:
         values = {"kind": "hybrid", "engines": [{"kind": "bm25"}, _dense("flat")]}
     else:
         values = _dense({"dense": "flat"}.get(kind, kind))
-    return retriever_settings({**values, **more})
+    return RetrieverSettings.model_validate({**values, **more})
 
 
 def _dense(store: str) -> dict[str, Any]:

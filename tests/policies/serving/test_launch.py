@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from leret.cli import app
-from leret.config.policy import PolicySettings, policy_settings
+from leret.config.policy import PolicySettings
 from leret.core import yaml
 from leret.core.errors import ConfigError, PolicyError
 from leret.policies.serving.engines import Listening
@@ -31,7 +31,7 @@ def flags(serve: Serve, *more: str) -> list[str]:
 
 def served(reply: str) -> PolicySettings:
     """The policy that a recipe gets from the command's last line."""
-    return policy_settings(yaml.load(reply.splitlines()[-1])["policy"])
+    return PolicySettings.model_validate(yaml.load(reply.splitlines()[-1])["policy"])
 
 
 def no_listener(port: int) -> bool:
