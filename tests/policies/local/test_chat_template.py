@@ -23,6 +23,7 @@ from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.data import Encoder, end_token
 from leret.training.stage import train
+from tests.policies.conftest import ask
 from tests.tiny import tiny_policy
 from tests.training.training_runs import sampled_run
 
@@ -136,3 +137,18 @@ def test_a_policy_without_a_system_role_is_sampled_and_trained(model_of: Any, tm
         policy.close()
     run = sampled_run(tmp_path / "run", base, system="write a query")
     assert train(IPORecipe(per_device_train_batch_size=8), run).examples == 48
+
+
+def test_messages_that_the_template_refuses_are_named_by_their_roles(llama_dir: Path) -> None:
+    strict = LocalPolicy(llama_dir, threads=1)
+    strict.tokenizer.chat_template = "{{ raise_exception('no system role') }}"
+    with pytest.raises(PolicyError, match=r"roles user \(no system role\)"):
+        strict.complete_many([ask("the city")])
+
+
+def test_demonstrations_are_told_to_the_engine_as_a_shared_beginning(policy: LocalPolicy) -> None:
+    demo = ({"role": "user", "content": "the city"}, {"role": "assistant", "content": "london"})
+    first = policy._encoder.encode((*demo, {"role": "user", "content": "who wrote the book"}))
+    # <|user|> the city <|assistant|> london <|end|>, and the next turn's <|user|> is not part of it.
+    assert first.n_shared == 6
+    assert policy._encoder.encode(demo[:1]).n_shared == 0
