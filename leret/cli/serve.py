@@ -130,14 +130,9 @@ def retriever(
         )
     opened = open_retriever(index)
     settings = ServerSettings(
-        token=token,
-        host=host,
-        max_waiting=max_waiting,
-        max_batch=max_batch,
-        max_k=max_k,
-        max_documents=max_documents,
+        token=token, host=host, max_waiting=max_waiting, max_batch=max_batch, max_k=max_k, max_documents=max_documents,
         max_body=int(max_body_mb * (1 << 20)),
-    )
+    )  # fmt: skip
     server = RetrieverServer(
         opened.retriever, settings, engine=opened.engine, corpus=opened.corpus, documents=opened.documents
     )
