@@ -184,11 +184,6 @@ class Outcome:
         """Of the ranking, best first."""
         return tuple([passage.doc_id for passage in self.ranking])
 
-    @property
-    def solved(self) -> bool:
-        """Whether nothing is left to find; see `Task.is_solved_by`."""
-        return self.task.is_solved_by(self.doc_ids)
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:
