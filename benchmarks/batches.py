@@ -26,7 +26,7 @@ from pathlib import Path
 from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
 from leret.policies.base import Request
-from leret.policies.load import policy_of
+from leret.policies.load import make_policy
 from leret.policies.local.decoder import Generated, Job
 from leret.policies.local.policy import LocalPolicy
 from leret.programs.prompts import Prompt
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the recipe")
     arguments = parser.parse_args()
     recipe = load_recipe(arguments.recipe, SamplingRecipe, arguments.set, optional=("policy.model",))
-    policy = policy_of(recipe.policy.in_process(arguments.model or recipe.policy.model))
+    policy = make_policy(recipe.policy.in_process(arguments.model or recipe.policy.model))
     assert isinstance(policy, LocalPolicy)
     jobs = jobs_of(recipe, policy, arguments)
     first: list[Generated] = []

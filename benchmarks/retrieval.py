@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from leret.config.data import DataSettings
-from leret.config.retriever import RetrieverSettings, retriever_settings
+from leret.config.retriever import RetrieverSettings
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load
@@ -64,7 +64,7 @@ def settings(engine: str, model: str, checkpoint: Path | None) -> RetrieverSetti
         "colbert": {"kind": "colbert", "checkpoint": str(checkpoint)},
         "hybrid": {"kind": "hybrid", "engines": [{"kind": "bm25"}, dense]},
     }[engine]
-    return retriever_settings(values)
+    return RetrieverSettings.model_validate(values)
 
 
 def cpu_s(work: Callable[[], object], runs: int = 3) -> float:
@@ -226,7 +226,7 @@ def main() -> None:
         index = arguments.index or Path(scratch) / "index"
         if arguments.engine == "colbert" and arguments.checkpoint is None:
             sys.path.append(str(ROOT))
-            from tests.retrieval.models import colbert_checkpoint
+            from tests.retrieval.small import colbert_checkpoint
 
             checkpoint = index.with_name(f"{index.name}-checkpoint")  # beside the index, which names it
             if not checkpoint.exists():

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
-
-__all__ = ["WORDS", "tiny_policy"]
 
 SPECIALS = ("<|pad|>", "<|unk|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 
@@ -35,16 +32,7 @@ TEMPLATE = (
 
 
 def tiny_policy(directory: Path, arch: str = "llama", seed: int = 0) -> Path:
-    """Write a tiny random policy.
-
-    Args:
-        directory: made where it is missing.
-        arch: ``llama`` (rotary positions, head_dim 32, untied) or ``opt`` (learned positions, norm after the block).
-        seed: of the weights; their scale makes the next-token distributions far from uniform.
-
-    Returns:
-        ``directory``, ready for ``AutoModelForCausalLM.from_pretrained``.
-    """
+    """A tiny random policy: ``llama`` (rotary positions, untied) or ``opt`` (learned ones, norm after the block)."""
     import torch
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -101,20 +89,11 @@ def _model(arch: str, tokenizer: Any) -> Any:
         model: Any = LlamaForCausalLM(
             LlamaConfig(**shared, intermediate_size=128, head_dim=32, num_key_value_heads=2, initializer_range=0.2)
         )
-    elif arch == "opt":
+    else:
         model = OPTForCausalLM(
             OPTConfig(**shared, ffn_dim=128, word_embed_proj_dim=64, do_layer_norm_before=False, init_std=0.2)
         )
-    else:
-        raise ValueError(f"arch is {arch!r}; it is llama or opt")
     model.generation_config.pad_token_id = ids["pad"]
     model.generation_config.eos_token_id = [ids["end"]]
     model.generation_config.suppress_tokens = [ids[name] for name in ("pad", "unk", "system", "user", "assistant")]
     return model
-
-
-if __name__ == "__main__":
-    import sys
-
-    path = tiny_policy(Path(sys.argv[1]))
-    print(json.dumps({"policy": str(path), "words": len(WORDS)}))

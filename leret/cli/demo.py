@@ -19,6 +19,7 @@ from leret.cli.console import (
     SkipInvalid,
     done,
     facts,
+    known_names,
     say,
     shown,
     warn_of_demo,
@@ -60,7 +61,7 @@ def pretrain(
     from leret.demo.pretrain.stage import pretrain as stage
 
     given = (overrides or []) + ["data.skip_invalid=true"] * skip_invalid
-    settings = load_recipe(recipe, SamplingRecipe, given, optional=("policy.model",))
+    settings = load_recipe(recipe, SamplingRecipe, given, optional=("policy.model",), check=known_names)
     with shown() as progress:
         path = stage(settings, out, progress=progress)
     done(f"a policy in {path}")
@@ -96,7 +97,6 @@ def write_starter(
     from leret.core.errors import ConfigError
     from leret.datasets.formats import detect_kind
     from leret.datasets.inspect import inspect
-    from leret.datasets.load import has_corpus
 
     paths = out / "sample.yaml", out / "eval.yaml"
     for path in filter(Path.exists, paths):
@@ -111,8 +111,6 @@ def write_starter(
         {"data.corpus": "--corpus", "policy.model": "--policy", "policy.urls": "--policy"},
         optional=() if policy else ("policy.model",),
     )
-    if not has_corpus(recipe.data):
-        raise ConfigError(f"--corpus is missing: {questions} holds questions of kind {data['kind']} and no documents")
     report = inspect(recipe.data)
     values: dict[str, Any] = {**data, **lm, "report": report, "served": served, "pretrained": policy is None}
     values["held_out"] = _held_out(report, questions)

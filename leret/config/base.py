@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, get_args
+from functools import lru_cache
+from importlib import import_module
+from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    TypeAdapter,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from leret.core.yaml import Key
@@ -21,6 +31,43 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
+class KindSettings(Settings):
+    """A section with kinds, each a class and a line of a table.
+
+    A class whose ``kind`` has no default stands for the kinds that derive from it: it validates as their union.
+    """
+
+    table: ClassVar[str]
+    """``module:NAME`` of a mapping from kinds to entries with their class, ``settings``; looked at on first use."""
+    default_kind: ClassVar[str]
+    """Of a section that names none."""
+
+    kind: str
+
+    @classmethod
+    def kinds(cls) -> tuple[type[Self], ...]:
+        """The classes that may stand where this one does."""
+        if not cls.model_fields["kind"].is_required():
+            return (cls,)
+        module, _, name = cls.table.partition(":")
+        entries = getattr(import_module(module), name).values()
+        return tuple(entry.settings for entry in entries if issubclass(entry.settings, cls))
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_its_kind(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(values, Mapping) or not cls.model_fields["kind"].is_required():
+            return handler(values)
+        kind: Self = _union(cls.kinds()).validate_python({"kind": cls.default_kind, **values})
+        return kind
+
+
+@lru_cache
+def _union(kinds: tuple[Any, ...]) -> TypeAdapter[Any]:
+    union: Any = Annotated[Union[kinds], Field(discriminator="kind")]  # noqa: UP007  made of a tuple
+    return TypeAdapter(union)
+
+
 @dataclass(frozen=True)
 class Free:
     """Marks a key, or a section, that may change when a run goes on: it decides no sample. ``Annotated[T, Free()]``."""
@@ -28,28 +75,21 @@ class Free:
 
 @dataclass(frozen=True)
 class RecipePath:
-    """Marks a key that names a file or directory; a relative one is looked for as `leret.config.paths` says.
+    """Marks a key that names a file or directory; a relative one is looked for as `leret.config.load` says."""
 
-    Attributes:
-        what: what is expected there, in a message.
-        mend: what to do when it is missing.
-        hub: the value may also be the name of a model of the Hugging Face hub (``owner/name``).
-        names: values that are no paths (``demo``).
-        may_be_missing: it is made later.
-        member: a ``:Name`` follows the path, as in ``FILE.py:Class``.
-    """
-
-    what: str
+    what: str  # is expected there, in a message
     mend: str = "correct the path"
-    hub: bool = False
-    names: tuple[str, ...] = ()
-    may_be_missing: bool = False
-    member: bool = False
+    hub: bool = False  # the value may also be the name of a model of the Hugging Face hub (owner/name)
+    names: tuple[str, ...] = ()  # values that are no paths (demo)
+    may_be_missing: bool = False  # it is made later
+    member: bool = False  # a :Name follows the path, as in FILE.py:Class
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
     """Every settings class in an annotation: of a union, a list, a mapping."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if isinstance(annotation, type) and issubclass(annotation, KindSettings):
+        yield from annotation.kinds()
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     else:
         for part in get_args(annotation):
@@ -72,7 +112,7 @@ def free_keys(recipe: Any) -> frozenset[str]:
                 if mark_of(field, Free) is not None:
                     free.add(key)
                     continue
-                if not any(True for _ in models_in(field.annotation)):
+                if not list(models_in(field.annotation)):
                     deciding.add(key)
                 walk(field.annotation, f"{key}.")
 
@@ -81,12 +121,9 @@ def free_keys(recipe: Any) -> frozenset[str]:
 
 
 def with_paths(settings: M, change: Callable[[Key, str, RecipePath], str], key: Key = ()) -> M:
-    """A copy whose paths, wherever `RecipePath` marks one, are what ``change`` makes of them.
+    """A copy whose paths, wherever `RecipePath` marks one, are what ``change`` makes of key, path and mark.
 
-    Args:
-        settings: a recipe, or a section.
-        change: gets the key, the path (without the class that may follow it) and its mark.
-        key: of ``settings`` in the recipe.
+    ``key`` is that of ``settings`` in the recipe. A path comes without the class that may follow it.
     """
 
     def changed(value: Any, mark: RecipePath | None, key: Key) -> Any:
@@ -102,9 +139,8 @@ def with_paths(settings: M, change: Callable[[Key, str, RecipePath], str], key: 
         return value
 
     fields = type(settings).model_fields.items()
-    values = {name: (getattr(settings, name), mark_of(field, RecipePath)) for name, field in fields}
     return settings.model_copy(
-        update={name: changed(value, mark, (*key, name)) for name, (value, mark) in values.items()}
+        update={n: changed(getattr(settings, n), mark_of(field, RecipePath), (*key, n)) for n, field in fields}
     )
 
 

@@ -10,6 +10,9 @@ from leret.config.base import Free, RecipePath, Settings
 
 Split = Literal["train", "dev", "test", "all"]
 
+QUESTIONS_ALONE = frozenset({"jsonl", "hover"})
+"""Kinds whose files hold no documents, so that most engines need `data.corpus` too."""
+
 
 class DataSettings(Settings):
     """Tasks and corpus. The kinds are those of `leret.datasets.formats.READERS`."""

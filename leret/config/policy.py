@@ -6,19 +6,21 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveInt, TypeAdapter, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from leret.config.base import BaseUrls, Free, RecipePath, Settings
+from leret.config.base import BaseUrls, Free, KindSettings, RecipePath
 
 TOGETHER_URL = "https://api.together.ai/v1"
 
 Thinking = Annotated[bool | None, Field(description="of chat templates that know it; None leaves it to them")]
 
 
-class PolicySettings(Settings):
+class PolicySettings(KindSettings):
     """What the settings of all kinds share."""
 
-    kind: str
+    table = "leret.policies.load:POLICIES"
+    default_kind = "local"
+
     model: str
     temperature: float = Field(1.0, ge=0, description="of sampling; evaluation is greedy unless its recipe says so")
     top_p: float = Field(1.0, gt=0, le=1)
@@ -107,25 +109,3 @@ class TogetherPolicySettings(ServedPolicySettings):
     urls: Annotated[BaseUrls, Free()] = (TOGETHER_URL,)
     api_key_env: Annotated[str | None, Free()] = "TOGETHER_API_KEY"
     logprobs: Annotated[bool, Free()] = Field(False, description="ask for log-probabilities and token ids")
-
-
-def _with_kind(value: Any) -> Any:
-    return {"kind": "local", **value} if isinstance(value, Mapping) and "kind" not in value else value
-
-
-AnyPolicy = Annotated[
-    LocalPolicySettings | OpenAIPolicySettings | TgiPolicySettings | TogetherPolicySettings,
-    Field(discriminator="kind"),
-    BeforeValidator(_with_kind),
-]
-"""The section of a recipe; without a kind it is of kind local."""
-
-
-def policy_settings(values: Mapping[str, Any]) -> PolicySettings:
-    """The settings that `model_dump` gave, or a recipe's section.
-
-    Raises:
-        ValidationError: of pydantic.
-    """
-    settings: PolicySettings = TypeAdapter(AnyPolicy).validate_python(dict(values))
-    return settings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -14,12 +13,12 @@ from pydantic import (
     FiniteFloat,
     NonNegativeInt,
     PositiveInt,
-    TypeAdapter,
+    SerializeAsAny,
     field_validator,
     model_validator,
 )
 
-from leret.config.base import BaseUrl, BaseUrls, Free, RecipePath, Settings, mark_of
+from leret.config.base import BaseUrl, BaseUrls, Free, KindSettings, RecipePath, Settings, mark_of
 
 
 def _dated(pattern: str, form: str) -> AfterValidator:
@@ -50,10 +49,12 @@ class CacheSettings(Settings):
     max_mb: PositiveInt = Field(2048, description="of the cache; rankings unused for longest go first")
 
 
-class RetrieverSettings(Settings):
+class RetrieverSettings(KindSettings):
     """What the settings of all engines share."""
 
-    kind: str
+    table = "leret.retrieval.load:ENGINES"
+    default_kind = "bm25"
+
     k: PositiveInt = Field(3, description="passages a search")
     exclude_seen: bool = Field(False, description="a search skips what earlier searches found (off in the paper)")
     cache: Annotated[CacheSettings | None, Free()] = Field(None, description="the cache of rankings on disk")
@@ -96,6 +97,10 @@ class IndexedSettings(RetrieverSettings):
         return self.kind
 
 
+class EngineSettings(IndexedSettings):
+    """An engine with an index of its own; two of them make a hybrid."""
+
+
 class AnalyzerSettings(IndexedSettings):
     """How text becomes words."""
 
@@ -109,7 +114,7 @@ class _Weights(AnalyzerSettings):
     b: float = Field(0.75, ge=0, le=1, description="how far long documents are marked down")
 
 
-class BM25Settings(_Weights):
+class BM25Settings(_Weights, EngineSettings):
     """BM25 of bm25s, mapped into memory."""
 
     kind: Literal["bm25"] = "bm25"
@@ -133,7 +138,7 @@ class RM3Settings(_Weights):
         return BM25Settings(**{name: getattr(self, name) for name in BM25Settings.model_fields if name != "kind"})
 
 
-class TantivySettings(AnalyzerSettings):
+class TantivySettings(AnalyzerSettings, EngineSettings):
     """BM25 of tantivy (k1 1.2, b .75), built and searched from the disk."""
 
     kind: Literal["tantivy"] = "tantivy"
@@ -142,7 +147,7 @@ class TantivySettings(AnalyzerSettings):
 ModelPath = Annotated[str, RecipePath("model directory", "download the model there, or correct the path", hub=True)]
 
 
-class DenseSettings(IndexedSettings):
+class DenseSettings(EngineSettings):
     """An embedding model, and where its vectors are searched."""
 
     kind: Literal["dense"] = "dense"
@@ -162,7 +167,7 @@ class DenseSettings(IndexedSettings):
     device: Annotated[str, Free()] = "auto"
 
 
-class ColbertSettings(IndexedSettings):
+class ColbertSettings(EngineSettings):
     """A ColBERT checkpoint, and its PLAID index."""
 
     kind: Literal["colbert"] = "colbert"
@@ -192,15 +197,7 @@ class ColbertSettings(IndexedSettings):
         return self
 
 
-def _with_kind(value: Any) -> Any:
-    return {"kind": "bm25", **value} if isinstance(value, Mapping) and "kind" not in value else value
-
-
-LocalEngine = Annotated[
-    BM25Settings | TantivySettings | DenseSettings | ColbertSettings,
-    Field(discriminator="kind"),
-    BeforeValidator(_with_kind),
-]
+LocalEngine = SerializeAsAny[EngineSettings]
 Weight = Annotated[FiniteFloat, Field(ge=0)]
 
 
@@ -305,29 +302,3 @@ class ClinicalTrialsSettings(_SiteSettings):
     min_date: Date | None = Field(None, description="YYYY-MM-DD, of the study's first posting")
     max_date: Date | None = Field(None, description="as min_date")
     requests_per_s: Annotated[float, Free()] = Field(0.8, gt=0, description="the site allows about 50 a minute")
-
-
-AnyRetriever = Annotated[
-    BM25Settings
-    | TantivySettings
-    | DenseSettings
-    | ColbertSettings
-    | HybridSettings
-    | RM3Settings
-    | RemoteSettings
-    | PubMedSettings
-    | ClinicalTrialsSettings,
-    Field(discriminator="kind"),
-    BeforeValidator(_with_kind),
-]
-"""The section of a recipe; without a kind it is of kind bm25."""
-
-
-def retriever_settings(values: Mapping[str, Any]) -> RetrieverSettings:
-    """The settings that `model_dump` gave, or a recipe's section.
-
-    Raises:
-        ValidationError: of pydantic.
-    """
-    settings: RetrieverSettings = TypeAdapter(AnyRetriever).validate_python(dict(values))
-    return settings

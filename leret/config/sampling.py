@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-)
+from pydantic import AfterValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, SerializeAsAny
 
 from leret.config.base import Free, RecipePath, Settings
 from leret.config.data import DataSettings
-from leret.config.policy import AnyPolicy, LocalPolicySettings
-from leret.config.retriever import AnyRetriever, BM25Settings
+from leret.config.policy import LocalPolicySettings, PolicySettings
+from leret.config.retriever import BM25Settings, RetrieverSettings
 
 
 class AdapterSettings(Settings):
@@ -88,7 +82,7 @@ class SamplingSettings(Settings):
 class PretrainSettings(Settings):
     """How `leret pretrain` builds a small policy from gold-blind demonstrations."""
 
-    kind: Literal["scratch", "minilm"]
+    kind: Literal["scratch", "minilm"] = Field(description="scratch or minilm")
     steps: PositiveInt | None = None
     minutes: float | None = Field(None, gt=0, description="CPU-minutes, one thread; the schedule is scaled to it")
     seed: int = 0
@@ -99,8 +93,8 @@ class SamplingRecipe(Settings):
     """`leret sample`: everything that later stages read from the run."""
 
     data: DataSettings
-    retriever: AnyRetriever = BM25Settings()
-    policy: AnyPolicy = LocalPolicySettings()
+    retriever: SerializeAsAny[RetrieverSettings] = BM25Settings()
+    policy: SerializeAsAny[PolicySettings] = LocalPolicySettings()
     program: ProgramSettings = ProgramSettings()
     sampling: SamplingSettings = SamplingSettings()
     pretrain: Annotated[PretrainSettings | None, Free()] = None

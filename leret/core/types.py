@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 Json = Any
@@ -105,6 +106,8 @@ class Passage(NamedTuple):
 Ranking = tuple[Passage, ...]
 """Passages, best first, no document twice."""
 
+_score = attrgetter("score")
+
 
 def merge(rankings: Iterable[Sequence[Passage]]) -> Ranking:
     """The union of several rankings by score: a document keeps its best score; ties keep the order of arrival.
@@ -119,7 +122,7 @@ def merge(rankings: Iterable[Sequence[Passage]]) -> Ranking:
             known = best.get(passage.doc_id)
             if known is None or passage.score > known.score:
                 best[passage.doc_id] = passage
-    return tuple(sorted(best.values(), key=lambda passage: -passage.score))
+    return tuple(sorted(best.values(), key=_score, reverse=True))  # stable all the same
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,6 @@ class UsageMeter:
         self._usage = Usage()
         self._retries = 0
         self._faults: Counter[str] = Counter()
-        self._gauges: list[Callable[[], Mapping[str, float]]] = []
         self._lock = threading.Lock()
 
     def answered(self, latency_s: float) -> None:
@@ -96,17 +95,11 @@ class UsageMeter:
         with self._lock:
             self._retries += 1
 
-    def watch(self, gauges: Callable[[], Mapping[str, float]]) -> None:
-        """Read gauges (values of the moment, such as the requests in flight) at every snapshot."""
-        self._gauges.append(gauges)
-
     def snapshot(self) -> dict[str, float]:
-        """`Usage.facts` so far, with ``retries``, ``fault_KIND`` and the gauges."""
+        """`Usage.facts` so far, with ``retries`` and ``fault_KIND``."""
         with self._lock:
             facts = self._usage.facts(self._prices) | {"retries": self._retries}
             facts |= {f"fault_{kind}": n for kind, n in sorted(self._faults.items())}
-        for gauges in self._gauges:
-            facts |= gauges()
         return facts
 
 

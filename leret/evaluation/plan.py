@@ -10,7 +10,7 @@ from typing import Any
 
 from leret.config.base import free_keys
 from leret.config.evaluation import EvalRecipe
-from leret.config.policy import PolicySettings, policy_settings
+from leret.config.policy import PolicySettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.bundled import demo_policy
 from leret.core.errors import ConfigError, DataError
@@ -24,7 +24,7 @@ from leret.evaluation.measures import all_measures
 from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
 from leret.evaluation.systems import System, available, select
 from leret.policies.checkpoints import find_model, model_digest
-from leret.policies.load import policy_of
+from leret.policies.load import make_policy
 from leret.sampling.plan import steps_of
 from leret.sampling.rollouts.environment import Environment, questions_digest, recipe_stamps, refuse_changes
 from leret.sampling.store.store import Store
@@ -124,7 +124,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     shared = [name for name in names if name == recipe.evaluation_name or (directory / name / "summary.json").is_file()]
     if shared:
         raise ConfigError(f"evaluation: {shared[0]!r} is a system and an evaluation of this run; {_RENAME}")
-    policies = policies_of(policy_settings(sampling["policy"]))
+    policies = policies_of(PolicySettings.model_validate(sampling["policy"]))
     key = stage_key(
         recipe,
         sampling,
@@ -186,6 +186,7 @@ def open_evaluator(
         environment.replay,
         environment.formatter,
         retriever,
+        environment.engine,
         max_tokens=policy.max_tokens,
         temperature=recipe.temperature,
         top_p=policy.top_p,
@@ -205,10 +206,10 @@ def policies_of(base: PolicySettings) -> Policies:
     def name(system: System) -> str:
         settings = settings_of(system, base)
         if settings.kind != "local":
-            return policy_of(settings).digest
+            return make_policy(settings).digest
         return model_digest(demo_policy() if settings.model == "demo" else find_model(settings.model))
 
-    return Policies(name, lambda system: policy_of(settings_of(system, base)))
+    return Policies(name, lambda system: make_policy(settings_of(system, base)))
 
 
 def settings_of(system: System | None, base: PolicySettings) -> PolicySettings:

@@ -143,9 +143,8 @@ class Evaluator:
                 self._ask_script(retriever, raw_question, todo, lambda r: n_steps.update({r.question_id: len(r.hops)}))
                 self._ask_script(retriever, oracle_titles(self.corpus, n_steps), todo, ended)
             else:
-                self._ask_script(
-                    rm3_retriever(retriever) if system.name == RM3 else retriever, raw_question, todo, ended
-                )
+                asked = rm3_retriever(setup.engine) if system.name == RM3 else retriever
+                self._ask_script(asked, raw_question, todo, ended)
         finally:
             self.progress.finish()
 
@@ -181,12 +180,14 @@ class EvaluationSetup:
     """A program over a retriever, and how completions are asked for.
 
     Attributes:
+        engine: the retriever without its cache, whose index RM3 reads.
         samples: runs a question; 1 where ``temperature`` is 0, since all would be the same.
     """
 
     replay: Replay
     formatter: Formatter
     retriever: Retriever
+    engine: Retriever
     max_tokens: int
     temperature: float = 0.0
     top_p: float = 1.0

@@ -12,7 +12,9 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from urllib.parse import quote, urlencode
 
 from leret.http.answers import (
@@ -28,6 +30,7 @@ from leret.http.endpoints import Clock, Endpoint, EndpointPool, RateLimit, check
 
 if TYPE_CHECKING:
     import aiohttp
+    from tenacity import AsyncRetrying, RetryCallState
 
     from leret.core.usage import UsageMeter
 
@@ -165,47 +168,54 @@ class Client:
             RejectedError: refused for good.
             RetryableError: still failing at the deadline.
         """
-        mine = self._loops.get(asyncio.get_running_loop()) or self._open()
-        carry = self._carry or self._by_aiohttp
-        began = self._clock()
-        retries: _Retries | None = None
-        while True:
-            async with mine.slots:
-                endpoint = (mine.pool.take() if self._rate is None else None) or await self._turn(mine.pool)
-                sent = self._clock()
-                try:
-                    answer = await carry(call, endpoint.url, timeout_s or self._timeout_s)
-                    if not 200 <= answer.status < 300:
-                        answer.check(self._advice, self._also_retried)
-                    try:
-                        value = read(answer)
-                    except MALFORMED as error:
-                        raise answer.malformed(f"what cannot be read ({one_line(repr(error))})") from error
-                except HttpError as error:
-                    failure = self._note(error, mine.pool, endpoint, sent)
-                except BaseException:
-                    mine.pool.succeeded(endpoint)  # interrupted: nothing is known of the server
-                    raise
-                else:
-                    mine.pool.succeeded(endpoint)
-                    self._answered_at = self._clock()
-                    if self._meter is not None:
-                        self._meter.answered(self._answered_at - sent)
-                    return value
-            if retries is None:
-                # In an outage, most of a large batch waits for a slot: the outage is as old as the last answer.
-                left_s = self._retry_for_s if retry_for_s is None else retry_for_s
-                retries = _Retries(max(began, self._answered_at) + left_s)
-            wait_s = retries.wait_s(failure, mine.pool.opens_in_s(), self._clock())
-            if self._meter is not None:
-                self._meter.retried()
-            await self._sleep(wait_s)
+        mine, began = self._loops.get(asyncio.get_running_loop()) or self._open(), self._clock()
+        once = partial(self._attempt, mine, call, read, timeout_s or self._timeout_s)
+        try:
+            return await once()  # tenacity would take a third of the CPU of a request that needs no second attempt
+        except RetryableError as error:
+            first = [error]
+
+        async def attempt() -> T:
+            if first:
+                raise first.pop()
+            return await once()
+
+        # In an outage, most of a large batch waits for a slot: the outage is as old as the last answer.
+        left_s = self._retry_for_s if retry_for_s is None else retry_for_s
+        return await self._retrying(mine.pool, max(began, self._answered_at) + left_s)(attempt)
 
     async def aclose(self) -> None:
         """Close the running event loop's connections. May be called twice."""
         mine = self._loops.pop(asyncio.get_running_loop(), None)
         if mine is not None:
             await mine.session.close()
+
+    async def _attempt(self, mine: _PerLoop, call: Call, read: Callable[[Answer], T], timeout_s: float) -> T:
+        """Send a request once; HttpError where it failed."""
+        async with mine.slots:
+            endpoint = (mine.pool.take() if self._rate is None else None) or await self._turn(mine.pool)
+            sent = self._clock()
+            try:
+                answer = await (self._carry or self._by_aiohttp)(call, endpoint.url, timeout_s)
+                answer.check(self._advice, self._also_retried)
+                try:
+                    value = read(answer)
+                except MALFORMED as error:
+                    raise answer.malformed(f"what cannot be read ({one_line(repr(error))})") from error
+            except HttpError as error:
+                error.args = (self._secret.redact(self.key.redact(str(error))),)
+                mine.pool.failed(endpoint, sent, error)
+                if self._meter is not None:
+                    self._meter.fault(error.kind)
+                raise
+            except BaseException:
+                mine.pool.succeeded(endpoint)  # interrupted: nothing is known of the server
+                raise
+            mine.pool.succeeded(endpoint)
+            self._answered_at = self._clock()
+            if self._meter is not None:
+                self._meter.answered(self._answered_at - sent)
+            return value
 
     async def _turn(self, pool: EndpointPool) -> Endpoint:
         """An endpoint, as soon as the rate and the servers' Retry-After allow."""
@@ -215,19 +225,29 @@ class Client:
             await self._sleep(pool.opens_in_s())
         return endpoint
 
-    def _note(self, error: HttpError, pool: EndpointPool, endpoint: Endpoint, sent: float) -> RetryableError:
-        """Count a failed attempt; pass one that may be made again.
+    def _retrying(self, pool: EndpointPool, deadline: float) -> AsyncRetrying:
+        """Attempts until the deadline, on the client's clock, or as long as answers make sense."""
+        from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
-        Raises:
-            RejectedError: it may not.
-        """
-        error.args = (self._secret.redact(self.key.redact(str(error))),)
-        pool.failed(endpoint, sent, error)
+        backoff_s, senseless = wait_exponential(_BACKOFF_S, _LONGEST_BACKOFF_S), count(1)
+
+        def too_late(state: RetryCallState) -> bool:
+            useless = _failure(state).kind in _SENSELESS and next(senseless) >= _MAX_SENSELESS
+            return useless or self._clock() + state.upcoming_sleep > deadline
+
+        return AsyncRetrying(
+            retry=retry_if_exception_type(RetryableError),
+            wait=lambda state: max(backoff_s(state) * random.uniform(0.5, 1.5), pool.opens_in_s()),
+            stop=too_late,
+            before_sleep=self._told,
+            retry_error_callback=_give_up,
+            sleep=self._sleep,
+        )
+
+    def _told(self, state: RetryCallState) -> None:
         if self._meter is not None:
-            self._meter.fault(error.kind)
-        if isinstance(error, RetryableError):
-            return error
-        raise error
+            self._meter.retried()
+        _LOG.info("%s; attempt %d in %.3g s", _failure(state), state.attempt_number + 1, state.upcoming_sleep)
 
     async def _by_aiohttp(self, call: Call, base: str, timeout_s: float) -> Answer:
         import aiohttp
@@ -264,33 +284,17 @@ class Client:
         return mine
 
 
-class _Retries:
-    """When a request is sent again; tenacity would take a third of the CPU of one that needs no second attempt.
+def _failure(state: RetryCallState) -> RetryableError:
+    """Of the last attempt."""
+    failure = state.outcome.exception() if state.outcome else None
+    assert isinstance(failure, RetryableError)
+    return failure
 
-    Args:
-        deadline: of the last attempt, on the client's clock.
-    """
 
-    def __init__(self, deadline: float) -> None:
-        self._deadline = deadline
-        self._n = self._n_senseless = 0
-
-    def wait_s(self, failure: RetryableError, opens_in_s: float, now: float) -> float:
-        """Seconds until the next attempt.
-
-        Raises:
-            RetryableError: it would be too late, or of no use.
-        """
-        backoff_s = min(_LONGEST_BACKOFF_S, _BACKOFF_S * 2.0 ** min(self._n, 10)) * random.uniform(0.5, 1.5)
-        wait_s = max(backoff_s, opens_in_s)
-        self._n += 1
-        self._n_senseless += failure.kind in _SENSELESS
-        if self._n_senseless >= _MAX_SENSELESS or now + wait_s > self._deadline:
-            times = "1 attempt" if self._n == 1 else f"{self._n} attempts"
-            told = f"{failure}; gave up after {times}; see that the server is up, then run again"
-            raise RetryableError(told, failure.kind, failure.wait_s) from failure
-        _LOG.info("%s; attempt %d in %.3g s", failure, self._n + 1, wait_s)
-        return wait_s
+def _give_up(state: RetryCallState) -> NoReturn:
+    failure, n = _failure(state), state.attempt_number
+    told = f"{failure}; gave up after {n} attempt{'s'[: n > 1]}; see that the server is up, then run again"
+    raise RetryableError(told, failure.kind, failure.wait_s) from failure
 
 
 def _close_all(loops: Mapping[asyncio.AbstractEventLoop, _PerLoop], pid: int) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from typing import Any
 
 import dspy
 
-from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings, policy_settings
+from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings
 from leret.core.aio import submit
 from leret.core.dspy_internals import lm15, messages_of, text_response
 from leret.core.errors import LeretError, PolicyError
@@ -114,15 +114,15 @@ class PolicyLM(dspy.LM):
 class PolicyEngine:
     """DSPy's engine protocol over a policy; safe from many threads, whose requests are batched.
 
-    Without a seed, calls are counted, so that two equal calls at a temperature above 0 are two draws. A ``seed`` or a
-    ``rollout_id`` makes the draw repeatable instead.
+    Without a seed, equal calls are counted, so that two of them at a temperature above 0 are two draws, whatever other
+    threads ask meanwhile. A ``seed`` or a ``rollout_id`` makes the draw repeatable instead.
     """
 
     supported_params = frozenset({"temperature", "max_tokens", "top_p", "stop", "seed", "n"})
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._counter = itertools.count()
+        self._n_equal: Counter[str] = Counter()
         self._waiting: weakref.WeakSet[Future[list[Completion]]] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._closed = False
@@ -166,7 +166,7 @@ class PolicyEngine:
     @classmethod
     def load_state(cls, state: dict[str, Any]) -> PolicyEngine:
         """Load the policy that ``dump_state`` named."""
-        return cls(shared_policy(policy_settings(state)))
+        return cls(shared_policy(PolicySettings.model_validate(state)))
 
     def _submit(self, request: Request) -> Future[list[Completion]]:
         own = getattr(self.policy, "submit", None)  # a policy of this process has a thread of its own
@@ -189,8 +189,11 @@ class PolicyEngine:
         temperature = 1.0 if config.temperature is None else config.temperature
         settings = (temperature, config.top_p or 1.0, config.max_tokens or 64, config.stop)
         messages = messages_of(request)
-        given = seed is not None or call.rollout_id is not None
-        key = digest(messages, settings, seed, str(call.rollout_id), None if given else next(self._counter))
+        key = digest(messages, settings, seed, str(call.rollout_id))
+        if temperature and seed is None and call.rollout_id is None:
+            with self._lock:
+                self._n_equal[key] += 1
+                key = digest(key, self._n_equal[key])
         seeds = tuple(int(digest(key, index)[:16], 16) >> 1 for index in range(call.n))
         return Request(messages, seeds, temperature, settings[2], settings[1], config.stop)
 

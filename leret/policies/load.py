@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from leret.config.policy import (
@@ -62,19 +63,27 @@ def _together(settings: TogetherPolicySettings) -> Policy:
     return TogetherPolicy(settings)
 
 
-POLICIES: dict[str, Callable[[Any], Policy]] = {
-    "local": _local,
-    "openai": _openai,
-    "tgi": _tgi,
-    "together": _together,
+@dataclass(frozen=True)
+class PolicyKind:
+    """One kind of policy: the class of its section in a recipe, and what makes a policy of it."""
+
+    settings: type[PolicySettings]
+    make: Callable[[Any], Policy]
+
+
+POLICIES = {
+    "local": PolicyKind(LocalPolicySettings, _local),
+    "openai": PolicyKind(OpenAIPolicySettings, _openai),
+    "tgi": PolicyKind(TgiPolicySettings, _tgi),
+    "together": PolicyKind(TogetherPolicySettings, _together),
 }
-"""What makes a policy, by the kind of its settings."""
+"""Every kind of `policy.kind`."""
 
 _shared: dict[tuple[str, str], Policy] = {}
 _shared_lock = threading.Lock()
 
 
-def policy_of(settings: PolicySettings) -> Policy:
+def make_policy(settings: PolicySettings) -> Policy:
     """The policy that a recipe's settings name.
 
     Raises:
@@ -82,7 +91,7 @@ def policy_of(settings: PolicySettings) -> Policy:
         MissingDependency: the kind needs a package that is not installed.
         PolicyError: the model cannot be loaded.
     """
-    return POLICIES[settings.kind](settings)
+    return POLICIES[settings.kind].make(settings)
 
 
 async def probe(settings: PolicySettings) -> None:
@@ -98,7 +107,7 @@ async def probe(settings: PolicySettings) -> None:
     brief = {"timeout_s": min(settings.timeout_s, PROBE_S), "retry_for_s": PROBE_S}
 
     async def check(urls: tuple[str, ...]) -> None:
-        async with aclosing(policy_of(settings.model_copy(update={**brief, "urls": urls}))) as policy:
+        async with aclosing(make_policy(settings.model_copy(update={**brief, "urls": urls}))) as policy:
             await cast("ServedPolicy", policy).check()
 
     await asyncio.gather(*[check((url,)) for url in settings.urls])
@@ -115,12 +124,12 @@ def shared_policy(settings: PolicySettings) -> Policy:
     with _shared_lock:
         policy = _shared.get(key)
         if policy is None or getattr(policy, "closed", False):
-            policy = _shared[key] = policy_of(settings)
+            policy = _shared[key] = make_policy(settings)
         return policy
 
 
 def policy_state(policy: Policy) -> dict[str, Any]:
-    """The settings that load this policy again, for `policy_settings`; no secret is among them."""
+    """The settings that load this policy again, for `PolicySettings.model_validate`; no secret is among them."""
     settings = getattr(policy, "settings", None)
     if settings is None:
         raise PolicyError(f"a {type(policy).__name__} cannot be saved by name; save the program without its LM")

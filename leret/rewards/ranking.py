@@ -50,8 +50,11 @@ def ap(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> f
 
     Source: LeReT, section 4.2: sum over hits of (hits so far / rank), over the number of gold documents.
     """
-    ranks = _hits(doc_ids, gold, k)
-    return sum(hits / rank for hits, rank in enumerate(ranks, 1)) / len(set(gold))
+    if not gold:
+        raise ValueError(_NO_GOLD)
+    wanted = set(gold)
+    ranks = [rank for rank, doc_id in enumerate(dict.fromkeys(doc_ids[:k]), 1) if doc_id in wanted]
+    return sum([hits / rank for hits, rank in enumerate(ranks, 1)]) / len(wanted)
 
 
 def rr(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from leret.config.policy import LocalPolicySettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.aio import suppress_threads
 from leret.core.errors import ConfigError, LeretError, MissingDependency, RunError
@@ -166,7 +167,7 @@ class RayCluster:
         import ray
 
         policy = recipe.policy
-        if policy.kind != "local":
+        if not isinstance(policy, LocalPolicySettings):
             return {"num_cpus": 0.5, "scheduling_strategy": "SPREAD"}
         gpus = ray.cluster_resources().get("GPU", 0.0) if policy.device != "cpu" else 0.0
         return {"num_cpus": 1.0, "num_gpus": min(1.0, gpus / self.workers), "scheduling_strategy": "SPREAD"}

@@ -219,9 +219,9 @@ def begin(
     Raises:
         RunError: the policy is not the one of ``policy_digest``.
     """
-    from leret.policies.load import policy_of
+    from leret.policies.load import make_policy
 
-    policy = policy_of(bench.recipe.policy)
+    policy = make_policy(bench.recipe.policy)
     if policy_digest not in {None, policy.digest}:
         raise RunError(f"policy.model: {bench.recipe.policy.model} is another model here than where sampling was begun")
     with FileLock(run.setup_lock):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from leret.config.data import DataSettings
+from leret.config.data import QUESTIONS_ALONE, DataSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
 from leret.datasets.formats import READERS, detect_kind
@@ -115,7 +115,7 @@ FILES: dict[str, tuple[str, list[Any], str]] = {
     "no answer in any": ("musique", changed(MUSIQUE[0], paragraphs=MUSIQUE[0]["paragraphs"][1:2]), "'is_supporting'"),
     "no corpus": ("hover", HOVER, r"data\.corpus is missing"),
     "no corpus of ours": ("jsonl", HOTPOT, r"data\.corpus is missing"),
-    "an unknown kind": ("hotpot", HOTPOT, "'hotpot'; it should be one of jsonl, beir"),
+    "an unknown kind": ("hotpot", HOTPOT, "'hotpot' of data; available: jsonl, beir"),
 }  # fmt: skip
 
 
@@ -153,3 +153,7 @@ def test_a_new_kind_is_a_reader_and_a_line_of_the_table(monkeypatch: pytest.Monk
     data = load("toy", "nowhere")
     assert [task.gold for task in data.tasks] == [("d",)]
     assert list(data.corpus) == ["d"]
+
+
+def test_the_kinds_that_need_a_corpus_are_known_to_recipes() -> None:
+    assert {kind for kind, reader in READERS.items() if not reader.brings_documents} == QUESTIONS_ALONE

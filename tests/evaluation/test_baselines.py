@@ -96,7 +96,10 @@ def test_a_part_that_failed_fails_the_fusion_and_is_not_scored():
         assert rollout.error == error
 
 
-def test_rm3_and_a_fusion_are_rows_of_the_summary(run):
+def test_rm3_and_a_fusion_are_rows_of_the_summary(run, tmp_path):
+    sampled = run.section("sampling", "")  # RM3 reads the index behind the cache
+    sampled["retriever"]["cache"] = {"use": "on", "path": str(tmp_path / "rankings")}
+    run.update(sampling=sampled)
     recipe = EvalRecipe(resamples=100, systems=("fused:base", "rm3"), limit=6)
     rows = {row["system"]: row for row in evaluate(recipe, run).summary["rows"]}
     assert list(rows) == ["raw-question", "rm3", "base", "fused:base"]

@@ -23,7 +23,7 @@ def make(tmp_path):
     run = Run.create(tmp_path / "run")
 
     def evaluator(rule=follow, questions=QUESTIONS, key="key", digest="d", **more):
-        setup = EvaluationSetup(*program(), Titles(), **{"max_tokens": 8, **more})
+        setup = EvaluationSetup(*program(), Titles(), Titles(), **{"max_tokens": 8, **more})
         opened = []
 
         def open_policy(system):

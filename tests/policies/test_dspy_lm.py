@@ -92,6 +92,15 @@ def test_equal_calls_differ_unless_a_seed_or_a_rollout_is_given(lm: dspy.LM) -> 
     assert lm("the city", temperature=0.0) == lm("the city", temperature=0.0)
 
 
+def test_a_draw_follows_from_its_request_not_from_the_order_of_calls() -> None:
+    def completions(prompts: str, temperature: float) -> list[str]:
+        lm = policy_lm(Served(), temperature=temperature)
+        return sorted(f"{prompt} {lm(prompt)}" for prompt in prompts)
+
+    assert completions("abac", 0.0) == completions("caba", 0.0)
+    assert completions("abac", 1.0) == completions("caba", 1.0)
+
+
 def test_settings_reach_the_policy() -> None:
     served = Served()
     lm = policy_lm(served, temperature=0.7, max_tokens=9, top_p=0.5)

@@ -10,12 +10,13 @@ from typing import Any, Literal
 
 import pytest
 from aiohttp import web
-from pydantic import ValidationError
 
-from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings, policy_settings
+from leret.config.load import load_recipe
+from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings
+from leret.config.sampling import SamplingRecipe
 from leret.core.errors import PolicyError
 from leret.policies import load
-from leret.policies.load import POLICIES, policy_of, policy_state, probe, shared_policy
+from leret.policies.load import POLICIES, PolicyKind, make_policy, policy_state, probe, shared_policy
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.remote import openai
 from leret.policies.remote.openai import OpenAIPolicy
@@ -23,13 +24,13 @@ from tests.policies.servers import ChatServer, Served, TgiServer, completion, se
 
 
 def test_a_policy_is_made_by_its_kind(llama_dir: Path) -> None:
-    local = policy_of(LocalPolicySettings(model=str(llama_dir)))
+    local = make_policy(LocalPolicySettings(model=str(llama_dir)))
     assert isinstance(local, LocalPolicy)
     assert local.name == "tiny-llama"
-    assert isinstance(policy_of(OpenAIPolicySettings(model="tiny", urls=("http://a/v1",))), OpenAIPolicy)
+    assert isinstance(make_policy(OpenAIPolicySettings(model="tiny", urls=("http://a/v1",))), OpenAIPolicy)
 
 
-def test_a_new_kind_is_a_settings_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_kind_is_a_settings_class_and_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class ToySettings(PolicySettings):
         kind: Literal["toy"] = "toy"
         model: str = "parrot"
@@ -38,40 +39,15 @@ def test_a_new_kind_is_a_settings_class_and_a_line(monkeypatch: pytest.MonkeyPat
         def __init__(self, settings: ToySettings) -> None:
             self.settings, self.name = settings, settings.model
 
-    monkeypatch.setitem(POLICIES, "toy", Toy)
-    policy = policy_of(ToySettings(temperature=0.5))
+    monkeypatch.setitem(POLICIES, "toy", PolicyKind(ToySettings, Toy))
+    recipe = tmp_path / "toy.yaml"
+    recipe.write_text(
+        "data: {kind: jsonl, questions: toy.yaml, corpus: toy.yaml}\npolicy: {kind: toy, temperature: 0.5}\n"
+    )
+    policy: Any = make_policy(load_recipe(recipe, SamplingRecipe).policy)
     assert policy.name == "parrot"
     assert policy_state(policy) == {"kind": "toy", "temperature": 0.5}
     asyncio.run(probe(ToySettings()))  # it is behind no server
-
-
-@pytest.mark.parametrize(
-    ("given", "place"),
-    [
-        ({"kind": "magic", "model": "m"}, "magic"),
-        ({"kind": "openai", "model": "m"}, "urls"),
-        ({"kind": "tgi", "urls": ["http://a"]}, "model"),
-        ({"kind": "together"}, "model"),
-        ({"kind": "local", "urls": ["http://a"]}, "urls"),
-        ({"kind": "together", "model": "m", "enable_thinking": False}, "enable_thinking"),
-        ({"kind": "openai", "model": "m", "urls": ["http://a"], "api_key_env": "sk-live-0123"}, "api_key_env"),
-        ({"kind": "openai", "model": "m", "urls": ["http://user:pw@a/v1"]}, "urls"),
-        ({"kind": "openai", "model": "m", "urls": ["http://a/v1?key=pw"]}, "urls"),
-    ],
-)
-def test_settings_that_do_not_fit_their_kind_are_refused(given: dict[str, Any], place: str) -> None:
-    with pytest.raises(ValidationError, match=place):
-        policy_settings(given)
-
-
-def test_settings_have_defaults_of_their_kind() -> None:
-    assert policy_settings({}) == LocalPolicySettings(model="demo")
-    together: Any = policy_settings({"kind": "together", "model": "m"})
-    assert (together.urls, together.api_key_env) == (("https://api.together.ai/v1",), "TOGETHER_API_KEY")
-    tgi: Any = policy_settings({"kind": "tgi", "model": "m", "urls": ["http://a"]})
-    assert tgi.tokenizer == "m"
-    local = tgi.model_copy(update={"temperature": 0.5, "enable_thinking": False}).in_process("mine")
-    assert local == LocalPolicySettings(model="mine", temperature=0.5, enable_thinking=False)
 
 
 def test_equal_settings_share_a_policy_until_it_is_closed(llama_dir: Path) -> None:
@@ -85,10 +61,10 @@ def test_equal_settings_share_a_policy_until_it_is_closed(llama_dir: Path) -> No
 
 def test_a_state_loads_the_policy_again_and_holds_no_key(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINY_KEY", "sk-secret")
-    served = policy_of(OpenAIPolicySettings(model="tiny", urls=("http://a/v1",), api_key_env="TINY_KEY"))
+    served = make_policy(OpenAIPolicySettings(model="tiny", urls=("http://a/v1",), api_key_env="TINY_KEY"))
     state = policy_state(served)
     assert "sk-secret" not in str(state)
-    assert shared_policy(policy_settings(state)).digest == served.digest
+    assert shared_policy(PolicySettings.model_validate(state)).digest == served.digest
     local = policy_state(LocalPolicy(llama_dir, enable_thinking=False))
     assert local == {"kind": "local", "model": str(llama_dir), "enable_thinking": False}
     with pytest.raises(PolicyError, match="cannot be saved by name"):
@@ -99,7 +75,7 @@ def probed(*servers: Served, under: str = "/v1", path: str = "/v1", **settings: 
     async def main() -> None:
         async with serving(*servers, under=under) as urls:
             own = [url.removesuffix("/v1") + path for url in urls]
-            await probe(policy_settings({"kind": "openai", "model": "tiny", "urls": own, **settings}))
+            await probe(PolicySettings.model_validate({"kind": "openai", "model": "tiny", "urls": own, **settings}))
 
     asyncio.run(main())
 

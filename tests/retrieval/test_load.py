@@ -12,13 +12,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import pytest
 
-from leret.config.base import models_in
-from leret.config.retriever import AnyRetriever, BM25Settings, HybridSettings, IndexedSettings
-from leret.core.errors import RetrievalError
+from leret.config.base import free_keys
+from leret.config.load import load_recipe
+from leret.config.retriever import BM25Settings, EngineSettings, HybridSettings
+from leret.config.sampling import SamplingRecipe
+from leret.core.errors import ConfigError, RetrievalError
 from leret.core.files import is_incomplete
 from leret.core.progress import Progress
 from leret.core.types import Document, Passage, Ranking
@@ -27,7 +29,7 @@ from leret.retrieval.base import Documents, Retriever
 from leret.retrieval.index.documents import DocumentTable
 from leret.retrieval.index.manifest import IndexEngine, Manifest, check_files, read_manifest
 from leret.retrieval.load import ENGINES, EngineKind, load_retriever, open_index
-from tests.retrieval.engines import ANIMALS, KINDS, settings
+from tests.retrieval.small import ANIMALS, KINDS, settings
 
 LEXICAL = {"bm25", "tantivy"}
 
@@ -219,7 +221,7 @@ import os, sys
 from pathlib import Path
 from leret.retrieval import load
 from leret.retrieval.index import manifest
-from tests.retrieval.engines import ANIMALS, settings
+from tests.retrieval.small import ANIMALS, settings
 kind, folder, directory = sys.argv[1:]
 def die(*_):
     os.kill(os.getpid(), 9)
@@ -245,7 +247,7 @@ def test_a_killed_build_is_noticed_and_the_next_one_finishes_it(kind: str, folde
     assert not [path for path in tmp_path.rglob("*") if path.suffix == ".building"]
 
 
-class ToySettings(IndexedSettings):
+class ToySettings(EngineSettings):
     """A kind that leret does not have."""
 
     kind: Literal["toy"] = "toy"
@@ -289,18 +291,28 @@ class ToyIndex(IndexEngine):
 def test_a_kind_is_a_class_of_settings_an_engine_and_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ENGINES, "toy", EngineKind(ToySettings, "toys:ToyIndex", "index"))
     monkeypatch.setitem(sys.modules, "leret.retrieval.toys", sys.modules[__name__])
-    toy = ToySettings(letters=3, index=str(tmp_path / "toy"))
+    recipe = tmp_path / "toy.yaml"
+    engines = "engines: [{kind: toy}, {kind: bm25}]"
+    data = "data: {questions: toy.yaml, corpus: toy.yaml}\nprogram: {adapter: {kind: compact}}"
+    recipe.write_text(f"{data}\nretriever: {{kind: toy, letters: 3, index: {tmp_path}/toy}}\n")
+    toy: Any = load_recipe(recipe, SamplingRecipe).retriever
+    assert toy == ToySettings(letters=3, index=str(tmp_path / "toy"))
+    assert "retriever.cache" in free_keys(SamplingRecipe)
+    recipe.write_text(f"{data}\nretriever: {{kind: hybrid, {engines}}}\n")
+    hybrid: Any = load_recipe(recipe, SamplingRecipe).retriever
+    assert hybrid.engines[0] == ToySettings()
+    for wrong, message in (
+        ("{kind: toi}", "did you mean toy"),
+        ("{kind: toy, leters: 1}", "did you mean retriever.letters"),
+    ):
+        recipe.write_text(f"{data}\nretriever: {wrong}\n")
+        with pytest.raises(ConfigError, match=message):
+            load_recipe(recipe, SamplingRecipe)
     found = load_retriever(toy, ANIMALS, tmp_path).search(["Dogs bark"], 2)
     assert [passage.doc_id for passage in found[0]] == ["dog"]
     assert open_index(tmp_path / "toy").search(["Cattle"], 2)[0][0].doc_id == "cat"
     with pytest.raises(RetrievalError, match=r"letters: 3 there, 1 in the recipe"):
         load_retriever(ToySettings(index=toy.index), ANIMALS, tmp_path)
-
-
-def test_every_kind_of_a_recipe_is_in_the_table() -> None:
-    kinds = [get_args(model.model_fields["kind"].annotation)[0] for model in models_in(AnyRetriever)]
-    assert sorted(kinds) == sorted(ENGINES)
-    assert all(engine.load() is not None for kind, engine in ENGINES.items() if engine.role == "index")
 
 
 def test_a_hybrid_shares_the_index_that_its_engine_names(tmp_path: Path) -> None:

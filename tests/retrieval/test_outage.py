@@ -23,8 +23,7 @@ from leret.retrieval.engines.bm25 import BM25
 from leret.retrieval.load import load_retriever
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
-from tests.retrieval.loopback import Reply, loopback
-from tests.retrieval.serving import served
+from tests.retrieval.serving import Reply, loopback, served
 from tests.sampling.fakes import FakePolicy, questions, write_data
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +55,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     corpus = load_corpus(DataSettings(questions=str(tmp_path / "corpus.jsonl"), corpus=str(tmp_path / "corpus.jsonl")))
     BM25.build(corpus, tmp_path / "index", stopwords=None)
     monkeypatch.setenv("LERET_CACHE_DIR", str(tmp_path / "answers"))
-    monkeypatch.setattr("leret.policies.load.policy_of", lambda settings: Slow())
+    monkeypatch.setattr("leret.policies.load.make_policy", lambda settings: Slow())
     return tmp_path
 
 
@@ -82,7 +81,7 @@ def test_a_url_of_no_retriever_is_told_before_an_lm_is_asked(
     protocol: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = FakePolicy()
-    monkeypatch.setattr("leret.policies.load.policy_of", lambda settings: policy)
+    monkeypatch.setattr("leret.policies.load.make_policy", lambda settings: policy)
     with loopback(lambda _: Reply("<html>It works!</html>")) as server:
         settings = {"urls": [server.url], "protocol": protocol, "retry_for_s": 60}
         with pytest.raises(RetrievalError, match="sent no JSON"):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import sqlite3
 from pathlib import Path
 
 import pyarrow.parquet
@@ -36,18 +37,8 @@ from tests.tiny import tiny_policy
 
 ROOT = Path(__file__).parents[2]
 PAIRS = [Encoded([3, 40, 41, 4], ([50, 51, 5], [60, 5])), Encoded([3, 43, 4], ([54, 5], [61, 62, 63, 5]))]
-SMALL = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-}
-
-
-def bert():
-    torch.manual_seed(0)
-    return BertLMHeadModel(BertConfig(**SMALL, is_decoder=True))
+SMALL = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+SMALL |= {"intermediate_size": 64}
 
 
 def model_of(arch, base):
@@ -84,16 +75,10 @@ def test_one_matrix_heads_pass_and_keep_their_weights(tmp_path, base, arch, keys
 
 @pytest.mark.parametrize("algorithm", ["sft", "ipo"])
 def test_a_head_of_more_than_one_matrix_is_refused(tmp_path, base, algorithm):
+    torch.manual_seed(0)
+    bert = BertLMHeadModel(BertConfig(**SMALL, is_decoder=True))
     with pytest.raises(TrainingError, match=r"TRL computes a loss of .* for BertLMHeadModel where the model itself"):
-        check_loss(*trainer_of(bert(), base, tmp_path, algorithm))
-
-
-def test_the_loss_of_the_bert_head_is_right_at_the_first_step(tmp_path, base):
-    """Why the check moves the weights: where the policy is its own reference, every log-ratio is 0 however wrong."""
-    trainer, _, _ = trainer_of(bert(), base, tmp_path, "ipo", beta=0.05)
-    batch = trainer.data_collator([trainer.train_dataset[i] for i in range(2)])
-    with torch.no_grad():
-        assert float(trainer.compute_loss(trainer.model, batch)) == pytest.approx(100.0, abs=1e-3)
+        check_loss(*trainer_of(bert, base, tmp_path, algorithm))
 
 
 @pytest.fixture(scope="module")
@@ -168,54 +153,51 @@ def test_a_run_as_it_was_sampled_passes(original, encoder):
     assert not [event for event in original.events() if event["event"] == "messages not checked"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"context: list[str]": "passages: list[str]", "context=found": "passages=found"},
-            r"the program no longer sends what was sampled:\n(.|\n)*sampled: (.|\n)*today: ",
-        ),
-        ({"self.write_query": "self.ask"}, "has no predictor 'write_query' any more"),
-    ],
-    ids=["inputs", "predictor"],
-)
-def test_a_program_that_has_changed_is_refused(run, encoder, changes, message):
+def rewrite_program(run, **names):
     path = run.path.parent / "multihop.py"
     text = path.read_text()
-    for old, new in changes.items():
+    for old, new in names.items():
         text = text.replace(old, new)
     path.write_text(text)
-    with pytest.raises(TrainingError, match=message):
-        check(run, encoder)
 
 
-def test_another_adapter_is_refused(run, encoder):
+def shorten_items(run):
     section = run.manifest()["sampling"]
     section["program"]["adapter"]["words_per_item"] = 2
     run.update(sampling=section)
-    with pytest.raises(TrainingError, match="step 1: the program no longer sends what was sampled"):
-        check(run, encoder)
 
 
-def test_preferences_that_were_edited_are_refused(run, encoder):
+def edit_preferences(run):
     path = run.preferences / "train.parquet"
     table = pyarrow.parquet.read_table(path)
     rows = table.to_pylist()
     for row in rows:
         row["prompt"][-1]["content"] += " please"
     pyarrow.parquet.write_table(type(table).from_pylist(rows, table.schema), path)
-    with pytest.raises(
-        TrainingError, match=r"what would be trained is not what was sent(.|\n)*please(.|\n)*leret pairs"
-    ):
-        check(run, encoder)
 
 
-def test_a_sampler_that_counted_other_tokens_is_refused(run, encoder):
-    import sqlite3
-
+def count_other_tokens(run):
     with sqlite3.connect(run.store) as database:
         database.execute("UPDATE samples SET n_prompt_tokens = n_prompt_tokens + 1")
-    with pytest.raises(TrainingError, match=r"the sampler counted \d+ tokens in the zero-shot prompt; .* makes \d+"):
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            lambda run: rewrite_program(run, context="passages"),
+            r"the program no longer sends what was sampled:\n(.|\n)*sampled: (.|\n)*today: ",
+        ),
+        (lambda run: rewrite_program(run, write_query="ask"), "has no predictor 'write_query' any more"),
+        (shorten_items, "step 1: the program no longer sends what was sampled"),
+        (edit_preferences, r"what would be trained is not what was sent(.|\n)*please(.|\n)*leret pairs"),
+        (count_other_tokens, r"the sampler counted \d+ tokens in the zero-shot prompt; .* makes \d+"),
+    ],
+    ids=["inputs", "predictor", "adapter", "preferences", "counts"],
+)
+def test_what_has_changed_since_sampling_is_refused(run, encoder, change, says):
+    change(run)
+    with pytest.raises(TrainingError, match=says):
         check(run, encoder)
 
 

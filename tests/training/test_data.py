@@ -1,11 +1,13 @@
 """Examples as the sampler's ids: a prompt, a completion, one end token."""
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from transformers import AutoTokenizer
 
 from leret.core.bundled import demo_policy
 from leret.core.errors import TrainingError
-from leret.training.data import Encoder, Example, end_token
+from leret.training.data import Encoder, Example, end_token, read_preferences
 from tests.tiny import TEMPLATE
 
 EXAMPLE = Example("q1", ({"role": "user", "content": "who wrote the book"},), ("book author", "the author of the book"))
@@ -61,3 +63,22 @@ def test_a_tokenizer_without_a_template_says_so(tokenizer):
     tokenizer.chat_template = None
     with pytest.raises(TrainingError, match=r"has no chat template; add chat_template\.jinja"):
         end_token(tokenizer, [5])
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda path: path.unlink(), "is missing"),
+        (lambda path: path.write_text("not parquet"), "cannot be read"),
+        (
+            lambda path: pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a"]}), path),
+            "has no column chosen, rejected, question_id",
+        ),
+    ],
+    ids=["missing", "text", "columns"],
+)
+def test_preferences_that_cannot_be_read_are_named(run, damage, says):
+    assert len(read_preferences(run.preferences)) == 48
+    damage(run.preferences / "train.parquet")
+    with pytest.raises(TrainingError, match=f"{says}.*leret pairs"):
+        read_preferences(run.preferences)

@@ -31,11 +31,6 @@ def model_of(arch, tmp_path, attention):
     return AutoModelForCausalLM.from_pretrained(tiny_policy(tmp_path / arch, arch), attn_implementation=attention)
 
 
-def predicting(batch):
-    """The positions that predict a completion's token."""
-    return batch.pop("completion_mask")[:, 1:].bool()
-
-
 @pytest.mark.parametrize(("arch", "attention"), [("llama", "sdpa"), ("opt", "eager"), ("qwen3", "sdpa")])
 def test_packed_batches_have_the_hidden_states_and_gradients_of_padded_ones(tmp_path, arch, attention):
     plain = model_of(arch, tmp_path, attention)
@@ -45,7 +40,7 @@ def test_packed_batches_have_the_hidden_states_and_gradients_of_padded_ones(tmp_
     results = []
     for model, packed in ((plain, False), (sharing, True)):
         batch = collate(sequences(), 0, packed=packed)
-        mask = predicting(batch)
+        mask = batch.pop("completion_mask")[:, 1:].bool()  # the positions that predict a completion's token
         hidden = model.base_model(**batch, use_cache=False).last_hidden_state[:, :-1][mask]
         (hidden @ weight).square().mean().backward()
         results.append((hidden.detach(), [p.grad for p in model.base_model.parameters()]))
@@ -55,17 +50,14 @@ def test_packed_batches_have_the_hidden_states_and_gradients_of_padded_ones(tmp_
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(one.abs().max()) + 2e-6)
 
 
-def test_a_prepared_model_takes_plain_calls_as_before(tmp_path):
+def test_a_prepared_model_takes_plain_calls_and_another_kind_is_left_alone(tmp_path):
     model = model_of("llama", tmp_path, "sdpa")
     ids = torch.tensor([[3, 4, 5]])
     before = model(input_ids=ids).logits
     share_prompts(model)
     assert torch.equal(model(input_ids=ids).logits, before)
-
-
-def test_a_model_of_another_kind_is_left_alone():
-    model = BertLMHeadModel(BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=1))
-    assert not share_prompts(model)
+    other = BertLMHeadModel(BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=1))
+    assert not share_prompts(other)
 
 
 def test_a_completion_sees_its_prompt_and_itself_alone():
@@ -79,11 +71,9 @@ def test_a_completion_sees_its_prompt_and_itself_alone():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("lengths", "rows"), [([5], [[0]]), ([9, 2, 8, 7], [[0], [2], [3, 1]]), ([9, 3, 3, 3], [[0], [1, 2, 3]])]
-)
-def test_rows_are_as_long_as_the_longest_item_at_most(lengths, rows):
-    assert fill_rows(lengths) == rows
+def test_rows_are_as_long_as_the_longest_item_at_most():
+    assert fill_rows([9, 2, 8, 7]) == [[0], [2], [3, 1]]
+    assert fill_rows([9, 3, 3, 3]) == [[0], [1, 2, 3]]
 
 
 def test_padded_batches_hold_whole_sequences():

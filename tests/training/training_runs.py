@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from pathlib import Path
 
 from leret.core.runs import Run
@@ -15,6 +17,38 @@ from tests.tiny import WORDS
 
 POLICY = "0" * 32
 LETTERS = [word for word in WORDS if word.isalpha()]
+
+
+class PowerCutError(Exception): ...
+
+
+def fail() -> None:
+    raise PowerCutError
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+class Stopper:
+    """A progress that does something at a step."""
+
+    def __init__(self, step, what):
+        self.step, self.what, self.seen = step, what, 0
+
+    def start(self, stage, total): ...
+
+    def finish(self): ...
+
+    def advance(self, n=1, **facts):
+        self.seen += n
+        if self.seen == self.step:
+            self.what()
+
+
+def changed(recipe, **keys):
+    """A recipe with other values."""
+    return type(recipe)(**{**recipe.model_dump(), **keys})
 
 
 def train_ids(n: int) -> list[str]:

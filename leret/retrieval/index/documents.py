@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
@@ -154,8 +154,7 @@ class Passages:
     """Makes rankings; safe for many threads."""
 
     def __init__(self, documents: DocumentTable) -> None:
-        self._at = documents.at
-        self._cache: dict[int, tuple[str, str, str]] = {}
+        self._at = lru_cache(_MAX_CACHED)(documents.at)
 
     def ranking(self, rows: Sequence[int], scores: Sequence[float]) -> Ranking:
         """Passages in the order given.
@@ -164,14 +163,5 @@ class Passages:
             rows: (n,) of documents, best first.
             scores: (n,) theirs.
         """
-        get, read = self._cache.get, self._read
-        # as Passage(...) does it, without a call of its __new__ for each
-        return tuple(
-            [_new_passage(Passage, (*(get(row) or read(row)), score)) for row, score in zip(rows, scores, strict=True)]
-        )
-
-    def _read(self, row: int) -> tuple[str, str, str]:
-        if len(self._cache) >= _MAX_CACHED:
-            self._cache.clear()
-        document = self._cache[row] = self._at(row)
-        return document
+        at = self._at  # as Passage(...) does it, without a call of its __new__ for each
+        return tuple([_new_passage(Passage, (*at(row), score)) for row, score in zip(rows, scores, strict=True)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ class Overlap:
         return tuple(sorted((p for p in scored if p.score > 0), key=lambda p: -p.score)[:k])
 
 
-def stream(n: int, **changes: object) -> list[object]:
+def stream(n: int, **changes: object) -> list[Any]:
     settings = ExampleSettings(**{"hop1_first": 0, "block": 4, **changes})  # type: ignore[arg-type]
     return list(islice(examples(QUESTIONS, Overlap(), IDF, settings), n))
 
@@ -70,15 +71,18 @@ def test_a_prompt_is_what_the_adapter_writes() -> None:
 
 def test_both_hops_come_with_demos_and_without() -> None:
     made = stream(200)
-    kinds = {(len(example.messages) > 1, "context:" in example.messages[-1]["content"]) for example in made}  # type: ignore[attr-defined]
+    kinds = {(len(example.messages) > 1, "context:" in example.messages[-1]["content"]) for example in made}
     assert kinds == {(False, False), (False, True), (True, False), (True, True)}
-    with_demos = sum(len(example.messages) > 1 for example in made)  # type: ignore[attr-defined]
+    with_demos = sum(len(example.messages) > 1 for example in made)
     assert 50 <= with_demos <= 100  # four in ten, less those where the style had nothing to say
 
 
-def test_demos_show_other_questions_and_no_context() -> None:
+def test_demos_show_other_questions_and_no_context_and_targets_differ() -> None:
     for example in stream(100):
-        *turns, last = example.messages  # type: ignore[attr-defined]
+        assert example.targets
+        assert len(set(example.targets)) == len(example.targets)
+        assert all(target.strip() for target in example.targets)
+        *turns, last = example.messages
         shown = [turn["content"] for turn in turns if turn["role"] == "user"]
         asked = last["content"].split("\n")[0]
         assert asked not in shown
@@ -91,19 +95,8 @@ def test_the_first_examples_are_first_hops_and_ask_the_retriever_nothing() -> No
     assert not any("context:" in example.messages[-1]["content"] for example in made)
     assert {len(example.messages) for example in made} == {1}
     assert retriever.calls == []
-
-
-def test_searches_are_done_in_one_batch_a_block() -> None:
-    retriever = Overlap()
     list(islice(examples(QUESTIONS, retriever, IDF, ExampleSettings(hop1_first=0, block=4)), 8))
-    assert retriever.calls == [4]
-
-
-def test_targets_differ_and_are_never_empty() -> None:
-    for example in stream(100):
-        assert example.targets  # type: ignore[attr-defined]
-        assert len(set(example.targets)) == len(example.targets)  # type: ignore[attr-defined]
-        assert all(target.strip() for target in example.targets)  # type: ignore[attr-defined]
+    assert retriever.calls == [4]  # one batch a block
 
 
 def test_one_question_is_too_few() -> None:

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from leret.core.types import Passage
-from leret.demo.pretrain.heuristics import HOP1_STYLES, STYLES, Draft, content_words, corpus_idf, names
+from leret.demo.pretrain.heuristics import HOP1_STYLES, STYLES, Draft, corpus_idf, names
 
 QUESTION = "Which city is the birthplace of the director of Silent Harbor?"
 HARBOR = Passage("h", "Silent Harbor", "Silent Harbor is a 1990 film directed by Anna Bolt. Otto Kern wrote it.", 9.0)
@@ -35,10 +35,6 @@ def test_idf_follows_its_formula_in_any_case() -> None:
     assert rarity("absent") == pytest.approx(math.log(1 + 3 / 1))
 
 
-def test_content_words_keep_order_and_case() -> None:
-    assert content_words(QUESTION) == ["city", "birthplace", "director", "Silent", "Harbor"]
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -54,18 +50,17 @@ def test_names_are_runs_of_capitals_and_quotes(text: str, expected: list[str]) -
     assert names(text) == expected
 
 
-def test_copy_writes_the_content_words() -> None:
+def test_copy_writes_the_content_words_24_at_most() -> None:
     assert written("copy") == {"city birthplace director Silent Harbor"}
+    long = " ".join(f"Word{i}" for i in range(60))
+    assert len(str(STYLES["copy"](draft(question=long))).split()) == 24
 
 
-def test_entity_starts_with_a_name_of_the_question() -> None:
+def test_entity_starts_with_a_name_and_entity_left_with_one_that_no_title_has() -> None:
     found = written("entity")
     assert "Silent Harbor" in found
     assert all(query is not None and query.startswith("Silent Harbor") for query in found)
     assert max(len(str(query).split()) for query in found) == 4
-
-
-def test_entity_left_skips_what_a_title_already_has() -> None:
     assert written("entity_left") == {None}
     both = "Did Silent Harbor come before Red Dune?"
     assert all(str(query).startswith("Red Dune") for query in written("entity_left", question=both))
@@ -78,48 +73,24 @@ def test_keywords_are_the_rarest_and_generic_the_most_common() -> None:
     assert all("birthplace" not in str(query) for query in written("generic"))
 
 
-def test_title_is_a_passage_with_words_that_it_lacks() -> None:
-    found = written("title")
-    assert {"Silent Harbor", "Harbor Lights"} <= found
-    assert not any(str(query).startswith("Silent Harbor") and "Silent Harbor Silent" in str(query) for query in found)
-
-
-def test_mentions_are_names_that_the_question_lacks() -> None:
+def test_mentions_are_names_that_the_question_lacks_and_the_prompt_shows() -> None:
     starts = {" ".join(str(query).split()[:2]) for query in written("mention_random")}
     assert starts == {"Anna Bolt", "Otto Kern", "Milo Vane", "Port Arden"}
-
-
-def test_the_matched_mention_is_of_the_closest_sentence_and_adds_the_rarest_words_it_lacks() -> None:
-    found = written("mention_matched")
-    assert found == {"Anna Bolt", "Anna Bolt birthplace", "Anna Bolt birthplace director"}
-
-
-def test_the_near_mention_follows_a_word_of_the_question() -> None:
+    # The closest sentence's, with the rarest words that it lacks; and the one that follows a word of the question.
+    assert written("mention_matched") == {"Anna Bolt", "Anna Bolt birthplace", "Anna Bolt birthplace director"}
     assert all(str(query).startswith("Anna Bolt") for query in written("mention_near"))
-
-
-def test_what_the_prompt_does_not_show_is_not_mentioned() -> None:
     short = Draft(QUESTION, (HARBOR, OTHER), idf, random.Random(0), words_per_item=5)
     assert STYLES["mention_random"](short) is None
-
-
-@pytest.mark.parametrize("style", sorted(STYLES))
-def test_a_style_depends_on_its_draft_alone(style: str) -> None:
-    assert STYLES[style](draft(3)) == STYLES[style](draft(3))
 
 
 @pytest.mark.parametrize("style", sorted(STYLES))
 @pytest.mark.parametrize("question", ["", "?", "who?", "Ж " * 50])
 def test_a_style_survives_odd_questions(style: str, question: str) -> None:
     query = STYLES[style](draft(question=question))
+    assert query == STYLES[style](draft(question=question))
     assert query is None or query.strip()
 
 
 def test_first_hop_styles_need_no_passages() -> None:
     assert all(style(draft(passages=())) for style in HOP1_STYLES.values())
     assert all(STYLES[name](draft(passages=())) is None for name in set(STYLES) - set(HOP1_STYLES))
-
-
-def test_a_query_has_24_words_at_most() -> None:
-    long = " ".join(f"Word{i}" for i in range(60))
-    assert len(str(STYLES["copy"](draft(question=long))).split()) == 24

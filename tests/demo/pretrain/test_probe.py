@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from leret.demo.pretrain.probe import copied, generate, holding, make_gate, names_copied
-from leret.demo.pretrain.words import build_model, build_tokenizer
+from leret.demo.pretrain.probe import copied, generate, holding, names_copied
+from leret.demo.pretrain.words import build_model
 
 
 def test_holding_wants_the_whole_name_in_order() -> None:
@@ -31,22 +31,3 @@ def test_completions_end_before_the_end_token_and_do_not_depend_on_their_neighbo
         alone = [generate(model, [prompt], 0)[0] for prompt in prompts]
     assert together == alone
     assert all(2 not in text for texts in together for text in texts)
-
-
-def test_the_gate_gives_shares_and_the_same_ones_again() -> None:
-    tokenizer = build_tokenizer()
-    model = build_model(len(tokenizer), 0)
-    gate = make_gate(tokenizer, n=2)
-    with torch.no_grad():
-        first, again = gate(model), gate(model)
-    assert first == again
-    assert set(first) == {
-        "bridge",
-        "bridge_demos",
-        "bridge_greedy",
-        "bridge_hop1",
-        "copied",
-        "names_copied",
-        "distinct",
-    }
-    assert all(0 <= share <= 1 for share in first.values())

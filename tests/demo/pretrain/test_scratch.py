@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from leret.demo.pretrain.worlds import StreamSettings
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch, "make_gate", lambda tokenizer: make_gate(tokenizer, n=2))
     monkeypatch.setattr(scratch, "StreamSettings", partial(StreamSettings, questions=20))
+    for name in ("_LOOKING_UP", "_MIXED"):
+        monkeypatch.setattr(scratch, name, replace(getattr(scratch, name), questions=20))
 
 
 def test_two_steps_leave_a_model_directory_with_its_log_and_card(tmp_path: Path) -> None:

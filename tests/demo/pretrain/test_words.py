@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from leret.core.types import Passage
 from leret.datasets.world.generate import generate
 from leret.demo.pretrain.examples import Prompting
-from leret.demo.pretrain.words import NAME_CLASSES, SPECIAL, build_model, build_tokenizer, vocabulary
+from leret.demo.pretrain.words import NAME_CLASSES, SPECIAL, build_model, build_tokenizer
 
 
 @cache
@@ -45,13 +45,6 @@ def test_every_text_of_other_worlds_is_in_the_vocabulary() -> None:
     assert not [text for text in texts if unknown in ids(text)]
 
 
-def test_the_vocabulary_starts_with_the_special_tokens_and_has_no_word_twice() -> None:
-    words = vocabulary()
-    assert tuple(words[: len(SPECIAL)]) == SPECIAL
-    assert len(set(words)) == len(words)
-    assert {"\n", "|", ":", "question", "context"} <= set(words)
-
-
 def test_a_prompt_is_a_token_prefix_of_the_conversation_which_ends_in_the_end_token() -> None:
     messages = conversation()
     answered = [*messages, {"role": "assistant", "content": "ada keller city"}]
@@ -59,12 +52,6 @@ def test_a_prompt_is_a_token_prefix_of_the_conversation_which_ends_in_the_end_to
     whole = ids(str(tokenizer().apply_chat_template(answered, tokenize=False)))
     assert whole[: len(prompt)] == prompt
     assert whole[len(prompt) :] == [*ids("ada keller city"), tokenizer().eos_token_id]
-
-
-def test_lines_of_the_context_are_kept_apart_by_a_token() -> None:
-    last = conversation()[-1]["content"]
-    assert last.count("\n") == 3
-    assert ids(last).count(ids("\n")[0]) == 3
 
 
 @pytest.mark.parametrize("query", ["ada keller city born", "the golden harbor ( film ) 1950", "zenith works company"])
@@ -97,9 +84,3 @@ def test_a_fresh_model_says_what_followed_a_word_before() -> None:
     with torch.no_grad():
         said = model()(twice).logits[:, 60:-1].argmax(-1)
     assert (said == names[:, 1:]).float().mean() > 0.85
-
-
-def test_equal_seeds_give_equal_models() -> None:
-    one, two = build_model(50, 3).state_dict(), build_model(50, 3).state_dict()
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    assert not torch.equal(build_model(50, 4).lm_head.weight, one["lm_head.weight"])

@@ -52,14 +52,6 @@ def test_prompts_are_what_the_compact_adapter_sends() -> None:
     assert encoded(tokenizer(), scene, demos) == tuple(tokenizer()(text)["input_ids"])
 
 
-def test_contexts_are_three_passages_or_six_at_a_third_hop() -> None:
-    found = scenes(8, StreamSettings(questions=40, deep=0.5))
-    sizes = [len(scene.found) for scene in found]
-    assert set(sizes) <= {3, 4, 5, 6}
-    assert 10 < sizes.count(6) < 30
-    assert all(len({p.doc_id for p in scene.found}) == len(scene.found) for scene in found)
-
-
 def test_demonstrators_do_not_look_at_the_gold() -> None:
     """Writing on a question whose gold, answer and type were taken away gives the same queries."""
     for scene in scenes(9, SMALL):
@@ -85,11 +77,3 @@ def test_a_name_part_is_exchanged_for_the_same_one_of_its_class_everywhere() -> 
     assert words[2:7] == ["is", "an", "artist", "born", "in"]
     assert words[9] == words[0] != words[10]
     assert other.targets[0] == (ids[words[0]], ids[words[1]], ids["city"])
-
-
-def test_a_list_asks_for_each_of_its_names() -> None:
-    names = _Names(tokenizer())
-    row = names.listed(random.Random(2))
-    prompt = said(row.prompt)
-    assert len(row.targets) >= 4
-    assert all(said(target[:-1]) in prompt for target in row.targets)

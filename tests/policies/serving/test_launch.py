@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from leret.cli import app
-from leret.config.policy import PolicySettings, policy_settings
+from leret.config.policy import PolicySettings
 from leret.core import yaml
 from leret.core.errors import ConfigError
 from leret.policies.serving.engines import Listening
@@ -59,7 +59,7 @@ def test_a_taken_port_is_refused_before_anything_starts(serve: Serve) -> None:
 
 def served(serve: Serve) -> PolicySettings:
     """The policy that a recipe gets from the command's last line."""
-    return policy_settings(yaml.load(serve.out.splitlines()[-1])["policy"])
+    return PolicySettings.model_validate(yaml.load(serve.out.splitlines()[-1])["policy"])
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGHUP])

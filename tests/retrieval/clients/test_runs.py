@@ -15,8 +15,8 @@ from leret.core.runs import Run
 from leret.retrieval.clients import pubmed
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
-from tests.retrieval.loopback import Asked, Reply, loopback
-from tests.retrieval.ncbi import esearch
+from tests.retrieval.clients.ncbi import esearch
+from tests.retrieval.serving import Asked, Reply, loopback
 from tests.sampling.fakes import WORDS, FakePolicy
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,7 +58,7 @@ def test_a_run_needs_no_corpus_and_replays_without_a_network(tmp_path: Path, mon
     ]
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setenv("LERET_CACHE_DIR", str(tmp_path / "answers"))
-    monkeypatch.setattr("leret.policies.load.policy_of", lambda settings: FakePolicy())
+    monkeypatch.setattr("leret.policies.load.make_policy", lambda settings: FakePolicy())
     monkeypatch.setattr(pubmed, "shared_rate", lambda *_: None)
     online, offline = Run.create(tmp_path / "online"), Run.create(tmp_path / "offline")
     with loopback(answer) as server:

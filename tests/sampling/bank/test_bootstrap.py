@@ -1,17 +1,20 @@
 """Bootstrapping few-shot prompts."""
 
+import asyncio
+from dataclasses import replace
+
 import dspy
 import pytest
 from dspy.lm15 import ContextLengthError, Message, Response, TextPart, Usage
 
 from leret.core.errors import PolicyError, ProgramError, RetrievalError
+from leret.policies.dspy_lm import policy_lm
 from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
 from leret.rewards import REWARDS
 from leret.sampling.bank.bootstrap import BankPlan, bootstrap_prompts
 from leret.sampling.bank.lm import cached_completion_lm
-from tests.sampling.conftest import ROOT
-from tests.sampling.fakes import WORDS, FakePolicy, FakeRetriever, questions
+from tests.sampling.fakes import ROOT, WORDS, FakePolicy, FakeRetriever, questions
 from tests.sampling.rollouts.test_rollout import roll
 
 PLAN = BankPlan(n_prompts=4, max_demos=2, candidates=5, threshold=0.4, threads=4)
@@ -76,8 +79,25 @@ def test_demos_are_steps_of_runs_that_retrieved_well(program):
             assert set(found) & set(asked[demo["question"]].gold)
 
 
-def test_the_same_questions_give_the_same_bank(program):
-    assert bank(program.deepcopy()) == bank(program.deepcopy())
+class Slow(FakePolicy):
+    """A server that samples by the seed at temperature 0 too, and answers some questions later than others."""
+
+    def __init__(self, slow):
+        super().__init__()
+        self.slow = slow
+
+    async def complete(self, request):
+        number = int(request.messages[-1]["content"].split("number")[1].split()[0])
+        await asyncio.sleep(0.02 if number % 3 == self.slow else 0.0)
+        return [self._one(replace(request, temperature=1.0), seed) for seed in request.seeds]
+
+
+def test_the_order_in_which_completions_come_changes_no_bank(program):
+    def made(slow):
+        policy = Slow(slow)
+        return bank(program.deepcopy(), lambda t: policy_lm(policy, temperature=t))
+
+    assert made(0) == made(1) == made(2)
 
 
 def test_one_prompt_needs_no_bootstrapping(program):

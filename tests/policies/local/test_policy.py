@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,21 +29,6 @@ def test_requests_of_one_event_loop_are_decoded_together_and_come_back_in_order(
     for request, completions in list(zip(requests, results, strict=True))[::8]:
         alone = [policy.complete_many([Request(request.messages, (seed,), 1.0, 8)])[0][0] for seed in request.seeds]
         assert [one.text for one in alone] == [one.text for one in completions]
-
-
-def test_several_threads_and_event_loops_share_one_policy(policy: LocalPolicy) -> None:
-    expected = policy.complete_many([ask("the city", seed) for seed in range(8)])
-    got: dict[int, list[Completion]] = {}
-
-    def work(seed: int) -> None:
-        got[seed] = asyncio.run(policy.complete(ask("the city", seed)))
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [got[seed][0].text for seed in range(8)] == [own[0].text for own in expected]
 
 
 def test_a_completion_says_what_it_is(policy: LocalPolicy) -> None:
@@ -85,17 +69,16 @@ def test_a_completion_ends_where_the_positions_end(policy: LocalPolicy) -> None:
     assert completion.finish_reason == "length"
 
 
-def test_a_batch_that_fails_does_not_take_the_worker_with_it(
-    policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(self: Decoder, jobs: Sequence[Job]) -> None:
-        raise ValueError("a shape is wrong")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Decoder, "run", broken)
-        with pytest.raises(PolicyError, match=r"ValueError: a shape is wrong"):
-            policy.complete_many([ask("the city")])
-    assert policy.complete_many([ask("the city")])[0][0].text
+def test_a_request_for_nothing_and_a_closed_policy_are_refused(llama_dir: Path) -> None:
+    policy = LocalPolicy(llama_dir, threads=1, max_batch_tokens=64)
+    with pytest.raises(PolicyError, match="0 completions"):
+        policy.complete_many([Request(({"role": "user", "content": "the city"},), (), 1.0, 8)])
+    policy.complete_many([ask("the city", i) for i in range(16)])  # 4 + 8 tokens a row: 5 rows a batch
+    assert policy.n_batches >= 4
+    asyncio.run(policy.aclose())
+    asyncio.run(policy.aclose())
+    with pytest.raises(PolicyError, match="closed"):
+        policy.complete_many([ask("the city")])
 
 
 def test_out_of_memory_halves_the_batch(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,39 +119,3 @@ def test_a_request_too_big_for_memory_fails_alone(llama_dir: Path, monkeypatch: 
     assert isinstance(failed, PolicyError)
     assert "6 samples of 8 tokens" in str(failed)
     assert len(done) == 1
-
-
-def test_batches_stay_within_their_tokens(llama_dir: Path) -> None:
-    small = LocalPolicy(llama_dir, threads=1, max_batch_tokens=64)
-    small.complete_many([ask("the city", i) for i in range(16)])  # 4 + 8 tokens a row: 5 rows a batch
-    small.close()
-    assert small.n_batches >= 4
-
-
-def test_a_closed_policy_refuses_and_may_be_closed_again(llama_dir: Path) -> None:
-    done = LocalPolicy(llama_dir, threads=1)
-    done.complete_many([ask("the city")])
-    asyncio.run(done.aclose())
-    asyncio.run(done.aclose())
-    with pytest.raises(PolicyError, match="closed"):
-        done.complete_many([ask("the city")])
-
-
-def test_a_request_for_nothing_is_refused(policy: LocalPolicy) -> None:
-    with pytest.raises(PolicyError, match="0 completions"):
-        policy.complete_many([Request(({"role": "user", "content": "the city"},), (), 1.0, 8)])
-
-
-def test_messages_that_the_template_refuses_are_named_by_their_roles(llama_dir: Path) -> None:
-    strict = LocalPolicy(llama_dir, threads=1)
-    strict.tokenizer.chat_template = "{{ raise_exception('no system role') }}"
-    with pytest.raises(PolicyError, match=r"roles user \(no system role\)"):
-        strict.complete_many([ask("the city")])
-
-
-def test_demonstrations_are_told_to_the_engine_as_a_shared_beginning(policy: LocalPolicy) -> None:
-    demo = ({"role": "user", "content": "the city"}, {"role": "assistant", "content": "london"})
-    first = policy._encoder.encode((*demo, {"role": "user", "content": "who wrote the book"}))
-    # <|user|> the city <|assistant|> london <|end|>, and the next turn's <|user|> is not part of it.
-    assert first.n_shared == 6
-    assert policy._encoder.encode(demo[:1]).n_shared == 0

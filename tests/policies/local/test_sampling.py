@@ -19,11 +19,6 @@ def keys(n: int) -> np.ndarray:
     return step_keys(range(n), 1)[:, 0]
 
 
-def counts(ids: torch.Tensor, n: int) -> np.ndarray:
-    drawn: np.ndarray = torch.bincount(ids, minlength=n).numpy()
-    return drawn
-
-
 def test_the_greatest_quotient_of_probability_and_noise_wins() -> None:
     probabilities = column(0.5, 0.3, 0.2)
     ids, logprobs = choose(torch.log(probabilities).repeat(20, 1), keys(20), torch.ones(20), torch.ones(20))
@@ -71,7 +66,7 @@ def test_samples_follow_the_softmax_at_its_temperature_and_top_p(temperature: fl
         weights[2] = 0.0
     inside = weights > 0
     expected = (weights / weights.sum() * n).numpy()[inside.numpy()]
-    drawn = counts(ids, 4)
+    drawn = torch.bincount(ids, minlength=4).numpy()
     assert drawn[~inside.numpy()].sum() == 0
     assert stats.chisquare(drawn[inside.numpy()], expected).pvalue > 1e-3
 

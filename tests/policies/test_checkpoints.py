@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from leret.core.errors import PolicyError
 from leret.policies.checkpoints import find_model, load_model, load_tokenizer, load_weights, model_digest
-from leret.policies.local import chat_template as templates
+from leret.policies.local.chat_template import load_template
 from leret.policies.local.policy import LocalPolicy
 from tests.policies.conftest import ask
 
@@ -30,54 +31,60 @@ def load(path: Path) -> object:
     return load_model(find_model(path), device="cpu", dtype="auto")
 
 
-def load_template(path: Path) -> object:
-    return templates.load_template(str(path))
-
-
-def test_a_missing_directory_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PolicyError, match=r"no model directory .*nowhere"):
-        find_model(tmp_path / "nowhere")
-
-
-def test_a_directory_without_config_is_no_model(copy: Path) -> None:
-    (copy / "config.json").unlink()
-    with pytest.raises(PolicyError, match=r"neither config\.json"):
-        load(copy)
-
-
-def test_pickled_weights_are_refused(copy: Path) -> None:
-    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
-    with pytest.raises(PolicyError, match=r"only pytorch_model\.bin, which leret does not unpickle"):
-        load(copy)
-
-
-@pytest.mark.parametrize("n_bytes", [0, 20, 5000])
-def test_weights_cut_short_are_refused(copy: Path, n_bytes: int) -> None:
-    file = copy / "model.safetensors"
+def cut_short(path: Path, n_bytes: int) -> None:
+    file = path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:n_bytes])
-    with pytest.raises(PolicyError, match="damaged or cut short"):
-        load(copy)
 
 
-def test_missing_weights_are_refused_instead_of_made_up(copy: Path) -> None:
-    file = copy / "model.safetensors"
-    weights = load_file(file)
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, file, metadata={"format": "pt"})
-    with pytest.raises(PolicyError, match=r"lacks 1 of the model's weights \(model\.layers\.1\.mlp\.up_proj\.weight\)"):
-        load(copy)
+def leave_out(path: Path, name: str) -> None:
+    weights = load_file(path / "model.safetensors")
+    del weights[name]
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_weights_of_another_shape_are_refused(copy: Path) -> None:
-    change_config(copy, intermediate_size=96)
-    with pytest.raises(PolicyError, match=r"cannot be loaded|lacks"):
-        load(copy)
+def index(path: Path, file: str) -> None:
+    names = {"metadata": {}, "weight_map": {"lm_head.weight": file}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(names))
 
 
-def test_a_missing_shard_is_named(copy: Path) -> None:
-    index = {"metadata": {}, "weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
-    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(PolicyError, match=r"lacks model-00002-of-00002\.safetensors"):
+def unlink(path: Path, *names: str) -> None:
+    for name in names:
+        (path / name).unlink()
+
+
+WEIGHT = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (shutil.rmtree, r"no model directory .*copy"),
+        (lambda path: unlink(path, "config.json"), r"neither config\.json"),
+        (lambda path: (path / "config.json").write_text("{"), r"config\.json"),
+        (
+            lambda path: (path / "model.safetensors").rename(path / "pytorch_model.bin"),
+            r"only pytorch_model\.bin, which leret does not unpickle",
+        ),
+        (lambda path: cut_short(path, 0), "damaged or cut short"),
+        (lambda path: cut_short(path, 20), "damaged or cut short"),
+        (lambda path: cut_short(path, 5000), "damaged or cut short"),
+        (lambda path: leave_out(path, WEIGHT), rf"lacks 1 of the model's weights \({re.escape(WEIGHT)}\)"),
+        (lambda path: change_config(path, intermediate_size=96), "cannot be loaded|lacks"),
+        (lambda path: index(path, "model-00002-of-00002.safetensors"), r"lacks model-00002-of-00002\.safetensors"),
+        (
+            lambda path: change_config(path, model_type="mystery", architectures=["MysteryForCausalLM"]),
+            "mystery.*use kind: openai",
+        ),
+        (
+            lambda path: unlink(path, "tokenizer.json", "tokenizer_config.json"),
+            "no tokenizer that can be loaded",
+        ),
+        (lambda path: unlink(path, "chat_template.jinja"), "no chat template"),
+    ],
+)
+def test_what_is_no_whole_model_is_refused(copy: Path, damage: Callable[[Path], object], says: str) -> None:
+    damage(copy)
+    with pytest.raises(PolicyError, match=says):
         load(copy)
 
 
@@ -89,15 +96,14 @@ def test_weights_in_a_folder_are_refused_for_no_digest_has_them(copy: Path, name
     if names == "config":
         change_config(copy, transformers_weights="sub/model.safetensors")
     else:
-        index = {"metadata": {}, "weight_map": {"lm_head.weight": "sub/model.safetensors"}}
-        (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+        index(copy, "sub/model.safetensors")
     with pytest.raises(PolicyError, match=r"lacks sub/model\.safetensors"):
         load(copy)
 
 
 @pytest.mark.parametrize(
     "load_it",
-    [load_tokenizer, lambda path: load_weights(path, "float32"), load_template],
+    [load_tokenizer, lambda path: load_weights(path, "float32"), lambda path: load_template(str(path))],
     ids=["tokenizer", "weights", "template"],
 )
 def test_no_code_of_a_model_is_run_whatever_is_typed(
@@ -110,31 +116,6 @@ def test_no_code_of_a_model_is_run_whatever_is_typed(
     with pytest.raises(PolicyError, match="custom code"):
         load_it(copy)
     assert not (copy / "written").exists()
-
-
-def test_an_unknown_architecture_is_told_with_a_way_out(copy: Path) -> None:
-    change_config(copy, model_type="mystery", architectures=["MysteryForCausalLM"])
-    with pytest.raises(PolicyError, match=r"mystery.*use kind: openai"):
-        load(copy)
-
-
-def test_broken_json_is_told(copy: Path) -> None:
-    (copy / "config.json").write_text("{")
-    with pytest.raises(PolicyError, match=r"config\.json"):
-        load(copy)
-
-
-def test_a_missing_tokenizer_is_told(copy: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (copy / name).unlink()
-    with pytest.raises(PolicyError, match="no tokenizer that can be loaded"):
-        load(copy)
-
-
-def test_a_tokenizer_without_chat_template_is_told(copy: Path) -> None:
-    (copy / "chat_template.jinja").unlink()
-    with pytest.raises(PolicyError, match="no chat template"):
-        load(copy)
 
 
 def test_a_policy_whose_pretraining_was_stopped_is_called_half_made(

@@ -16,13 +16,14 @@ from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
 from leret.core.errors import PolicyError, TrainingError
 from leret.policies.base import Request
 from leret.policies.dspy_lm import policy_lm
-from leret.policies.load import policy_of, policy_state
+from leret.policies.load import make_policy, policy_state
 from leret.policies.local.chat_template import ChatTemplate, PromptEncoder, apply_template
 from leret.policies.local.policy import LocalPolicy
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.data import Encoder, end_token
 from leret.training.stage import train
+from tests.policies.conftest import ask
 from tests.tiny import tiny_policy
 from tests.training.training_runs import sampled_run
 
@@ -83,7 +84,7 @@ def test_a_bare_completion_and_one_cut_off_in_its_thought_train_a_hybrid_model(m
 def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of: Any, tmp_path: Path, thinking: Any) -> None:
     base = model_of("qwen3")
     settings = LocalPolicySettings(model=str(base), enable_thinking=thinking)
-    policy = policy_of(settings)
+    policy = make_policy(settings)
     assert isinstance(policy, LocalPolicy)
     policy.close()
     assert ("<think>" in policy.tokenizer.decode(policy._encoder.encode(MESSAGES).token_ids)) is (thinking is False)
@@ -105,11 +106,11 @@ def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of: Any, t
 
 def test_enable_thinking_reaches_a_server() -> None:
     settings = OpenAIPolicySettings(model="m", urls=("http://a/v1",), enable_thinking=False)
-    policy: Any = policy_of(settings)
+    policy: Any = make_policy(settings)
     body = json.loads(policy._call(Request(MESSAGES, (1,), 1.0, 8), 1, 1).body)
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
     assert policy_lm(settings).kwargs["extra_body"] == {"chat_template_kwargs": {"enable_thinking": False}}
-    silent: Any = policy_of(settings.model_copy(update={"enable_thinking": None}))
+    silent: Any = make_policy(settings.model_copy(update={"enable_thinking": None}))
     assert "chat_template_kwargs" not in silent._call(Request(MESSAGES, (1,), 1.0, 8), 1, 1).body.decode()
 
 
@@ -136,3 +137,18 @@ def test_a_policy_without_a_system_role_is_sampled_and_trained(model_of: Any, tm
         policy.close()
     run = sampled_run(tmp_path / "run", base, system="write a query")
     assert train(IPORecipe(per_device_train_batch_size=8), run).examples == 48
+
+
+def test_messages_that_the_template_refuses_are_named_by_their_roles(llama_dir: Path) -> None:
+    strict = LocalPolicy(llama_dir, threads=1)
+    strict.tokenizer.chat_template = "{{ raise_exception('no system role') }}"
+    with pytest.raises(PolicyError, match=r"roles user \(no system role\)"):
+        strict.complete_many([ask("the city")])
+
+
+def test_demonstrations_are_told_to_the_engine_as_a_shared_beginning(policy: LocalPolicy) -> None:
+    demo = ({"role": "user", "content": "the city"}, {"role": "assistant", "content": "london"})
+    first = policy._encoder.encode((*demo, {"role": "user", "content": "who wrote the book"}))
+    # <|user|> the city <|assistant|> london <|end|>, and the next turn's <|user|> is not part of it.
+    assert first.n_shared == 6
+    assert policy._encoder.encode(demo[:1]).n_shared == 0

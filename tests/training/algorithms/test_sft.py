@@ -1,0 +1,44 @@
+"""Supervised fine-tuning trains the best completions, and nothing of their prompts."""
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from leret.sampling.store.store import Store
+from leret.training.algorithms.sft import IGNORED, SFTRecipe, TargetCollator, read_examples, sft_rows
+from leret.training.data import Encoded
+from leret.training.stage import train
+
+ENCODED = [Encoded([1, 2], ([3, 4, 5],)), Encoded([7], ([8],))]
+
+
+def test_what_is_trained_is_the_best_completion_under_the_zero_shot_prompt(run):
+    keys = {"learning_rate": 3e-3, "per_device_train_batch_size": 8, "num_train_epochs": 20}
+    train(SFTRecipe(**keys), run)
+    with Store(run.store, read_only=True) as store:
+        group = next(iter(store.groups()))
+    tokenizer = AutoTokenizer.from_pretrained(run.policies / "sft")
+    model = AutoModelForCausalLM.from_pretrained(run.policies / "sft").eval()
+    ids = tokenizer.apply_chat_template(
+        list(group.state.messages), add_generation_prompt=True, return_tensors="pt", return_dict=False
+    )
+    out = model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
+    assert tokenizer.decode(out[:-1]).strip() == group.samples[0].completion
+    assert out[-1] == tokenizer.eos_token_id
+
+
+@pytest.mark.parametrize(("keys", "n"), [({}, 24), ({"max_targets": 2}, 24), ({"targets": "random"}, 24)])
+def test_targets_are_of_the_highest_reward_unless_they_are_a_control(run, keys, n):
+    examples = read_examples(SFTRecipe(**keys), run)
+    with Store(run.store, read_only=True) as store:
+        best = {sample.completion for group in store.groups() for sample in group.samples if sample.reward == 1.0}
+    assert len(examples) == n
+    assert ({text for example in examples for text in example.completions} <= best) is (keys.get("targets") is None)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_prompts_and_padding_have_no_loss(packed):
+    rows = sft_rows(ENCODED)
+    batch = TargetCollator(0, packed=packed)([{name: rows[name][i] for name in rows} for i in range(2)])
+    seen = [[label for label in labels if label != IGNORED] for labels in batch["labels"].tolist()]
+    assert seen == [[3, 4, 5], [8]]
+    assert (batch["labels"][:, 0] == IGNORED).all()

@@ -1,0 +1,80 @@
+"""The directory of a training: one owner, one recipe; and the finished policy, which is left alone."""
+
+import json
+
+import pytest
+
+from leret.core.errors import RunError
+from leret.training.algorithms.sft import SFTRecipe
+from leret.training.checkpoints import CheckpointDirectory, TrainingRecord, model_card
+from leret.training.stage import plan, train
+from tests.training.training_runs import PowerCutError, Stopper, changed, fail
+
+SFT = SFTRecipe(learning_rate=1e-3, per_device_train_batch_size=8, logging_steps=1)
+RECORD = TrainingRecord(
+    "sft", "sft", {"recipe": {"seed": 0}}, "base", 24, 2, 6, 9, 1.0, 0.0, {}, [{"loss": 2.0}, {"loss": 1.0, "step": 6}]
+)
+
+
+def test_an_interrupted_training_refuses_another_recipe(run):
+    with pytest.raises(PowerCutError):
+        train(SFT, run, progress=Stopper(1, fail))
+    with pytest.raises(RunError, match=r"\.sft was begun with another recipe:\n  seed: 0 in the run, 5 in the recipe"):
+        train(changed(SFT, seed=5), run)
+
+
+def test_two_processes_do_not_train_under_one_name(run):
+    with (
+        CheckpointDirectory(run.policies, "sft").lock(),
+        pytest.raises(RunError, match=r"\.sft is being trained by another"),
+    ):
+        train(SFT, run)
+    with pytest.raises(PowerCutError):
+        train(SFT, run, progress=Stopper(1, fail))
+
+
+def test_a_finished_policy_is_left_alone_unless_the_recipe_is_another(run):
+    assert not plan(SFT, run).done
+    first = train(SFT, run)
+    assert plan(SFT, run).done
+    weights = (first.path / "model.safetensors").stat().st_mtime_ns
+    again = train(changed(SFT, save_steps=7, logging_steps=3), run)
+    assert (again.already, again.steps, again.loss_last) == (True, first.steps, first.loss_last)
+    assert (first.path / "model.safetensors").stat().st_mtime_ns == weights
+    with pytest.raises(RunError, match=r"learning_rate: 0\.001 in the run, 0\.002 in the recipe"):
+        train(changed(SFT, learning_rate=2e-3), run)
+
+
+def test_broken_checkpoints_are_passed_over_and_dropped(tmp_path):
+    directory = CheckpointDirectory(tmp_path, "sft")
+    for step, state in ((4, "{}"), (12, "{"), (8, "{}")):
+        (directory.path / f"checkpoint-{step}").mkdir(parents=True)
+        (directory.path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
+    assert directory.checkpoint() == directory.path / "checkpoint-8"
+    directory.drop_broken()
+    assert {path.name for path in directory.path.iterdir()} == {"checkpoint-4", "checkpoint-8"}
+
+
+def test_a_published_policy_has_its_record_and_card_and_nothing_else_stays(tmp_path):
+    directory = CheckpointDirectory(tmp_path, "sft")
+    directory.final.mkdir(parents=True)
+    (directory.path / "logs").mkdir()
+    RECORD.write(directory.final, "a method", 'a "model"', peft=False)
+    directory.publish()
+    assert [path.name for path in tmp_path.iterdir()] == ["sft"]
+    assert {path.name for path in directory.policy.iterdir()} == {"README.md", "logs", "training.json"}
+    assert json.loads((directory.policy / "training.json").read_text())["total_steps"] == 9
+    report = RECORD.report(directory.policy, 2.0)
+    assert (report.loss_first, report.loss_last, report.dropped) == (2.0, 1.0, 2)
+
+
+def test_the_front_matter_of_the_card_survives_quotes():
+    front = model_card(RECORD, "a method", 'C:\\a "model"', peft=True).split("---")[1]
+    from leret.core import yaml
+
+    values = yaml.load(front)
+    assert (values["base_model"], values["library_name"], values["tags"]) == (
+        'C:\\a "model"',
+        "peft",
+        ["leret", "trl", "sft"],
+    )

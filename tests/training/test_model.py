@@ -1,0 +1,108 @@
+"""Where a training starts: the base, a policy of the run, a directory, an adapter; and what is refused."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from leret.config.training import LoraSettings
+from leret.core.bundled import demo_policy
+from leret.core.errors import PolicyError, TrainingError
+from leret.training.algorithms.preference import IPORecipe
+from leret.training.algorithms.sft import SFTRecipe
+from leret.training.model import InitialPolicy, find_initial, load_for_training, pick_device
+from leret.training.stage import train
+from tests.training.training_runs import changed, sampled_run
+
+KEYS = {"learning_rate": 1e-3, "per_device_train_batch_size": 8, "logging_steps": 1}
+LORA = LoraSettings(r=4, alpha=8)
+SFT = SFTRecipe(num_train_epochs=2, **KEYS)
+IPO = IPORecipe(init_from="adapted", num_train_epochs=2, **KEYS)
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory, base):
+    """A run with an adapter that SFT trained, and its report."""
+    run = sampled_run(tmp_path_factory.mktemp("adapted") / "run", base)
+    return run, train(changed(SFT, name="adapted", lora=LORA), run)
+
+
+def test_lora_leaves_an_adapter_that_names_its_base_and_goes_on_from_it(adapted, base):
+    run, sft = adapted
+    assert not (sft.path / "model.safetensors").exists()
+    assert sft.loss_last < sft.loss_first
+    ipo = train(changed(IPO, lora=LORA), run)
+    assert ipo.loss_first == pytest.approx(100.0), "the reference is the adapter that it started from"
+    assert ipo.loss_last < 100
+    for path in (sft.path, ipo.path):
+        assert json.loads((path / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+    before, after = (load_file(path / "adapter_model.safetensors") for path in (sft.path, ipo.path))
+    assert before.keys() == after.keys()
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_full_training_from_an_adapter_merges_it(adapted, base):
+    run, sft = adapted
+    model, _ = load_for_training(find_initial(run, "adapted"), IPO)
+    assert not hasattr(model, "peft_config")
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    weights, plain = model.state_dict(), load_file(base / "model.safetensors")
+    moved = {name for name, value in plain.items() if not torch.equal(value, weights[name])}
+    adapter = load_file(sft.path / "adapter_model.safetensors")
+    expected = {name.removeprefix("base_model.model.").replace(".lora_A", "") for name in adapter if "lora_A" in name}
+    assert moved == expected
+
+
+def test_an_adapter_of_another_shape_is_refused(adapted):
+    run, _ = adapted
+    with pytest.raises(TrainingError, match=r"an adapter with r 4 and alpha 8, the recipe asks for r 2 and alpha 8"):
+        load_for_training(find_initial(run, "adapted"), changed(IPO, lora=LoraSettings(r=2, alpha=8)))
+
+
+def test_an_unknown_init_lists_what_there_is(adapted, run):
+    for given, known in ((run, "none yet"), (adapted[0], "adapted")):
+        with pytest.raises(TrainingError, match=rf"init_from: 'dpo' is not base, not a trained policy .*{known}"):
+            find_initial(given, "dpo")
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "says"),
+    [
+        ({"kind": "local", "model": "/gone"}, PolicyError, r"gone is no longer there; set init_from"),
+        ({"kind": "openai", "model": "big"}, TrainingError, r"sampled from 'big' on a server; .* set init_from"),
+    ],
+    ids=["lost", "served"],
+)
+def test_a_base_without_weights_here_asks_for_a_directory(run, policy, error, says):
+    run.update(sampling={**run.manifest()["sampling"], "policy": policy})
+    with pytest.raises(error, match=says):
+        train(SFT, run)
+    assert find_initial(run, "demo").directory == demo_policy().resolve()
+
+
+def test_a_base_that_changed_since_it_was_sampled_is_refused(run):
+    run.update(rounds=[{"policy": "base", "model": "base", "digest": "f" * 32}])
+    with pytest.raises(TrainingError, match=r"is no longer the one that .* was sampled from"):
+        train(SFT, run)
+
+
+def test_truncated_weights_are_refused(run, base, tmp_path):
+    broken = shutil.copytree(base, tmp_path / "broken")
+    data = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(PolicyError, match=r"model\.safetensors is damaged or cut short"):
+        train(changed(SFT, init_from=str(broken)), run)
+
+
+def test_a_snapshot_of_the_hub_is_named_by_its_repository(tmp_path):
+    path = tmp_path / "models--owner--name" / "snapshots" / "abc"
+    assert InitialPolicy("base", path, "d").base_model == "owner/name"
+    assert InitialPolicy("base", tmp_path / "mine", "d").base_model == "mine"
+
+
+def test_a_device_that_is_not_there_is_refused():
+    assert pick_device("cpu") == "cpu"
+    with pytest.raises(TrainingError, match="device: tpu is not available"):
+        pick_device("tpu")

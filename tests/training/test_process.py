@@ -1,0 +1,57 @@
+"""Around a training: what is put back afterwards, a full disk, signals, and a loss that is no number."""
+
+import errno
+import os
+import signal
+
+import pytest
+import torch
+import transformers
+
+from leret.core.errors import TrainingError
+from leret.training.algorithms.sft import SFTRecipe
+from leret.training.process import Interrupt, training_process
+from leret.training.stage import train
+from tests.training.training_runs import interrupt
+
+
+def test_threads_logs_and_environment_are_put_back(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_DIR", "mine")
+    before = dict(os.environ), torch.get_num_threads(), transformers.logging.get_verbosity()
+    with training_process(tmp_path, 1):
+        assert torch.get_num_threads() == 1
+        assert (os.environ["WANDB_DIR"], os.environ["TENSORBOARD_LOGGING_DIR"]) == ("mine", f"{tmp_path}/logs")
+    assert before == (dict(os.environ), torch.get_num_threads(), transformers.logging.get_verbosity())
+
+
+@pytest.mark.parametrize(
+    ("raised", "full"),
+    [("PytorchStreamWriter failed writing file", True), ("unexpected pos 64 vs 0", True), ("a shape is wrong", False)],
+)
+def test_a_full_disk_is_an_os_error_whichever_library_says_it(tmp_path, raised, full):
+    with pytest.raises(OSError if full else RuntimeError) as caught, training_process(tmp_path, None):
+        raise RuntimeError(raised)
+    assert getattr(caught.value, "errno", None) == (errno.ENOSPC if full else None)
+
+
+def test_a_second_signal_ends_at_once_and_the_handlers_are_put_back():
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    asked = Interrupt()
+
+    def twice():
+        with asked.handled():
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert asked.requested
+            interrupt()
+            pytest.fail("the second one does not come back")
+
+    with pytest.raises(KeyboardInterrupt):
+        twice()
+    assert handlers == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
+
+
+def test_a_loss_that_is_no_number_stops_with_the_step(run):
+    keys = {"learning_rate": 1e30, "max_grad_norm": 1e30, "num_train_epochs": 20, "logging_steps": 1}
+    with pytest.raises(TrainingError, match=r"the (loss|grad_norm) is (nan|inf) at step \d+ of 60; lower learning_rat"):
+        train(SFTRecipe(per_device_train_batch_size=8, **keys), run)
+    assert not (run.policies / "sft").exists()
