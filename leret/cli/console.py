@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from leret.core.errors import LeretError
 from leret.core.progress import Progress
 
 _JSON: ContextVar[bool] = ContextVar("leret_json", default=False)
@@ -76,6 +77,19 @@ def warn_of_demo(kind: str, model: str) -> None:
     if kind != "world" and re.fullmatch("demo(-[0-9a-f]{8})?", model):
         told = "finds next to nothing in other data; `leret init` writes a recipe with another policy"
         complain(f"policy.model demo knows the words of leret's generated world alone, and {told}", "warning: ")
+
+
+def known_names(recipe: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What the tables of readers and rewards lack of a sampling recipe: a check for `leret.config.load`."""
+    from leret.datasets.formats import reader_of
+    from leret.rewards import reward
+
+    for section, key, find in (("data", "kind", reader_of), ("sampling", "reward", reward)):
+        try:
+            if hasattr(recipe, section):
+                find(getattr(getattr(recipe, section), key))
+        except LeretError as error:
+            yield (f"{section}.{key}",), str(error)
 
 
 def facts(values: Any, shown: Mapping[str, Any] | None = None) -> None:

@@ -19,6 +19,7 @@ from leret.cli.console import (
     SkipInvalid,
     done,
     facts,
+    known_names,
     say,
     shown,
     warn_of_demo,
@@ -60,7 +61,7 @@ def pretrain(
     from leret.demo.pretrain.stage import pretrain as stage
 
     given = (overrides or []) + ["data.skip_invalid=true"] * skip_invalid
-    settings = load_recipe(recipe, SamplingRecipe, given, optional=("policy.model",))
+    settings = load_recipe(recipe, SamplingRecipe, given, optional=("policy.model",), check=known_names)
     with shown() as progress:
         path = stage(settings, out, progress=progress)
     done(f"a policy in {path}")

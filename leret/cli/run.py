@@ -17,6 +17,7 @@ from leret.cli.console import (
     TrainingOverrides,
     done,
     facts,
+    known_names,
     say,
     shown,
     table,
@@ -111,7 +112,7 @@ def run(
     from leret.core.runs import Run
     from leret.optimize.rounds import run_stage, schedule
 
-    loaded = load_all(recipes, (overrides or []) + ["data.skip_invalid=true"] * skip_invalid)
+    loaded = load_all(recipes, (overrides or []) + ["data.skip_invalid=true"] * skip_invalid, known_names)
     for recipe in loaded:
         if isinstance(recipe, SamplingRecipe):
             warn_of_demo(recipe.data.kind, recipe.policy.model)

@@ -16,6 +16,7 @@ from leret.cli.console import (
     SkipInvalid,
     done,
     facts,
+    known_names,
     shown,
     warn_of_demo,
 )
@@ -50,7 +51,8 @@ def sample(
     from leret.core.errors import ConfigError
     from leret.core.runs import Run
 
-    settings = load_recipe(recipe, SamplingRecipe, (overrides or []) + ["data.skip_invalid=true"] * skip_invalid)
+    given = (overrides or []) + ["data.skip_invalid=true"] * skip_invalid
+    settings = load_recipe(recipe, SamplingRecipe, given, check=known_names)
     if engine == "process" and (workers is not None or address is not None):
         raise ConfigError("--workers and --address belong to --engine ray; add it")
     if engine == "ray" and (workers is None or shard is not None):

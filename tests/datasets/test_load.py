@@ -115,7 +115,7 @@ FILES: dict[str, tuple[str, list[Any], str]] = {
     "no answer in any": ("musique", changed(MUSIQUE[0], paragraphs=MUSIQUE[0]["paragraphs"][1:2]), "'is_supporting'"),
     "no corpus": ("hover", HOVER, r"data\.corpus is missing"),
     "no corpus of ours": ("jsonl", HOTPOT, r"data\.corpus is missing"),
-    "an unknown kind": ("hotpot", HOTPOT, "'hotpot'; it should be one of jsonl, beir"),
+    "an unknown kind": ("hotpot", HOTPOT, "'hotpot' of data; available: jsonl, beir"),
 }  # fmt: skip
 
 

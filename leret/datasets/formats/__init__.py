@@ -35,7 +35,7 @@ def reader_of(kind: str) -> Reader:
         DataError: there is none.
     """
     if kind not in READERS:
-        raise DataError(f"data.kind is {kind!r}; it should be one of {', '.join(READERS)}")
+        raise DataError(f"unknown kind {kind!r} of data; available: {', '.join(READERS)}")
     return READERS[kind]
 
 
