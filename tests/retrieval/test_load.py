@@ -29,7 +29,7 @@ from leret.retrieval.base import Documents, Retriever
 from leret.retrieval.index.documents import DocumentTable
 from leret.retrieval.index.manifest import IndexEngine, Manifest, check_files, read_manifest
 from leret.retrieval.load import ENGINES, EngineKind, load_retriever, open_index
-from tests.retrieval.engines import ANIMALS, KINDS, settings
+from tests.retrieval.small import ANIMALS, KINDS, settings
 
 LEXICAL = {"bm25", "tantivy"}
 
@@ -221,7 +221,7 @@ import os, sys
 from pathlib import Path
 from leret.retrieval import load
 from leret.retrieval.index import manifest
-from tests.retrieval.engines import ANIMALS, settings
+from tests.retrieval.small import ANIMALS, settings
 kind, folder, directory = sys.argv[1:]
 def die(*_):
     os.kill(os.getpid(), 9)
