@@ -48,10 +48,10 @@ def policy(
     from leret.core.errors import PolicyError
     from leret.core.runs import Run
     from leret.policies.serving.engines import Listening
-    from leret.policies.serving.launch import free_port, plan, started
-    from leret.policies.serving.model import find_served
+    from leret.policies.serving.launch import free_port, plan, run_server
+    from leret.policies.serving.model import resolve_policy
 
-    served = find_served(policy, None if run is None else Run.open(run), name)
+    served = resolve_policy(policy, None if run is None else Run.open(run), name)
     at = Listening(host, port or free_port(host))
     planned = plan(
         served,
@@ -70,7 +70,7 @@ def policy(
     try:
         with (
             _stopping(),
-            started(
+            run_server(
                 planned, timeout_s=timeout, grace_s=grace, log=log, tell=lambda text: complain(text, label="")
             ) as child,
         ):
