@@ -226,7 +226,7 @@ def main() -> None:
         index = arguments.index or Path(scratch) / "index"
         if arguments.engine == "colbert" and arguments.checkpoint is None:
             sys.path.append(str(ROOT))
-            from tests.retrieval.models import colbert_checkpoint
+            from tests.retrieval.small import colbert_checkpoint
 
             checkpoint = index.with_name(f"{index.name}-checkpoint")  # beside the index, which names it
             if not checkpoint.exists():

@@ -75,23 +75,14 @@ class Free:
 
 @dataclass(frozen=True)
 class RecipePath:
-    """Marks a key that names a file or directory; a relative one is looked for as `leret.config.paths` says.
+    """Marks a key that names a file or directory; a relative one is looked for as `leret.config.load` says."""
 
-    Attributes:
-        what: what is expected there, in a message.
-        mend: what to do when it is missing.
-        hub: the value may also be the name of a model of the Hugging Face hub (``owner/name``).
-        names: values that are no paths (``demo``).
-        may_be_missing: it is made later.
-        member: a ``:Name`` follows the path, as in ``FILE.py:Class``.
-    """
-
-    what: str
+    what: str  # is expected there, in a message
     mend: str = "correct the path"
-    hub: bool = False
-    names: tuple[str, ...] = ()
-    may_be_missing: bool = False
-    member: bool = False
+    hub: bool = False  # the value may also be the name of a model of the Hugging Face hub (owner/name)
+    names: tuple[str, ...] = ()  # values that are no paths (demo)
+    may_be_missing: bool = False  # it is made later
+    member: bool = False  # a :Name follows the path, as in FILE.py:Class
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -121,7 +112,7 @@ def free_keys(recipe: Any) -> frozenset[str]:
                 if mark_of(field, Free) is not None:
                     free.add(key)
                     continue
-                if not any(True for _ in models_in(field.annotation)):
+                if not list(models_in(field.annotation)):
                     deciding.add(key)
                 walk(field.annotation, f"{key}.")
 
@@ -130,12 +121,9 @@ def free_keys(recipe: Any) -> frozenset[str]:
 
 
 def with_paths(settings: M, change: Callable[[Key, str, RecipePath], str], key: Key = ()) -> M:
-    """A copy whose paths, wherever `RecipePath` marks one, are what ``change`` makes of them.
+    """A copy whose paths, wherever `RecipePath` marks one, are what ``change`` makes of key, path and mark.
 
-    Args:
-        settings: a recipe, or a section.
-        change: gets the key, the path (without the class that may follow it) and its mark.
-        key: of ``settings`` in the recipe.
+    ``key`` is that of ``settings`` in the recipe. A path comes without the class that may follow it.
     """
 
     def changed(value: Any, mark: RecipePath | None, key: Key) -> Any:
@@ -151,9 +139,8 @@ def with_paths(settings: M, change: Callable[[Key, str, RecipePath], str], key: 
         return value
 
     fields = type(settings).model_fields.items()
-    values = {name: (getattr(settings, name), mark_of(field, RecipePath)) for name, field in fields}
     return settings.model_copy(
-        update={name: changed(value, mark, (*key, name)) for name, (value, mark) in values.items()}
+        update={n: changed(getattr(settings, n), mark_of(field, RecipePath), (*key, n)) for n, field in fields}
     )
 
 

@@ -7,39 +7,47 @@ the folder around that, and at last among what leret ships.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from leret.config.conflicts import clashes
+from leret.config.base import RecipePath, with_paths
+from leret.config.conflicts import Clash, clashes
 from leret.config.evaluation import EvalRecipe
 from leret.config.messages import describe, key_of
-from leret.config.paths import locate
 from leret.config.sampling import SamplingRecipe
 from leret.config.training import TrainingRecipe
 from leret.core import bundled as shipped
 from leret.core.errors import ConfigError
-from leret.core.yaml import Key, Placed, parse
+from leret.core.yaml import Key, Placed, dotted, parse
 
 Recipe = SamplingRecipe | TrainingRecipe | EvalRecipe
 R = TypeVar("R", SamplingRecipe, TrainingRecipe, EvalRecipe)
+Check = Callable[[Recipe], Iterable[Clash]]
+"""What only other packages know to be wrong with a recipe: names that their tables lack."""
 
-_FOLDERS: dict[type[Any], str] = {SamplingRecipe: "sampling", TrainingRecipe: "training", EvalRecipe: "eval"}
-_COMMANDS: dict[type[Any], str] = {SamplingRecipe: "sample", TrainingRecipe: "train", EvalRecipe: "eval"}
+_FOLDERS: dict[Any, str] = {SamplingRecipe: "sampling", TrainingRecipe: "training", EvalRecipe: "eval"}
+_COMMANDS: dict[Any, str] = {SamplingRecipe: "sample", TrainingRecipe: "train", EvalRecipe: "eval"}
+
+
+def _nothing(recipe: Recipe) -> Iterable[Clash]:
+    return ()
 
 
 def load_recipe(
-    path: str | Path, model: type[R], overrides: Sequence[str] = (), *, optional: Collection[str] = ()
+    path: str | Path,
+    model: type[R],
+    overrides: Sequence[str] = (),
+    *,
+    optional: Collection[str] = (),
+    check: Check = _nothing,
 ) -> R:
-    """Read a recipe: a YAML file, or the name of a shipped one.
+    """Read a recipe: a YAML file, or the name of a shipped one; a ConfigError lists all faults with their places.
 
     ``overrides`` (``a.b=c``; the value is YAML) win over the file. Files of the dotted keys ``optional`` may be missing
     (``policy.model`` when it is about to be made).
-
-    Raises:
-        ConfigError: all faults together, each with its place and its mend.
     """
     file = find_recipe(path, _FOLDERS[model])
     placed = _read(file)
@@ -47,14 +55,11 @@ def load_recipe(
     if stage not in {None, model}:
         wanted = f"a recipe for `leret {_COMMANDS[stage]}`, not for `leret {_COMMANDS[model]}`"
         raise ConfigError(f"{file}: {wanted}; name the other")
-    return _checked(placed, model, file.resolve().parent, overrides, optional)
+    return _checked(placed, model, file.resolve().parent, overrides, optional, check)
 
 
 def flag_recipe(
-    value: dict[str, Any],
-    flags: Mapping[str, str],
-    overrides: Sequence[str] = (),
-    optional: Collection[str] = (),
+    value: dict[str, Any], flags: Mapping[str, str], overrides: Sequence[str] = (), optional: Collection[str] = ()
 ) -> SamplingRecipe:
     """A sampling recipe of which some keys were named by the flags of a command, checked like one in a file.
 
@@ -62,26 +67,21 @@ def flag_recipe(
     """
     whole = {"program": {"adapter": {"kind": "compact"}}, **value}
     placed = Placed(whole, {tuple(key.split(".")): flag for key, flag in flags.items()})
-    return _checked(placed, SamplingRecipe, Path.cwd(), overrides, optional)
+    return _checked(placed, SamplingRecipe, Path.cwd(), overrides, optional, _nothing)
 
 
 def find_recipe(path: str | Path, *folders: str) -> Path:
-    """The file of a recipe: as named, or else a shipped one of that name, in the first of ``folders`` that has one.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The file of a recipe: as named, or else a shipped one of that name, in the first of ``folders`` that has one."""
     file = Path(path)
     if file.is_dir():
         raise ConfigError(f"{path} is a directory; name a recipe in it, as in {file / 'NAME.yaml'}")
     return file if file.is_file() else shipped.find(str(path), *folders)
 
 
-def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> list[Recipe]:
+def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: Check = _nothing) -> list[Recipe]:
     """Read recipes of several stages; an override goes to each of them that has its first key.
 
     A short name that several stages have (``demo``) is of sampling where it comes first, and of another stage later.
-
     All faults of all recipes are listed together, with overrides that none of them has a place for.
     """
     loaded: list[Recipe] = []
@@ -93,7 +93,7 @@ def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> list
             stage, keys = stage_of(file), _class_of(stage_of(file), _read(file).value).model_fields
             own = [override for override in overrides if override.partition("=")[0].split(".")[0].strip() in keys]
             taken |= set(own)
-            loaded.append(load_recipe(file, stage, own))
+            loaded.append(load_recipe(file, stage, own, check=check))
         except ConfigError as error:
             problems += error.problems
     strange = [override for override in overrides if override not in taken] if loaded or taken else []
@@ -147,14 +147,14 @@ def _read(file: Path) -> Placed:
     return placed
 
 
-def _checked(placed: Placed, model: type[R], beside: Path, overrides: Sequence[str], optional: Collection[str]) -> R:
-    problems = list(placed.problems)
-    for override in overrides:
-        problems += _override(placed, override)
-    recipe, faults = _validate(placed, model)
+def _checked(
+    placed: Placed, model: type[R], beside: Path, overrides: Sequence[str], optional: Collection[str], check: Check
+) -> R:
+    problems = [*placed.problems, *(fault for override in overrides for fault in _override(placed, override))]
+    recipe, faults = _validate(placed, model, check)
     problems += faults
     if recipe is not None:
-        recipe, missing = locate(recipe, placed, beside, optional)
+        recipe, missing = _located(recipe, placed, beside, optional)
         problems += missing
     if problems or recipe is None:
         raise ConfigError(problems)
@@ -186,7 +186,7 @@ def _override(placed: Placed, override: str) -> list[str]:
     return []
 
 
-def _validate(placed: Placed, model: type[R]) -> tuple[R | None, list[str]]:
+def _validate(placed: Placed, model: type[R], check: Check) -> tuple[R | None, list[str]]:
     """The recipe where it is one, and its faults.
 
     Where some values are faulty, the rest is validated without them, for impossible combinations and missing files.
@@ -207,7 +207,7 @@ def _validate(placed: Placed, model: type[R]) -> tuple[R | None, list[str]]:
             value = _without(placed.value, faulty)
     else:
         return None, problems
-    for names, message in clashes(recipe):
+    for names, message in (*clashes(recipe), *check(recipe)):
         parts = [tuple(name.split(".")) for name in names]
         if not any(part[: len(bad)] == bad for part in parts for bad in faulty):
             problems.append(f"{placed.at(parts[0])}{names[0]}: {message}")
@@ -219,3 +219,36 @@ def _without(value: Any, faulty: Collection[Key], key: Key = ()) -> Any:
     if isinstance(value, dict):
         return {k: _without(v, faulty, (*key, k)) for k, v in value.items() if (*key, k) not in faulty}
     return value
+
+
+def _located(recipe: R, placed: Placed, beside: Path, optional: Collection[str]) -> tuple[R, list[str]]:
+    """The recipe with absolute paths, and one line for each file that is missing."""
+    problems: list[str] = []
+    folders = (Path.cwd(), beside, beside.parent, shipped.root())
+    pretrained = getattr(recipe, "pretrain", None) is not None
+
+    def found(key: Key, given: str, mark: RecipePath) -> str:
+        made_here = pretrained and key == ("policy", "model")
+        if _is_name(given, mark) and (not made_here or given in mark.names):
+            return given
+        for folder in folders if given else ():
+            path = folder / Path(given).expanduser()
+            if path.exists():
+                return str(path.resolve())
+        if mark.may_be_missing or dotted(key) in optional:
+            return str(Path(given).absolute())
+        mend = "`leret pretrain` this recipe first, or correct the path" if made_here else mark.mend
+        problems.append(f"{placed.at(key)}{dotted(key)}: no {mark.what} {given!r} here or beside the recipe; {mend}")
+        return given
+
+    return with_paths(recipe, found), problems
+
+
+def _is_name(given: str, mark: RecipePath) -> bool:
+    """Whether a value is a name and no path: ``demo``, ``hf:NAME``, or ``owner/name`` where no such folder is here."""
+    if given in mark.names or given.startswith("hf:"):
+        return True
+    owner, _, name = given.partition("/")
+    return (
+        mark.hub and bool(name) and "/" not in name and owner not in {"", ".", "..", "~"} and not Path(owner).exists()
+    )

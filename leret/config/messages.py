@@ -51,10 +51,8 @@ def _complaint(detail: Mapping[str, Any], key: Key, model: type[BaseModel], reci
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown(key, model, recipe)
-    if kind == "missing":
-        return f"missing; add it{_hint(model, key, recipe)}"
-    if kind == "union_tag_not_found":
-        return "missing; add it"
+    if kind in {"missing", "union_tag_not_found"}:
+        return f"missing; add it{_hint(model, key, recipe) if kind == 'missing' else ''}"
     if kind in {"literal_error", "union_tag_invalid"}:
         value = context.get("tag", value)
         allowed = re.findall(r"'([^']*)'|\b(\d+)\b", context.get("expected_tags") or context["expected"])
@@ -81,14 +79,12 @@ def _unknown(key: Key, model: type[BaseModel], recipe: Any) -> str:
     known = sorted({field for one in _sections(model, around, recipe) for field in one.model_fields})
     numbered = [k for k in known if k[-1].isdigit() and name[-1:].isdigit() and k[:-1] == name[:-1]]
     near = numbered or get_close_matches(name, known, 1)
-    kinds = [one.model_fields["kind"].default for one in _sections(model, around, recipe, any_kind=True)
-             if name in one.model_fields and "kind" in one.model_fields]  # fmt: skip
-    if kinds:
+    others = (one.model_fields for one in _sections(model, around, recipe, any_kind=True))
+    if kinds := [fields["kind"].default for fields in others if name in fields and "kind" in fields]:
         return f"not of this kind, but of {', '.join(kinds)}; remove it"
     if near:
         return f"unknown key; did you mean {dotted((*around, near[0]))}?"
-    elsewhere = [k for k in _all_keys(model) if k[-1] == name]
-    if elsewhere:
+    if elsewhere := [k for k in _all_keys(model) if k[-1] == name]:
         return f"unknown key here; did you mean {dotted(elsewhere[0])}?"
     return f"unknown key; known here: {', '.join(known)}"
 
@@ -126,8 +122,5 @@ def _all_keys(model: Any, around: Key = ()) -> list[Key]:
 
 def _hint(model: type[BaseModel], key: Key, recipe: Any) -> str:
     fields = [one.model_fields.get(str(key[-1])) for one in _sections(model, key[:-1], recipe)]
-    field = next((field for field in fields if field is not None), None)
-    options = get_args(field.annotation) if field else ()
-    if options and all(isinstance(option, str) for option in options):
-        return f" ({' | '.join(options)})"
-    return f" ({field.description})" if field and field.description else ""
+    told = next((field.description for field in fields if field is not None), None)
+    return f" ({told})" if told else ""

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    SerializeAsAny,
-)
+from pydantic import AfterValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, SerializeAsAny
 
 from leret.config.base import Free, RecipePath, Settings
 from leret.config.data import DataSettings
@@ -89,7 +82,7 @@ class SamplingSettings(Settings):
 class PretrainSettings(Settings):
     """How `leret pretrain` builds a small policy from gold-blind demonstrations."""
 
-    kind: Literal["scratch", "minilm"]
+    kind: Literal["scratch", "minilm"] = Field(description="scratch or minilm")
     steps: PositiveInt | None = None
     minutes: float | None = Field(None, gt=0, description="CPU-minutes, one thread; the schedule is scaled to it")
     seed: int = 0

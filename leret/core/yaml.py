@@ -27,13 +27,7 @@ _MAX_VALUES = 100_000
 
 @dataclass
 class Placed:
-    """A YAML document's value, where its keys stand, and what is wrong with it.
-
-    Attributes:
-        value: the document; None where it is empty.
-        places: key to place (``file.yaml:12``).
-        problems: keys that are no text.
-    """
+    """A document (None where it is empty), the places of its keys (``file.yaml:12``), and keys that are no text."""
 
     value: Any
     places: dict[Key, str]
@@ -51,11 +45,7 @@ class Placed:
 
 
 def parse(text: str, source: str) -> Placed:
-    """Read a document with the places of its keys; ``source`` is its name in messages.
-
-    Raises:
-        ConfigError: it is not YAML, or gives a key twice; with the line.
-    """
+    """Read a document with the places of its keys; ``source`` is its name in messages. ConfigErrors name the line."""
     try:
         document = YAML(typ="rt").load(text)
     except RecursionError as error:
@@ -91,11 +81,7 @@ def parse(text: str, source: str) -> Placed:
 
 
 def load(text: str) -> Any:
-    """Read a document as plain values.
-
-    Raises:
-        ConfigError: it is not YAML.
-    """
+    """Read a document as plain values."""
     return parse(text, "YAML").value
 
 
@@ -119,10 +105,9 @@ def dotted(key: Key) -> str:
 
 def _scalar(value: Any) -> Any:
     """Without the subclasses that remember how a value was written."""
-    for kind, plain in ((bool, bool), (ScalarBoolean, bool), (int, int), (float, float), (str, str)):
-        if isinstance(value, kind):
-            return plain(value)
-    return value
+    if isinstance(value, bool | ScalarBoolean):
+        return bool(value)
+    return next((kind(value) for kind in (int, float, str) if isinstance(value, kind)), value)
 
 
 def _fault(error: Exception, source: str) -> str:

@@ -17,7 +17,7 @@ from leret.cli import app
 from leret.core import yaml
 from leret.core.bundled import demo_policy
 from leret.datasets.world.generate import generate
-from leret.policies.serving.model import find_served
+from leret.policies.serving.model import resolve_policy
 from tests.datasets.writing import DOCUMENTS, json_lines
 from tests.first_steps import write_world
 from tests.tiny import tiny_policy
@@ -91,11 +91,6 @@ def test_what_is_no_policy_is_refused_and_nothing_written(folder: Path, flags: l
     assert not list(folder.glob("*.yaml"))
 
 
-def test_questions_without_documents_need_a_corpus(folder: Path) -> None:
-    code, out = leret("init", *FILES[:2])
-    assert (code, "--corpus data.corpus: missing" in out) == (2, True), out
-
-
 @pytest.mark.parametrize("name", ["sample.yaml", "eval.yaml"])
 def test_a_file_that_is_there_is_never_overwritten(folder: Path, name: str) -> None:
     (folder / name).write_text("mine")
@@ -122,46 +117,8 @@ def test_the_splits_of_the_data_are_kept(folder: Path) -> None:
     assert recipe("eval.yaml")["split"] == "dev"
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [('{"qid": "a", "query": "?", "gold": ["A"]}\n', "neither 'relevant_doc_ids' nor"),
-     ("id,question\n1,Who?\n", "broken JSON"),
-     ('{"what": 1}\n', "field 'question' or 'query' is missing; the fields are 'what'"),
-     ('{"id": "a", "question": "Who?", "relevant_doc_ids": ["Z"]}\n', "gold document 'Z' of question 'a' is not in")],
-)  # fmt: skip
-def test_bad_files_get_the_words_of_sample_from_every_command(folder: Path, text: str, says: str) -> None:
-    (folder / "questions.jsonl").write_text(text)
-    data = ["data.questions=questions.jsonl", "data.corpus=corpus.jsonl", "data.kind=jsonl", "data.split=all"]
-    sets = [part for value in data for part in ("--set", value)]
-    for command in (["init", *FILES], ["data", "inspect", *FILES], ["sample", "demo", "--run", "r", *sets, "--dry-run"],
-                    ["sample", "demo", "--run", "r", *sets]):  # fmt: skip
-        code, out = leret(*command)
-        assert (code, says in out) == (2, True), (command, out)
-
-
-def test_inspect_tells_one_bad_record_among_good_ones(folder: Path) -> None:
-    with (folder / "questions.jsonl").open("a") as file:
-        file.write('{"id": "a", "question": "Who?", "relevant_doc_ids": ["Z"]}\n')
-    code, out = leret("data", "inspect", *FILES)
-    assert (code, "unknown gold 1" in out, "jsonl:101: gold document 'Z'" in out) == (2, True, True), out
-    assert leret("data", "inspect", *FILES, "--skip-invalid")[0] == 0
-
-
-def test_inspect_shows_many_gold_documents_in_short(folder: Path) -> None:
-    documents = [{"doc_id": f"d{i}", "title": "", "text": "x"} for i in range(40)]
-    asked = [{"id": f"q{n}", "question": f"{n}?", "relevant_doc_ids": [d["doc_id"] for d in documents[:n]]}
-             for n in range(1, 41)]  # fmt: skip
-    json_lines(folder / "questions.jsonl", asked[::-1])
-    json_lines(folder / "corpus.jsonl", documents)
-    code, out = leret("data", "inspect", *FILES)
-    assert code == 0, out
-    assert re.search(r"gold documents a question +1 1, 2 1, 3 1, 4 1, 5-8 4, 9-16 8, 17-32 16, 33-64 8\n", out)
-    assert "q40: 40? (d0, d1, d2, d3, d4 and 35 more)" in out
-    assert "None" not in out
-
-
 def test_the_shipped_policy_says_that_it_knows_its_own_world_alone(folder: Path) -> None:
-    served = find_served("demo").name
+    served = resolve_policy("demo").name
     assert leret("init", *FILES, "--policy", "demo")[1].count(KNOWS_NOTHING) == 1
     for command in ("sample", "run"):
         assert KNOWS_NOTHING in leret(command, "sample.yaml", "--run", "r", "--dry-run")[1]

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from leret.cli.console import known_names
 from leret.config.evaluation import EvalRecipe
-from leret.config.load import find_recipe, load_all, load_recipe, stage_of
+from leret.config.load import load_all, load_recipe
 from leret.config.sampling import SamplingRecipe
 from leret.core import bundled
 from leret.core.errors import ConfigError
@@ -21,7 +22,6 @@ policy:
 program:
   adapter: {kind: compact}
 """
-SHIPPED = [name for name in bundled.names() if name.endswith(".yaml")]
 
 
 @pytest.fixture
@@ -93,10 +93,7 @@ def test_unknown_names_are_answered_with_the_nearest(folder: Path, override: str
         ("data={kind: jsonl, questions: r.yaml}", "data.corpus"),
         ("data={kind: hotpotqa, questions: r.yaml, options: {n: 1}}", "data.options"),
         ("program.path=p.py", "program.path"),
-        (
-            "sampling={prompts: 1, samples: none}",
-            "sampling.samples",
-        ),  # the fault itself; no combination is judged by it
+        ("sampling={prompts: 1, samples: none}", "sampling.samples"),  # the fault itself, no combination of it
     ],
 )
 def test_impossible_combinations_are_refused(folder: Path, override: str, key: str | None) -> None:
@@ -158,7 +155,6 @@ def aliases(start: str, end: str, first: str = "lol") -> str:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "r.yaml: empty"),
         ("# nothing\n", "r.yaml: empty"),
         ("- a\n- b\n", "r.yaml:1: a recipe is made of"),
         (GOOD + "data: {kind: world}\n", "r.yaml:6: data: given twice"),
@@ -193,54 +189,6 @@ def test_overrides_that_cannot_be_read_are_refused(folder: Path, override: str) 
     assert problems(folder, override)[0].startswith(f"--set {override}: ")
 
 
-def test_recipes_here_come_before_shipped_ones(folder: Path) -> None:
-    for name in ("sampling/demo.yaml", "sampling/demo", "demo"):
-        assert find_recipe(name, "sampling") == bundled.root() / "sampling" / "demo.yaml"
-    assert find_recipe(write(folder, GOOD, "sampling/demo.yaml")) == Path("sampling/demo.yaml")
-    for name, says in (
-        ("nope", "leret recipes list"),
-        ("hotptqa", r"sampling/hotpotqa\.yaml"),
-        ("sampling", "directory"),
-    ):
-        with pytest.raises(ConfigError, match=says):
-            find_recipe(name, "sampling")
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_recipes_are_valid_and_say_what_they_are_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(bundled.root())
-    folder = name.partition("/")[0]
-    assert stage_of(name) is {"sampling": SamplingRecipe, "training": TrainingRecipe, "eval": EvalRecipe}[folder]
-    values = []
-    if folder == "sampling" and "demo" not in name:
-        values = ["data.questions=README.md", "data.corpus=README.md"]  # the user's own
-        with pytest.raises(ConfigError, match=r"data\.questions is missing.*--set data\.questions=FILE.*leret init"):
-            load_all([name])
-    found: list[str] = []
-    try:
-        load_all([name], values)
-    except ConfigError as error:
-        found = error.problems
-    assert [problem for problem in found if "no model directory" not in problem] == []
-    text = (bundled.root() / name).read_text(encoding="utf-8")
-    assert "../" not in text, "a path outside of the checkout"
-    for word in ("# Purpose:", "# Prerequisites:", "# Command:", "# Expected time:"):
-        assert word in text, f"{name} lacks {word}"
-    assert bundled.purpose(name)
-    if folder == "sampling":
-        assert not [block for block in text.split("\n\n") if "#" not in block], "a section without a comment"
-
-
-def test_copied_recipes_bring_their_programs_and_keep_what_is_there(folder: Path) -> None:
-    write(folder, "# mine\n", "out/pipelines/multihop.py")
-    written = bundled.copy("sampling/demo.yaml", folder / "out")
-    assert folder / "out" / "sampling" / "demo.yaml" in written
-    assert (folder / "out" / "pipelines" / "multihop.py").read_text() == "# mine\n"
-    assert bundled.copy("sampling/demo.yaml", folder / "out") == []
-    recipe = load_recipe("out/sampling/demo.yaml", SamplingRecipe)
-    assert recipe.program.path == f"{folder / 'out' / 'pipelines' / 'multihop.py'}:MultiHop"
-
-
 def test_the_loop_takes_short_names_in_the_order_of_its_stages() -> None:
     loaded = load_all(["demo", "demo-sft", "demo-ipo", "demo"], ["data.limit=7", "seed=5"])
     sampling, *training, evaluation = loaded
@@ -266,3 +214,12 @@ def test_overrides_that_no_recipe_takes_are_told_with_all_else() -> None:
 def test_numbers_are_those_of_yaml_1_2(folder: Path, text: str, value: Any) -> None:
     recipe = load_recipe(write(folder, f"algorithm: sft\nlearning_rate: {text}\n"), TrainingRecipe)
     assert recipe.learning_rate == value
+
+
+def test_names_that_the_tables_lack_are_listed_with_the_other_faults(folder: Path) -> None:
+    text = GOOD.replace("kind: world", "kind: jsnol, questions: r.yaml") + "sampling: {reward: recal, samples: 0}\n"
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(write(folder, text), SamplingRecipe, check=known_names)
+    found = [problem.split(": unknown")[0] for problem in caught.value.problems]
+    assert found[1:] == ["r.yaml:1: data.kind", "r.yaml:6: sampling.reward"]
+    assert found[0].startswith("r.yaml:6: sampling.samples")

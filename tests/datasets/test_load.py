@@ -23,7 +23,6 @@ from tests.datasets.writing import (
     array,
     json_lines,
     load,
-    load_corpus,
     load_tasks,
 )
 
@@ -72,21 +71,6 @@ def test_skipped_records_are_counted_by_kind_and_the_rest_is_read(tmp_path: Path
     assert data.problems.kinds == {"missing field": 1}
 
 
-def test_gold_takes_the_corpus_form_of_unicode(tmp_path: Path) -> None:
-    questions = [{"id": "q", "question": "Where?", "relevant_doc_ids": ["Cafe\u0301"]}]  # e and a combining accent
-    corpus = [{"doc_id": "Caf\u00e9", "text": "A place."}]
-    data = load("jsonl", json_lines(tmp_path / "q", questions), json_lines(tmp_path / "c", corpus))
-    assert data.tasks.items[0].gold == ("Caf\u00e9",)
-
-
-def test_the_world_brings_its_splits_and_its_gold() -> None:
-    options = {"n_train": 30, "n_dev": 10, "n_test": 20}
-    data = load("world", split="dev", seed=1, options=options)
-    assert len(data.tasks) == 10
-    assert all(doc_id in data.corpus for task in data.tasks for doc_id in task.gold)
-    assert load_corpus("world", seed=1, options=options).digest == data.corpus.digest
-
-
 @pytest.mark.parametrize(
     ("options", "says"), [({"n_trian": 3}, "'n_trian'; it has n_train"), ({"n_train": "many"}, "'many'"),
                           ({"n_dev": True}, "n_dev is True")]
@@ -115,7 +99,7 @@ FILES: dict[str, tuple[str, list[Any], str]] = {
     "no answer in any": ("musique", changed(MUSIQUE[0], paragraphs=MUSIQUE[0]["paragraphs"][1:2]), "'is_supporting'"),
     "no corpus": ("hover", HOVER, r"data\.corpus is missing"),
     "no corpus of ours": ("jsonl", HOTPOT, r"data\.corpus is missing"),
-    "an unknown kind": ("hotpot", HOTPOT, "'hotpot'; it should be one of jsonl, beir"),
+    "an unknown kind": ("hotpot", HOTPOT, "'hotpot' of data; available: jsonl, beir"),
 }  # fmt: skip
 
 

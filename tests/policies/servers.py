@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 
+from leret.config.policy import PolicySettings
+from leret.policies.load import make_policy
 from tests.http.servers import Served, serving
+from tests.policies.conftest import ask
 
-__all__ = ["ChatServer", "Served", "TgiServer", "completion", "serving"]
+__all__ = ["ChatServer", "Served", "TgiServer", "asked", "completion", "run", "serving"]
+
+
+def run(servers: list[Served], work: Callable[[Any], Awaitable[Any]], **settings: Any) -> Any:
+    """What is done with the policy of servers that speak its protocol; it tries once unless it is told otherwise."""
+
+    async def main() -> Any:
+        async with serving(*servers, under="" if settings.get("kind") == "tgi" else "/v1") as urls:
+            given = {"kind": "openai", "model": "tiny", "urls": urls, "retry_for_s": 0, **settings}
+            policy = make_policy(PolicySettings.model_validate(given))
+            try:
+                return await work(policy)
+            finally:
+                await policy.aclose()
+                await policy.aclose()
+
+    return asyncio.run(main())
+
+
+def asked(server: Served, *seeds: int, **settings: Any) -> Any:
+    """The completions of a prompt."""
+    return run([server], lambda policy: policy.complete(ask("the city", *(seeds or (1,)))), **settings)
 
 
 class ChatServer(Served):

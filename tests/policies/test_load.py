@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import pytest
 from aiohttp import web
-from pydantic import ValidationError
 
 from leret.config.load import load_recipe
 from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings
@@ -49,35 +48,6 @@ def test_a_new_kind_is_a_settings_class_and_a_line(tmp_path: Path, monkeypatch: 
     assert policy.name == "parrot"
     assert policy_state(policy) == {"kind": "toy", "temperature": 0.5}
     asyncio.run(probe(ToySettings()))  # it is behind no server
-
-
-@pytest.mark.parametrize(
-    ("given", "place"),
-    [
-        ({"kind": "magic", "model": "m"}, "magic"),
-        ({"kind": "openai", "model": "m"}, "urls"),
-        ({"kind": "tgi", "urls": ["http://a"]}, "model"),
-        ({"kind": "together"}, "model"),
-        ({"kind": "local", "urls": ["http://a"]}, "urls"),
-        ({"kind": "together", "model": "m", "enable_thinking": False}, "enable_thinking"),
-        ({"kind": "openai", "model": "m", "urls": ["http://a"], "api_key_env": "sk-live-0123"}, "api_key_env"),
-        ({"kind": "openai", "model": "m", "urls": ["http://user:pw@a/v1"]}, "urls"),
-        ({"kind": "openai", "model": "m", "urls": ["http://a/v1?key=pw"]}, "urls"),
-    ],
-)
-def test_settings_that_do_not_fit_their_kind_are_refused(given: dict[str, Any], place: str) -> None:
-    with pytest.raises(ValidationError, match=place):
-        PolicySettings.model_validate(given)
-
-
-def test_settings_have_defaults_of_their_kind() -> None:
-    assert PolicySettings.model_validate({}) == LocalPolicySettings(model="demo")
-    together: Any = PolicySettings.model_validate({"kind": "together", "model": "m"})
-    assert (together.urls, together.api_key_env) == (("https://api.together.ai/v1",), "TOGETHER_API_KEY")
-    tgi: Any = PolicySettings.model_validate({"kind": "tgi", "model": "m", "urls": ["http://a"]})
-    assert tgi.tokenizer == "m"
-    local = tgi.model_copy(update={"temperature": 0.5, "enable_thinking": False}).in_process("mine")
-    assert local == LocalPolicySettings(model="mine", temperature=0.5, enable_thinking=False)
 
 
 def test_equal_settings_share_a_policy_until_it_is_closed(llama_dir: Path) -> None:

@@ -23,8 +23,7 @@ from leret.retrieval.engines.bm25 import BM25
 from leret.retrieval.load import load_retriever
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
-from tests.retrieval.loopback import Reply, loopback
-from tests.retrieval.serving import served
+from tests.retrieval.serving import Reply, loopback, served
 from tests.sampling.fakes import FakePolicy, questions, write_data
 
 ROOT = Path(__file__).resolve().parents[2]

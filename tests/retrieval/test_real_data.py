@@ -15,7 +15,7 @@ from leret.datasets.load import load
 from leret.evaluation.results import write_qrels, write_run
 from leret.retrieval.load import load_retriever
 from leret.rewards.ranking import ap, ndcg, recall, rr
-from tests.retrieval.engines import settings
+from tests.retrieval.small import settings
 
 KINDS = ("bm25", "tantivy", "dense", pytest.param("colbert", marks=pytest.mark.slow), "hybrid")
 N_DOCUMENTS, N_QUESTIONS, DEPTH = 600, 60, 50

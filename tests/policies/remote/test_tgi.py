@@ -1,9 +1,11 @@
-"""The TGI policy with the types of the real text-generation package, which is also the peer of the server here."""
+"""The TGI policy with the types of the real text-generation package, also the peer of the server here.
+
+Failures: test_contract.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ from aiohttp import web
 from leret.config.policy import TgiPolicySettings
 from leret.core.errors import PolicyError
 from leret.policies.base import Request
+from tests.policies import servers
 from tests.policies.conftest import ask
-from tests.policies.servers import TgiServer, serving
+from tests.policies.servers import TgiServer
 
 text_generation = pytest.importorskip("text_generation", reason="pip install --no-deps text-generation")
 
@@ -25,33 +28,25 @@ DETAILS = {"finish_reason": "length", "generated_tokens": 1, "seed": 1, "prefill
 
 
 def tgi(model: Path | str, urls: list[str], **settings: Any) -> TgiPolicy:
-    given = {"model": str(model), "urls": tuple(urls), "retry_for_s": 5.0, **settings}
-    return TgiPolicy(TgiPolicySettings.model_validate(given))
+    return TgiPolicy(TgiPolicySettings.model_validate({"model": str(model), "urls": tuple(urls), **settings}))
 
 
 @pytest.fixture
-def run(llama_dir: Path) -> Callable[..., Any]:
-    def go(servers: list[TgiServer], work: Callable[[TgiPolicy], Awaitable[Any]], **kwargs: Any) -> Any:
-        async def main() -> Any:
-            async with serving(*servers) as urls:
-                policy = tgi(llama_dir, urls, **kwargs)
-                try:
-                    return await work(policy)
-                finally:
-                    await policy.aclose()
-
-        return asyncio.run(main())
-
-    return go
+def run(llama_dir: Path) -> Any:
+    return partial(servers.run, kind="tgi", model=str(llama_dir))
 
 
-def test_each_sample_is_a_request_with_its_own_seed_and_comes_back_with_its_tokens(run: Any) -> None:
+@pytest.fixture
+def asked(llama_dir: Path) -> Any:
+    return partial(servers.asked, kind="tgi", model=str(llama_dir))
+
+
+def test_each_sample_is_a_request_with_its_own_seed_and_comes_back_with_its_tokens(asked: Any) -> None:
     server = TgiServer()
-    own = run([server], lambda policy: policy.complete(ask("the city", 1, 2, 3)))
+    own = asked(server, 1, 2, 3)
     seeds = [body["parameters"]["seed"] for body in server.bodies]
     assert len(set(seeds)) == 3
     assert sorted(completion.text for completion in own) == sorted(f"text {seed}.0" for seed in seeds)
-    assert own[0].text == "text 1.0"
     assert own[0].token_ids == (11, 12, 2)
     assert own[0].logprobs == (-0.5, -1.25, -0.125)
     assert (own[0].n_prompt_tokens, own[0].n_completion_tokens, own[0].finish_reason) == (7, 3, "stop")
@@ -94,17 +89,17 @@ def test_the_body_is_the_one_that_the_real_client_sends(run: Any) -> None:
     assert own.token_ids == tuple(token.id for token in theirs.details.tokens)
 
 
-def test_best_of_gives_the_samples_of_a_prompt_in_one_request_without_a_seed(run: Any) -> None:
+def test_best_of_gives_the_samples_of_a_prompt_in_one_request_without_a_seed(asked: Any) -> None:
     server = TgiServer()
-    own = run([server], lambda policy: policy.complete(ask("the city", 1, 2, 3)), best_of=True)
+    own = asked(server, 1, 2, 3, best_of=True)
     assert [completion.text for completion in own] == ["text None.0", "text None.1", "text None.2"]
     [body] = server.bodies
     assert (body["parameters"]["best_of"], body["parameters"]["seed"]) == (3, None)
 
 
-def test_more_than_the_servers_best_of_is_a_refusal_with_its_words(run: Any) -> None:
+def test_more_than_the_servers_best_of_is_a_refusal_with_its_words(asked: Any) -> None:
     with pytest.raises(PolicyError, match=r"422: .*best_of.*<= 2"):
-        run([TgiServer(most_best_of=2)], lambda policy: policy.complete(ask("the city", 1, 2, 3)), best_of=True)
+        asked(TgiServer(most_best_of=2), 1, 2, 3, best_of=True)
 
 
 def test_greedy_is_asked_once_and_samples_nothing(run: Any) -> None:
@@ -131,25 +126,16 @@ def test_behind_a_gateway_with_the_root_alone_that_is_found_once(run: Any) -> No
     assert server.paths == ["/generate", "/", "/"]
 
 
-def test_prompt_tokens_are_counted_here_where_no_header_tells_them(run: Any) -> None:
+def test_prompt_tokens_are_counted_here_where_no_header_tells_them(asked: Any) -> None:
     server = TgiServer()
     server.tells_prompt_tokens = False
-    own = run([server], lambda policy: policy.complete(ask("the city", 1)))
+    own = asked(server)
     assert own[0].n_prompt_tokens == 4  # <|user|> the city <|assistant|>
 
 
-def test_a_generation_that_failed_is_tried_again(run: Any) -> None:
+def test_a_generation_that_failed_is_tried_again(asked: Any) -> None:
     failed = web.json_response({"error": "CUDA out of memory", "error_type": "generation"}, status=424)
-    [own] = run([TgiServer(faults=[failed])], lambda policy: policy.complete(ask("the city", 1)))
-    assert own.text == "text 1.0"
-
-
-def test_what_tgi_will_never_take_is_refused_at_once(run: Any) -> None:
-    told = {"error": "Input validation error: `inputs` must have less than 1024 tokens", "error_type": "validation"}
-    server = TgiServer(faults=[web.json_response(told, status=422)])
-    with pytest.raises(PolicyError, match=r"422: Input validation error: .*1024 tokens"):
-        run([server], lambda policy: policy.complete(ask("the city", 1)))
-    assert len(server.bodies) == 1
+    assert asked(TgiServer([failed]), retry_for_s=5.0)[0].text == "text 1.0"
 
 
 def test_a_directory_without_a_tokenizer_or_a_template_is_said_at_once(tmp_path: Path) -> None:
@@ -168,28 +154,22 @@ def test_the_digest_names_the_model_and_its_template_and_not_the_address(llama_d
     assert named.digest != one.digest
 
 
-LIES = {
-    "an empty list": web.json_response([]),
-    "half an answer": web.Response(text='{"generated_text": "a", "deta'),
-    "two sequences too few": web.json_response(
-        {"generated_text": "a", "details": DETAILS | {"best_of_sequences": [DETAILS | {"generated_text": "b"}]}}
-    ),
-    "deep JSON": web.Response(text="[" * 200_000),
-    "no details": web.json_response({"generated_text": "text"}),
-    "a reason that is none": web.json_response(
-        {"generated_text": "text", "details": DETAILS | {"finish_reason": "abort"}}
-    ),
-    "a text far above max_tokens": web.json_response({"generated_text": "a" * 10_000_000, "details": DETAILS}),
-    "a log-probability above 0": web.json_response(
-        {"generated_text": "text", "details": DETAILS | {"tokens": [TOKEN | {"logprob": 0.5}]}}
-    ),
-    "as many tokens as no number holds": web.json_response(
-        {"generated_text": "text", "details": DETAILS}, headers={"x-prompt-tokens": "9" * 5000}
-    ),
-}
+def lie(headers: dict[str, str] | None = None, *, text: str = "text", **details: Any) -> web.Response:
+    return web.json_response({"generated_text": text, "details": {**DETAILS, **details}}, headers=headers)
 
 
-@pytest.mark.parametrize("name", LIES)
-def test_a_lie_of_status_200_is_a_failure(run: Any, name: str) -> None:
+@pytest.mark.parametrize(
+    "told",
+    [
+        lie(best_of_sequences=[{**DETAILS, "generated_text": "b"}]),
+        web.json_response({"generated_text": "text"}),
+        lie(finish_reason="abort"),
+        lie(text="a" * 10_000_000),
+        lie(tokens=[{**TOKEN, "logprob": 0.5}]),
+        lie({"x-prompt-tokens": "9" * 5000}),
+    ],
+    ids=["a sequence too many", "no details", "reason", "text", "logprob", "token count"],
+)
+def test_a_lie_of_status_200_is_a_failure(asked: Any, told: web.Response) -> None:
     with pytest.raises(PolicyError, match="gave up after 1 attempt"):
-        run([TgiServer([LIES[name]])], lambda policy: policy.complete(ask("the city", 1)), retry_for_s=0)
+        asked(TgiServer([told]))

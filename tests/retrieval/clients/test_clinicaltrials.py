@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from leret.config.retriever import ClinicalTrialsSettings
 from leret.core.errors import RetrievalError
 from leret.retrieval.clients.clinicaltrials import ClinicalTrials
-from tests.retrieval.loopback import Asked, Reply, loopback
+from tests.retrieval.serving import Asked, Reply, loopback
 
 QUERY = '(diabetes OR "type 2") AND AREA[Phase]PHASE3 AND NOT insulin'
 

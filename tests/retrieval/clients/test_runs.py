@@ -15,8 +15,8 @@ from leret.core.runs import Run
 from leret.retrieval.clients import pubmed
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
-from tests.retrieval.loopback import Asked, Reply, loopback
-from tests.retrieval.ncbi import esearch
+from tests.retrieval.clients.ncbi import esearch
+from tests.retrieval.serving import Asked, Reply, loopback
 from tests.sampling.fakes import WORDS, FakePolicy
 
 ROOT = Path(__file__).resolve().parents[3]

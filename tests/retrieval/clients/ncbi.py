@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.retrieval.loopback import Asked, Reply
+from tests.retrieval.serving import Asked, Reply
 
 ARTICLES = {
     "1": """<PubmedArticle><MedlineCitation><PMID Version="1">1</PMID><Article>

@@ -20,7 +20,7 @@ from leret.datasets.corpus import Corpus
 from leret.retrieval.engines import dense
 from leret.retrieval.engines.dense import Encoder
 from leret.retrieval.load import load_retriever, open_index
-from tests.retrieval.models import minilm
+from tests.retrieval.small import minilm
 
 pytest.importorskip("faiss", reason="faiss is not installed")
 
@@ -131,14 +131,6 @@ def test_a_build_that_stops_after_its_vectors_encodes_nothing_again(
         load_retriever(wanted, few, tmp_path)
     assert len(open_index(tmp_path / "index").search(["a mill"], 12)[0]) == 12
     assert not list((tmp_path / "index").glob("*shards*"))
-
-
-def test_hnsw_finds_what_flat_finds(flat: Path, tmp_path: Path) -> None:
-    graph = load_retriever(settings(tmp_path / "hnsw", store="hnsw"), TOWNS, tmp_path)
-    exact = open_index(flat).search(QUERIES, 10)
-    found = graph.search(QUERIES, 10)
-    shared = [len({p.doc_id for p in a} & {p.doc_id for p in b}) for a, b in zip(exact, found, strict=True)]
-    assert sum(shared) >= 0.95 * 10 * len(QUERIES)
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import random
 
-import bm25s
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leret.config.retriever import BM25Settings
@@ -51,55 +48,6 @@ def test_a_score_is_the_formula_by_hand(animals: BM25) -> None:
 @pytest.mark.parametrize("query", ["", " ", "the of and", "!?", "unheard", "\x00\x1f", "\ud800", "a"], ids=repr)
 def test_a_query_without_a_known_word_has_an_empty_ranking(animals: BM25, query: str) -> None:
     assert animals.search([query, "cat"], 2)[0] == ()
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 7, 20])
-def test_equal_scores_stand_in_the_order_of_the_corpus(k: int) -> None:
-    corpus = Corpus(Document(f"d{i:02}", "", "same words" if i % 2 else "same other words") for i in range(20))
-    expected = [f"d{i:02}" for i in [*range(1, 20, 2), *range(0, 20, 2)]]  # the shorter document is better
-    assert _ids(BM25.build(corpus), "same", k) == expected[:k]
-
-
-def _world(n: int, seed: int) -> tuple[Corpus, list[str]]:
-    rng = random.Random(seed)
-    words = [f"w{i}" for i in range(60)]
-    corpus = Corpus(Document(f"d{i}", "", " ".join(rng.choices(words, k=rng.randint(1, 12)))) for i in range(n))
-    return corpus, [" ".join(rng.choices(words, k=rng.randint(1, 6))) for _ in range(40)]
-
-
-@pytest.mark.parametrize("k", [1, 5, 50, 300])
-def test_rankings_are_those_of_a_full_sort_of_the_scores_of_bm25s(k: int) -> None:
-    corpus, queries = _world(300, 1)
-    ids = list(corpus)
-    tokens = bm25s.tokenize([f". {document.text}" for document in corpus.values()], show_progress=False)
-    engine = bm25s.BM25(k1=1.5, b=0.75)
-    engine.index(tokens, show_progress=False)
-    for query, ranking in zip(queries, BM25.build(corpus).search(queries, k), strict=True):
-        scores = engine.get_scores(query.split())
-        order = [i for i in np.lexsort((np.arange(300), -scores)) if scores[i] > 0][:k]
-        assert [passage.doc_id for passage in ranking] == [ids[i] for i in order]
-        assert [passage.score for passage in ranking] == pytest.approx(scores[order].tolist(), rel=1e-6)
-
-
-def test_large_batches_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    corpus, queries = _world(50, 3)
-    retriever = BM25.build(corpus)
-    whole = retriever.search(queries, 5)
-    monkeypatch.setattr("leret.retrieval.engines.bm25._CELLS", 12)
-    assert retriever.search(queries, 5) == whole
-
-
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(queries=st.lists(st.text(st.characters(codec=None)), max_size=5), k=st.integers(1, 8))
-def test_any_text_is_a_query(animals: BM25, queries: list[str], k: int) -> None:
-    rankings = animals.search(queries, k)
-    assert len(rankings) == len(queries)
-    for ranking in rankings:
-        scores = [passage.score for passage in ranking]
-        assert len(ranking) <= k
-        assert scores == sorted(scores, reverse=True)
-        assert all(score > 0 for score in scores)
-        assert len({passage.doc_id for passage in ranking}) == len(ranking)
 
 
 @settings(deadline=None, max_examples=40)

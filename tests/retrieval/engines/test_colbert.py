@@ -7,32 +7,22 @@ from __future__ import annotations
 
 import importlib
 import json
-import multiprocessing
-import os
-import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from huggingface_hub import constants, hf_hub_download
-from huggingface_hub.errors import LocalEntryNotFoundError
 
 from leret.config.retriever import ColbertSettings
 from leret.core.errors import RetrievalError
 from leret.datasets.corpus import Corpus
 from leret.retrieval.base import Retriever
 from leret.retrieval.engines.colbert import check_downloaded
-from leret.retrieval.engines.colbert_compat import _imported, _restored
+from leret.retrieval.engines.colbert_compat import _imported
 from leret.retrieval.load import load_retriever, open_index
-from tests.retrieval.engines import ANIMALS
-from tests.retrieval.models import colbert_checkpoint
+from tests.retrieval.small import ANIMALS, colbert_checkpoint
 
 pytest.importorskip("colbert", reason="colbert-ai is not installed")
 
@@ -102,17 +92,6 @@ def test_a_small_k_does_not_freeze_a_later_larger_one(built: tuple[Path, Retriev
     assert [len(ranking) for ranking in retriever.search(QUERIES[:3], 2)] == [2, 2, 2]
     assert [len(ranking) for ranking in retriever.search(QUERIES[:3], 60)] == [60, 60, 60]
     assert [len(ranking) for ranking in retriever.search(QUERIES[:3], 1000)] == [len(ANIMALS)] * 3
-
-
-def test_the_process_is_left_as_it_was(
-    checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    before = multiprocessing.get_start_method(allow_none=True), dict(os.environ), random.getstate()
-    load_retriever(settings(checkpoint, tmp_path / "index"), ANIMALS, tmp_path).search(["cat"], 1)
-    assert before == (multiprocessing.get_start_method(allow_none=True), dict(os.environ), random.getstate())
-    assert capfd.readouterr().out == ""
-    assert not (Path.cwd() / "experiments").exists()
 
 
 def test_an_index_in_several_chunks_equals_that_of_one(
@@ -222,44 +201,6 @@ def test_no_code_of_a_checkpoint_is_run(
     assert not (tmp_path / "written").exists()
 
 
-def test_no_hub_is_asked_while_a_checkpoint_is_opened() -> None:
-    with _restored(), pytest.raises(LocalEntryNotFoundError):
-        hf_hub_download("attacker/evil-colbert", "artifact.metadata", cache_dir="nowhere")
-    assert not constants.HF_HUB_OFFLINE
-
-
 def test_a_corpus_too_small_for_centroids_is_said(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(RetrievalError, match=r"could not build|too few"):
         load_retriever(settings(checkpoint, tmp_path / "index"), Corpus([ANIMALS["empty"]]), tmp_path)
-
-
-COMPILE = """
-from leret.retrieval.engines.colbert_compat import library
-with library():
-    print("ready", flush=True)
-"""
-
-
-@pytest.mark.timeout(3600)
-def test_a_killed_compile_does_not_block_the_next_one(tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions"),
-    }
-    command = [sys.executable, "-c", COMPILE]
-    first = subprocess.Popen(command, env=environment, start_new_session=True)
-    try:
-        deadline = time.monotonic() + 1800
-        while not list(tmp_path.glob("extensions/*/*/lock")):
-            assert time.monotonic() < deadline
-            assert first.poll() is None
-            time.sleep(0.1)
-    finally:
-        os.killpg(first.pid, signal.SIGKILL)
-        first.wait()
-    assert list(tmp_path.glob("extensions/*/*/lock"))  # what the next one finds
-    second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, check=True)
-    assert second.stdout == "ready\n"
-    assert "compiling ColBERT's C++ extensions" in second.stderr
-    assert not list(tmp_path.glob("extensions/*/*/lock"))

@@ -1,0 +1,73 @@
+"""colbert-ai as a library: what it leaves in the process, whom it asks, and after a killed compile."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants, hf_hub_download
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from leret.retrieval.engines.colbert_compat import _restored
+from leret.retrieval.load import load_retriever
+from tests.retrieval.small import ANIMALS, settings
+
+pytest.importorskip("colbert", reason="colbert-ai is not installed")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def test_the_process_is_left_as_it_was(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    before = multiprocessing.get_start_method(allow_none=True), dict(os.environ), random.getstate()
+    load_retriever(settings("colbert", tmp_path, index=str(tmp_path / "index")), ANIMALS, tmp_path).search(["cat"], 1)
+    assert before == (multiprocessing.get_start_method(allow_none=True), dict(os.environ), random.getstate())
+    assert capfd.readouterr().out == ""
+    assert not (Path.cwd() / "experiments").exists()
+
+
+def test_no_hub_is_asked_while_a_checkpoint_is_opened() -> None:
+    with _restored(), pytest.raises(LocalEntryNotFoundError):
+        hf_hub_download("attacker/evil-colbert", "artifact.metadata", cache_dir="nowhere")
+    assert not constants.HF_HUB_OFFLINE
+
+
+COMPILE = """
+from leret.retrieval.engines.colbert_compat import library
+with library():
+    print("ready", flush=True)
+"""
+
+
+@pytest.mark.timeout(3600)
+def test_a_killed_compile_does_not_block_the_next_one(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions"),
+    }
+    command = [sys.executable, "-c", COMPILE]
+    first = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 1800
+        while not list(tmp_path.glob("extensions/*/*/lock")):
+            assert time.monotonic() < deadline
+            assert first.poll() is None
+            time.sleep(0.1)
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
+    assert list(tmp_path.glob("extensions/*/*/lock"))  # what the next one finds
+    second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, check=True)
+    assert second.stdout == "ready\n"
+    assert "compiling ColBERT's C++ extensions" in second.stderr
+    assert not list(tmp_path.glob("extensions/*/*/lock"))
