@@ -29,18 +29,7 @@ _OF_THE_KEY = re.compile(r"api[ _-]?key", re.IGNORECASE)
 
 
 class SearchClient:
-    """Sends batches of requests and waits for all of their answers; safe for many threads.
-
-    Args:
-        urls: base URLs of equal servers.
-        settings: how they are asked.
-        key: sent in a header.
-        secret: that requests hold otherwise.
-        rate: of requests a second; None sets none.
-
-    Raises:
-        ConfigError: a URL is none.
-    """
+    """Sends batches of requests, as `Client` does, and waits for all of their answers; safe for many threads."""
 
     def __init__(
         self,
@@ -74,14 +63,7 @@ class SearchClient:
         return outcome
 
     def ask_each(self, questions: Sequence[Question[T]]) -> list[T | HttpError]:
-        """Send requests concurrently, and wait until each is answered or has failed.
-
-        Returns:
-            What was made of each answer, or its failure, in the order of the requests.
-
-        Raises:
-            RetrievalError: the client is closed, or was while it waited.
-        """
+        """What was made of each request's answer, or its failure, in their order; all are sent at once."""
         with self._lock:
             if self._closed:
                 raise RetrievalError("this retriever is closed; open it again")
