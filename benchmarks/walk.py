@@ -1,11 +1,13 @@
-"""How many of leret's files and functions one new sample passes through.
+"""How many of leret's files and functions one new sample, or one training of a recipe, passes through.
 
-    python benchmarks/walk.py [--calls]
+    python benchmarks/walk.py [--train] [--calls]
 
 One question after another is sampled with one prompt and one completion, through an OpenAI-compatible server and BM25.
 Of the last one, everything is traced from the moment its first state is taken up with the prompt until the scored
 sample is handed to the store. A call is a function of leret's that is entered, in any thread; comprehensions and the
 resumption of a coroutine are not counted.
+
+A training is IPO on a few questions of a generated world, from the call of `leret.training.stage.train` to its return.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.retrieval import batching
 from leret.sampling.stage import sample
+from leret.training.algorithms.preference import IPORecipe
+from leret.training.stage import train
 
 PACKAGE = str(Path(leret.__file__).parent)
 FIRST, LAST = "_of_prompt", "put_samples"
@@ -95,14 +99,44 @@ def walk_of_a_sample() -> list[tuple[str, str]]:
     return tracer.walk
 
 
+def walk_of_a_training() -> list[tuple[str, str]]:
+    """File and function of every call that a training takes, in its own thread."""
+    walk = []
+
+    def see(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE) and code.co_name not in COMPREHENSIONS:
+            walk.append((code.co_filename.removeprefix(PACKAGE + "/"), code.co_qualname))
+
+    with tempfile.TemporaryDirectory(prefix="leret-walk-") as name:
+        recipe = SamplingRecipe.model_validate(
+            {
+                "data": {"kind": "world", "options": {"n_train": 20, "n_dev": 5, "n_test": 5}, "limit": 6},
+                "policy": {"kind": "local", "model": "demo", "max_tokens": 12},
+                "program": {
+                    "path": f"{HERE.parent / 'pipelines/multihop.py'}:MultiHop",
+                    "adapter": {"kind": "compact"},
+                },
+                "sampling": {"prompts": 1, "samples": 6},
+            }
+        )
+        run = Run.create(Path(name) / "run")
+        sample(recipe, run)
+        sys.setprofile(see)
+        train(IPORecipe(), run)
+        sys.setprofile(None)
+    return walk
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--train", action="store_true", help="a training instead of a sample")
     parser.add_argument("--calls", action="store_true", help="list the calls in their order")
     arguments = parser.parse_args()
     batching._QUICK_S = 1.0  # on a busy machine, a quick search may look like a slow one, which a thread would take
-    walk = walk_of_a_sample()
+    walk = walk_of_a_training() if arguments.train else walk_of_a_sample()
     files = Counter(file for file, _ in walk)
-    print(f"one new sample: {len(files)} files, {len(walk)} calls")
+    print(f"one {'training' if arguments.train else 'new sample'}: {len(files)} files, {len(walk)} calls")
     for file, n in files.most_common():
         print(f"{n:>4}  {file}")
     if arguments.calls:

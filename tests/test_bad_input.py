@@ -210,19 +210,8 @@ def manifest(change: Callable[[dict[str, object]], object]) -> None:
     Path("R/run.yaml").write_text(yaml.dump(value))
 
 
-def newer_store() -> None:
-    connection = sqlite3.connect("R/rollouts.db")
-    connection.execute("PRAGMA user_version = 99")
-    connection.close()
-
-
 RUNS: dict[str, tuple[Callable[[], object], list[str], tuple[str, ...]]] = {
-    "is another folder": (lambda: None, ["pairs", "--run", "model"], ("model is not a run directory", "leret sample")),
     "is not empty and no run": (lambda: None, ["sample", "r.yaml", "--run", "model"], ("not empty and is not a run",)),
-    "is a file": (lambda: None, ["sample", "r.yaml", "--run", "q.jsonl"], ("q.jsonl is a file",)),
-    "is of another version": (lambda: manifest(lambda m: m.update(schema=99)), ["pairs", "--run", "R"], ("version 99", "version 2")),
-    "has a spoilt manifest": (lambda: Path("R/run.yaml").write_text("{"), ["pairs", "--run", "R"], ("run.yaml cannot be read",)),
-    "has a newer store": (newer_store, ["pairs", "--run", "R"], ("rollouts.db", "99")),
     "has a spoilt store": (lambda: Path("R/rollouts.db").write_bytes(b"nix" * 99), ["pairs", "--run", "R"], ("rollouts.db",)),
     "was begun with another recipe": (
         lambda: None, ["sample", "r.yaml", "--run", "R", "--set", "retriever.k=2"], ("retriever.k: 1 in the run, 2",)),

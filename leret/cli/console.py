@@ -51,6 +51,8 @@ FormatOption = Annotated[
     str | None,
     typer.Option("--format", help="Of the data: jsonl, beir, hotpotqa, hover, musique, 2wiki; jsonl if not given."),
 ]
+Host = Annotated[str, typer.Option(help="Where to listen; other machines reach it only if you say so.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
 IndexOrUrl = Annotated[str, typer.Argument(metavar="INDEX", help="An index directory, or the URL of a server.")]
 TokenEnv = Annotated[str | None, typer.Option("--token-env", metavar="VAR", help="Variable with the server's token.")]
 
@@ -168,21 +170,18 @@ class ProgressLines:
         self.part = ""
 
     def start(self, stage: str, total: int | None) -> None:
-        """A part begins."""
         self.finish()
         self.part, self.total, self.done = stage, total, 0
         self.facts: dict[str, float | int | str] = {}
         self.began = self.written = time.monotonic()
 
     def advance(self, n: int = 1, **facts: float | int | str) -> None:
-        """``n`` units more are done."""
         if self.part:
             self.done += n
             self.facts.update(facts)
             self.show()
 
     def finish(self) -> None:
-        """The part ended; its last line is always written."""
         if self.part:
             self.show(ended=True)
         self.part = ""
@@ -224,12 +223,10 @@ class _Bars(ProgressLines):
         self.bars = bars
 
     def start(self, stage: str, total: int | None) -> None:
-        """A part begins."""
         super().start(stage, total)
         self.task = self.bars.add_task(stage, total=total, figures="")
 
     def show(self, *, ended: bool = False) -> None:
-        """Draw the bar."""
         figures = self.figures(ended=ended, width=self.bars.console.width - _PART - _BAR - 2)
         total = self.total if self.total is not None or not ended else max(1, self.done)
         done = total if ended and self.total is None else self.done
@@ -259,13 +256,9 @@ def _shown(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.4g}"
-    if isinstance(value, Path):
-        return str(value)
     if isinstance(value, Mapping):
-        return ", ".join(
-            f"{name} {'not scored (only candidates are)' if item is None else _shown(item)}"
-            for name, item in value.items()
-        )
+        none = "not scored (only candidates are)"
+        return ", ".join(f"{name} {none if item is None else _shown(item)}" for name, item in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(_shown(item) for item in value)
     return str(value)

@@ -11,19 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.cli.console import (
-    AsJson,
-    Overrides,
-    RecipeArgument,
-    RunOption,
-    SkipInvalid,
-    done,
-    facts,
-    known_names,
-    say,
-    shown,
-    warn_of_demo,
-)
+from leret.cli import console
+from leret.cli.console import AsJson, Overrides, RecipeArgument, RunOption, SkipInvalid
 
 if TYPE_CHECKING:
     from leret.datasets.inspect import DataReport
@@ -44,7 +33,7 @@ def demo(
     from leret.cli.run import show
     from leret.demo import demo as run_demo
 
-    with shown() as progress:
+    with console.shown() as progress:
         report = run_demo(run, seed=seed, progress=progress)
     show(report)
 
@@ -61,10 +50,10 @@ def pretrain(
     from leret.demo.pretrain.stage import pretrain as stage
 
     given = (overrides or []) + ["data.skip_invalid=true"] * skip_invalid
-    settings = load_recipe(recipe, SamplingRecipe, given, optional=("policy.model",), check=known_names)
-    with shown() as progress:
+    settings = load_recipe(recipe, SamplingRecipe, given, optional=("policy.model",), check=console.known_names)
+    with console.shown() as progress:
         path = stage(settings, out, progress=progress)
-    done(f"a policy in {path}")
+    console.done(f"a policy in {path}")
 
 
 def init(
@@ -78,11 +67,11 @@ def init(
 ) -> None:
     """Write recipes for your own questions and corpus; the files are checked, and none is overwritten."""
     sampling, evaluation = write_starter(questions, corpus, out, policy, model)
-    warn_of_demo("", policy or "")
-    done(f"wrote {sampling} and {evaluation}")
+    console.warn_of_demo("", policy or "")
+    console.done(f"wrote {sampling} and {evaluation}")
     for line in sampling.read_text(encoding="utf-8").splitlines():
         if line.startswith("#   "):
-            say(line[2:])
+            console.say(line[2:])
 
 
 def write_starter(
@@ -158,7 +147,7 @@ def list_recipes(as_json: AsJson = False) -> None:
     """Name every shipped recipe and program, with its purpose."""
     from leret.core import bundled
 
-    facts({name: bundled.purpose(name) for name in bundled.names()})
+    console.facts({name: bundled.purpose(name) for name in bundled.names()})
 
 
 @app.command("show", epilog="Example: leret recipes show sampling/demo")
@@ -166,7 +155,7 @@ def show_recipe(name: _NameArgument) -> None:
     """Print a recipe or a program, as it is."""
     from leret.core import bundled
 
-    say(bundled.find(name, *bundled.FOLDERS).read_text(encoding="utf-8").rstrip())
+    console.say(bundled.find(name, *bundled.FOLDERS).read_text(encoding="utf-8").rstrip())
 
 
 @app.command("copy", epilog="Example: leret recipes copy sampling/demo mine")
@@ -179,6 +168,6 @@ def copy_recipe(
 
     written = bundled.copy(name, directory)
     for path in written:
-        say(f"wrote {path}")
+        console.say(f"wrote {path}")
     if not written:
-        say("nothing to do: all of it is there already")
+        console.say("nothing to do: all of it is there already")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from leret.cli import console
 from leret.cli.console import (
     AsJson,
     DryRun,
@@ -15,13 +16,6 @@ from leret.cli.console import (
     RunOption,
     SkipInvalid,
     TrainingOverrides,
-    done,
-    facts,
-    known_names,
-    say,
-    shown,
-    table,
-    warn_of_demo,
 )
 
 if TYPE_CHECKING:
@@ -46,12 +40,12 @@ def train(
     from leret.training import stage  # after the recipe is read: a mistake in it is told at once
 
     if dry_run:
-        facts(stage.plan(settings, opened))
+        console.facts(stage.plan(settings, opened))
         return
-    with shown() as progress:
+    with console.shown() as progress:
         report = stage.train(settings, opened, progress=progress)
-    done(f"nothing to do: {report.path} is there" if report.already else f"trained {report.path}")
-    facts(report)
+    console.done(f"nothing to do: {report.path} is there" if report.already else f"trained {report.path}")
+    console.facts(report)
 
 
 def evaluate(
@@ -70,14 +64,14 @@ def evaluate(
     settings = load_recipe(recipe, EvalRecipe, overrides or ())
     opened = Run.open(run)
     sampling = opened.section("sampling", "leret sample RECIPE")
-    warn_of_demo(sampling["data"]["kind"], sampling["policy"]["model"])
+    console.warn_of_demo(sampling["data"]["kind"], sampling["policy"]["model"])
     from leret.evaluation.plan import plan  # after the recipe is read: a mistake in it is told at once
     from leret.evaluation.stage import evaluate as stage
 
     if dry_run:
-        facts(plan(settings, opened))
+        console.facts(plan(settings, opened))
         return
-    with shown() as progress:
+    with console.shown() as progress:
         report = stage(settings, opened, progress=progress)
     show(report, by_hop=all_)
 
@@ -89,12 +83,12 @@ def show(report: EvalReport, by_hop: bool = False) -> None:
 
     summary = report.summary
     title = f"{summary['n_questions']:,} held-out questions, after hop {summary['n_hops']}"
-    table(*cells(summary), title, values=summary)
+    console.table(*cells(summary), title, values=summary)
     if by_hop:
-        table(*table_by_hop(summary), "after every hop")
+        console.table(*table_by_hop(summary), "after every hop")
     if report.already:
-        say("nothing to do: all of it had been evaluated")
-    done(f"{report.path}  {report.page}")
+        console.say("nothing to do: all of it had been evaluated")
+    console.done(f"{report.path}  {report.page}")
 
 
 def run(
@@ -112,20 +106,20 @@ def run(
     from leret.core.runs import Run
     from leret.optimize.rounds import run_stage, schedule
 
-    loaded = load_all(recipes, (overrides or []) + ["data.skip_invalid=true"] * skip_invalid, known_names)
+    loaded = load_all(recipes, (overrides or []) + ["data.skip_invalid=true"] * skip_invalid, console.known_names)
     for recipe in loaded:
         if isinstance(recipe, SamplingRecipe):
-            warn_of_demo(recipe.data.kind, recipe.policy.model)
+            console.warn_of_demo(recipe.data.kind, recipe.policy.model)
     steps = schedule(loaded, Run(run), rounds)
     if dry_run:
-        facts({str(n): step.title for n, step in enumerate(steps, 1)})
+        console.facts({str(n): step.title for n, step in enumerate(steps, 1)})
         return
     opened = Run.create(run)
     for step in steps:
-        done(step.title)
-        with shown() as progress:
+        console.done(step.title)
+        with console.shown() as progress:
             report = run_stage(step, opened, progress=progress)
         if step.stage == "eval" and report is not None:
             show(cast("EvalReport", report))
         elif report is not None:
-            facts(report)
+            console.facts(report)

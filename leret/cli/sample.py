@@ -7,19 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from leret.cli.console import (
-    AsJson,
-    DryRun,
-    Overrides,
-    RecipeArgument,
-    RunOption,
-    SkipInvalid,
-    done,
-    facts,
-    known_names,
-    shown,
-    warn_of_demo,
-)
+from leret.cli import console
+from leret.cli.console import AsJson, DryRun, Overrides, RecipeArgument, RunOption, SkipInvalid
 
 Strategy = Literal["adjacent", "best-worst", "all", "margin"]
 """How pairs are made of the samples at a state."""
@@ -52,30 +41,31 @@ def sample(
     from leret.core.runs import Run
 
     given = (overrides or []) + ["data.skip_invalid=true"] * skip_invalid
-    settings = load_recipe(recipe, SamplingRecipe, given, check=known_names)
+    settings = load_recipe(recipe, SamplingRecipe, given, check=console.known_names)
     if engine == "process" and (workers is not None or address is not None):
         raise ConfigError("--workers and --address belong to --engine ray; add it")
     if engine == "ray" and (workers is None or shard is not None):
         raise ConfigError("--engine ray requires --workers N, and makes its own shards: leave --shard out")
-    warn_of_demo(settings.data.kind, settings.policy.model)
+    console.warn_of_demo(settings.data.kind, settings.policy.model)
     from leret.sampling.plan import plan  # after the recipe is read: a mistake in it is told at once
     from leret.sampling.sharding import RayCluster, Shard, sample_shard
     from leret.sampling.stage import sample as stage
 
     if dry_run:
-        facts(plan(settings, Run(run)))
+        console.facts(plan(settings, Run(run)))
         return
     if shard is not None:
         part = Shard.parse(shard)
-        with shown() as progress:
+        with console.shown() as progress:
             stats = sample_shard(settings, Run.create(run), part, progress=progress)
-        done(f"shard {shard} is in {part.store(Run(run))}; `leret sample {recipe} --run {run}` merges all shards")
-        facts(stats)
+        merge = f"`leret sample {recipe} --run {run}` merges all shards"
+        console.done(f"shard {shard} is in {part.store(Run(run))}; {merge}")
+        console.facts(stats)
         return
-    with nullcontext() if workers is None else RayCluster(workers, address) as cluster, shown() as progress:
+    with nullcontext() if workers is None else RayCluster(workers, address) as cluster, console.shown() as progress:
         report = stage(settings, Run.create(run), progress=progress, distribute=cluster)
-    done(f"nothing to do: {run} holds all of it" if report.already else f"sampled into {run}")
-    facts(report)
+    console.done(f"nothing to do: {run} holds all of it" if report.already else f"sampled into {run}")
+    console.facts(report)
 
 
 def pairs(
@@ -95,5 +85,5 @@ def pairs(
     opened = Run.open(run)
     opened.section("sampling", "leret sample RECIPE")
     report = build_preferences(opened, strategy, margin, max_pairs)
-    done(f"{report.pairs:,} pairs in {report.path}")
-    facts(report)
+    console.done(f"{report.pairs:,} pairs in {report.path}")
+    console.facts(report)

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from leret.cli.console import complain, done, say
+from leret.cli.console import Host, Port, complain, done, say
 
 app = typer.Typer(help="Serve a policy or a retriever until it is stopped.", no_args_is_help=True)
 
@@ -20,8 +20,6 @@ _WATCH_S = 0.25
 
 
 class _Stopped(BaseException):
-    """A signal asked for the end."""
-
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.number = number
@@ -33,8 +31,8 @@ def policy(
     extra: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help="After --: for the engine.")] = None,
     engine: Annotated[Literal["vllm", "sglang", "tgi"], typer.Option(help="The server to start.")] = "vllm",
     run: Annotated[Path | None, typer.Option(metavar="DIR", help="POLICY is base, or a policy of this run.")] = None,
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
     name: Annotated[str | None, typer.Option(help="Of the model in requests.", show_default="with its digest")] = None,
     executable: Annotated[
         str | None, typer.Option(metavar="PATH", help="The engine's.", show_default="on PATH")
@@ -47,6 +45,7 @@ def policy(
     print_only: Annotated[bool, typer.Option("--print", help="Print the command and end.")] = False,
 ) -> None:
     """Start a real LM server for a policy, wait until it answers, and stop it on Ctrl-C."""
+    from leret.core.errors import PolicyError
     from leret.core.runs import Run
     from leret.policies.serving.engines import Listening
     from leret.policies.serving.launch import free_port, plan, started
@@ -80,17 +79,12 @@ def policy(
             say(planned.recipe)
             while child.exit_code() is None:
                 time.sleep(_WATCH_S)
-            _died(child.exit_code(), child.log, child.tail())
+            told = f"the server ended by itself with code {child.exit_code()}; its log is {child.log}"
+            raise PolicyError(f"{told}. It ends with:\n{child.tail()}").failed()
     except _Stopped as stopped:
         complain(f"stopped ({stopped})", label="")
         if not ready:
             raise typer.Exit(128 + stopped.number) from None
-
-
-def _died(code: int | None, log: Path, tail: str) -> None:
-    from leret.core.errors import PolicyError
-
-    raise PolicyError(f"the server ended by itself with code {code}; its log is {log}. It ends with:\n{tail}").failed()
 
 
 @contextmanager
@@ -112,10 +106,8 @@ def _stopping() -> Iterator[None]:
 @app.command("retriever", epilog="Example: leret serve retriever indexes/mine --port 8893")
 def retriever(
     index: Annotated[str, typer.Argument(metavar="INDEX", help="An index directory; see `leret index build`.")],
-    host: Annotated[
-        str, typer.Option(help="Where to listen; other machines reach it only if you say so.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8893,
+    host: Host = "127.0.0.1",
+    port: Port = 8893,
     token_env: Annotated[
         str | None, typer.Option(metavar="VAR", help="Environment variable with the token that clients must send.")
     ] = None,

@@ -32,11 +32,7 @@ def names() -> list[str]:
 
 
 def find(name: str, *folders: str) -> Path:
-    """The shipped file of a name: ``sampling/demo.yaml``, or ``demo`` in the first of ``folders`` that has one.
-
-    Raises:
-        ConfigError: there is none; with the nearest one.
-    """
+    """The shipped file of a name: ``sampling/demo.yaml``, or ``demo`` in the first of ``folders`` that has one."""
     known = names()
     for folder in ("", *folders):
         for suffix in ("", ".yaml", ".py"):
@@ -50,15 +46,7 @@ def find(name: str, *folders: str) -> Path:
 def copy(name: str, directory: Path) -> list[Path]:
     """Copy a recipe in its folder, and the programs beside it, to be edited.
 
-    Args:
-        name: as in `names`; the suffix may be left out.
-        directory: gets ``sampling/demo.yaml`` and ``pipelines/*.py``. Files that exist are kept.
-
-    Returns:
-        What was written; nothing where all of it existed.
-
-    Raises:
-        ConfigError: no such recipe, or the directory cannot be written.
+    The suffix of ``name`` may be left out. Files that exist are kept; returns what was written.
     """
     source = find(name, *FOLDERS)
     programs = sorted((root() / "pipelines").glob("*.py")) if source.parent.name == "sampling" else []
@@ -87,11 +75,7 @@ def purpose(name: str) -> str:
 
 
 def demo_policy() -> Path:
-    """The directory of the small policy that comes with leret.
-
-    Raises:
-        PolicyError: this installation lacks it.
-    """
+    """The directory of the small policy that comes with leret."""
     path = Path(__file__).resolve().parents[1] / "demo" / "policy"
     if not (path / "config.json").is_file():
         raise PolicyError(f"the demo policy is not in {path}; install leret again, or rebuild it with `leret pretrain`")

@@ -60,6 +60,7 @@ class Run:
         self.eval = path / "eval"
         self.report = path / "report.html"
         self.cache = path / "cache"
+        self._record: tuple[tuple[int, int, int], Any] | None = None  # run.yaml as it was read last
 
     @classmethod
     def open(cls, path: Path) -> Run:
@@ -105,7 +106,11 @@ class Run:
         So it tells nothing of the machine, and a run can be moved with the files it names.
         """
         try:
-            value = yaml.load(self.manifest_path.read_text(encoding="utf-8"))
+            status = self.manifest_path.stat()
+            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)  # a new one with every writing
+            if self._record is None or self._record[0] != stamp:
+                self._record = stamp, yaml.load(self.manifest_path.read_text(encoding="utf-8"))
+            value = self._record[1]
         except (OSError, ValueError, LeretError) as error:
             raise RunError(f"{self.manifest_path} cannot be read ({error}); restore it or start a new run") from error
         schema = value.get("schema") if isinstance(value, dict) else None

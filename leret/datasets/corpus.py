@@ -17,13 +17,7 @@ class Corpus(Mapping[str, Document]):
     """Documents by id, in the order they came in; immutable.
 
     Titles and texts are kept as one run of UTF-8 bytes and decoded when asked for: about a third of what as many Python
-    objects would take.
-
-    Args:
-        documents: read once.
-
-    Raises:
-        DataError: two documents have the same id.
+    objects would take. Two documents of one id are a DataError.
     """
 
     def __init__(self, documents: Iterable[Document]) -> None:

@@ -27,47 +27,26 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class DataReport:
-    """Figures of a data set.
+    """Figures of a data set; mappings count tasks."""
 
-    Attributes:
-        n_documents: in the corpus; 0 where it has none or was not given.
-        corpus_digest: names the corpus; None where there is none.
-        n_questions: tasks that could be read.
-        splits: tasks by split, the data set's own or by hash.
-        own_splits: the data set brings its splits.
-        inputs: tasks by the names of their inputs (``question``; ``persona, turns``).
-        types: tasks by type; ``unknown`` where there is none.
-        hops: tasks by hops, 0 where unknown.
-        gold: tasks by number of gold documents.
-        answers: tasks by number of reference answers.
-        question_words: words a task.
-        document_words: words a document, title included.
-        n_unused_documents: documents that are no task's gold.
-        duplicate_questions: tasks whose text another one has.
-        duplicate_documents: documents whose text another one has.
-        skipped: bad records of tasks (gold that is not in the corpus among them) and corpus, by kind of fault.
-        problems: the first bad records, one line each.
-        examples: the first tasks.
-    """
-
-    n_documents: int
+    n_documents: int  # in the corpus; 0 where there is none
     corpus_digest: str | None
-    n_questions: int
-    splits: Mapping[str, int]
+    n_questions: int  # that could be read
+    splits: Mapping[str, int]  # the data set's own or by hash
     own_splits: bool
-    inputs: Mapping[str, int]
+    inputs: Mapping[str, int]  # by the names of the inputs ("question"; "persona, turns")
     types: Mapping[str, int]
-    hops: Mapping[int, int]
-    gold: Mapping[int, int]
-    answers: Mapping[int, int]
+    hops: Mapping[int, int]  # 0 where unknown
+    gold: Mapping[int, int]  # by number of gold documents
+    answers: Mapping[int, int]  # by number of reference answers
     question_words: Spread
-    document_words: Spread
-    n_unused_documents: int
-    duplicate_questions: int
+    document_words: Spread  # title included
+    n_unused_documents: int  # no task's gold
+    duplicate_questions: int  # whose text another one has
     duplicate_documents: int
-    skipped: Mapping[str, int]
-    problems: tuple[str, ...]
-    examples: tuple[Task, ...]
+    skipped: Mapping[str, int]  # bad records of tasks (unknown gold among them) and corpus, by kind of fault
+    problems: tuple[str, ...]  # the first of them, one line each
+    examples: tuple[Task, ...]  # the first tasks
 
 
 def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:

@@ -19,17 +19,11 @@ from leret.datasets.splits import rank_of, split_of
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Tasks that were read, and what was not.
+    """Tasks that were read, and what was not."""
 
-    Attributes:
-        items: in the order of the file, or of the limit.
-        skipped: bad records left out, by kind of fault.
-        problems: the first of them, one line each.
-    """
-
-    items: tuple[Task, ...]
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()
+    items: tuple[Task, ...]  # in the order of the file, or of the limit
+    skipped: Mapping[str, int] = field(default_factory=dict)  # bad records left out, by kind of fault
+    problems: tuple[str, ...] = ()  # the first of them, one line each
 
     def __iter__(self) -> Iterator[Task]:
         return iter(self.items)
@@ -48,11 +42,7 @@ class Data:
 
 
 def load(data: DataSettings) -> Data:
-    """Tasks with their corpus, every gold id checked.
-
-    Raises:
-        DataError: something cannot be read as what it claims to be.
-    """
+    """Tasks with their corpus, every gold id checked; DataError where one cannot be read as what it claims to be."""
     corpus, problems = _read_corpus(data)
     return Data(load_tasks(data, corpus), corpus, problems)
 
@@ -61,10 +51,7 @@ def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Load
     """Tasks alone: of `data.split`, at most `data.limit` of them; a larger limit only adds to them.
 
     Gold ids must be in ``corpus``, where one is given; one that is there under another Unicode normalisation takes the
-    corpus's form.
-
-    Raises:
-        DataError: the source cannot be read, or the split is empty.
+    corpus's form. An empty split is a DataError.
     """
     source = _named(data)
     problems = Problems()
@@ -86,11 +73,7 @@ def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Load
 
 
 def load_corpus(data: DataSettings) -> Corpus:
-    """The documents of `data.corpus`, or those that the source of the tasks brings.
-
-    Raises:
-        DataError: the source cannot be read, or holds no document.
-    """
+    """The documents of `data.corpus`, or those that the source of the tasks brings; none at all is a DataError."""
     return _read_corpus(data)[0]
 
 

@@ -34,12 +34,7 @@ _ZSTD_CHUNK = 1 << 10
 
 
 class BadRecord(Exception):
-    """One record that is not what its file claims to hold; never leaves this package.
-
-    Args:
-        kind: a few words that records of one fault share; they are counted by it.
-        message: what is wrong, with the value.
-    """
+    """One record that is not what its file claims to hold; never leaves this package. Faults are counted by kind."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -47,12 +42,7 @@ class BadRecord(Exception):
 
 
 class Problems:
-    """Collects the bad records of one reading.
-
-    Attributes:
-        shown: the first of them, one line each: place and fault.
-        kinds: how many there are of each kind.
-    """
+    """The bad records of one reading: the first of them, one line each, and how many there are of each kind."""
 
     def __init__(self) -> None:
         self.shown: list[str] = []
@@ -77,27 +67,18 @@ class Problems:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One JSON object.
+    """One JSON object."""
 
-    Attributes:
-        place: file and line, or file and item: how messages point at it.
-        number: of the line or the item, from 1.
-        split: the part of a published data set that it came from, where known.
-    """
-
-    place: str
-    number: int
+    place: str  # file and line, or file and item: how messages point at it
+    number: int  # of the line or the item, from 1
     value: Mapping[str, Any]
-    split: str | None = None
+    split: str | None = None  # the part of a published data set that it came from, where known
 
 
 def records(path: Path, problems: Problems) -> Iterator[Record]:
     """Objects of a file of JSON lines or of a file that is one JSON array, told by its first character.
 
-    Bad lines and items are added to ``problems``.
-
-    Raises:
-        DataError: the file cannot be read, or its array is broken.
+    Bad lines and items are added to ``problems``; DataError where the file cannot be read, or its array is broken.
     """
     items = _items(path) if _first_character(path) == b"[" else _json_lines(path, problems)
     for place, number, value in items:
@@ -111,10 +92,8 @@ def records(path: Path, problems: Problems) -> Iterator[Record]:
 def lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
     """Lines of a file that are not blank, numbered from 1, without their ends (LF or CRLF).
 
-    A line that is not UTF-8 and a compressed file that ends early are added to ``problems``.
-
-    Raises:
-        DataError: the file cannot be read, or a line is longer than `MAX_RECORD`.
+    A line that is not UTF-8 and a compressed file that ends early are added to ``problems``; DataError where the file
+    cannot be read, or a line is longer than `MAX_RECORD`.
     """
     number = 0
     with opened(path) as file:
@@ -149,7 +128,14 @@ def opened(path: Path) -> Iterator[io.BufferedReader]:
         with path.open("rb") as file:
             magic = file.read(4)
             file.seek(0)
-            yield _decompressed(file, magic)
+            plain: Any = file
+            if magic.startswith(b"\x1f\x8b"):
+                plain = gzip.GzipFile(fileobj=file)
+            elif magic.startswith(b"BZh"):
+                plain = bz2.BZ2File(file)
+            elif magic == zstandard.FRAME_HEADER:
+                plain = _Zstandard(file)
+            yield io.BufferedReader(plain)
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; check the path") from error
     except IsADirectoryError as error:
@@ -158,17 +144,6 @@ def opened(path: Path) -> Iterator[io.BufferedReader]:
         raise DataError(f"{path}: no permission to read it") from error
     except (OSError, zlib.error, zstandard.ZstdError) as error:
         raise DataError(f"{path}: the compressed file is broken ({error}); get it again") from error
-
-
-def _decompressed(file: BinaryIO, magic: bytes) -> io.BufferedReader:
-    plain: Any = file
-    if magic.startswith(b"\x1f\x8b"):
-        plain = gzip.GzipFile(fileobj=file)
-    elif magic.startswith(b"BZh"):
-        plain = bz2.BZ2File(file)
-    elif magic == zstandard.FRAME_HEADER:
-        plain = _Zstandard(file)
-    return io.BufferedReader(plain)
 
 
 class _Zstandard(io.RawIOBase):

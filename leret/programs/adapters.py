@@ -16,8 +16,6 @@ import dspy
 from leret.config.sampling import AdapterSettings
 from leret.core.dspy_internals import AdapterParseError, PlainJSONAdapter, parse_value
 
-_SPACE = re.compile(r"\s+")
-
 
 class CompactAdapter(dspy.Adapter):
     """Formats a call as bare fields, one message a turn, without a system message.
@@ -33,19 +31,12 @@ class CompactAdapter(dspy.Adapter):
         self, words_per_item: int = 40, items: int = 6, demo_items: int = 0, instructions: bool = False
     ) -> None:
         super().__init__()
-        self.words_per_item = words_per_item
-        self.items = items
-        self.demo_items = demo_items
+        self.words_per_item, self.items, self.demo_items = words_per_item, items, demo_items
         self.instructions = instructions
 
     def settings(self) -> dict[str, Any]:
         """The arguments that rebuild this adapter."""
-        return {
-            "words_per_item": self.words_per_item,
-            "items": self.items,
-            "demo_items": self.demo_items,
-            "instructions": self.instructions,
-        }
+        return {name: getattr(self, name) for name in ("words_per_item", "items", "demo_items", "instructions")}
 
     def format(
         self, signature: type[dspy.Signature], demos: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any]
@@ -56,10 +47,9 @@ class CompactAdapter(dspy.Adapter):
             messages.append({"role": "system", "content": signature.instructions})
         for demo in demos:
             if all(name in demo for name in signature.output_fields):
+                answer = self.format_assistant_message_content(signature, demo)
                 messages.append({"role": "user", "content": self._inputs(signature, demo, self.demo_items)})
-                messages.append(
-                    {"role": "assistant", "content": self.format_assistant_message_content(signature, demo)}
-                )
+                messages.append({"role": "assistant", "content": answer})
         messages.append({"role": "user", "content": self._inputs(signature, inputs, self.items)})
         return messages
 
@@ -84,36 +74,22 @@ class CompactAdapter(dspy.Adapter):
         except Exception as error:
             raise AdapterParseError("CompactAdapter", signature, completion, str(error)) from error
 
-    def format_finetune_data(
-        self,
-        signature: type[dspy.Signature],
-        demos: Sequence[Mapping[str, Any]],
-        inputs: Mapping[str, Any],
-        outputs: Mapping[str, Any],
-    ) -> dict[str, list[Any]]:
-        """``{"messages": [...]}`` ending in the assistant's turn, as DSPy's fine-tuning optimizers expect it."""
-        completion = self.format_assistant_message_content(signature, outputs)
-        messages = self.format(signature, demos, inputs)
-        return {"messages": [*messages, {"role": "assistant", "content": completion}]}
+    format_finetune_data = dspy.ChatAdapter.format_finetune_data  # DSPy's fine-tuning optimizers ask for it
 
     def _inputs(self, signature: type[dspy.Signature], values: Mapping[str, Any], items: int) -> str:
         lines = []
         for name in signature.input_fields:
             value = values.get(name)
             if isinstance(value, list | tuple):
-                kept = [self._clip(item) for item in value[:items]]
-                if kept:
-                    lines.append("\n".join([f"{name}:", *kept]))
+                kept = [" ".join(str(item).split()[: self.words_per_item]) for item in value[:items]]
+                lines += [f"{name}:", *kept] if kept else []
             elif value is not None:
                 lines.append(f"{name}: {_line(value)}")
         return "\n".join(lines)
 
-    def _clip(self, item: Any) -> str:
-        return " ".join(str(item).split()[: self.words_per_item])
-
 
 def _line(value: Any) -> str:
-    return _SPACE.sub(" ", "" if value is None else str(value)).strip()
+    return " ".join("" if value is None else str(value).split())
 
 
 def _labelled(names: Sequence[str], completion: str) -> dict[str, str]:
@@ -132,7 +108,7 @@ def make_adapter(settings: AdapterSettings) -> dspy.Adapter:
     """
     match settings.kind:
         case "compact":
-            return CompactAdapter(settings.words_per_item, settings.items, settings.demo_items, settings.instructions)
+            return CompactAdapter(**settings.model_dump(exclude={"kind"}))
         case "json":
             return PlainJSONAdapter()
         case "xml":

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Literal
 
@@ -21,7 +20,7 @@ from leret.core.dspy_internals import EngineLM, lm15, messages_of, text_response
 from leret.core.errors import ProgramError, RetrievalError
 from leret.core.types import Hop, Task
 from leret.policies.base import Messages
-from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
+from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import Finished, SearchResults, bound_inputs
 from leret.programs.runner import ProgramRunner
 
@@ -33,18 +32,13 @@ async def check_messages(
 ) -> tuple[int, tuple[str, ...]]:
     """Compare what leret sends with what the program sends, for the first task that calls an LM.
 
-    Args:
-        program: not the one that is replayed.
-        runner: of another instance of the same program.
-        prompts: of the bank.
-        tasks: a few; the program may fail on some, or answer them without an LM.
+    ``program`` is not the one that is replayed, but another instance; it may fail on some of the tasks.
 
     Returns:
         LM calls that were compared, and why not more, where the program had not ended.
 
     Raises:
         ProgramError: they differ, with the first place; or nothing could be compared.
-        RetrievalError: the retriever cannot answer.
     """
     n = 0
     stops: dict[str, None] = {}
@@ -53,11 +47,17 @@ async def check_messages(
             break
         for prompt in prompts:
             hops, why = await made_up_hops(runner, task, prompt)
-            sent = program_messages(program, runner, task, prompt, hops)
+            sent = program_messages(program, runner, task, prompt, [hop.completion or "" for hop in hops])
             for place, hop in enumerate(hops):
                 theirs = sent[place] if place < len(sent) else None
                 if theirs != hop.messages:
-                    raise ProgramError(_refusal(program, task, prompt, place, hop, theirs))
+                    raise ProgramError(
+                        f"{type(program).__name__}, question {task.id}, prompt {prompt.name}, LM call {place + 1} "
+                        f"(predictor {hop.predictor}): what leret would send and store is not what the program sends:\n"
+                        f"{message_difference(hop.messages, theirs)}\n"
+                        "Nothing was sampled. The program must build its inputs from its question, its completions "
+                        "and leret.Search alone, the same in every run, and call its predictors as they are"
+                    )
             n += len(hops)
             if why:
                 stops[f"question {task.id}, after LM call {len(hops)}: {why}"] = None
@@ -71,11 +71,7 @@ async def check_messages(
 
 
 async def made_up_hops(runner: ProgramRunner, task: Task, prompt: Prompt = ZERO_SHOT) -> tuple[list[Hop], str | None]:
-    """The steps of one run under a prompt, answered by `made_up` outputs.
-
-    Returns:
-        The steps, and why they do not lead to the program's end, where they do not.
-    """
+    """The steps of one run, answered by made-up outputs, and why they do not lead to its end, where they do not."""
     formatter, results = runner.formatter, SearchResults()
     hops: list[Hop] = []
     while True:
@@ -96,24 +92,27 @@ async def made_up_hops(runner: ProgramRunner, task: Task, prompt: Prompt = ZERO_
 
 
 def program_messages(
-    program: dspy.Module, runner: ProgramRunner, task: Task, prompt: Prompt, hops: Sequence[Hop]
+    program: dspy.Module, runner: ProgramRunner, task: Task, prompt: Prompt, completions: Sequence[str]
 ) -> list[Messages]:
-    """What DSPy sends when it runs the program under a prompt and is answered as in ``hops``."""
+    """What DSPy sends when it runs the program under a prompt, gets these completions, and is stopped after them."""
     formatter = runner.formatter
     sent: list[Messages] = []
 
     def answer(request: lm15.Request) -> lm15.Response:
-        if len(sent) == len(hops):
+        if len(sent) == len(completions):
             raise ProgramError("all calls that are compared were made")
         sent.append(messages_of(request))
-        return text_response(request, hops[len(sent) - 1].completion or "")
+        return text_response(request, completions[len(sent) - 1])
 
-    lm = EngineLM("recorder", answer)
-    retriever = runner.searches.retriever
+    lm, retriever = EngineLM("recorder", answer), runner.searches.retriever
+    before = [(predictor, predictor.signature, predictor.demos) for _, predictor in program.named_predictors()]
     try:
+        for name, predictor in program.named_predictors():
+            predictor.signature = formatter.signature(name, prompt)
+            if name in prompt.demos:
+                predictor.demos = [dict(demo) for demo in prompt.demos[name]]
         with (
             suppress_output("dspy"),
-            _prompted(program, formatter, prompt),
             dspy.context(lm=lm, adapter=formatter.adapter, rm=retriever, disable_history=True),
         ):
             program(**bound_inputs(program, task))
@@ -121,22 +120,10 @@ def program_messages(
         raise
     except Exception:
         pass  # it goes no further; a call that is missing then is reported as a difference
-    return sent
-
-
-@contextmanager
-def _prompted(program: dspy.Module, formatter: Formatter, prompt: Prompt) -> Iterator[None]:
-    """The program's predictors with the demos and instructions of a prompt, for a while."""
-    before = [(predictor, predictor.signature, predictor.demos) for _, predictor in program.named_predictors()]
-    try:
-        for name, predictor in program.named_predictors():
-            predictor.signature = formatter.signature(name, prompt)
-            if name in prompt.demos:
-                predictor.demos = [dict(demo) for demo in prompt.demos[name]]
-        yield
     finally:
         for predictor, signature, demos in before:
             predictor.signature, predictor.demos = signature, demos
+    return sent
 
 
 def made_up(signature: type[dspy.Signature], text: str) -> dict[str, Any] | None:
@@ -153,13 +140,7 @@ def message_difference(
     theirs: Sequence[typing.Mapping[str, str]] | None,
     names: tuple[str, str] = ("leret", "program"),
 ) -> str:
-    """Where two prompts first differ, in a few lines.
-
-    Args:
-        ours: one of them.
-        theirs: the other one; None where there is none.
-        names: what they are called.
-    """
+    """Where two prompts, called ``names``, first differ, in a few lines; the second is None where there is none."""
     if theirs is None:
         return f"  {names[1]}: nothing is sent there"
     for place, (own, other) in enumerate(zip(ours, theirs, strict=False)):
@@ -167,13 +148,14 @@ def message_difference(
             continue
         if own.get("role") != other.get("role"):
             return f"  message {place}: of role {own.get('role')} ({names[0]}) and {other.get('role')} ({names[1]})"
-        one, two = str(own.get("content")), str(other.get("content"))
-        start = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
-        width = max(map(len, names)) + 1
-        return (
-            f"  message {place} ({own.get('role')}), from character {start} on:\n"
-            f"    {names[0] + ':':<{width}} {_around(one, start)}\n    {names[1] + ':':<{width}} {_around(two, start)}"
-        )
+        texts = str(own.get("content")), str(other.get("content"))
+        start = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
+        begin, end, width = max(0, start - 20), start + _SHOWN, max(map(len, names)) + 1
+        lines = [f"  message {place} ({own.get('role')}), from character {start} on:"]
+        for name, text in zip(names, texts, strict=True):
+            shown = f"{'...' if begin else ''}{text[begin:end]!r}{'...' if end < len(text) else ''}"
+            lines.append(f"    {name + ':':<{width}} {shown}")
+        return "\n".join(lines)
     return f"  {len(ours)} messages ({names[0]}) and {len(theirs)} ({names[1]})"
 
 
@@ -200,20 +182,5 @@ def _value(kind: Any, text: str) -> Any:
         try:
             return kind.model_validate({name: _value(info.annotation, text) for name, info in required.items()})
         except ValidationError:
-            return None
+            pass
     return None
-
-
-def _refusal(program: dspy.Module, task: Task, prompt: Prompt, place: int, hop: Hop, theirs: Messages | None) -> str:
-    return (
-        f"{type(program).__name__}, question {task.id}, prompt {prompt.name}, LM call {place + 1} (predictor "
-        f"{hop.predictor}): what leret would send and store is not what the program sends:\n"
-        f"{message_difference(hop.messages, theirs)}\n"
-        "Nothing was sampled. The program must build its inputs from its question, its completions and leret.Search "
-        "alone, the same in every run, and call its predictors as they are"
-    )
-
-
-def _around(text: str, start: int) -> str:
-    begin, end = max(0, start - 20), start + _SHOWN
-    return f"{'...' if begin else ''}{text[begin:end]!r}{'...' if end < len(text) else ''}"

@@ -16,7 +16,7 @@ from leret.core.types import digest
 from leret.programs.search import Search
 
 
-def load_class(path: Path, name: str) -> type[dspy.Module]:
+def _load_class(path: Path, name: str) -> type[dspy.Module]:
     """The program class ``name`` in the Python file ``path``."""
     if not path.is_file():
         raise ProgramError(f"{path} does not exist; a program is named as FILE.py:Class")
@@ -32,31 +32,23 @@ def load_class(path: Path, name: str) -> type[dspy.Module]:
         raise ProgramError(f"{path} does not run: {type(error).__name__}: {error}") from error
     found = getattr(module, name, None)
     if not (inspect.isclass(found) and issubclass(found, dspy.Module)):
-        programs = [
-            n
-            for n, v in vars(module).items()
-            if inspect.isclass(v) and issubclass(v, dspy.Module) and v.__module__ == module_name
-        ]
-        raise ProgramError(f"{path} has no dspy.Module {name!r}; it has {', '.join(programs) or 'none'}")
+        classes = [v for v in vars(module).values() if inspect.isclass(v) and v.__module__ == module_name]
+        programs = ", ".join(v.__name__ for v in classes if issubclass(v, dspy.Module))
+        raise ProgramError(f"{path} has no dspy.Module {name!r}; it has {programs or 'none'}")
     return found
 
 
 def load_program(
     path: Path, name: str, arguments: dict[str, Any], *, k: int | None = None, exclude_seen: bool = False
 ) -> dspy.Module:
-    """Build a program.
+    """Build the program ``name`` of a file; ``exclude_seen`` is set on every `Search` of it.
 
-    Args:
-        path: its file.
-        name: its class.
-        arguments: of its constructor.
-        k: passages a search, passed on where the constructor takes ``k`` and ``arguments`` has none.
-        exclude_seen: set on every `Search` of the program.
+    ``k`` (passages a search) is passed on where the constructor takes it and ``arguments`` has none.
 
     Raises:
         ProgramError: it cannot be built, or has no `Search`.
     """
-    cls = load_class(path, name)
+    cls = _load_class(path, name)
     parameters = inspect.signature(cls.__init__).parameters  # DSPy's metaclass hides the class's own signature
     if k is not None and "k" in parameters:
         arguments = {"k": k, **arguments}

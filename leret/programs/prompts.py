@@ -17,11 +17,10 @@ from leret.core.errors import RunError
 from leret.core.types import digest
 from leret.policies.base import Messages
 from leret.programs.adapters import CompactAdapter
+from leret.programs.replay import PLAIN
 
 _PROOFS = 3
 """Messages of a prompt that are formatted both ways."""
-
-_PLAIN = (str, int, float, bool, type(None))
 
 
 @dataclass(frozen=True)
@@ -45,21 +44,13 @@ class Prompt:
 
     def save(self, path: Path) -> None:
         """Write as JSON."""
-        value = {
-            "name": self.name,
-            "score": self.score,
-            "demos": to_jsonable_python(self.demos, fallback=str),
-            "instructions": dict(self.instructions),
-        }
+        demos = to_jsonable_python(self.demos, fallback=str)
+        value = {"name": self.name, "score": self.score, "demos": demos, "instructions": dict(self.instructions)}
         path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Prompt:
-        """Read what ``save`` wrote.
-
-        Raises:
-            RunError: the file is missing or is not a prompt.
-        """
+        """Read what ``save`` wrote; RunError where the file is missing or is not a prompt."""
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
             if not all(isinstance(demos, list) for demos in value["demos"].values()):
@@ -75,14 +66,6 @@ class Prompt:
 ZERO_SHOT = Prompt("0")
 
 
-@dataclass
-class _Head:
-    """The messages before the last one, which are the same for all inputs of a predictor under a prompt."""
-
-    messages: Messages
-    n_proofs: int = 0
-
-
 class Formatter:
     """Turns a step into messages and a completion into outputs, exactly as the DSPy program would.
 
@@ -95,7 +78,8 @@ class Formatter:
         self.adapter = adapter
         self._predictors = dict(program.named_predictors())
         self._splits = is_turn_by_turn(adapter, [CompactAdapter])
-        self._heads: dict[tuple[str, str], _Head | None] = {}  # None: formatted in full
+        # The messages before the last one, and how often that was proven; None: formatted in full.
+        self._heads: dict[tuple[str, str], tuple[Messages, int] | None] = {}
         self._signatures: dict[tuple[str, str], type[dspy.Signature]] = {}
 
     def signature(self, predictor: str, prompt: Prompt = ZERO_SHOT) -> type[dspy.Signature]:
@@ -118,32 +102,33 @@ class Formatter:
     ) -> Messages:
         """The messages that are sent to the LM.
 
-        Args:
-            predictor: its name.
-            inputs: by field name.
-            prompt: of the bank.
-            last: the last message of the same inputs under another prompt, where it is known; saves work.
+        ``last`` is the last one for the same inputs under another prompt, where it is known; that saves work.
         """
         key = (predictor, prompt.digest)
         head = self._heads.get(key)
         plain = all(  # a history or an image is laid out over several messages
-            isinstance(value, _PLAIN) or (isinstance(value, list) and all(isinstance(item, _PLAIN) for item in value))
+            isinstance(value, PLAIN) or (isinstance(value, list) and all(isinstance(item, PLAIN) for item in value))
             for value in inputs.values()
         )
         if head is None or not plain:
             whole = self._in_full(predictor, inputs, prompt)
             if key not in self._heads and self._splits and plain:
-                self._heads[key] = _Head(whole[:-1])
+                self._heads[key] = whole[:-1], 0
             return whole
-        message = dict(last) if last is not None else self._last(predictor, inputs, prompt)
+        signature = self.signature(predictor, prompt)
+        if last is not None:
+            message = dict(last)
+        elif isinstance(self.adapter, CompactAdapter):
+            message = self.adapter.format(signature, (), inputs)[-1]
+        else:
+            message = last_message(self.adapter, signature, inputs)
         if not message["content"] or PART_MARKER in message["content"]:
             return self._in_full(predictor, inputs, prompt)
-        made = (*head.messages, message)
-        if head.n_proofs < _PROOFS:
-            head.n_proofs += 1
+        before, n_proofs = head
+        made = (*before, message)
+        if n_proofs < _PROOFS:
             whole = self._in_full(predictor, inputs, prompt)
-            if made != whole:
-                self._heads[key] = None
+            self._heads[key] = (before, n_proofs + 1) if made == whole else None
             return whole
         return made
 
@@ -158,12 +143,6 @@ class Formatter:
     def completion(self, predictor: str, outputs: Mapping[str, Any]) -> str:
         """The completion that carries these outputs."""
         return str(self.adapter.format_assistant_message_content(self._predictors[predictor].signature, dict(outputs)))
-
-    def _last(self, predictor: str, inputs: Mapping[str, Any], prompt: Prompt) -> dict[str, str]:
-        signature = self.signature(predictor, prompt)
-        if isinstance(self.adapter, CompactAdapter):
-            return self.adapter.format(signature, (), inputs)[-1]
-        return last_message(self.adapter, signature, inputs)
 
     def _in_full(self, predictor: str, inputs: Mapping[str, Any], prompt: Prompt) -> Messages:
         demos = prompt.demos.get(predictor, self._predictors[predictor].demos)

@@ -22,7 +22,8 @@ from leret.programs.search import observed
 SearchResults = dict[tuple[str, int], Ranking]
 """The retriever's answers on one path, by (query, k)."""
 
-_PLAIN = (str, int, float, bool, type(None))
+PLAIN = (str, int, float, bool, type(None))
+"""Values that are JSON as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +66,11 @@ class Replay:
 
     def __init__(self, program: dspy.Module, adapter: dspy.Adapter | None = None) -> None:
         self.program = program
-        self._names = input_names(program)
+        self._names = _input_names(program)
         self.outputs: Sequence[Mapping[str, Any]] = ()
         self.n_used = 0
         self._results: SearchResults = {}
-        self._retrieve: Callable[[str, int], Ranking | None] = _unknown
+        self._retrieve: Callable[[str, int], Ranking | None] | None = None
         self.searches: list[Ranking] = []
         stands = {id(p): ReplayedPredictor(name, p, self) for name, p in program.named_predictors()}
         if not stands:
@@ -102,7 +103,7 @@ class Replay:
             What is missing next, or the program's prediction. ``ranking`` holds only what was retrieved so far.
         """
         self.outputs, self.n_used, self._results, self.searches = outputs, 0, results, []
-        self._retrieve = retrieve or _unknown
+        self._retrieve = retrieve
         inputs = task.inputs if len(task.inputs) > 1 else dict(zip(self._names, task.inputs.values(), strict=False))
         try:
             prediction = self._context.run(self._call, **inputs)
@@ -127,7 +128,7 @@ class Replay:
         ranking = self._results.get((query, k))
         if ranking is None:
             try:
-                ranking = self._retrieve(query, k)
+                ranking = None if self._retrieve is None else self._retrieve(query, k)
             except Exception as error:
                 raise _Stop(error) from error
             if ranking is None:
@@ -156,19 +157,19 @@ class ReplayedPredictor(dspy.Predict):
         for field in self.signature.input_fields:
             if field in kwargs:
                 value = kwargs[field]
-                inputs[field] = value if type(value) in _PLAIN else to_jsonable_python(value, fallback=str)
+                inputs[field] = value if type(value) in PLAIN else to_jsonable_python(value, fallback=str)
         raise _Stop(NeedsCompletion(name, inputs, merge(replay.searches)))
 
-    def forward(self, **kwargs: Any) -> Any:
-        """As a call."""
-        return self(**kwargs)
+    forward = __call__
 
 
-def _unknown(query: str, k: int) -> None:
-    return None
+def bound_inputs(program: dspy.Module, task: Task) -> Mapping[str, Any]:
+    """A task's inputs by the arguments of ``forward``: a single input goes to the first one, whatever its name."""
+    values = task.inputs.values()
+    return task.inputs if len(values) > 1 else dict(zip(_input_names(program), values, strict=False))
 
 
-def input_names(program: dspy.Module) -> tuple[str, ...]:
+def _input_names(program: dspy.Module) -> tuple[str, ...]:
     """The arguments of ``forward`` that take a task's inputs: those without a default, or ``question``."""
     parameters = dict(list(inspect.signature(type(program).forward).parameters.items())[1:])
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -181,9 +182,3 @@ def input_names(program: dspy.Module) -> tuple[str, ...]:
             "inputs by name, or a question as `question` or as its only argument without a default"
         )
     return required
-
-
-def bound_inputs(program: dspy.Module, task: Task) -> Mapping[str, Any]:
-    """A task's inputs by the arguments of ``forward``: a single input goes to the first one, whatever its name."""
-    values = task.inputs.values()
-    return task.inputs if len(values) > 1 else dict(zip(input_names(program), values, strict=False))

@@ -30,12 +30,7 @@ class ProgramRunner:
     async def advance(
         self, task: Task, outputs: Sequence[Mapping[str, Any]], results: SearchResults
     ) -> NeedsCompletion | Finished:
-        """Run up to the next step without a completion, or to the end.
-
-        Raises:
-            ProgramError: the program raised, or does not end.
-            RetrievalError: the retriever could not answer.
-        """
+        """Run up to the next step without a completion, or to the end; raises what `Replay.run` and a search do."""
         while True:
             need = self.replay.run(task, outputs, results, self.searches.search_now)
             if isinstance(need, NeedsSearch):

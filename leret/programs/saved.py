@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,14 +18,13 @@ from typing import Any, TypeVar
 import dspy
 from pydantic import BaseModel
 
-from leret.config.base import RecipePath, with_paths
+from leret.config.base import with_paths
 from leret.config.data import DataSettings
 from leret.config.policy import PolicySettings
 from leret.config.retriever import RetrieverSettings
 from leret.config.sampling import AdapterSettings
 from leret.core.errors import ProgramError
 from leret.core.files import write_atomically
-from leret.core.yaml import Key
 from leret.datasets.load import load_corpus
 from leret.programs.adapters import make_adapter
 from leret.programs.load import load_program
@@ -79,17 +79,14 @@ def save_program(
     retriever: RetrieverSettings,
     data: DataSettings,
 ) -> None:
-    """Write what `load` needs.
+    """Write what `load` needs; files that the settings name are written relative to ``directory``."""
 
-    Args:
-        directory: replaced file by file.
-        program: its DSPy state (demos, instructions) is saved, without an LM.
-        source: its file is copied.
-        adapter: that the policy was trained under.
-        policy: its ``model`` and ``tokenizer``, where they are directories, are written relative to ``directory``.
-        retriever: its ``index`` and the models of its engines likewise.
-        data: whose corpus the retriever searches.
-    """
+    def portable(settings: BaseModel) -> dict[str, Any]:
+        def relative(path: str) -> str:
+            return os.path.relpath(path, directory) if Path(path).exists() else path
+
+        return _with_paths(settings, relative).model_dump(mode="json")
+
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source.path, directory / source.path.name)
     program.save(str(directory / "program.json"))
@@ -97,9 +94,9 @@ def save_program(
         "version": _VERSION,
         "program": {"file": source.path.name, "class": source.name, "arguments": source.arguments},
         "adapter": adapter.model_dump(mode="json"),
-        "policy": _portable(policy, directory),
-        "retriever": _portable(retriever, directory),
-        "data": _portable(data, directory),
+        "policy": portable(policy),
+        "retriever": portable(retriever),
+        "data": portable(data),
     }
     write_atomically(directory / "policy.json", json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
@@ -119,8 +116,14 @@ def load(directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Ret
     """
     directory = Path(directory)
     saved = _read(directory)
-    settings = _located(RetrieverSettings.model_validate(saved["retriever"]), directory)
-    entry = saved["program"]
+
+    def located(settings: S) -> S:
+        def found(path: str) -> str:
+            return str((directory / path).resolve()) if (directory / path).exists() else path
+
+        return _with_paths(settings, found)
+
+    settings, entry = located(RetrieverSettings.model_validate(saved["retriever"])), saved["program"]
     program = load_program(
         directory / entry["file"], entry["class"], entry["arguments"], k=settings.k, exclude_seen=settings.exclude_seen
     )
@@ -128,13 +131,11 @@ def load(directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Ret
     if lm is None:
         from leret.policies.dspy_lm import policy_lm
 
-        lm = policy_lm(_located(PolicySettings.model_validate(saved["policy"]), directory), temperature=0.0)
+        lm = policy_lm(located(PolicySettings.model_validate(saved["policy"])), temperature=0.0)
     program.set_lm(lm)
     if retriever is None:
-        data = _located(DataSettings(**saved["data"]), directory)
-        corpus = None
-        if settings.needs_corpus or data.corpus is not None:
-            corpus = load_corpus(data)
+        data = located(DataSettings(**saved["data"]))
+        corpus = load_corpus(data) if settings.needs_corpus or data.corpus is not None else None
         retriever = with_cache(load_retriever(settings, corpus, directory / "cache"), settings)
     for _, search in program.named_sub_modules(type_=Search):
         search.retriever = retriever
@@ -154,19 +155,5 @@ def _read(directory: Path) -> dict[str, Any]:
     return saved
 
 
-def _portable(settings: BaseModel, directory: Path) -> dict[str, Any]:
-    """Paths that exist become relative to ``directory``; names stay names."""
-
-    def relative(key: Key, path: str, mark: RecipePath) -> str:
-        return os.path.relpath(path, directory) if Path(path).exists() else path
-
-    return with_paths(settings, relative).model_dump(mode="json")
-
-
-def _located(settings: S, directory: Path) -> S:
-    """Undoes `_portable`."""
-
-    def found(key: Key, path: str, mark: RecipePath) -> str:
-        return str((directory / path).resolve()) if (directory / path).exists() else path
-
-    return with_paths(settings, found)
+def _with_paths(settings: S, change: Callable[[str], str]) -> S:
+    return with_paths(settings, lambda key, path, mark: change(path))

@@ -30,42 +30,42 @@ observed: ContextVar[Observer | None] = ContextVar("leret_search_observer", defa
 
 @dataclass(frozen=True)
 class Found:
-    """What a program has retrieved so far: every search in order, and their union.
+    """What a program has retrieved so far.
 
     Attributes:
-        searches: one ranking a search, each as the search added it.
+        searches: one ranking a search, in order, each as the search added it.
     """
 
     searches: tuple[Ranking, ...] = ()
 
     @property
     def ranking(self) -> Ranking:
-        """The union of all searches by retriever score, no document twice."""
+        """The union of all searches by retriever score, no document twice; the other properties are in its order."""
         return merge(self.searches)
 
     @property
     def doc_ids(self) -> list[str]:
-        """Ids of ``ranking``, best first."""
-        return [passage.doc_id for passage in merge(self.searches)]
+        """Ids of the documents."""
+        return [passage.doc_id for passage in self.ranking]
 
     @property
     def titles(self) -> list[str]:
-        """Titles of ``ranking``."""
-        return [passage.title for passage in merge(self.searches)]
+        """Their titles."""
+        return [passage.title for passage in self.ranking]
 
     @property
     def texts(self) -> list[str]:
-        """Texts of ``ranking``."""
-        return [passage.text for passage in merge(self.searches)]
+        """Their texts."""
+        return [passage.text for passage in self.ranking]
 
     @property
     def scores(self) -> list[float]:
-        """Retriever scores of ``ranking``; higher is better."""
-        return [passage.score for passage in merge(self.searches)]
+        """The retriever's scores; higher is better."""
+        return [passage.score for passage in self.ranking]
 
     @property
     def passages(self) -> list[str]:
-        """``title | text`` of ``ranking``: what goes into a prompt."""
+        """``title | text``: what goes into a prompt."""
         ranking = merge(self.searches) if self.searches else ()
         return [f"{p.title} | {p.text}" if p.title else p.text for p in ranking]
 

@@ -41,13 +41,8 @@ def check_loss(trainer: Any, recipe: TrainingRecipe, algorithm: Algorithm) -> fl
     TRL multiplies the last hidden state by the output matrix itself. For a model whose head is more than that, its
     log-probabilities are wrong, and the loss of DPO and IPO is still right at the first step.
 
-    Args:
-        trainer: before its first step; left as it was.
-        recipe: that it was built from.
-        algorithm: whose oracle is compared with.
-
     Returns:
-        The difference, as a fraction of the loss or of 1, whichever is larger.
+        The difference, as a fraction of the loss or of 1, whichever is larger. The trainer is left as it was.
     """
     import torch
     from accelerate.utils import send_to_device
@@ -99,15 +94,7 @@ def _moved(model: Any) -> Iterator[None]:
 def check_parity(
     run: Run, initial: InitialPolicy, examples: Sequence[Example], encoder: Encoder, encoded: Sequence[Encoded]
 ) -> None:
-    """Compare some of what is trained with what was sent; `TrainingError` with the first place that differs.
-
-    Args:
-        run: that was sampled.
-        initial: the policy that is trained.
-        examples: as text.
-        encoder: of its tokenizer.
-        encoded: the examples as ids.
-    """
+    """Compare some of what is trained with what was sent; `TrainingError` with the first place that differs."""
     _check_ids(encoder, examples, encoded)
     if not run.store.is_file():
         return
@@ -125,7 +112,6 @@ def check_parity(
 
 
 def _check_ids(encoder: Encoder, examples: Sequence[Example], encoded: Sequence[Encoded]) -> None:
-    """The ids of a prompt must be those that the engine of this process puts before a completion."""
     engine = PromptEncoder(encoder.tokenizer, None, str(encoder.tokenizer.name_or_path), encoder.enable_thinking)
     for index in range(0, len(examples), max(1, len(examples) // _EXAMPLES)):
         ours, theirs = encoded[index].prompt, list(engine.encode(examples[index].prompt).token_ids)
@@ -179,7 +165,6 @@ def _check_examples(run: Run, states: Sequence[StateSamples], examples: Sequence
 
 
 def _check_states(formatter: Formatter, states: Iterable[StateSamples]) -> None:
-    """The stored messages are what the program sends today."""
     for state in (group.state for group in states):
         try:
             today = _plain(formatter.messages(state.predictor, state.inputs))
@@ -204,7 +189,6 @@ def _difference(ours: Messages, theirs: Messages, *names: str) -> str:
 
 
 def _formatter(run: Run) -> tuple[Formatter | None, str]:
-    """The formatter of the run's program; None with the reason where it cannot be opened."""
     from leret.sampling.rollouts.environment import Environment
 
     try:

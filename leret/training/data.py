@@ -90,17 +90,13 @@ def examples_digest(examples: Sequence[Example]) -> str:
 def _preference(row: Mapping[str, Any], place: str) -> Example:
     try:
         prompt = tuple({"role": str(m["role"]), "content": str(m["content"])} for m in row["prompt"])
-        completions = (_content(row["chosen"]), _content(row["rejected"]))
+        completions = (str(row["chosen"][0]["content"]), str(row["rejected"][0]["content"]))
     except (KeyError, TypeError, IndexError) as error:
         raise TrainingError(
             f"{place}: prompt, chosen and rejected must be lists of messages with role and content; "
             "`leret pairs` rebuilds the file"
         ) from error
     return Example(str(row["question_id"]), prompt, completions)
-
-
-def _content(messages: Sequence[Mapping[str, str]]) -> str:
-    return str(messages[0]["content"])
 
 
 def refuse_leaks(run: Run, examples: Sequence[Example]) -> None:

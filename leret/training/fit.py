@@ -99,7 +99,6 @@ def _encode(job: TrainingJob, model: Any, tokenizer: Any) -> list[Encoded]:
 
 
 def _step(trainer: Any, directory: CheckpointDirectory, stage: str, progress: Progress) -> int:
-    """All steps that are left; the step that they went on from."""
     from transformers import PrinterCallback
 
     directory.drop_broken()

@@ -87,7 +87,6 @@ def _sampled_model(run: Run) -> str:
 
 
 def _check_unchanged(run: Run, path: Path, digest: str) -> None:
-    """The weights in the base's directory must be the ones that were sampled."""
     manifest = run.manifest()
     rounds = manifest.get("rounds") or []
     local = manifest["sampling"].get("policy", {}).get("kind") == "local"

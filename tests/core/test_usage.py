@@ -43,26 +43,24 @@ def accounts(run):
 
 
 def spent():
-    ledger = UsageByPrompt(price_prompt=1.0)
+    ledger = UsageByPrompt(1.0, 1.0)
     ledger.answered(0, "0", 1500, [20, 20], 0.5)
     ledger.answered(1, "1", 500, [20], 0.5)
+    ledger.failed(1, "1", 2)
     return ledger
 
 
 def test_the_last_account_holds_everything(tmp_path):
     [account] = watch(Run.create(tmp_path / "run"), Metered(), spent())
-    assert (account["calls"], account["completions"], account["prompt_tokens"]) == (2, 3, 2000)
-    assert account["cost"] == 0.002
+    counts = {"calls": 3, "completions": 3, "failed": 2, "prompt_tokens": 2000, "completion_tokens": 60}
+    assert counts.items() <= account.items()
+    assert account["cost"] == 0.00206
     assert account["searches"] == {"asked": 3, "searched": 2, "batches": 2}
     assert [(row["hop"], row["prompt"], row["cost"]) for row in account["by_hop_and_prompt"]] == [
-        (1, "0", 0.0015),
-        (2, "1", 0.0005),
+        (1, "0", 0.00154),
+        (2, "1", 0.00052),
     ]
     assert account["endpoint"] == {"calls": 3, "retries": 2, "latency_p50_s": 0.25}
-
-
-def test_an_account_is_written_now_and_then(tmp_path):
-    assert len(watch(Run.create(tmp_path / "run"), FakePolicy(), UsageByPrompt(), every_s=0.02, at_least=2)) > 2
 
 
 def test_an_account_is_written_where_sampling_failed(tmp_path):
@@ -73,28 +71,14 @@ def test_an_account_is_written_where_sampling_failed(tmp_path):
 
     with pytest.raises(ZeroDivisionError):
         watch(run, FakePolicy(), spent(), during=fail)
-    assert [event["calls"] for event in run.events() if event["event"] == "accounts"] == [2]
+    assert [event["calls"] for event in accounts(run)] == [3]
 
 
 def test_the_progress_line_says_it_shortly(tmp_path):
     told = {}
     watch(Run.create(tmp_path / "run"), Metered(), spent(), during=lambda a: told.update(a.facts()))
-    assert {"calls": 2, "tokens": "2k+60", "retries": 2, "cost": 0.002}.items() <= told.items()
+    assert {"calls": 3, "tokens": "2k+60", "retries": 2, "cost": 0.00206}.items() <= told.items()
     assert told["p90"] == "0.5 s"
-
-
-def test_a_prompt_counts_once_for_all_its_completions_and_costs_by_the_million():
-    usage = UsageByPrompt(price_prompt=2.0, price_completion=10.0)
-    usage.answered(0, "0", 100, [5, 7], 0.5)
-    usage.answered(1, "0", 300, [5], 1.0)
-    usage.failed(1, "0", 2)
-    first, second = usage.rows()
-    # 100 prompt tokens at 2 and 12 completion tokens at 10 a million
-    assert (first["hop"], first["prompt"], first["calls"], first["completions"]) == (1, "0", 1, 2)
-    assert first["cost"] == pytest.approx((100 * 2 + 12 * 10) / 1e6)
-    assert (second["calls"], second["completions"], second["failed"]) == (2, 1, 2)
-    total = usage.total
-    assert (total["calls"], total["prompt_tokens"], total["completion_tokens"]) == (3, 400, 17)
 
 
 def test_prompts_stand_in_the_order_of_their_numbers_and_cost_nothing_without_prices():

@@ -34,11 +34,3 @@ def test_a_word_moved_from_title_to_text_changes_the_digest() -> None:
 def test_an_id_twice_is_refused() -> None:
     with pytest.raises(DataError, match="'d'"):
         Corpus([Document("d", "", "x"), Document("d", "", "y")])
-
-
-def test_an_unknown_id_is_a_key_error_and_not_contained() -> None:
-    corpus = Corpus([Document("d", "t", "x")])
-    assert "e" not in corpus
-    assert corpus.get("e") is None
-    with pytest.raises(KeyError):
-        corpus["e"]

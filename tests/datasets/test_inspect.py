@@ -8,7 +8,7 @@ import pytest
 
 from leret.core.errors import DataError
 from leret.datasets.inspect import Spread
-from tests.datasets.writing import DOCUMENTS, HOTPOT, QUESTIONS, array, inspect, json_lines
+from tests.datasets.writing import DOCUMENTS, QUESTIONS, inspect, json_lines
 
 
 def test_figures_of_a_small_set(tmp_path: Path) -> None:
@@ -54,10 +54,6 @@ def test_bad_records_are_reported_and_not_refused(tmp_path: Path) -> None:
     assert (alone.n_documents, alone.corpus_digest) == (0, None)
     with pytest.raises(DataError, match="was there before"):
         inspect("jsonl", json_lines(tmp_path / "good", QUESTIONS), corpus, skip_invalid=False)
-
-
-def test_contexts_are_the_corpus_where_none_is_named(tmp_path: Path) -> None:
-    assert inspect("hotpotqa", array(tmp_path / "h", HOTPOT)).n_documents == 3
 
 
 def test_the_generated_world_has_its_own_splits() -> None:

@@ -23,7 +23,6 @@ from tests.datasets.writing import (
     array,
     json_lines,
     load,
-    load_corpus,
     load_tasks,
 )
 
@@ -70,21 +69,6 @@ def test_skipped_records_are_counted_by_kind_and_the_rest_is_read(tmp_path: Path
     assert [q.id for q in data.tasks] == ["q1"]
     assert data.tasks.skipped == {"broken JSON": 1, "missing field": 1, "duplicate id": 1, "unknown gold": 1}
     assert data.problems.kinds == {"missing field": 1}
-
-
-def test_gold_takes_the_corpus_form_of_unicode(tmp_path: Path) -> None:
-    questions = [{"id": "q", "question": "Where?", "relevant_doc_ids": ["Cafe\u0301"]}]  # e and a combining accent
-    corpus = [{"doc_id": "Caf\u00e9", "text": "A place."}]
-    data = load("jsonl", json_lines(tmp_path / "q", questions), json_lines(tmp_path / "c", corpus))
-    assert data.tasks.items[0].gold == ("Caf\u00e9",)
-
-
-def test_the_world_brings_its_splits_and_its_gold() -> None:
-    options = {"n_train": 30, "n_dev": 10, "n_test": 20}
-    data = load("world", split="dev", seed=1, options=options)
-    assert len(data.tasks) == 10
-    assert all(doc_id in data.corpus for task in data.tasks for doc_id in task.gold)
-    assert load_corpus("world", seed=1, options=options).digest == data.corpus.digest
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_places_name_file_and_line_or_item(tmp_path: Path) -> None:
 
 
 _JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text() | st.floats(allow_nan=False, width=32),
+    st.none() | st.booleans() | st.integers(1 - 2**63, 2**63 - 1) | st.text() | st.floats(allow_nan=False, width=32),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )

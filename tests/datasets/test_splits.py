@@ -25,24 +25,16 @@ def test_splits_are_fixed_for_good() -> None:
     assert names == expected, "a change here moves questions between training and evaluation in every run"
 
 
-def test_another_seed_is_another_split() -> None:
-    assert [split_of(f"q{i}", 0) for i in range(50)] != [split_of(f"q{i}", 1) for i in range(50)]
-
-
 def test_a_larger_test_share_only_adds_to_the_test_split() -> None:
     small = {f"q{i}" for i in range(500) if split_of(f"q{i}", test=0.1) == "test"}
     large = {f"q{i}" for i in range(500) if split_of(f"q{i}", test=0.3) == "test"}
     assert small < large
 
 
-@given(st.text(), st.integers())
+@given(st.text(st.characters(codec=None)), st.integers())
 def test_any_id_has_one_split(id: str, seed: int) -> None:
     assert split_of(id, seed) == split_of(id, seed)
     assert 0 <= rank_of(id, seed, "x") < 2**64
-
-
-def test_half_a_surrogate_pair_is_an_id_too() -> None:
-    assert split_of("\ud800") in {"train", "dev", "test"}
 
 
 @pytest.mark.parametrize(("dev", "test"), [(-0.1, 0.2), (0.6, 0.6), (0.1, -1.0)])
@@ -54,7 +46,3 @@ def test_impossible_shares_are_refused(dev: float, test: float) -> None:
 def test_a_leak_names_the_first_questions_and_how_many_more() -> None:
     with pytest.raises(DataError, match=r"7 questions.*'q0', 'q1', 'q2', 'q3', 'q4' and 2 more"):
         refuse_leak([f"q{i}" for i in range(7)], [f"q{i}" for i in range(9)])
-
-
-def test_disjoint_ids_are_no_leak() -> None:
-    refuse_leak(["a", "b"], ["c"])

@@ -24,50 +24,22 @@ DOCUMENTS: list[dict[str, Any]] = [
     {"doc_id": "C", "title": "Café", "text": "A café is a place."},
 ]
 QUESTIONS: list[dict[str, Any]] = [
-    {
-        "id": "q1",
-        "question": "Who wrote the first program?",
-        "answer": "Ada",
-        "relevant_doc_ids": ["A"],
-        "type": "bridge",
-        "hops": 2,
-    },
+    {"id": "q1", "question": "Who wrote the first program?", "answer": "Ada", "relevant_doc_ids": ["A"],
+     "type": "bridge", "hops": 2},
     {"id": "q2", "question": "Who was a poet?", "answer": None, "relevant_doc_ids": ["B", "A", "B"]},
-]
+]  # fmt: skip
+_BYRON, _CAFE = ["Byron", ["Byron was a poet."]], ["Café", ["A place."]]
 HOTPOT: list[dict[str, Any]] = [
-    {
-        "_id": "5a",
-        "question": "Whose father was a poet?",
-        "answer": "Ada",
-        "type": "bridge",
-        "level": "hard",
-        "supporting_facts": [["Ada", 0], ["Byron", 1], ["Ada", 2]],
-        "context": [
-            ["Ada", ["Ada wrote.", " She was Byron's."]],
-            ["Byron", ["Byron was a poet."]],
-            ["Café", ["A place."]],
-        ],
-    },
-    {
-        "_id": "5b",
-        "question": "Is Byron older than the café?",
-        "answer": "yes",
-        "type": "comparison",
-        "level": "easy",
-        "supporting_facts": [["Byron", 0], ["Café", 0]],
-        "context": [["Byron", ["Byron was a poet."]], ["Café", ["A place."]]],
-    },
-]
+    {"_id": "5a", "question": "Whose father was a poet?", "answer": "Ada", "type": "bridge", "level": "hard",
+     "supporting_facts": [["Ada", 0], ["Byron", 1], ["Ada", 2]],
+     "context": [["Ada", ["Ada wrote.", " She was Byron's."]], _BYRON, _CAFE]},
+    {"_id": "5b", "question": "Is Byron older than the café?", "answer": "yes", "type": "comparison", "level": "easy",
+     "supporting_facts": [["Byron", 0], ["Café", 0]], "context": [_BYRON, _CAFE]},
+]  # fmt: skip
 HOVER: list[dict[str, Any]] = [
-    {
-        "uid": "u1",
-        "claim": "Ada was Byron's.",
-        "supporting_facts": [["Ada", 0], ["Byron", 0]],
-        "label": "SUPPORTED",
-        "num_hops": 2,
-        "hpqa_id": "5a",
-    },
-]
+    {"uid": "u1", "claim": "Ada was Byron's.", "supporting_facts": [["Ada", 0], ["Byron", 0]], "label": "SUPPORTED",
+     "num_hops": 2, "hpqa_id": "5a"},
+]  # fmt: skip
 MUSIQUE: list[dict[str, Any]] = [
     {
         "id": "2hop__1_2",

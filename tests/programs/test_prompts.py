@@ -1,7 +1,6 @@
 """What leret sends is what the DSPy program would send, under every adapter."""
 
 import asyncio
-from pathlib import Path
 
 import dspy
 import pytest
@@ -9,10 +8,8 @@ import pytest
 from leret.config.sampling import AdapterSettings
 from leret.core.errors import RunError
 from leret.programs.adapters import make_adapter
-from leret.programs.load import load_program
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
 
-ROOT = Path(__file__).parents[2]
 DEMO = {"question": "Who wrote Mara?", "context": ["Mara | A novel."], "query": "author of Mara"}
 
 
@@ -26,29 +23,22 @@ def test_an_adapter_sends_a_served_lm_messages_alone(kind, asynchronous, monkeyp
 
     def sent(self, prompt=None, messages=None, **kwargs):
         seen.append(kwargs)
-        return [Formatter(program, adapter).completion("ask", {"query": "silent harbor"})]
+        return [Formatter(program, adapter).completion("write", {"query": "silent harbor"})]
 
     async def sent_later(self, prompt=None, messages=None, **kwargs):
         return sent(self, prompt, messages, **kwargs)
 
     monkeypatch.setattr(dspy.LM, "__call__", sent)
     monkeypatch.setattr(dspy.LM, "acall", sent_later)
-    adapter, program = make_adapter(AdapterSettings(kind=kind)), Asking()
+    adapter, program = make_adapter(AdapterSettings(kind=kind)), Asks("question -> query")
     with dspy.context(lm=lm, adapter=adapter):
-        found = asyncio.run(program.ask.acall(question="?")) if asynchronous else program.ask(question="?")
+        found = asyncio.run(program.write.acall(question="?")) if asynchronous else program.write(question="?")
     assert found.query == "silent harbor"
     assert seen == [{}]
 
 
-class Asking(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.ask = dspy.Predict("question -> query")
-
-
 def test_a_completion_out_of_format_is_none():
-    program = load_program(ROOT / "pipelines/multihop.py", "MultiHop", {})
-    assert Formatter(program, make_adapter(AdapterSettings(kind="chat"))).parse("write_query", "hello") is None
+    assert Formatter(Asks(), make_adapter(AdapterSettings(kind="chat"))).parse("write", "hello") is None
 
 
 def test_a_prompt_is_read_back(tmp_path):
@@ -142,25 +132,28 @@ def test_a_beginning_that_changes_is_not_kept():
     assert told == [str(n) for n in range(1, 9)]
 
 
-def test_a_history_is_laid_out_in_full():
-    class Talk(dspy.Signature):
-        """Go on."""
+class Talk(dspy.Signature):
+    """Go on."""
 
-        history: dspy.History = dspy.InputField()
-        question: str = dspy.InputField()
-        query: str = dspy.OutputField()
+    history: dspy.History = dspy.InputField()
+    question: str = dspy.InputField()
+    query: str = dspy.OutputField()
 
+
+TURNS = [{"question": f"q{i}", "query": f"a{i}"} for i in range(3)]
+MARKED = '<<CUSTOM-TYPE-START-IDENTIFIER>>[{"type": "text", "text": "x"}]<<CUSTOM-TYPE-END-IDENTIFIER>>'
+
+
+@pytest.mark.parametrize(
+    ("signature", "asked"),
+    [
+        (Talk, [{"history": dspy.History(messages=TURNS[:n]), "question": "?"} for n in (1, 2, 3, 1, 2, 0, 1)]),
+        (Write, [*INPUTS[:6], {"question": MARKED, "context": [], "hop": 0}, INPUTS[7]]),
+    ],
+    ids=["history", "marker"],
+)
+def test_what_dspy_lays_out_over_several_messages_is_left_to_it(signature, asked):
     adapter = make_adapter(AdapterSettings())
-    formatter = Formatter(Asks(Talk), adapter)
-    for n in (1, 2, 3, 1, 2, 0, 1):
-        history = dspy.History(messages=[{"question": f"q{i}", "query": f"a{i}"} for i in range(n)])
-        inputs = {"history": history, "question": "and then?"}
-        assert formatter.messages("write", inputs) == tuple(adapter.format(Talk, [], dict(inputs)))
-
-
-def test_a_marker_of_dspys_in_a_passage_is_left_to_dspy():
-    adapter = make_adapter(AdapterSettings())
-    formatter = Formatter(Asks(), adapter)
-    marked = '<<CUSTOM-TYPE-START-IDENTIFIER>>[{"type": "text", "text": "x"}]<<CUSTOM-TYPE-END-IDENTIFIER>>'
-    for inputs in [*INPUTS[:6], {"question": marked, "context": [], "hop": 0}, INPUTS[7]]:
-        assert formatter.messages("write", inputs) == tuple(adapter.format(Write, [], dict(inputs)))
+    formatter = Formatter(Asks(signature), adapter)
+    for inputs in asked:
+        assert formatter.messages("write", inputs) == tuple(adapter.format(signature, [], dict(inputs)))

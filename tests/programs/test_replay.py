@@ -31,12 +31,8 @@ def replay():
     return Replay(load_program(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": 2}, k=2))
 
 
-def test_stops_at_the_first_step(replay):
-    need = run(replay, "who?", [])
-    assert need == NeedsCompletion("write_query", {"question": "who?", "context": []}, ())
-
-
-def test_stops_at_an_unknown_search(replay):
+def test_it_stops_at_a_step_and_at_a_search_that_are_not_known(replay):
+    assert run(replay, "who?", []) == NeedsCompletion("write_query", {"question": "who?", "context": []}, ())
     assert run(replay, "who?", [{"query": "a"}]) == NeedsSearch("a", 2)
 
 
@@ -47,12 +43,6 @@ def test_the_next_step_sees_the_union_by_score(replay):
     assert isinstance(done, Finished)
     assert [p.doc_id for p in done.ranking] == ["d2", "d1", "d3"]
     assert done.prediction.doc_ids == ["d2", "d1", "d3"]
-
-
-def test_exclude_seen_brings_new_passages():
-    program = load_program(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": 2}, k=2, exclude_seen=True)
-    done = run(Replay(program), "who?", [{"query": "a"}, {"query": "b"}], known)
-    assert [p.doc_id for p in done.ranking] == ["d1", "d3", "d2", "d4"]
 
 
 def test_runs_do_not_leak_into_each_other(replay):
@@ -95,15 +85,6 @@ def test_a_crash_names_the_program_and_the_question():
         run(Replay(Broken()), "who", [])
 
 
-def test_a_program_without_a_predictor_is_refused():
-    class Empty(dspy.Module):
-        def forward(self, question):
-            return None
-
-    with pytest.raises(ProgramError, match="no predictor"):
-        Replay(Empty())
-
-
 def test_inputs_are_bound_by_name():
     class Two(Catching):
         def forward(self, left, right):
@@ -113,13 +94,13 @@ def test_inputs_are_bound_by_name():
     assert Replay(Two()).run(task, [], {}).inputs == {"question": "a b"}
 
 
-def test_a_forward_without_an_input_is_refused():
-    class Free(Catching):
-        def forward(self, depth=1):
-            return None
-
-    with pytest.raises(ProgramError, match="takes depth"):
-        Replay(Free())
+@pytest.mark.parametrize(
+    ("base", "forward", "message"),
+    [(dspy.Module, lambda self, question: None, "no predictor"), (Catching, lambda self, depth=1: None, "takes depth")],
+)
+def test_a_program_without_a_predictor_or_an_input_is_refused(base, forward, message):
+    with pytest.raises(ProgramError, match=message):
+        Replay(type("Program", (base,), {"forward": forward})())
 
 
 def test_a_predictor_under_two_names_is_replayed_under_both():

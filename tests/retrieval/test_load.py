@@ -28,7 +28,7 @@ from leret.datasets.corpus import Corpus
 from leret.retrieval.base import Documents, Retriever
 from leret.retrieval.index.documents import DocumentTable
 from leret.retrieval.index.manifest import IndexEngine, Manifest, check_files, read_manifest
-from leret.retrieval.load import ENGINES, EngineKind, load_retriever, open_index
+from leret.retrieval.load import ENGINES, EngineKind, check_index, load_retriever, open_index
 from tests.retrieval.small import ANIMALS, KINDS, settings
 
 LEXICAL = {"bm25", "tantivy"}
@@ -325,3 +325,8 @@ def test_a_hybrid_shares_the_index_that_its_engine_names(tmp_path: Path) -> None
         "manifest.json", "second",
     ]  # fmt: skip
     assert open_index(tmp_path / "both").search(["cat on a mat"], 2) == found
+    manifest = tmp_path / "both" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "places": {}}))
+    for opened in (open_index, check_index):
+        with pytest.raises(RetrievalError, match=r"hybrid index of an older leret; build it again.*--force"):
+            opened(tmp_path / "both")

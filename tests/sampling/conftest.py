@@ -1,16 +1,14 @@
-"""A stepper over the shipped multi-hop program and the fakes."""
-
-from pathlib import Path
+"""The shipped multi-hop program, data with fakes in the current directory, a server."""
 
 import pytest
 
+from leret.core.runs import Run
 from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
-from tests.sampling.fakes import open_fakes, write_data
-
-ROOT = Path(__file__).parents[2]
+from tests.sampling.fakes import ROOT, open_fakes, write_data
+from tests.sampling.seeded_server import SeededServer
 
 
 @pytest.fixture
@@ -29,7 +27,20 @@ def formatter(program):
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    """A directory of data, and the policies that were opened."""
+def made(tmp_path, monkeypatch):
+    """The policies that were opened, over data in the current directory."""
     write_data(tmp_path)
-    return tmp_path, open_fakes(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    return open_fakes(monkeypatch)
+
+
+@pytest.fixture
+def run(tmp_path, made):
+    return Run.create(tmp_path / "run")
+
+
+@pytest.fixture
+def server():
+    started = SeededServer()
+    yield started
+    started.close()

@@ -3,11 +3,15 @@
 import asyncio
 import json
 import random
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import PolicyError, RetrievalError
 from leret.core.types import Passage, Task
+from leret.policies import load
 from leret.policies.base import Completion
 from leret.sampling.store.store import Store
 
@@ -103,16 +107,26 @@ def recipe_of(**sampling):
 
 
 def open_fakes(patch):
-    """Let `make_policy` make fakes; returns those that it made."""
-    made = []
+    """Let `make_policy` make fakes of local policies; returns those that it made."""
+    made, served_policy = [], load.make_policy
 
     def make_policy(settings):
+        if settings.kind != "local":
+            return served_policy(settings)
         made.append(FakePolicy())
-        made[-1].digest = f"digest of {settings.model}"
+        made[-1].digest = f"{settings.model}-policy"
         return made[-1]
 
     patch.setattr("leret.policies.load.make_policy", make_policy)
     return made
+
+
+@contextmanager
+def policy_is(policy):
+    """Let `make_policy` open this one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("leret.policies.load.make_policy", lambda settings: policy)
+        yield
 
 
 def content(run):

@@ -11,7 +11,21 @@ from collections import Counter
 
 from aiohttp import web
 
-from tests.sampling.fakes import WORDS
+from tests.sampling.fakes import WORDS, recipe_of
+
+AWAY = {"error": {"message": "upstream is away"}}
+
+
+def served(server, **sampling):
+    """The recipe of the fakes, with this server's policy."""
+    policy = {"kind": "openai", "model": "seeded", "urls": [server.url], "retry_for_s": 0, **sampling.pop("policy", {})}
+    return recipe_of(policy=policy, **{"prompts": 1, "max_error_rate": 1.0, **sampling})
+
+
+def blank(share):
+    """Every so many completions are empty, which the compact adapter cannot read."""
+    choice = {"index": 0, "message": {"content": " "}, "finish_reason": "stop"}
+    return lambda body: {"choices": [choice]} if body["seed"] % 100 < 100 * share else {}
 
 
 class SeededServer:

@@ -17,8 +17,12 @@ from leret.sampling.sharding import RayCluster, Shard, sample_shard
 from leret.sampling.stage import sample
 from leret.sampling.store.merge import merge_shards, shard_stores
 from leret.sampling.store.store import Store
-from tests.sampling.fakes import content, recipe_of, write_data
-from tests.sampling.seeded_server import SeededServer
+from tests.sampling.fakes import content, write_data
+from tests.sampling.seeded_server import served as of_server
+
+
+def served(server, **sampling):
+    return of_server(server, **{"samples": 1, "concurrency": 8, "max_error_rate": 0.1, **sampling})
 
 
 @pytest.fixture(scope="module")
@@ -27,19 +31,6 @@ def connected():
     pytest.importorskip("ray", reason="the extra ray is not installed")
     with RayCluster(2) as cluster:
         yield cluster
-
-
-@pytest.fixture
-def server():
-    made = SeededServer()
-    yield made
-    made.close()
-
-
-def served(server, **sampling):
-    data = sampling.pop("data", {})
-    policy = {"kind": "openai", "model": "seeded", "urls": [server.url]}
-    return recipe_of(policy=policy, data=data, **{"prompts": 1, "samples": 1, "concurrency": 8, **sampling})
 
 
 def preferences(run):

@@ -148,11 +148,6 @@ def test_the_trainer_gets_the_tokens_that_the_engine_sampled(original, encoder):
     assert n >= 10
 
 
-def test_a_run_as_it_was_sampled_passes(original, encoder):
-    check(original, encoder)
-    assert not [event for event in original.events() if event["event"] == "messages not checked"]
-
-
 def rewrite_program(run, **names):
     path = run.path.parent / "multihop.py"
     text = path.read_text()
@@ -216,7 +211,9 @@ def test_a_tokenizer_that_encodes_prompts_in_two_ways_is_refused(original, encod
         check(original, Encoder(Twofold(encoder.tokenizer), encoder.end))
 
 
-def test_a_program_that_cannot_be_opened_is_noted(run, encoder):
+def test_a_run_as_it_was_sampled_passes_and_a_lost_program_is_noted(run, encoder):
+    check(run, encoder)
+    assert not [event for event in run.events() if event["event"] == "messages not checked"]
     (run.path.parent / "multihop.py").unlink()
     check(run, encoder)
     events = [event for event in run.events() if event["event"] == "messages not checked"]

@@ -29,22 +29,14 @@ READERS: dict[str, Reader] = {
 
 
 def reader_of(kind: str) -> Reader:
-    """The reader of a kind.
-
-    Raises:
-        DataError: there is none.
-    """
+    """The reader of a kind."""
     if kind not in READERS:
         raise DataError(f"unknown kind {kind!r} of data; available: {', '.join(READERS)}")
     return READERS[kind]
 
 
 def detect_kind(path: str) -> str:
-    """The kind that reads a source of tasks, told by its first record; jsonl tells best what is wrong with others.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """The kind that reads a source of tasks, told by its first record; jsonl tells best what is wrong with others."""
     if path.startswith(PREFIX):
         return "jsonl"
     if Path(path).is_dir():

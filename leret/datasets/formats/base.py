@@ -43,28 +43,19 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileReader:
-    """Reads files of JSON records, or a data set of the hub. Its functions raise `BadRecord`.
-
-    Attributes:
-        task: a record to a task.
-        in_record: a record to the documents in it: one in a corpus, many in the contexts of a question file.
-        marks: names of fields, of which its first record has one.
-        own: reads the records instead where their fields are leret's own, whatever the kind.
-    """
+    """Reads files of JSON records, or a data set of the hub. Its functions raise `BadRecord`."""
 
     task: Callable[[Fields], Task]
-    in_record: Callable[[Fields], Iterable[Document]]
-    marks: tuple[str, ...]
+    in_record: Callable[[Fields], Iterable[Document]]  # one in a corpus, many in the contexts of a question file
+    marks: tuple[str, ...]  # names of fields, of which its first record has one
     brings_documents: bool = False
     repeats_documents: bool = False
-    own: FileReader | None = None
+    own: FileReader | None = None  # reads the records instead where their fields are leret's own, whatever the kind
 
     def fits(self, record: Fields) -> bool:
-        """As `Reader.fits`."""
         return any(name in record for name in self.marks)
 
     def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
-        """Of `data.questions`."""
         for record, reader in self._records(str(data.questions), problems):
             try:
                 task = reader.task(record.value)
@@ -74,7 +65,6 @@ class FileReader:
                 yield record, task if task.split or not record.split else replace(task, split=record.split)
 
     def documents(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
-        """Of `data.corpus`, or of the contexts in `data.questions`."""
         for record, reader in self._records(str(data.corpus or data.questions), problems):
             try:
                 yield from ((record, document) for document in reader.in_record(record.value))

@@ -29,11 +29,9 @@ class BeirReader:
     repeats_documents = False
 
     def fits(self, record: Fields) -> bool:
-        """A folder has no first record."""
         return False
 
     def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
-        """Judged queries of every split."""
         if str(data.questions).startswith(PREFIX):
             raise DataError(f"{data.questions}: kind beir reads a folder on disk; download it, or use kind jsonl")
         folder = Path(str(data.questions))
@@ -53,7 +51,6 @@ class BeirReader:
             problems.add(str(folder), BadRecord("no such query", fault))
 
     def documents(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
-        """Of the folder, or of a file that holds the corpus alone."""
         source = str(data.corpus or data.questions)
         if not source.startswith(PREFIX) and not Path(source).is_file():
             source = str(_file(Path(source), "corpus.jsonl"))

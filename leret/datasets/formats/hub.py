@@ -17,11 +17,7 @@ PREFIX = "hf:"
 
 
 def hub_records(source: str) -> Iterator[Record]:
-    """Rows of a data set, named as the module says.
-
-    Raises:
-        DataError: the hub cannot be reached, or it has no such data set, configuration or split.
-    """
+    """Rows of a data set, named as the module says; DataError where the hub cannot be reached or has none such."""
     try:
         import datasets
         import httpx

@@ -13,29 +13,18 @@ from importlib import resources
 
 _LINES = (resources.files("leret.datasets.world") / "lexicon.txt").read_text(encoding="utf-8").splitlines()
 _LISTS = {name: tuple(words) for name, *words in map(str.split, _LINES)}
-FIRST_NAMES = _LISTS["FIRST_NAMES"]
-LAST_NAMES = _LISTS["LAST_NAMES"]
-ADJECTIVES = _LISTS["ADJECTIVES"]
-NOUNS = _LISTS["NOUNS"]
-FIRMS = _LISTS["FIRMS"]
-TRADES = _LISTS["TRADES"]
-CITIES = _LISTS["CITIES"]
-AWARDS = _LISTS["AWARDS"]
-INSTRUMENTS = _LISTS["INSTRUMENTS"]
+FIRST_NAMES, LAST_NAMES, CITIES = _LISTS["FIRST_NAMES"], _LISTS["LAST_NAMES"], _LISTS["CITIES"]
+ADJECTIVES, NOUNS, FIRMS, TRADES = (_LISTS[name] for name in ("ADJECTIVES", "NOUNS", "FIRMS", "TRADES"))
+AWARDS, INSTRUMENTS = _LISTS["AWARDS"], _LISTS["INSTRUMENTS"]
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of work, with the words for those who made it.
-
-    Attributes:
-        verbs: what the two people and the company did, in the passive ("directed").
-        nouns: what the two people and the company are called ("director").
-    """
+    """A kind of work, with the words for the two people and the company that made it."""
 
     name: str
-    verbs: tuple[str, str, str]
-    nouns: tuple[str, str, str]
+    verbs: tuple[str, str, str]  # in the passive: "directed"
+    nouns: tuple[str, str, str]  # "director"
     genres: tuple[str, ...]
 
 
@@ -66,7 +55,6 @@ class Person:
 
     @property
     def text(self) -> str:
-        """The body of the document."""
         last = self.name.split()[-1]
         return (
             f"{self.name} is a {self.trade} born in {self.year} in {self.city}. {last} studied at {self.university}, "
@@ -87,7 +75,6 @@ class Company:
 
     @property
     def text(self) -> str:
-        """The body of the document."""
         return (
             f"{self.name} is a {self.sector} company based in {self.city}. "
             f"{self.name} was founded in {self.year} by {self.founder.name}."
@@ -114,7 +101,6 @@ class Work:
 
     @property
     def text(self) -> str:
-        """The body of the document, in one of two wordings."""
         first, second = self.people
         did, also, backed = self.kind.verbs
         if self.wording == 0:
@@ -138,36 +124,15 @@ class Cast:
 
 
 class Names:
-    """Hands out names, none twice, and document ids.
-
-    Args:
-        rng: decides all.
-        n_documents: how many ids there are; they come in a random order, so that an id tells nothing.
-    """
+    """Hands out names, none twice, and ``n_documents`` ids in a random order, so that an id tells nothing."""
 
     def __init__(self, rng: random.Random, n_documents: int) -> None:
-        self._people = _pairs(rng, FIRST_NAMES, LAST_NAMES, "{} {}")
-        self._works = _pairs(rng, ADJECTIVES, NOUNS, "The {} {}")
-        self._companies = _pairs(rng, FIRMS, TRADES, "{} {}")
+        self.person = _pairs(rng, FIRST_NAMES, LAST_NAMES, "{} {}").__next__
+        self.work = _pairs(rng, ADJECTIVES, NOUNS, "The {} {}").__next__
+        self.company = _pairs(rng, FIRMS, TRADES, "{} {}").__next__
         ids = list(range(n_documents))
         rng.shuffle(ids)
-        self._ids = iter(ids)
-
-    def person(self) -> str:
-        """A person's name."""
-        return next(self._people)
-
-    def work(self) -> str:
-        """A work's name, "The" included."""
-        return next(self._works)
-
-    def company(self) -> str:
-        """A company's name."""
-        return next(self._companies)
-
-    def doc_id(self) -> str:
-        """An id for a document."""
-        return f"d{next(self._ids):05d}"
+        self.doc_id = (f"d{i:05d}" for i in ids).__next__
 
 
 def _pairs(rng: random.Random, first: Sequence[str], second: Sequence[str], form: str) -> Iterator[str]:

@@ -34,22 +34,14 @@ def generate(
     comparison: float = 0.25,
     three_hop: float = 0.0,
 ) -> tuple[tuple[Document, ...], tuple[Task, ...]]:
-    """Generate a world.
+    """Generate a world: equal arguments give equal worlds.
 
-    Args:
-        seed: decides everything; equal arguments give equal worlds.
-        n_train: questions of split ``train``.
-        n_dev: of split ``dev``.
-        n_test: of split ``test``.
-        comparison: share of questions that compare two named entities, in [0, 1].
-        three_hop: share of the bridge questions that go on to a third document, in [0, 1].
+    ``comparison`` is the share of questions that compare two named entities, ``three_hop`` that of the bridge questions
+    that go on to a third document, both in [0, 1].
 
     Returns:
         The documents, by id, and the questions: train, dev, test. A question's gold is in the order of its hops. The
         documents of universities, the third hop, are shared by the splits.
-
-    Raises:
-        DataError: a share is outside of [0, 1], or there are more questions than names.
     """
     for name, share in (("comparison", comparison), ("three_hop", three_hop)):
         if not 0 <= share <= 1:
@@ -59,7 +51,7 @@ def generate(
         raise DataError(f"world: {sizes} questions; the lexicon has names for 1 to 2000 questions in all")
     rng = random.Random(f"leret world {seed}")
     names = Names(rng, 20_000)
-    casts = {split: _cast_for(rng, names, n) for split, n in sizes.items() if n}
+    casts = {split: make_cast(rng, names, n + 8, n // 5 + 4, n + 24) for split, n in sizes.items() if n}
     universities = {f"{city} University": _university(rng, names, city) for city in lexicon.CITIES}
     documents = [document for cast in casts.values() for document in _describe(cast)]
     documents += universities.values()
@@ -81,16 +73,13 @@ class WorldReader:
     repeats_documents = False
 
     def fits(self, record: Mapping[str, Any]) -> bool:
-        """No file holds one."""
         return False
 
     def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
-        """Of all splits."""
         for number, task in enumerate(_world(data)[1], 1):
             yield Record(task.id, number, {}), task
 
     def documents(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
-        """By id."""
         for number, document in enumerate(_world(data)[0], 1):
             yield Record(document.doc_id, number, {}), document
 
@@ -107,10 +96,6 @@ def _world(data: DataSettings) -> tuple[tuple[Document, ...], tuple[Task, ...]]:
 
 _Asked = tuple[str, str, tuple[str, ...], str]
 """Text, answer, gold, type."""
-
-
-def _cast_for(rng: random.Random, names: Names, n: int) -> Cast:
-    return make_cast(rng, names, n_people=n + 8, n_companies=n // 5 + 4, n_works=n + 24)
 
 
 def _describe(cast: Cast) -> Iterator[Document]:
@@ -165,12 +150,7 @@ def _survey(rng: random.Random, names: Names, kind: Kind) -> Document:
 
 
 def _ask(
-    rng: random.Random,
-    cast: Cast,
-    n: int,
-    comparison: float,
-    three_hop: float,
-    universities: dict[str, Document],
+    rng: random.Random, cast: Cast, n: int, comparison: float, three_hop: float, universities: dict[str, Document]
 ) -> list[_Asked]:
     """``n`` different questions, in a random order of types."""
     works = list(cast.works)

@@ -101,8 +101,6 @@ class ExampleSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A question and what a first query found for it."""
-
     question: str
     found: Ranking
 
@@ -154,8 +152,6 @@ def pseudo_questions(documents: Iterable[Document], n: int, seed: int) -> list[s
 
 
 class _Drawing:
-    """Draws the examples of one block of questions."""
-
     def __init__(self, idf: Idf, settings: ExampleSettings, prompting: Prompting, rng: random.Random) -> None:
         self._idf, self._settings, self._prompting, self._rng = idf, settings, prompting, rng
 
@@ -172,7 +168,6 @@ class _Drawing:
         return drawn + [self._example(case, settings.hop2, _without(later, i)) for i, case in enumerate(later)]
 
     def _example(self, case: _Case, mixture: Mapping[str, float], others: Sequence[_Case]) -> Example:
-        """A prompt at one state, with demos or without."""
         if self._rng.random() < self._settings.demo_share:
             style = self._draw(mixture)
             targets = [self._write(style, case) for _ in range(self._settings.demo_targets)]

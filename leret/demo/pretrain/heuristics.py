@@ -203,7 +203,6 @@ STYLES: dict[str, Style] = {
 
 
 def _shown(draft: Draft, passage: Passage) -> str:
-    """The text of a passage as far as the prompt shows it."""
     room = draft.words_per_item - (len(passage.title.split()) + 1 if passage.title else 0)
     return " ".join(passage.text.split()[: max(0, room)])
 

@@ -192,7 +192,6 @@ def collate(rows: Sequence[Row]) -> Batch:
 
 
 def _batches(rows: Iterator[Row], settings: LoopSettings) -> Iterator[Batch]:
-    """Batches of rows of like length, in an order that the seed decides."""
     rng = random.Random(f"batches {settings.seed}")
     while pool := sorted(islice(rows, settings.pool_rows), key=len):
         groups: list[list[Row]] = [[]]

@@ -141,7 +141,6 @@ def rows(stream: Iterable[Example], tokenizer: PreTrainedTokenizerFast, longest:
 
 
 def _exercises(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Row]:
-    """Random pieces in a prompt that is built like a first hop's."""
     rng = random.Random(f"exercises {seed}")
     vocabulary = tokenizer.get_vocab()
     pieces = sorted(i for piece, i in vocabulary.items() if piece.removeprefix("##").isalnum())

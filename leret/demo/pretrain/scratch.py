@@ -81,12 +81,7 @@ def pretrain_scratch(
 ) -> Path:
     """Build the tiny policy of the demo in ``out``, or go on building it.
 
-    Args:
-        out: gets the model, its tokenizer, ``pretrain.jsonl`` and ``README.md``.
-        seed: of the weights, the worlds and the order of the rows.
-        steps: optimizer steps; None for what ``minutes`` allows, or for as many as the shipped policy had.
-        minutes: CPU-minutes, one thread; the schedule is scaled to it by :data:`STEPS_PER_MINUTE`.
-        report: of every line of the log.
+    ``steps`` None takes what ``minutes`` (of one CPU thread) allow, or as many as the shipped policy had.
     """
     from transformers import AutoModelForCausalLM
 
@@ -115,7 +110,6 @@ def pretrain_scratch(
 
 
 def _card(out: Path, seed: int, steps: int, n_parameters: int) -> str:
-    """The model card: what it is, how it was made, what was measured at the end."""
     logs = [out / name for name in ("pretrain-first.jsonl", "pretrain.jsonl")]
     lines = [json.loads(line) for log in logs for line in log.read_text(encoding="utf-8").splitlines()]
     figures = [line for line in lines if "bridge" in line][-1]

@@ -99,7 +99,6 @@ def minilm_settings(settings: PretrainSettings, k: int) -> MiniLMSettings:
 
 @contextmanager
 def _reported(progress: Progress, what: str) -> Iterator[Report]:
-    """The loop's own way to report, told to a `Progress`."""
     step = 0
 
     def report(at: int, figures: Mapping[str, float]) -> None:

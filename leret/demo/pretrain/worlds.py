@@ -160,8 +160,6 @@ def _draw(rng: random.Random, styles: Mapping[str, float]) -> str:
 
 
 class _Names:
-    """The name parts of a vocabulary."""
-
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         ids = tokenizer.get_vocab()
         self._classes = [[ids[word.lower()] for word in words] for words in NAME_CLASSES]

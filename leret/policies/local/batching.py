@@ -19,11 +19,7 @@ _LINGER_S = 0.002
 class BatchWorker(Generic[Item, Result]):
     """Runs ``process`` on the batches that ``plan`` makes of what is waiting, from any thread.
 
-    Args:
-        process: answers each item with a result or with the exception that is its own.
-        plan: cuts what is waiting into batches.
-        name: of the thread.
-        start: runs first in the thread.
+    ``process`` answers each item with a result or with the exception that is its own; ``start`` runs first.
     """
 
     def __init__(

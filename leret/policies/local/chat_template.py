@@ -25,15 +25,7 @@ def apply_template(
 
     A template that refuses a system message (Gemma 2's) gets its text at the head of the user's turn, as in LeReT.
 
-    Args:
-        tokenizer: with a chat template.
-        messages: of DSPy.
-        name: of the model, for messages.
-        enable_thinking: for templates that know it; None leaves it to them.
-        how: other arguments of ``apply_chat_template``.
-
-    Raises:
-        PolicyError: the template refuses the messages.
+    ``enable_thinking`` None leaves it to the template; `PolicyError` where it refuses the messages of ``name``.
     """
     from jinja2 import TemplateError
 
@@ -149,14 +141,7 @@ class EncodedPrompt:
 
 
 class PromptEncoder:
-    """Encodes for one tokenizer.
-
-    Args:
-        tokenizer: with a chat template.
-        n_positions: the model's longest sequence; None where it has no limit.
-        name: of the model, for messages.
-        enable_thinking: of the chat template; None leaves it to the template.
-    """
+    """Encodes for one tokenizer; ``n_positions``: the model's longest sequence, None where it has no limit."""
 
     def __init__(self, tokenizer: Any, n_positions: int | None, name: str, enable_thinking: bool | None = None) -> None:
         self._tokenizer = tokenizer
@@ -178,12 +163,7 @@ class PromptEncoder:
         return sorted(self._ends)
 
     def encode(self, messages: Messages) -> EncodedPrompt:
-        """The prompt that asks for the next assistant message.
-
-        Raises:
-            PromptTooLongError: it has as many tokens as the model has positions, or more.
-            PolicyError: the template refuses the messages.
-        """
+        """The prompt that asks for the next assistant message; `PromptTooLongError` where it takes all positions."""
         with self._lock:
             ids = self._render(messages, add_generation_prompt=True)
             n_shared = n_common(ids, self._beginning(messages[:-1])) if len(messages) > 1 else 0

@@ -136,7 +136,6 @@ class Decoder:
         return [found * (len(job.seeds) // job.n_rows) for job, found in zip(jobs, own, strict=True)]
 
     def _prefill(self, jobs: Sequence[Job]) -> list[_Prefilled]:
-        """One forward pass over every distinct prompt, those of one prefix together."""
         groups: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
         for job in jobs:
             n_shared = min(job.n_shared, len(job.token_ids) - 1)
@@ -201,7 +200,6 @@ class Decoder:
     def _start(
         self, parts: list[_Prefilled], prompts: list[tuple[int, ...]], max_tokens: int
     ) -> tuple[_Running, Tensor]:
-        """Bring all rows into common buffers: row i goes on from ``prompts[i]``."""
         rows_of: dict[tuple[int, ...], list[int]] = {}
         for row, prompt in enumerate(prompts):
             rows_of.setdefault(prompt, []).append(row)
@@ -266,7 +264,6 @@ class Decoder:
     def _stopped(
         self, ids: Tensor, rows: _Rows, alive: Tensor, owners: Sequence[tuple[Job, int]], n_tokens: int
     ) -> Tensor:
-        """Rows whose text now contains one of their stop strings."""
         stopped = torch.zeros_like(alive)
         if self.to_text is None or not any(job.stop for job, _ in owners):
             return stopped

@@ -172,7 +172,6 @@ class LocalPolicy:
         )
 
     def _plan(self, jobs: Sequence[Job]) -> list[list[int]]:
-        """Batches of similar length whose padded size fits."""
         order = sorted(range(len(jobs)), key=lambda index: -len(jobs[index].token_ids))
         batches: list[list[int]] = []
         rows = width = 0

@@ -93,7 +93,6 @@ def _race(weights: Tensor, noise: Tensor) -> Tensor:
 
 
 def _nucleus(weights: Tensor, top_p: Tensor) -> Tensor:
-    """Zero outside the nucleus."""
     ordered, order = weights.sort(dim=-1, descending=True, stable=True)
     outside = ordered.cumsum(dim=-1) - ordered >= top_p[:, None]
     outside &= (top_p < 1)[:, None]

@@ -29,7 +29,10 @@ _OF_THE_KEY = re.compile(r"api[ _-]?key", re.IGNORECASE)
 
 
 class SearchClient:
-    """Sends batches of requests, as `Client` does, and waits for all of their answers; safe for many threads."""
+    """Sends batches of requests and waits for all of their answers; safe for many threads.
+
+    ``key`` is sent in a header; ``secret`` is what requests hold otherwise.
+    """
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class SearchClient:
         return outcome
 
     def ask_each(self, questions: Sequence[Question[T]]) -> list[T | HttpError]:
-        """What was made of each request's answer, or its failure, in their order; all are sent at once."""
+        """Send requests concurrently: what was made of each answer, or its failure, in their order."""
         with self._lock:
             if self._closed:
                 raise RetrievalError("this retriever is closed; open it again")

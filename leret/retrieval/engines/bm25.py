@@ -22,7 +22,7 @@ from leret.config.retriever import BM25Settings
 from leret.core.errors import RetrievalError
 from leret.core.progress import Progress
 from leret.core.types import Ranking, digest
-from leret.retrieval.base import Documents
+from leret.retrieval.base import Documents, clip_k
 from leret.retrieval.engines.analysis import make_analyzer
 from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments, MappedDocuments, Passages
 from leret.retrieval.index.manifest import IndexEngine, Manifest, open_documents, read_manifest, write_index
@@ -106,9 +106,7 @@ class BM25:
         return engine.open(directory, open_documents(manifest, engine, directory))
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        if k < 1:
-            raise RetrievalError(f"k is {k}; ask for one document at least")
-        k = min(k, self.n_documents)
+        k = clip_k(k, self.n_documents)
         at_once = max(1, _CELLS // k)
         if len(queries) > at_once:
             parts = (queries[start : start + at_once] for start in range(0, len(queries), at_once))

@@ -31,10 +31,6 @@ class ColBERT:
     """Finds documents by late interaction; safe for many threads, one at a time.
 
     A query without a letter or a digit has an empty ranking. Equal scores stand in the order of the corpus.
-
-    Raises:
-        RetrievalError: the checkpoint or the index cannot be opened.
-        MissingDependency: colbert-ai is not installed.
     """
 
     def __init__(
@@ -187,11 +183,7 @@ class ColbertIndex(IndexEngine):
 
 
 def open_downloaded(directory: Path) -> ColBERT:
-    """A downloaded index with its own checkpoint and the collection that lies with it.
-
-    Raises:
-        RetrievalError: it has none of either, or cannot be opened.
-    """
+    """A downloaded index with its own checkpoint and the collection that lies with it."""
     index = PlaidIndex.open(directory)
     if index.collection is None:
         raise RetrievalError(
@@ -206,9 +198,6 @@ def check_downloaded(directory: Path, corpus: Documents | None) -> int:
     """The number of documents of a downloaded index, after all its files are looked for and it was searched.
 
     It is compared with ``corpus``, or else with the collection that lies with it.
-
-    Raises:
-        RetrievalError: it is broken, of another corpus, or cannot be opened.
     """
     index = PlaidIndex.open(directory)
     if problems := index.problems():
@@ -293,11 +282,7 @@ def _library_config(colbert: Any, checkpoint: Path, index: Path, settings: Colbe
 
 
 def open_checkpoint(colbert: Any, directory: Path, config: Any) -> Any:
-    """The library's model.
-
-    Raises:
-        RetrievalError: it cannot be opened, or would run code of its own.
-    """
+    """The library's model; refused where it would run code of its own."""
     if not (directory / "config.json").is_file():
         raise RetrievalError(
             f"{directory}: no model (config.json is missing); name the directory of a ColBERT checkpoint"

@@ -49,10 +49,6 @@ def library() -> Iterator[SimpleNamespace]:
 
     Yields:
         ``Checkpoint``, ``ColBERTConfig``, ``IndexScorer``, ``Run``, and ``indexer(config, texts, checkpoint)``.
-
-    Raises:
-        MissingDependency: colbert-ai is not installed.
-        RetrievalError: its extensions cannot be compiled.
     """
     with _LOCK, _restored():
         modules = _imported()

@@ -50,11 +50,7 @@ class PlaidIndex:
 
     @classmethod
     def open(cls, directory: Path) -> PlaidIndex:
-        """What an index says of itself.
-
-        Raises:
-            RetrievalError: the directory is no such index, or lacks a part.
-        """
+        """What an index says of itself."""
         try:
             metadata = json.loads((directory / "metadata.json").read_text(encoding="utf-8"))
             if not isinstance(metadata, dict) or "num_chunks" not in metadata:
@@ -82,11 +78,7 @@ class PlaidIndex:
         return path
 
     def token_counts(self) -> list[int]:
-        """Vectors of every document, in order.
-
-        Raises:
-            RetrievalError: the doclens cannot be read.
-        """
+        """Vectors of every document, in order."""
         counts: list[int] = []
         try:
             for chunk in range(int(self.metadata["num_chunks"])):
@@ -103,9 +95,6 @@ class PlaidIndex:
         """Refuse a corpus that the index is not of: as many documents, and a sample of them with as many tokens.
 
         ``text`` is of a document as it is indexed; ``count`` gives the tokens of texts as the index's model has them.
-
-        Raises:
-            RetrievalError: it is of another corpus.
         """
         counts = self.token_counts()
         if len(counts) != len(corpus):
@@ -151,14 +140,7 @@ class PlaidIndex:
 
 
 class Collection:
-    """A ``collection.tsv``: a number, a passage as ``title | text``, and perhaps a title, in a line.
-
-    Args:
-        path: of the file; read whole.
-
-    Raises:
-        RetrievalError: a line is not of this form, or its number is not its row.
-    """
+    """A ``collection.tsv``: a number, a passage as ``title | text``, and perhaps a title, in a line."""
 
     def __init__(self, path: Path) -> None:
         self._lines: list[tuple[str, str]] = []

@@ -152,13 +152,7 @@ class DenseIndex(IndexEngine):
 
 
 class Encoder:
-    """A sentence-transformers model, pooled as the model says; safe for many threads, one at a time.
-
-    Raises:
-        RetrievalError: the directory holds no such model, torch cannot use the device, or the model cannot read so many
-            tokens.
-        MissingDependency: sentence-transformers is not installed.
-    """
+    """A sentence-transformers model, pooled as the model says; safe for many threads, one at a time."""
 
     def __init__(self, directory: Path, settings: DenseSettings) -> None:
         try:
@@ -184,11 +178,7 @@ class Encoder:
         self._lock = threading.Lock()  # tokenizers keep their truncation as a state
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Vectors of texts.
-
-        Returns:
-            (n_texts, n_dimensions) float32.
-        """
+        """(n_texts, n_dimensions) float32."""
         with self._lock:
             found = self._model.encode(
                 [to_valid_utf8(text) for text in texts],

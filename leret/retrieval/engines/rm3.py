@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from leret.config.retriever import RetrieverSettings, RM3Settings
 from leret.core.errors import RetrievalError
 from leret.core.types import Ranking, digest
-from leret.retrieval.base import Retriever
+from leret.retrieval.base import Retriever, clip_k
 from leret.retrieval.engines.bm25 import BM25
 
 _COMMON = 0.1
@@ -63,8 +63,7 @@ class RM3:
         return digest("rm3", self._bm25.digest, {name: getattr(self._settings, name) for name in _FEEDBACK})
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        if k < 1:
-            raise RetrievalError(f"k is {k}; ask for one document at least")
+        k = clip_k(k, self._bm25.n_documents)
         first = self._bm25.search(queries, self._settings.fb_docs)
         return [
             self._ranking(self.expanded(query, feedback), k) if feedback else ()
@@ -72,12 +71,7 @@ class RM3:
         ]
 
     def expanded(self, query: str, feedback: Ranking) -> dict[str, float]:
-        """The weighted words that are searched for.
-
-        Args:
-            query: the user's.
-            feedback: what its first search found.
-        """
+        """The weighted words that are searched for; ``feedback`` is what the query's first search found."""
         index = self._bm25
         own = Counter(word for word in index.words(query) if word in index.index.vocabulary)
         documents = [Counter(index.words(f"{p.title}. {p.text}")) for p in feedback]

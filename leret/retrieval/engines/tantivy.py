@@ -71,11 +71,9 @@ class Tantivy:
         if not words:
             return []
         wanted = self._disjunction(words)
-        if self._in_order:
-            return self._best(wanted, k)
-        n = min(k + 1, self._n_documents)
+        n = k if self._in_order else min(k + 1, self._n_documents)
         hits = self._best(wanted, n)
-        while len(hits) == n < self._n_documents and hits[-1][0] == hits[k - 1][0]:
+        while not self._in_order and len(hits) == n < self._n_documents and hits[-1][0] == hits[k - 1][0]:
             n = min(2 * n, self._n_documents)  # the scores at the cut are equal: see them all, to keep the first ones
             hits = self._best(wanted, n)
         return hits
@@ -95,11 +93,9 @@ class Tantivy:
         query, should, schema = self._query, self._should, self._schema
         if len(set(words)) == len(words):
             return query.boolean_query([(should, query.term_query(schema, "words", word, "freq")) for word in words])
-        terms = []
-        for word, n in Counter(words).items():
-            one = query.term_query(schema, "words", word, "freq")
-            terms.append((should, query.boost_query(one, float(n)) if n > 1 else one))
-        return query.boolean_query(terms)
+        counts = Counter(words).items()
+        terms = [(query.term_query(schema, "words", word, "freq"), n) for word, n in counts]
+        return query.boolean_query([(should, query.boost_query(one, float(n)) if n > 1 else one) for one, n in terms])
 
 
 @dataclass(frozen=True)

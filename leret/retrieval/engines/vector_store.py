@@ -37,12 +37,7 @@ class VectorStore(Protocol):
     """Vectors by row."""
 
     def nearest(self, queries: NDArray[np.float32], k: int) -> Found:
-        """The vectors of the highest inner products, in no promised order.
-
-        Args:
-            queries: (n_queries, n_dimensions).
-            k: vectors a query, at most as many as there are.
-        """
+        """The ``k`` vectors of the highest inner products for (n_queries, n_dimensions), in no promised order."""
         ...
 
     def __len__(self) -> int: ...
@@ -72,12 +67,7 @@ class FaissStore:
 
 
 def write_faiss(parts: Parts, directory: Path, settings: DenseSettings, progress: Progress) -> None:
-    """Write a faiss index; an HNSW graph by one thread, so that the same vectors give the same graph.
-
-    Raises:
-        MissingDependency: faiss is not installed.
-        OSError: the directory cannot be written.
-    """
+    """Write a faiss index; an HNSW graph by one thread, so that the same vectors give the same graph."""
     faiss = _faiss()
     index: Any = None
     n_threads = faiss.omp_get_max_threads()
@@ -145,13 +135,7 @@ class ChromaStore:
 
 
 def write_chroma(parts: Parts, directory: Path, settings: DenseSettings, progress: Progress) -> None:
-    """Write a collection of Chroma.
-
-    Raises:
-        MissingDependency: chromadb is not installed.
-        RetrievalError: Chroma cannot write it.
-        OSError: the directory cannot be written.
-    """
+    """Write a collection of Chroma."""
     scratch = directory / f"{_CHROMA}.part"
     if scratch.exists():  # of a build that was stopped
         shutil.rmtree(scratch)

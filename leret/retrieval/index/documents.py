@@ -58,15 +58,7 @@ class InMemoryDocuments:
 
 
 class MappedDocuments:
-    """Documents of an index directory; texts are read from the disk when they are asked for.
-
-    Args:
-        directory: that `write_documents` wrote to.
-        digest: of the corpus, as the manifest has it.
-
-    Raises:
-        RetrievalError: a file is missing or broken.
-    """
+    """Documents of an index directory; texts are read from the disk when they are asked for."""
 
     def __init__(self, directory: Path, digest: str) -> None:
         self.digest = digest
@@ -123,11 +115,7 @@ class MappedDocuments:
 
 
 def write_documents(corpus: Documents, directory: Path) -> None:
-    """Write the files of `MappedDocuments`, unless they are there.
-
-    Raises:
-        OSError: the disk is full, or the directory cannot be written.
-    """
+    """Write the files of `MappedDocuments`, unless they are there."""
     if (directory / _STARTS).exists():  # written last
         return
     starts = np.zeros(3 * len(corpus) + 1, np.int64)
@@ -157,11 +145,6 @@ class Passages:
         self._at = lru_cache(_MAX_CACHED)(documents.at)
 
     def ranking(self, rows: Sequence[int], scores: Sequence[float]) -> Ranking:
-        """Passages in the order given.
-
-        Args:
-            rows: (n,) of documents, best first.
-            scores: (n,) theirs.
-        """
+        """Passages of (n,) rows and their scores, in the order given."""
         at = self._at  # as Passage(...) does it, without a call of its __new__ for each
         return tuple([_new_passage(Passage, (*at(row), score)) for row, score in zip(rows, scores, strict=True)])

@@ -57,20 +57,11 @@ class IndexEngine(Protocol):
         return digest_of(self.kind, self.ranking_keys(), corpus)
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
-        """Write the engine's files into a directory.
-
-        Raises:
-            RetrievalError: the corpus cannot be indexed so.
-            OSError: the directory cannot be written.
-        """
+        """Write the engine's files into a directory."""
         ...
 
     def open(self, directory: Path, documents: MappedDocuments) -> Retriever:
-        """An index that `write` wrote.
-
-        Raises:
-            RetrievalError: a file is missing or broken, or does not fit the documents.
-        """
+        """An index that `write` wrote; RetrievalError where a file is missing, broken, or of other documents."""
         ...
 
     @classmethod
@@ -125,17 +116,12 @@ class Manifest(BaseModel):
 
     def equals(self, other: Manifest) -> bool:
         """Would building ``other`` make this index again?"""
-        return all(
-            getattr(self, name) == getattr(other, name)
-            for name in ("engine", "settings", "versions", "corpus", "documents", "digest")
-        )
+        decides = ("engine", "settings", "versions", "corpus", "documents", "digest")
+        same_places = self.places.keys() == other.places.keys()
+        return same_places and all(getattr(self, name) == getattr(other, name) for name in decides)
 
     def require_corpus(self, corpus: Documents, directory: Path) -> None:
-        """Refuse another corpus.
-
-        Raises:
-            RetrievalError: ``corpus`` is not the one that was indexed.
-        """
+        """Refuse another corpus."""
         if self.corpus != corpus.digest:
             raise RetrievalError(
                 f"{directory} is an index of another corpus ({self.documents} documents, digest {self.corpus}; "
@@ -143,11 +129,7 @@ class Manifest(BaseModel):
             )
 
     def require_settings(self, planned: Manifest, directory: Path) -> None:
-        """Refuse an index that was made with other settings; versions of packages may differ.
-
-        Raises:
-            RetrievalError: all settings that differ.
-        """
+        """Refuse an index that was made with other settings; versions of packages may differ."""
         if (self.engine, self.digest) == (planned.engine, planned.digest):
             return
         differing = [
@@ -164,11 +146,7 @@ class Manifest(BaseModel):
 
 
 def write_index(engine: IndexEngine, corpus: Documents, directory: Path, progress: Progress | None = None) -> Manifest:
-    """Build an index in place of whatever the directory holds.
-
-    Raises:
-        RetrievalError: the corpus cannot be indexed, another process is at it, or the disk is full.
-    """
+    """Build an index in place of whatever the directory holds."""
     planned = Manifest.planned(engine, corpus)
     key = digest_of(planned.engine, planned.settings, planned.versions, planned.corpus)
     busy = RetrievalError(f"{directory}: another process is building this index; wait for it, then try again")
@@ -186,11 +164,7 @@ def write_index(engine: IndexEngine, corpus: Documents, directory: Path, progres
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """What an index directory says of itself.
-
-    Raises:
-        RetrievalError: it is no index, unfinished, or of another layout.
-    """
+    """What an index directory says of itself; RetrievalError where it is none, unfinished, or of another layout."""
     path = directory / MANIFEST
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -211,11 +185,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def write_manifest(manifest: Manifest, directory: Path) -> Manifest:
-    """Finish an index: list its files, then write the manifest.
-
-    Raises:
-        OSError: the directory cannot be written.
-    """
+    """Finish an index: list its files, then write the manifest."""
     files = {name: (path.stat().st_size, _content(path)) for name, path in _files(directory)}
     values = {**manifest.model_dump(), "files": files}
     write_atomically(directory / MANIFEST, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
@@ -223,11 +193,7 @@ def write_manifest(manifest: Manifest, directory: Path) -> Manifest:
 
 
 def open_documents(manifest: Manifest, engine: IndexEngine, directory: Path) -> MappedDocuments:
-    """The documents of an index, if its manifest is the one that was written with them.
-
-    Raises:
-        RetrievalError: they cannot be read, are more or fewer, or settings, corpus and digest do not fit one another.
-    """
+    """The documents of an index, if its manifest is the one that was written with them."""
     documents = MappedDocuments(directory, manifest.corpus)
     problem = None
     if len(documents) != manifest.documents:
@@ -242,16 +208,7 @@ def open_documents(manifest: Manifest, engine: IndexEngine, directory: Path) -> 
 
 
 def check_files(manifest: Manifest, directory: Path, *, content: bool) -> list[str]:
-    """What is wrong with the files of an index, one line each.
-
-    Args:
-        manifest: of the directory.
-        directory: of the index.
-        content: read them through and compare their digests, and the corpus's; otherwise their sizes alone.
-
-    Raises:
-        RetrievalError: the stored documents cannot be read.
-    """
+    """What is wrong with the files of an index, one line each; without ``content`` by their sizes alone."""
     problems = []
     for name, (size, digest) in manifest.files.items():
         path = directory / name

@@ -63,11 +63,7 @@ R = TypeVar("R", SingleRequest, BatchRequest)
 
 
 def parse(values: Any, model: type[R], limits: Limits) -> R:
-    """A request, within the limits.
-
-    Raises:
-        BadRequestError: a key is missing or wrong, or it asks for too much.
-    """
+    """A request, within the limits; BadRequestError where a key is missing or wrong, or it asks for too much."""
     if not isinstance(values, Mapping):
         raise BadRequestError("the request is no JSON object")
     try:
@@ -90,11 +86,7 @@ def parse(values: Any, model: type[R], limits: Limits) -> R:
 
 
 def encode(value: Any) -> bytes:
-    """A value's JSON.
-
-    Raises:
-        LeretError: a number is none, which JSON cannot say.
-    """
+    """A value's JSON."""
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
     except ValueError as error:
@@ -103,11 +95,7 @@ def encode(value: Any) -> bytes:
 
 def leret_answer(rankings: list[Ranking], index: str) -> bytes:
     """Protocol ``leret``."""
-    lists = (
-        [{"doc_id": p.doc_id, "title": p.title, "text": p.text, "score": p.score} for p in ranking]
-        for ranking in rankings
-    )
-    return _with_lists({"index": index}, "rankings", lists)
+    return _with_lists({"index": index}, "rankings", ([p._asdict() for p in ranking] for ranking in rankings))
 
 
 def colbert_answer(ranking: Ranking) -> bytes:

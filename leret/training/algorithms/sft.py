@@ -99,7 +99,6 @@ def oracle_loss(recipe: SFTRecipe, model: Any, rows: Sequence[Mapping[str, Any]]
 
 
 def _sequence(row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-    """Prompt and completion of a row."""
     n = row["labels"].count(IGNORED)
     return row["input_ids"][:n], row["input_ids"][n:]
 

@@ -6,7 +6,7 @@ import dspy
 import pytest
 
 from leret.programs.adapters import CompactAdapter
-from leret.programs.prompts import Formatter, Prompt
+from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
@@ -76,22 +76,6 @@ def test_a_completion_that_does_not_parse_ends_the_rollout_there(replay, formatt
         assert rollout.hops[-1].outputs is None
         before = rollout.hops[-2].ranking if len(rollout.hops) > 1 else ()
         assert rollout.ranking == before
-
-
-def test_searches_of_many_questions_go_in_few_batches(replay, formatter):
-    retriever = FakeRetriever()
-    roll(replay, formatter, FakePolicy(), retriever)
-    asked = [query for batch in retriever.batches for query in batch]
-    assert all(len(batch) == len(set(batch)) for batch in retriever.batches)
-    assert len(retriever.batches) < len(asked)
-
-
-def test_a_prompt_puts_its_demos_first(replay, formatter):
-    policy = FakePolicy()
-    prompt = Prompt("1", {"write_query": [{"question": "who", "context": [], "query": "find who"}]})
-    roll(replay, formatter, policy, n=1, prompt=prompt)
-    assert [m["role"] for m in policy.requests[0].messages] == ["user", "assistant", "user"]
-    assert policy.requests[0].messages[1]["content"] == "find who"
 
 
 def test_an_unexpected_error_is_not_swallowed(replay, formatter):

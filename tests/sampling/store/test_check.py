@@ -9,12 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from leret.cli import app
-from leret.core.errors import RunError
 from leret.core.runs import Run
 from leret.sampling.stage import sample
 from leret.sampling.store.check import check_store
 from leret.sampling.store.store import Store
-from tests.sampling.fakes import FakePolicy, recipe_of, write_data
+from tests.sampling.fakes import FakePolicy, policy_is, recipe_of, write_data
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +22,7 @@ def original(tmp_path_factory):
     directory = tmp_path_factory.mktemp("check")
     write_data(directory)
     run = Run.create(directory / "run")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("leret.policies.load.make_policy", lambda settings: FakePolicy(junk=0.1))
+    with policy_is(FakePolicy(junk=0.1)):
         sample(recipe_of(), run, base_dir=directory)
     return run
 
@@ -104,12 +102,6 @@ def test_a_file_that_is_damaged_is_told(run):
     result = CliRunner().invoke(app, ["store", "check", "--run", str(run.path)])
     assert result.exit_code in {1, 2}
     assert "damaged" in result.output
-
-
-def test_a_missing_store_is_a_mistake(tmp_path):
-    run = Run.create(tmp_path / "run")
-    with pytest.raises(RunError, match="does not exist; run `leret sample"):
-        check_store(run)
 
 
 def test_what_cannot_be_checked_is_said(run):

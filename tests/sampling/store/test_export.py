@@ -17,7 +17,7 @@ from leret.sampling.stage import sample
 from leret.sampling.store.export import COLUMNS, export_store, query_of
 from leret.sampling.store.schema import SamplingParams
 from leret.sampling.store.store import Store
-from tests.sampling.fakes import FakePolicy, content, recipe_of, write_data
+from tests.sampling.fakes import FakePolicy, content, policy_is, recipe_of, write_data
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +25,7 @@ def run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("export")
     write_data(directory)
     run = Run.create(directory / "run")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("leret.policies.load.make_policy", lambda settings: FakePolicy(junk=0.1))
+    with policy_is(FakePolicy(junk=0.1)):
         sample(recipe_of(), run, base_dir=directory)
     return run
 

@@ -1,0 +1,56 @@
+"""Coroutines of callers that wait, and output that is held back."""
+
+import asyncio
+import threading
+
+import pytest
+
+from leret.core.aio import for_each, gathered, submit, suppress_output, suppress_threads
+
+
+def test_a_coroutine_runs_beside_a_caller_that_waits():
+    async def name():
+        return threading.current_thread().name
+
+    assert submit(name()).result(10) == "leret-background"
+
+
+def test_items_are_taken_up_without_a_barrier():
+    running, most, done = 0, 0, []
+
+    async def one(item):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        done.append(item)
+
+    asyncio.run(for_each(iter(range(7)), one, 3))
+    assert (sorted(done), most) == (list(range(7)), 3)
+
+
+def test_what_one_raises_ends_the_others_first():
+    ended = []
+
+    async def waits():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    async def fails():
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        asyncio.run(gathered([waits(), fails()]))
+    assert ended == [True]
+
+
+def test_one_thread_is_held_back_and_the_others_are_heard(capsys):
+    with suppress_output("dspy"), suppress_threads("no thread"):
+        print("mine")
+        other = threading.Thread(target=print, args=("theirs",))
+        other.start()
+        other.join()
+    assert capsys.readouterr().out == "theirs\n"
