@@ -20,23 +20,14 @@ _running: tuple[int, asyncio.AbstractEventLoop] | None = None
 
 
 def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
-    """Start a coroutine on the background loop.
-
-    Returns:
-        Its future; cancelling it cancels the coroutine.
-    """
-    return asyncio.run_coroutine_threadsafe(work, _loop())
-
-
-def _loop() -> asyncio.AbstractEventLoop:
-    """The loop of this process; a forked child does not inherit the thread, so it starts its own."""
+    """Start a coroutine on the background loop; cancelling its future cancels it."""
     global _running  # noqa: PLW0603  one loop a process is the point
     with _lock:
-        if _running is None or _running[0] != os.getpid():
+        if _running is None or _running[0] != os.getpid():  # a forked child does not inherit the thread
             loop = asyncio.new_event_loop()
             threading.Thread(target=loop.run_forever, name="leret-background", daemon=True).start()
             _running = os.getpid(), loop
-        return _running[1]
+        return asyncio.run_coroutine_threadsafe(work, _running[1])
 
 
 async def for_each(items: Iterable[T], do: Callable[[T], Awaitable[None]], concurrency: int) -> None:
@@ -67,8 +58,7 @@ class _Muted(io.TextIOBase):
 
     def __init__(self, stream: TextIO, threads: set[int]) -> None:
         super().__init__()
-        self._stream = stream
-        self._threads = threads
+        self._stream, self._threads = stream, threads
 
     def write(self, text: str) -> int:
         if threading.get_ident() in self._threads or type(threading.current_thread()).__name__ == "TMonitor":
@@ -87,20 +77,19 @@ def suppress_output(logger: str) -> Iterator[None]:
     """Drop what this thread prints, and the log lines of one library."""
     threads = {threading.get_ident()}
     log = logging.getLogger(logger)
-    disabled, log.disabled = log.disabled, True
-    level = log.level
+    before, log.disabled = (log.disabled, log.level), True
     log.setLevel(logging.CRITICAL + 1)
     try:
         with redirect_stdout(_Muted(sys.stdout, threads)), redirect_stderr(_Muted(sys.stderr, threads)):
             yield
     finally:
-        log.disabled = disabled
-        log.setLevel(level)
+        log.disabled = before[0]
+        log.setLevel(before[1])
 
 
 @contextmanager
 def suppress_threads(prefix: str) -> Iterator[None]:
     """Drop what a library's own threads print on standard output."""
-    threads = {thread.ident for thread in threading.enumerate() if thread.name.startswith(prefix)}
-    with redirect_stdout(_Muted(sys.stdout, {ident for ident in threads if ident is not None})):
+    threads = {thread.ident or 0 for thread in threading.enumerate() if thread.name.startswith(prefix)}
+    with redirect_stdout(_Muted(sys.stdout, threads)):
         yield

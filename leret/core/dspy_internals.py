@@ -17,11 +17,7 @@ from dspy import lm15
 from dspy.adapters.utils import parse_value
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
-__all__ = [
-    "PART_MARKER", "AdapterParseError", "ContextWindowExceededError", "EngineLM", "LMError", "PlainJSONAdapter",
-    "is_turn_by_turn", "last_message", "lm15", "messages_of", "parse_value", "replay_context", "text_response",
-    "without_bookkeeping",
-]  # fmt: skip
+__all__ = ["AdapterParseError", "ContextWindowExceededError", "LMError", "lm15", "parse_value"]  # passed on
 
 PART_MARKER = "<<CUSTOM-TYPE-"
 """DSPy's base adapter splits a message into parts at such a marker."""
@@ -40,11 +36,9 @@ def without_bookkeeping(program: dspy.Module) -> Callable[..., Any]:
     A program with a ``__call__`` of its own is called as it is.
     """
     kind: Any = type(program)
-    if kind.__call__ is not dspy.Module.__call__ or "forward" in vars(program):
-        call: Callable[..., Any] = program
-        return call
-    forward: Callable[..., Any] = kind.forward.__get__(program)  # from the class, or DSPy warns of a direct call
-    return forward
+    own = kind.__call__ is not dspy.Module.__call__ or "forward" in vars(program)
+    # The method is taken from the class, or DSPy warns of a direct call.
+    return cast(Callable[..., Any], program if own else kind.forward.__get__(program))
 
 
 def replay_context(adapter: dspy.Adapter) -> Context:
@@ -65,11 +59,7 @@ def last_message(adapter: dspy.Adapter, signature: type[dspy.Signature], inputs:
 
 
 def messages_of(request: lm15.Request) -> tuple[dict[str, str], ...]:
-    """Text messages of a request in order; the system's first.
-
-    Raises:
-        dspy.lm15.UnsupportedFeatureError: a message holds more than text.
-    """
+    """Text messages of a request in order, the system's first; UnsupportedFeatureError where one holds more."""
     messages: list[dict[str, str]] = []
     if request.system is not None:
         parts = request.system
@@ -105,10 +95,7 @@ def text_response(
 class EngineLM(dspy.LM):
     """A ``dspy.LM`` that answers by a function, without cache and retries.
 
-    Args:
-        name: after ``leret/``.
-        answer: makes the response to a request.
-        settings: ``temperature``, ``max_tokens`` and ``top_p`` of requests that do not say.
+    ``settings`` are ``temperature``, ``max_tokens`` and ``top_p`` of requests that do not say.
     """
 
     def __init__(self, name: str, answer: Callable[[lm15.Request], lm15.Response], **settings: Any) -> None:
@@ -116,8 +103,6 @@ class EngineLM(dspy.LM):
 
 
 class _Engine:
-    """DSPy's engine protocol over a function."""
-
     supported_params = frozenset({"temperature", "max_tokens", "top_p"})
 
     def __init__(self, answer: Callable[[lm15.Request], lm15.Response]) -> None:

@@ -17,11 +17,7 @@ _GIB = 1 << 30
 
 
 def tune_malloc() -> bool:
-    """Let this process keep freed memory. Thresholds that the environment sets stay; without glibc nothing happens.
-
-    Returns:
-        Whether the thresholds were raised.
-    """
+    """Let this process keep freed memory, if glibc is there and the environment sets no threshold: whether it does."""
     if any(name.startswith("MALLOC_") for name in os.environ):
         return False
     try:

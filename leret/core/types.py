@@ -88,7 +88,7 @@ class Task:
     def is_solved_by(self, doc_ids: Sequence[str]) -> bool:
         """Whether nothing is left to find or to rank better: all gold documents, and only they, lead the ranking."""
         gold = set(self.gold)
-        return bool(gold) and set(doc_ids[: len(gold)]) == gold
+        return bool(gold) and gold == set(doc_ids[: len(gold)])
 
 
 class Passage(NamedTuple):
@@ -150,8 +150,8 @@ class Failure:
     """Why a sample has no reward.
 
     ``kind`` is ``parse`` (the completion is not in the adapter's format: a fact about the policy, final), ``prompt``
-    (it does not fit the model, final), ``policy``,
-    ``retrieval`` or ``program`` (an outage or a crash: tried again at the next resume, never scored).
+    (it does not fit the model, final), ``policy``, ``retrieval`` or ``program`` (an outage or a crash: tried again at
+    the next resume, never scored).
     """
 
     kind: str
@@ -168,7 +168,6 @@ class Outcome:
         ranking: the union of all that was retrieved by the end of the step, best first.
         prediction: what the program returned; None where it goes on.
         n_steps: LM calls so far.
-        failure: of kind ``parse``, where the completion is not in the adapter's format.
     """
 
     task: Task
@@ -177,17 +176,11 @@ class Outcome:
     ranking: Ranking = ()
     prediction: Any = None
     n_steps: int = 1
-    failure: Failure | None = None
 
     @property
     def doc_ids(self) -> tuple[str, ...]:
         """Of the ranking, best first."""
         return tuple([passage.doc_id for passage in self.ranking])
-
-    @property
-    def solved(self) -> bool:
-        """Whether nothing is left to find; see `Task.is_solved_by`."""
-        return self.task.is_solved_by(self.doc_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +252,7 @@ class Rollout:
 
     Attributes:
         finished: the program returned; ``prediction`` is what it returned.
-        failure: why it did not: ``parse`` is the policy's own fault, ``prompt`` one that does not fit it; ``policy``,
-            ``retrieval`` and ``program`` are outages and crashes, which say nothing about the policy.
+        failure: why it did not.
         index: which of several runs on the same task.
     """
 

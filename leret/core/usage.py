@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from leret.core.runs import Run
@@ -49,11 +48,7 @@ class Usage:
         self.latencies.update(other.latencies)
 
     def facts(self, prices: tuple[float, float]) -> dict[str, float | int]:
-        """The counts; latencies where there are any, ``cost`` where a price is set.
-
-        Args:
-            prices: of a million prompt tokens and of a million completion tokens, in any currency.
-        """
+        """The counts; latencies where there are any, ``cost`` where a price (of a million tokens) is set."""
         facts: dict[str, float | int] = {name: value for name, value in vars(self).items() if name != "latencies"}
         if self.latencies:
             facts |= {f"latency_p{percent}_s": self.percentile(percent) for percent in (50, 90, 99)}
@@ -127,11 +122,6 @@ class UsageByPrompt:
         usage.calls += 1
         usage.failed += n_completions
 
-    def add(self, other: UsageByPrompt) -> None:
-        """Add another one's counts."""
-        for key, usage in other._usages.items():
-            self._usages[key].add(usage)
-
     @property
     def total(self) -> dict[str, float | int]:
         """`Usage.facts` over all hops and prompts."""
@@ -161,10 +151,8 @@ class UsageEvents:
         self._snapshot: Callable[[], Mapping[str, float]] = getattr(getattr(policy, "meter", None), "snapshot", dict)
         self._searches = searches
         self._every_s = every_s
-        self._began = time.monotonic()
         self._facts: dict[str, float | int | str] = {}
         self._facts_at = -_FACTS_S
-        self._writer: asyncio.Task[None] | None = None
 
     def account(self) -> dict[str, Any]:
         """All that was counted since the session began."""
@@ -183,35 +171,30 @@ class UsageEvents:
         if now - self._facts_at >= _FACTS_S:
             total, retries = self._usage.total, int(self._snapshot().get("retries", 0))
             tokens = f"{_short(int(total['prompt_tokens']))}+{_short(int(total['completion_tokens']))}"
-            self._facts_at = now
-            self._facts = {"calls": total["calls"], "tokens": tokens}
+            self._facts_at, self._facts = now, {"calls": total["calls"], "tokens": tokens}
             self._facts |= {"p90": f"{total['latency_p90_s']:.2g} s"} if "latency_p90_s" in total else {}
             self._facts |= {"retries": retries} if retries else {}
             self._facts |= {"cost": total["cost"]} if total.get("cost") else {}
         return self._facts
 
-    async def _write_events(self) -> None:
-        while True:
-            await asyncio.sleep(self._every_s)
-            self._run.event("sample", "accounts", **self.account())
-
     async def __aenter__(self) -> Self:
+        async def write_events() -> None:
+            while True:
+                await asyncio.sleep(self._every_s)
+                self._run.event("sample", "accounts", **self.account())
+
         self._began = time.monotonic()
-        self._writer = asyncio.create_task(self._write_events())
+        self._writer = asyncio.create_task(write_events())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._writer is not None:
-            self._writer.cancel()
-            with suppress(asyncio.CancelledError, Exception):  # the last event holds what it could not write
-                await self._writer
+    async def __aexit__(self, *_: object) -> None:
+        self._writer.cancel()
+        with suppress(asyncio.CancelledError, Exception):  # the last event holds what it could not write
+            await self._writer
         self._run.event("sample", "accounts", **self.account())
 
 
 def _short(n: int) -> str:
-    """``950``, ``12k``, ``3.4M``."""
     for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if n >= size:
             return f"{n / size:.2g}{unit}" if n < 10 * size else f"{n / size:.0f}{unit}"

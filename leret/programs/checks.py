@@ -24,8 +24,6 @@ from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import Finished, SearchResults, bound_inputs
 from leret.programs.runner import ProgramRunner
 
-_SHOWN = 60
-
 
 async def check_messages(
     program: dspy.Module, runner: ProgramRunner, prompts: Sequence[Prompt], tasks: Sequence[Task]
@@ -150,7 +148,7 @@ def message_difference(
             return f"  message {place}: of role {own.get('role')} ({names[0]}) and {other.get('role')} ({names[1]})"
         texts = str(own.get("content")), str(other.get("content"))
         start = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
-        begin, end, width = max(0, start - 20), start + _SHOWN, max(map(len, names)) + 1
+        begin, end, width = max(0, start - 20), start + 60, max(map(len, names)) + 1
         lines = [f"  message {place} ({own.get('role')}), from character {start} on:"]
         for name, text in zip(names, texts, strict=True):
             shown = f"{'...' if begin else ''}{text[begin:end]!r}{'...' if end < len(text) else ''}"

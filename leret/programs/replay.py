@@ -67,11 +67,6 @@ class Replay:
     def __init__(self, program: dspy.Module, adapter: dspy.Adapter | None = None) -> None:
         self.program = program
         self._names = _input_names(program)
-        self.outputs: Sequence[Mapping[str, Any]] = ()
-        self.n_used = 0
-        self._results: SearchResults = {}
-        self._retrieve: Callable[[str, int], Ranking | None] | None = None
-        self.searches: list[Ranking] = []
         stands = {id(p): ReplayedPredictor(name, p, self) for name, p in program.named_predictors()}
         if not stands:
             raise ProgramError(
@@ -102,8 +97,9 @@ class Replay:
         Returns:
             What is missing next, or the program's prediction. ``ranking`` holds only what was retrieved so far.
         """
-        self.outputs, self.n_used, self._results, self.searches = outputs, 0, results, []
-        self._retrieve = retrieve
+        self.outputs, self.n_used = outputs, 0
+        self._results, self._retrieve = results, retrieve
+        self.searches: list[Ranking] = []
         inputs = task.inputs if len(task.inputs) > 1 else dict(zip(self._names, task.inputs.values(), strict=False))
         try:
             prediction = self._context.run(self._call, **inputs)
