@@ -38,8 +38,8 @@ from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.policies.serving.engines import Listening
-from leret.policies.serving.launch import free_port, plan, started
-from leret.policies.serving.model import find_served
+from leret.policies.serving.launch import free_port, plan, run_server
+from leret.policies.serving.model import resolve_policy
 from leret.programs.prompts import Prompt
 from leret.sampling.rollouts.environment import Environment
 from leret.sampling.stage import SampleReport, sample
@@ -182,9 +182,11 @@ def server(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
         yield arguments.url.rstrip("/"), arguments.model
         return
     at = Listening("127.0.0.1", free_port("127.0.0.1"))
-    planned = plan(find_served("demo"), "vllm", at, executable=arguments.executable, extra=("--max-model-len", "1024"))
+    planned = plan(
+        resolve_policy("demo"), "vllm", at, executable=arguments.executable, extra=("--max-model-len", "1024")
+    )
     print(planned.line, flush=True)
-    with started(planned, tell=lambda text: print(text, flush=True)):
+    with run_server(planned, tell=lambda text: print(text, flush=True)):
         yield at.url, planned.model
 
 

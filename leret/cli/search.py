@@ -142,7 +142,7 @@ def eval_retriever(
     if fuse and rewrites is None:
         raise ConfigError("--fuse fuses the question with its rewrite; name the rewritten queries with --rewrites")
     names = measures.split(",")
-    depth_for(list(ir.parsed(names)), depth)  # a mistake in them is told before anything is opened
+    depth_for(list(ir.parse_measures(names)), depth)  # a mistake in them is told before anything is opened
     queries = None if rewrites is None else read_rewrites(rewrites)
     opened = open_retriever(index, token_env=token_env)
     given = {"kind": form or detect_kind(questions), "questions": questions, "split": split, "limit": limit}

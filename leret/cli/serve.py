@@ -48,10 +48,10 @@ def policy(
     from leret.core.errors import PolicyError
     from leret.core.runs import Run
     from leret.policies.serving.engines import Listening
-    from leret.policies.serving.launch import free_port, plan, started
-    from leret.policies.serving.model import find_served
+    from leret.policies.serving.launch import free_port, plan, run_server
+    from leret.policies.serving.model import resolve_policy
 
-    served = find_served(policy, None if run is None else Run.open(run), name)
+    served = resolve_policy(policy, None if run is None else Run.open(run), name)
     at = Listening(host, port or free_port(host))
     planned = plan(
         served,
@@ -70,7 +70,7 @@ def policy(
     try:
         with (
             _stopping(),
-            started(
+            run_server(
                 planned, timeout_s=timeout, grace_s=grace, log=log, tell=lambda text: complain(text, label="")
             ) as child,
         ):
@@ -130,14 +130,9 @@ def retriever(
         )
     opened = open_retriever(index)
     settings = ServerSettings(
-        token=token,
-        host=host,
-        max_waiting=max_waiting,
-        max_batch=max_batch,
-        max_k=max_k,
-        max_documents=max_documents,
+        token=token, host=host, max_waiting=max_waiting, max_batch=max_batch, max_k=max_k, max_documents=max_documents,
         max_body=int(max_body_mb * (1 << 20)),
-    )
+    )  # fmt: skip
     server = RetrieverServer(
         opened.retriever, settings, engine=opened.engine, corpus=opened.corpus, documents=opened.documents
     )

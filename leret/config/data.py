@@ -23,9 +23,7 @@ class DataSettings(Settings):
     split: Split = Field("train", description="the questions that are sampled; evaluation has its own")
     limit: Annotated[PositiveInt | None, Free()] = Field(None, description="at most so many questions of the split")
     seed: int = Field(0, description="of the split, of the order under `limit`, of the generated world")
-    skip_invalid: Annotated[bool, Free()] = Field(
-        False, description="count unreadable lines instead of refusing the file"
-    )
+    skip_invalid: Annotated[bool, Free()] = Field(False, description="count bad lines instead of refusing the file")
     options: dict[str, Any] = Field(default_factory=dict, description="of the generator, for kind world")
 
     @model_validator(mode="after")
@@ -37,8 +35,6 @@ class DataSettings(Settings):
         if self.kind != "world" and self.options:
             raise ValueError(f"data.options: kind {self.kind} has none, only kind world; remove them")
         if self.kind != "world" and not self.questions:
-            raise ValueError(
-                f"data.questions is missing: kind {self.kind} reads a file; name it with --set data.questions=FILE, or "
-                "let `leret init` write a recipe for your files"
-            )
+            mend = "name it with --set data.questions=FILE, or let `leret init` write a recipe for your files"
+            raise ValueError(f"data.questions is missing: kind {self.kind} reads a file; {mend}")
         return self

@@ -103,8 +103,6 @@ class EngineLM(dspy.LM):
 
 
 class _Engine:
-    """DSPy's engine protocol over a function."""
-
     supported_params = frozenset({"temperature", "max_tokens", "top_p"})
 
     def __init__(self, answer: Callable[[lm15.Request], lm15.Response]) -> None:

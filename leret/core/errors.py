@@ -69,13 +69,7 @@ class RunError(LeretError):
 
 
 class MissingDependency(LeretError):
-    """An optional dependency that is not installed.
-
-    Args:
-        package: the distribution that is missing.
-        extra: the extra of leret that brings it.
-        command: what brings it, where an extra alone cannot.
-    """
+    """A ``package`` that is not installed; an ``extra`` of leret brings it, or a ``command``."""
 
     def __init__(self, package: str, extra: str, command: str | None = None) -> None:
         brings = command or f"pip install 'leret[{extra}]'"

@@ -179,7 +179,6 @@ class Run:
 
 
 def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """A value with every text in it changed."""
     if isinstance(value, Mapping):
         return {key: _with_texts(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -12,8 +12,6 @@
         mark_completed(run.path, "sample", key, asdict(report), [run.store])
         return report
 
-Three questions, and nothing else decides them:
-
 - **Is it done?** `stage_key` names all that the result follows from: every key of the recipe, and the input files by
   name, size and time of change. `completed` compares it with the mark that `mark_completed` left in ``DIR/STAGE.done``
   and with the sizes of the result's files.

@@ -6,7 +6,6 @@ a policy does.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import dspy
 
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.types import Document, Failure, Hop, Passage, Rollout, Task
-from leret.evaluation.results import ScoredHop
+from leret.evaluation.results import ScoredHop, first_runs
 from leret.programs.prompts import Formatter
 from leret.programs.replay import NeedsCompletion
 from leret.retrieval.base import Retriever
@@ -49,14 +48,12 @@ def oracle_titles(corpus: Mapping[str, Document], n_steps: Mapping[str, int]) ->
     """The gold titles in their order, one a hop; the last hop asks for all that remain.
 
     A document without a title is asked for by its first words. A hop beyond the last title asks for that one again.
-
-    Args:
-        corpus: documents by id.
-        n_steps: steps of the program by task id.
+    ``n_steps`` are the program's by task id.
     """
 
     def script(task: Task, step: int) -> Sequence[str]:
-        titles = [_title(corpus[doc_id]) for doc_id in task.gold if doc_id in corpus] or [task.text]
+        gold = [corpus[doc_id] for doc_id in task.gold if doc_id in corpus]
+        titles = [d.title.strip() or " ".join(d.text.split()[:_HEAD_WORDS]) for d in gold] or [task.text]
         if step >= n_steps.get(task.id, 1) - 1:
             return titles[step:] or titles[-1:]
         return (titles[min(step, len(titles) - 1)],)
@@ -80,16 +77,8 @@ def answer_fields(signature: type[dspy.Signature], texts: Sequence[str]) -> dict
     return outputs
 
 
-def _title(document: Document) -> str:
-    return document.title.strip() or " ".join(document.text.split()[:_HEAD_WORDS])
-
-
-def expanding(retriever: Retriever) -> Retriever:
-    """RM3 over the run's retriever.
-
-    Raises:
-        ConfigError: it is not BM25.
-    """
+def rm3_retriever(retriever: Retriever) -> Retriever:
+    """RM3 over the run's retriever, which has to be BM25."""
     from leret.retrieval.engines.rm3 import RM3
 
     try:
@@ -101,13 +90,10 @@ def expanding(retriever: Retriever) -> Retriever:
 def fuse(parts: Sequence[Sequence[ScoredHop]], questions: Sequence[Task]) -> Iterator[Rollout]:
     """Rollouts whose ranking at each hop fuses those of other systems, by reciprocal rank.
 
-    A system that ended earlier keeps its last ranking at later hops. Of several samples, the first is taken.
-
-    Args:
-        parts: rows of each system.
-        questions: one rollout each, in their order; where a system failed, so does the rollout.
+    A system that ended earlier keeps its last ranking at later hops. Of several samples, the first is taken. Where a
+    system failed on a question, so does its rollout.
     """
-    tables = [_by_question(rows) for rows in parts]
+    tables = [first_runs(rows) for rows in parts]
     for question in questions:
         runs = [table.get(question.id, []) for table in tables]
         failed = next((row.failure for run in runs for row in run if row.failure is not None), None)
@@ -118,14 +104,6 @@ def fuse(parts: Sequence[Sequence[ScoredHop]], questions: Sequence[Task]) -> Ite
         n_hops = max(len(run) for run in runs)
         at_hop = [[run[min(hop, len(run) - 1)] for run in runs] for hop in range(n_hops)]
         yield Rollout(question.id, tuple(_hop(rows) for rows in at_hop), True)
-
-
-def _by_question(rows: Sequence[ScoredHop]) -> dict[str, list[ScoredHop]]:
-    found: dict[str, list[ScoredHop]] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: row.hop):
-        if row.sample == 0:
-            found[row.question_id].append(row)
-    return found
 
 
 def _hop(rows: Sequence[ScoredHop]) -> Hop:

@@ -22,7 +22,7 @@ from leret.datasets.load import limited, split_name
 from leret.datasets.splits import refuse_doubles, refuse_leak
 from leret.evaluation.measures import all_measures
 from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
-from leret.evaluation.systems import System, available, chosen
+from leret.evaluation.systems import System, available, select
 from leret.policies.checkpoints import find_model, model_digest
 from leret.policies.load import make_policy
 from leret.sampling.plan import steps_of
@@ -102,7 +102,8 @@ def plan(recipe: EvalRecipe, run: Run) -> EvalPlan:
         steps = steps_of(environment)
         samples = recipe.samples if recipe.temperature > 0 else 1
         runs = {s.name: len(tasks) * (samples if s.prompt is not None else 1) for s in evaluation.systems}
-        if _has_index(environment):  # without one, nothing can have been evaluated over it
+        index = environment.recipe.retriever.index_directory(environment.cache)
+        if index is None or index.is_dir():  # without one, nothing can have been evaluated over it
             evaluator = open_evaluator(evaluation, environment, tasks, data, Silent())
             runs = {s.name: sum(map(len, evaluator.missing(s)[1].values())) for s in evaluation.systems}
     n_calls = sum(runs[system.name] for system in evaluation.systems if system.prompt is not None)
@@ -111,16 +112,10 @@ def plan(recipe: EvalRecipe, run: Run) -> EvalPlan:
 
 
 def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
-    """Everything that can be known without opening data or models.
-
-    Raises:
-        ConfigError: unknown systems, measures or baseline.
-        PolicyError: a policy's directory is gone.
-        RunError: the run was not sampled, or cannot be read.
-    """
+    """Everything that can be known without opening data or models; unknown systems, measures, baseline are refused."""
     sampling = run.section("sampling", "leret sample RECIPE")
     known = available(run, recipe.demos)
-    systems = chosen(recipe.systems, known, tuple(recipe.demos))
+    systems = select(recipe.systems, known, tuple(recipe.demos))
     if recipe.baseline not in known:
         raise ConfigError(f"baseline: {recipe.baseline!r} is not in this run; it has {', '.join(known)}")
     measures = all_measures(recipe.measures)
@@ -142,10 +137,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
 
 
 def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Task], str]:
-    """The recipe's questions that have gold documents, in a fixed order; every question file is read once.
-
-    Returns:
-        The tasks; and what names all of the split with their gold, whatever the limit is.
+    """The recipe's questions that have gold documents, and a digest of all of the split, whatever the limit is.
 
     Raises:
         ConfigError: the question file is asked of a generated world.
@@ -187,11 +179,7 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
 def open_evaluator(
     evaluation: Evaluation, environment: Environment, tasks: Sequence[Task], data: str, progress: Progress
 ) -> Evaluator:
-    """The evaluator of a run's program, retriever and policies, over what `held_out` gave.
-
-    Raises:
-        LeretError: data, index or program cannot be opened, or the retriever is not the one that was sampled with.
-    """
+    """The evaluator of a run's program, retriever and policies, over what `held_out` gave."""
     recipe, policy, retriever = evaluation.recipe, environment.recipe.policy, environment.retriever
     refuse_changes(evaluation.run, environment.recipe, {"retriever": retriever.digest})
     setup = EvaluationSetup(
@@ -207,17 +195,9 @@ def open_evaluator(
     )
     search = environment.recipe.retriever
     opened = [environment.corpus.digest, retriever.digest, environment.program_digest, search.k, search.exclude_seen]
-    return Evaluator(
-        evaluation.run,
-        evaluation.directory,
-        setup,
-        evaluation.policies,
-        questions=tasks,
-        corpus=environment.corpus,
-        measures=evaluation.measures,
-        key=digest(opened, evaluation.measures, data),
-        progress=progress,
-    )
+    where, policies, measures = (evaluation.run, evaluation.directory), evaluation.policies, evaluation.measures
+    key = digest(opened, measures, data)
+    return Evaluator(*where, setup, policies, tasks, environment.corpus, measures, key, progress)
 
 
 def policies_of(base: PolicySettings) -> Policies:
@@ -237,12 +217,6 @@ def settings_of(system: System | None, base: PolicySettings) -> PolicySettings:
     if system is None or system.directory is None:
         return base
     return base.in_process(str(system.directory.resolve()))
-
-
-def _has_index(environment: Environment) -> bool:
-    """Opening the retriever would build an index that is not there."""
-    index = environment.recipe.retriever.index_directory(environment.cache)
-    return index is None or index.is_dir()
 
 
 def _of_split(tasks: Sequence[Task], split: str | None, seed: int) -> list[Task]:

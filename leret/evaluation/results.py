@@ -7,8 +7,8 @@ that a system that is already evaluated is as good as one that has just been.
 from __future__ import annotations
 
 import json
-import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,7 +63,7 @@ def write_rows(path: Path, rows: Iterable[ScoredHop], measures: Sequence[str]) -
     kept = list(rows)
     columns: dict[str, list[Any]] = {name: [_plain(getattr(row, name)) for row in kept] for name in _FIXED}
     for name in measures:
-        columns[name] = [_number(row.measures.get(name)) for row in kept]
+        columns[name] = [row.measures.get(name) for row in kept]
     schema = pa.schema([*_FIXED.items(), *((name, pa.float64()) for name in measures)])
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.part")
@@ -97,18 +97,18 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _number(value: float | None) -> float | None:
-    return None if value is None or math.isnan(value) else float(value)
+def first_runs(rows: Iterable[ScoredHop]) -> dict[str, list[ScoredHop]]:
+    """The rows of each question's first sample, in the order of the hops."""
+    found: dict[str, list[ScoredHop]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: row.hop):
+        if row.sample == 0:
+            found[row.question_id].append(row)
+    return found
 
 
 @dataclass
 class SystemResults:
-    """The rows of one system.
-
-    Attributes:
-        key: names policy, prompt, program, retriever, data and settings; rows under another key are not looked at.
-        seconds: wall clock of all sessions.
-    """
+    """The rows of one system, under a key that names policy, prompt, program, retriever, data and settings."""
 
     key: str
     rows: list[ScoredHop] = field(default_factory=list)
@@ -174,15 +174,12 @@ def write_run(path: Path, tag: str, rankings: Iterable[tuple[str, Sequence[str],
     them see the order that leret scored, a score that does not fall below the one before it is written one step of
     single precision lower.
 
-    Args:
-        path: of the file; replaced whole.
-        tag: the system's name.
-        rankings: question id, document ids best first, their scores.
+    ``rankings`` are question id, document ids best first, and their scores; the tag is the system's name.
     """
     lines = [
         f"{escape(qid)} Q0 {escape(doc_id)} {rank} {score:.9g} {escape(tag)}\n"
         for qid, doc_ids, scores in rankings
-        for rank, (doc_id, score) in enumerate(zip(doc_ids, falling(scores), strict=True), start=1)
+        for rank, (doc_id, score) in enumerate(zip(doc_ids, strictly_decreasing(scores), strict=True), start=1)
     ]
     write_atomically(path, "".join(lines))
 
@@ -193,7 +190,7 @@ def write_qrels(path: Path, questions: Iterable[Task]) -> None:
     write_atomically(path, "".join(lines))
 
 
-def falling(scores: Sequence[float]) -> Iterator[float]:
+def strictly_decreasing(scores: Sequence[float]) -> Iterator[float]:
     """The scores, each one step of single precision below the one before it where it was not below it already."""
     last = np.float32(np.inf)
     for score in scores:

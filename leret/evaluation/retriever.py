@@ -16,7 +16,7 @@ from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.files import write_atomically
 from leret.core.progress import Progress, Silent
 from leret.core.types import Ranking, Task
-from leret.evaluation.results import falling, write_qrels, write_run
+from leret.evaluation.results import strictly_decreasing, write_qrels, write_run
 from leret.evaluation.statistics import bootstrap_intervals
 from leret.retrieval.base import Retriever
 from leret.retrieval.fusion import reciprocal_rank_fusion
@@ -31,14 +31,10 @@ _NEAR = {"map": "AP", "mrr": "RR", "precision": "P", **_THEIRS}
 """What else they are called, in lower case."""
 
 
-def parsed(names: Sequence[str]) -> dict[str, Any]:
-    """Measures of ir_measures by their canonical names, in the order given.
+def parse_measures(names: Sequence[str]) -> dict[str, Any]:
+    """Measures of ir_measures (``R@10``, ``AP``) or leret's rewards (``recall@10``) by their canonical names, in order.
 
-    Args:
-        names: as in ``R@10``, ``AP``, ``nDCG@10``; the names of leret's rewards are understood too (``recall@10``).
-
-    Raises:
-        ConfigError: all that are no measures.
+    A ConfigError lists all that are none.
     """
     import ir_measures
 
@@ -46,9 +42,10 @@ def parsed(names: Sequence[str]) -> dict[str, Any]:
     problems = []
     for name in names:
         base, at, text = name.strip().partition("@")
-        base, cut = _THEIRS.get(base, base), _cut(text)
+        base, cut = _THEIRS.get(base, base), int(text) if text.isdecimal() and len(text) <= 10 else 0
+        cut = cut if cut <= _DEEPEST else 0
         known = base in _OURS or base in _OTHERS
-        if not known or (at and cut is None) or (base == "Rprec" and at):
+        if not known or (at and not cut) or (base == "Rprec" and at):
             near = _NEAR.get(base.lower())
             meant = f"did you mean {near}{at}{text}? There" if near and not known else "there"
             problems.append(
@@ -84,19 +81,13 @@ def values(measures: Mapping[str, Any], questions: Sequence[Task], rankings: Seq
     run = [
         ir_measures.ScoredDoc(str(place), number[passage.doc_id], score)
         for place, ranking in enumerate(rankings)
-        for passage, score in zip(ranking, falling([p.score for p in ranking]), strict=True)
+        for passage, score in zip(ranking, strictly_decreasing([p.score for p in ranking]), strict=True)
     ]
     found = np.zeros((len(questions), len(measures)))
     if run:
         for metric in ir_measures.iter_calc(list(measures.values()), qrels, run):
             found[int(metric.query_id), column[str(metric.measure)]] = metric.value
     return found
-
-
-def _cut(text: str) -> int | None:
-    """A cut-off; None where the text is none."""
-    cut = int(text) if text.isdecimal() and len(text) <= len(str(_DEEPEST)) else 0
-    return cut if 0 < cut <= _DEEPEST else None
 
 
 _BATCH = 256
@@ -106,14 +97,9 @@ _DEPTH = 100
 
 @dataclass(frozen=True)
 class RetrieverReport:
-    """What a retriever reached.
+    """What a retriever reached: ``values`` are (n_questions, n_measures), the measures their means, with intervals.
 
-    Attributes:
-        system: what was searched for: raw-question, rewritten, or fused.
-        depth: documents of a ranking at most.
-        values: (n_questions, n_measures), in the order of ``measures``.
-        intervals: bootstrap intervals of the means, questions drawn anew.
-        seconds: of searching.
+    ``system`` says what was searched for: raw-question, rewritten, or fused.
     """
 
     system: str
@@ -142,11 +128,7 @@ class RetrieverReport:
         return {"n_questions": len(self.questions), "measures": dict(self.measures)}
 
     def save(self, directory: Path) -> None:
-        """Write summary.json, run.trec, qrels.trec and per_question.jsonl.
-
-        Raises:
-            RunError: the directory cannot be written.
-        """
+        """Write summary.json, run.trec, qrels.trec and per_question.jsonl."""
         rankings = (
             (question.id, [p.doc_id for p in ranking], [p.score for p in ranking])
             for question, ranking in zip(self.questions, self.rankings, strict=True)
@@ -189,24 +171,15 @@ def evaluate_retriever(
 ) -> RetrieverReport:
     """Search for every question, and measure what is found.
 
-    Args:
-        retriever: asked in batches.
-        questions: each with gold documents.
-        measures: as in ``R@10``.
-        rewrites: queries by question id, searched for in the place of the questions.
-        fuse: fuse the rankings of question and rewrite, by reciprocal rank. Both are asked for 100 documents at
-            least, so that up to there a measure is the same whatever other measures are named.
-        depth: documents of a ranking; see `depth_for`.
-        resamples: of the bootstrap.
-        confidence: of its intervals.
-        seed: of the bootstrap.
-        progress: of the batches.
+    With ``rewrites``, queries by question id, these are searched for in the place of the questions. With ``fuse`` both
+    are, and their rankings fused by reciprocal rank; both are asked for 100 documents at least, so that up to there a
+    measure is the same whatever other measures are named. ``depth`` is as for `depth_for`; the rest is the bootstrap's.
 
     Raises:
         DataError: a question has no gold documents, or no rewrite.
         ConfigError: there is no measure of a name, or one looks deeper than ``depth``.
     """
-    wanted = parsed(measures)
+    wanted = parse_measures(measures)
     _check(questions, rewrites)
     depth = depth_for(list(wanted), depth)
     asked = max(depth, _DEPTH) if fuse else depth
@@ -245,8 +218,7 @@ def evaluate_retriever(
 def depth_for(measures: Sequence[str], depth: int | None = None) -> int:
     """Documents of a ranking that measures need; by default the deepest cut-off, 100 where a measure has none.
 
-    Raises:
-        ConfigError: a measure looks at more documents than ``depth``.
+    A measure that looks deeper than ``depth`` is refused.
     """
     cuts = {name: int(cut) if (cut := name.partition("@")[2]) else None for name in measures}
     if depth is None:
@@ -260,11 +232,7 @@ def depth_for(measures: Sequence[str], depth: int | None = None) -> int:
 
 
 def read_rewrites(path: Path) -> dict[str, str]:
-    """Queries by question id, from JSON lines ``{"id": ..., "query": ...}``.
-
-    Raises:
-        DataError: a line is none, or an id comes twice.
-    """
+    """Queries by question id, from JSON lines ``{"id": ..., "query": ...}``."""
     found: dict[str, str] = {}
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # a text may hold other ends of lines

@@ -7,14 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from leret.core.errors import PolicyError
 from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.types import Document, Rollout, Task, digest
-from leret.evaluation.baselines import Script, ScriptedPolicy, expanding, fuse, oracle_titles, raw_question
+from leret.evaluation.baselines import Script, ScriptedPolicy, fuse, oracle_titles, raw_question, rm3_retriever
 from leret.evaluation.measures import Scorer
 from leret.evaluation.results import ScoredHop, SystemResults, read_results, write_results
 from leret.evaluation.systems import ORACLE, RM3, System
@@ -40,45 +40,31 @@ class Policies:
     open: Callable[[System], Policy]
 
 
+@dataclass
 class Evaluator:
     """Evaluates systems on one set of questions.
 
-    Args:
-        run: that is evaluated.
+    Attributes:
         directory: results are kept there.
-        setting: program, retriever and sampling.
-        policies: of the run.
         questions: in the order of the results.
         corpus: for the oracle's titles, and the measure that looks at them.
-        measures: names.
         key: what all systems share: data, program, retriever, settings.
-        progress: hears of every run that ends.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        directory: Path,
-        setting: EvaluationSetup,
-        policies: Policies,
-        *,
-        questions: Sequence[Task],
-        corpus: Mapping[str, Document],
-        measures: Sequence[str],
-        key: str,
-        progress: Progress,
-    ) -> None:
-        self._run = run
-        self._directory = directory
-        self._setting = setting
-        self._policies = policies
-        self._questions = questions
-        self._corpus = corpus
-        self._measures = measures
-        self._scorer = Scorer(measures, questions, corpus)
-        self._key = key
-        self._progress = progress
-        self._open: tuple[str, Policy, asyncio.Runner] | None = None  # a policy's connections are of one event loop
+    run: Run
+    directory: Path
+    setup: EvaluationSetup
+    policies: Policies
+    questions: Sequence[Task]
+    corpus: Mapping[str, Document]
+    measures: Sequence[str]
+    key: str
+    progress: Progress
+    # A policy's connections are of one event loop.
+    _open: tuple[str, Policy, asyncio.Runner] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._scorer = Scorer(self.measures, self.questions, self.corpus)
 
     def evaluate(self, system: System) -> tuple[SystemResults, bool]:
         """The system's rows, and whether anything had to be asked for them.
@@ -99,26 +85,23 @@ class Evaluator:
         finally:  # an interruption or an outage keeps what is done
             kept.rows += new
             kept.seconds += time.monotonic() - began
-            everything = SystemResults(kept.key, _in_order(kept.rows, self._questions), kept.seconds)
-            with self._run.writing(), ThreadPoolExecutor(1) as writer:  # which Ctrl-C does not interrupt
-                writer.submit(write_results, self._directory / system.name, everything, self._measures).result()
+            place = {question.id: i for i, question in enumerate(self.questions)}
+            rows = sorted(kept.rows, key=lambda row: (row.sample, place[row.question_id], row.hop))
+            everything = SystemResults(kept.key, rows, kept.seconds)
+            with self.run.writing(), ThreadPoolExecutor(1) as writer:  # which Ctrl-C does not interrupt
+                writer.submit(write_results, self.directory / system.name, everything, self.measures).result()
         return everything, True
 
     def missing(self, system: System) -> tuple[SystemResults, dict[int, list[Task]]]:
-        """What is there of a system, and the questions that are not, by sample.
-
-        Raises:
-            RunError: what is there is damaged.
-        """
-        samples = self._setting.samples if system.prompt is not None else 1
-        ids = [question.id for question in self._questions]
-        kept = read_results(self._directory / system.name, self._key_of(system)).only(ids, samples)
+        """What is there of a system, and the questions that are not, by sample."""
+        samples = self.setup.samples if system.prompt is not None else 1
+        ids = [question.id for question in self.questions]
+        kept = read_results(self.directory / system.name, self._key_of(system)).only(ids, samples)
         done = kept.runs()
-        todo = {sample: [q for q in self._questions if (q.id, sample) not in done] for sample in range(samples)}
+        todo = {sample: [q for q in self.questions if (q.id, sample) not in done] for sample in range(samples)}
         return kept, {sample: questions for sample, questions in todo.items() if questions}
 
     def close(self) -> None:
-        """Let go of the policy that was used last."""
         if self._open is not None:
             _, policy, loop = self._open
             self._open = None
@@ -127,25 +110,25 @@ class Evaluator:
 
     def _key_of(self, system: System) -> str:
         if system.prompt is None:
-            return digest(self._key, system.name, *map(self._key_of, system.parts))
-        setting = self._setting
-        sampling = [setting.max_tokens, setting.temperature, setting.top_p]
-        sampling += [setting.seed] if setting.temperature > 0 else []
-        return digest(self._key, self._policies.digest(system), system.prompt.digest, sampling)
+            return digest(self.key, system.name, *map(self._key_of, system.parts))
+        setup = self.setup
+        sampling = [setup.max_tokens, setup.temperature, setup.top_p]
+        sampling += [setup.seed] if setup.temperature > 0 else []
+        return digest(self.key, self.policies.digest(system), system.prompt.digest, sampling)
 
     def _ask(
         self, system: System, todo: Mapping[int, Sequence[Task]], on_rollout: Callable[[Rollout], None], n_before: int
     ) -> None:
-        self._progress.start(f"evaluating {system.name}", sum(map(len, todo.values())))
+        self.progress.start(f"evaluating {system.name}", sum(map(len, todo.values())))
         failures = 0
 
         def ended(rollout: Rollout) -> None:
             nonlocal failures
             on_rollout(rollout)
             failures += rollout.error is not None
-            self._progress.advance(1, failures=failures)
+            self.progress.advance(1, failures=failures)
 
-        setup, retriever = self._setting, self._setting.retriever
+        setup, retriever = self.setup, self.setup.retriever
         try:
             if system.prompt is not None:
                 policy, loop = self._policy(system)
@@ -158,12 +141,12 @@ class Evaluator:
             elif system.name == ORACLE:
                 n_steps: dict[str, int] = {}
                 self._ask_script(retriever, raw_question, todo, lambda r: n_steps.update({r.question_id: len(r.hops)}))
-                self._ask_script(retriever, oracle_titles(self._corpus, n_steps), todo, ended)
+                self._ask_script(retriever, oracle_titles(self.corpus, n_steps), todo, ended)
             else:
-                asked = expanding(setup.engine) if system.name == RM3 else retriever
+                asked = rm3_retriever(setup.engine) if system.name == RM3 else retriever
                 self._ask_script(asked, raw_question, todo, ended)
         finally:
-            self._progress.finish()
+            self.progress.finish()
 
     def _ask_script(
         self,
@@ -172,21 +155,16 @@ class Evaluator:
         todo: Mapping[int, Sequence[Task]],
         on_rollout: Callable[[Rollout], None],
     ) -> None:
-        actor = ScriptedPolicy(self._setting.formatter, script)
-        asyncio.run(run_system(self._setting, retriever, actor, todo, on_rollout))
+        actor = ScriptedPolicy(self.setup.formatter, script)
+        asyncio.run(run_system(self.setup, retriever, actor, todo, on_rollout))
 
     def _policy(self, system: System) -> tuple[Policy, asyncio.Runner]:
         """The system's policy; systems of one policy follow each other, so one is held at a time."""
         name = system.policy or ""
         if self._open is None or self._open[0] != name:
             self.close()
-            self._open = (name, self._policies.open(system), asyncio.Runner())
+            self._open = (name, self.policies.open(system), asyncio.Runner())
         return self._open[1:]
-
-
-def _in_order(rows: Sequence[ScoredHop], questions: Sequence[Task]) -> list[ScoredHop]:
-    place = {question.id: i for i, question in enumerate(questions)}
-    return sorted(rows, key=lambda row: (row.sample, place[row.question_id], row.hop))
 
 
 CONCURRENCY = 256

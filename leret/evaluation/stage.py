@@ -36,16 +36,7 @@ from leret.sampling.rollouts.environment import Environment
 
 @dataclass(frozen=True)
 class EvalReport:
-    """What the stage did.
-
-    Attributes:
-        summary: content of summary.json.
-        path: of that file, in R/eval or R/eval/NAME.
-        page: R/report.html, or R/eval/NAME/report.html.
-        asked: systems that anything was asked of in this call.
-        already: everything was there, and nothing was done.
-        seconds: wall clock of this call.
-    """
+    """The summary, where it is, and what this call did: systems asked (none where all was there ``already``)."""
 
     summary: Mapping[str, Any]
     path: Path
@@ -60,11 +51,6 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
 
     A system that is evaluated already under the same policy, prompt, data and settings is not asked again; questions
     that failed are. Ctrl-C keeps what is done.
-
-    Args:
-        recipe: what to evaluate.
-        run: a sampled run; trained policies are optional.
-        progress: hears of every question that ends.
 
     Raises:
         ConfigError: unknown systems, measures or baseline.
@@ -84,7 +70,7 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
         asked, results = evaluate_systems(
             evaluator,
             evaluation.systems,
-            lambda systems: _probe(systems, environment.recipe.policy),
+            lambda systems: _probe({settings_of(system, environment.recipe.policy) for system in systems}),
             lambda system, result: _note(evaluation, system, result),
         )
         summary = _summary(evaluation, tasks, data, results)
@@ -129,8 +115,8 @@ def evaluate_systems(
     return tuple(asked), results
 
 
-def _probe(systems: Iterable[System], base: PolicySettings) -> None:
-    for settings in {settings_of(system, base) for system in systems}:
+def _probe(policies: Iterable[PolicySettings]) -> None:
+    for settings in policies:
         asyncio.run(probe(settings))
 
 

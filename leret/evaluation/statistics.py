@@ -26,15 +26,11 @@ _TIE: Final = 1e-12
 def bootstrap_intervals(values: Array, resamples: int = 10_000, confidence: float = 0.95, seed: int = 0) -> Array:
     """Percentile bootstrap intervals of the columns' means, questions drawn with replacement.
 
-    Args:
-        values: (n_questions, n_columns), NaN where a question has no value in a column. For a paired difference,
-            give the column of differences.
-        resamples: bootstrap samples.
-        confidence: of the interval, in (0, 1).
-        seed: of the draws; equal seeds and shapes give equal intervals.
+    ``values`` are (n_questions, n_columns), NaN where a question has no value in a column; for a paired difference, the
+    differences.
 
     Returns:
-        (n_columns, 2), lower and upper bound; NaN for a column without values.
+        (n_columns, 2), lower and upper bound; NaN for a column without values. Equal seeds and shapes give equal ones.
 
     Source: Efron (1979), Bootstrap methods; Sakai (SIGIR 2006) for its use on measures of retrieval.
     """
@@ -46,10 +42,19 @@ def bootstrap_intervals(values: Array, resamples: int = 10_000, confidence: floa
     filled = np.nan_to_num(values)
     means = np.empty((resamples, n_columns))
     for start, stop in _chunks(resamples, n_questions):
-        weights = _draws(rng, stop - start, n_questions)
+        drawn = rng.integers(0, n_questions, size=(stop - start, n_questions))
+        drawn += np.arange(stop - start)[:, None] * n_questions
+        counts = np.bincount(drawn.ravel(), minlength=(stop - start) * n_questions)
+        weights = counts.reshape(stop - start, n_questions).astype(np.float64)  # how often each question is drawn
         with np.errstate(invalid="ignore", divide="ignore"):
             means[start:stop] = (weights @ filled) / (weights @ present)
-    return _percentiles(means, confidence)
+    tail = (1 - confidence) / 2 * 100
+    bounds = np.full((n_columns, 2), np.nan)
+    for column in range(n_columns):
+        known = means[:, column][~np.isnan(means[:, column])]
+        if known.size:
+            bounds[column] = np.percentile(known, [tail, 100 - tail])
+    return bounds
 
 
 def sign_flip_p(differences: Array, resamples: int = 10_000, seed: int = 0) -> Array:
@@ -59,10 +64,7 @@ def sign_flip_p(differences: Array, resamples: int = 10_000, seed: int = 0) -> A
     ``resamples`` they are enumerated, and p is exact; else flips are drawn, and the observed one counts as drawn, so
     that p is never 0.
 
-    Args:
-        differences: (n_questions, n_columns), a's value less b's; NaN where either has none.
-        resamples: flips drawn at most.
-        seed: of the draws.
+    ``differences`` are (n_questions, n_columns), a's value less b's; NaN where either has none.
 
     Returns:
         (n_columns,) p-values in (0, 1]; NaN for a column without values.
@@ -107,24 +109,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def _chunks(total: int, width: int) -> list[tuple[int, int]]:
     step = max(1, _CHUNK_CELLS // width)
     return [(start, min(start + step, total)) for start in range(0, total, step)]
-
-
-def _draws(rng: np.random.Generator, n_draws: int, n_questions: int) -> Array:
-    """(n_draws, n_questions): how often each question is drawn, ``n_questions`` draws a row."""
-    drawn = rng.integers(0, n_questions, size=(n_draws, n_questions))
-    drawn += np.arange(n_draws)[:, None] * n_questions
-    counts = np.bincount(drawn.ravel(), minlength=n_draws * n_questions)
-    return counts.reshape(n_draws, n_questions).astype(np.float64)
-
-
-def _percentiles(means: Array, confidence: float) -> Array:
-    tail = (1 - confidence) / 2 * 100
-    bounds = np.full((means.shape[1], 2), np.nan)
-    for column in range(means.shape[1]):
-        known = means[:, column][~np.isnan(means[:, column])]
-        if known.size:
-            bounds[column] = np.percentile(known, [tail, 100 - tail])
-    return bounds
 
 
 @dataclass(frozen=True)
@@ -176,7 +160,7 @@ def compare(
     ]
 
 
-def adjusted(comparisons: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_holm(comparisons: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """With Holm's p beside p, each measure a family of its own."""
     rows = list(comparisons)
     by_place: dict[int, float] = {}

@@ -29,12 +29,12 @@ from leret.evaluation.results import ScoredHop, SystemResults
 from leret.evaluation.statistics import (
     Array,
     Statistics,
-    adjusted,
     bootstrap_intervals,
     compare,
     json_number,
     nan_mean,
     pairs_of,
+    with_holm,
 )
 from leret.evaluation.systems import System
 
@@ -45,13 +45,10 @@ _MAIN = ("recall", "ap", "all_found")
 
 @dataclass(frozen=True)
 class Scores:
-    """What one system reached.
+    """What one system reached; a question failed if no run finished it, and is unparsed if a completion of any was.
 
-    Attributes:
-        values: (n_questions, n_hops, n_measures), runs averaged; NaN where the question failed, or the measure has no
-            value on it. A question that ended early keeps its last ranking at later hops.
-        n_failed: questions that no run of the system finished.
-        n_unparsed: questions where some run wrote a completion that does not parse.
+    ``values`` are (n_questions, n_hops, n_measures), runs averaged; NaN where the question failed, or the measure has
+    no value on it. A question that ended early keeps its last ranking at later hops.
     """
 
     values: Array
@@ -90,12 +87,12 @@ def summarise(
         "confidence": statistics.confidence,
         "resamples": statistics.resamples,
         "rows": [_row(system, results, scores[system.name], means, groups) for system, results in systems],
-        "comparisons": adjusted(c for c in everything if c["hop"] == hops),
-        "comparisons_by_hop": adjusted(c for c in everything if c["hop"] != hops),
+        "comparisons": with_holm(c for c in everything if c["hop"] == hops),
+        "comparisons_by_hop": with_holm(c for c in everything if c["hop"] != hops),
         "comparisons_by_type": [
             {**c, "type": name}
             for name, found in compared.items()
-            for c in adjusted(c for c in found if c["hop"] == hops)
+            for c in with_holm(c for c in found if c["hop"] == hops)
         ],
     }
 

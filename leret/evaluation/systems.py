@@ -60,8 +60,8 @@ def available(run: Run, demos: Mapping[str, str]) -> dict[str, System]:
     """Every system of a run, in the order of the report's table."""
     systems = [System(name, "baseline") for name in (RAW, ORACLE, RM3)]
     systems.append(System(BASE, "base", BASE, prompt=ZERO_SHOT))
-    for prompt in _bank(run):
-        systems.append(System(f"bank:{prompt.name}", "prompt", BASE, prompt=prompt))
+    bank = sorted(map(Prompt.load, run.prompts.glob("*.json")), key=lambda prompt: (len(prompt.name), prompt.name))
+    systems += [System(f"bank:{p.name}", "prompt", BASE, prompt=p) for p in bank if p.name != ZERO_SHOT.name]
     systems += _policies(run)
     found = {system.name: system for system in systems}
     for name, path in demos.items():
@@ -71,7 +71,7 @@ def available(run: Run, demos: Mapping[str, str]) -> dict[str, System]:
     return found
 
 
-def chosen(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[str] = ()) -> list[System]:
+def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[str] = ()) -> list[System]:
     """The systems that a recipe asks for, no system twice, in the table's order."""
     wanted = set(demos)
     fused: dict[str, System] = {}
@@ -119,14 +119,7 @@ def training_facts(run: Run) -> dict[str, dict[str, Any]]:
     return {name: facts[name] for name in sorted(facts, key=lambda name: (_depth(name, parents), name))}
 
 
-def _bank(run: Run) -> list[Prompt]:
-    prompts = [Prompt.load(path) for path in sorted(run.prompts.glob("*.json"))]
-    few_shot = [prompt for prompt in prompts if prompt.name != ZERO_SHOT.name]
-    return sorted(few_shot, key=lambda prompt: (len(prompt.name), prompt.name))
-
-
 def _policies(run: Run) -> list[System]:
-    """In the order of `training_facts`, so that the last one has come furthest."""
     facts = training_facts(run)
     parents = {name: str(fact.get("parent")) for name, fact in facts.items()}
     recipes = {name: (fact.get("key") or {}).get("recipe") or {} for name, fact in facts.items()}

@@ -82,7 +82,7 @@ def steps_of(environment: Environment) -> int | None:
 
 
 def _made_up_hops(environment: Environment, task: Task, passages: Iterator[Passage]) -> tuple[list[Hop], str | None]:
-    """The calls of one run on made-up outputs, and why there are no more; a new search takes the next passages."""
+    """The calls of one run, and why there are no more; a new search takes the next passages."""
     from leret.programs.checks import made_up_hops
     from leret.retrieval.batching import SearchBatcher
 

@@ -62,7 +62,6 @@ class Shard:
         return cls(int(index), int(count))
 
     def store(self, run: Run) -> Path:
-        """Where its samples go."""
         return run.shards / f"{self.index}-of-{self.count}.db"
 
 
@@ -217,7 +216,6 @@ def _result(reference: Any) -> SamplingStats:
 
 
 def _ray_task(recipe: str, run: Path, shard: Shard, policy_digest: str) -> SamplingStats:
-    """One shard, on a worker."""
     try:
         return _sample(_opened(recipe, run), Run(run), shard, Silent(), policy_digest)
     except MissingDependency as error:  # which cannot travel

@@ -138,12 +138,8 @@ def sample(
     Goes on where an earlier call was stopped; returns at once where nothing is left. Shards that were sampled apart
     (`leret.sampling.sharding`) are merged first.
 
-    Args:
-        recipe: what to sample.
-        run: a new one, or one that the same recipe began. What is `Free` in it, and the policy, may have changed.
-        base_dir: where relative paths of the recipe start; None is the current directory.
-        progress: hears of every question.
-        distribute: samples with other processes; None samples in this one.
+    The run is a new one, or one that the same recipe began; what is `Free` in it, and the policy, may have changed.
+    Relative paths start in ``base_dir``, by default the current directory. ``distribute`` samples with other processes.
 
     Raises:
         LeretError: the run was sampled from another recipe, is being sampled or cannot be written; what the recipe
@@ -309,7 +305,6 @@ def _report(
     prompts: Sequence[Prompt],
     notes: Sequence[str],
 ) -> SampleReport:
-    """Make the preferences, and count; the caller knows the rest."""
     from leret.sampling.rollouts.scheduler import refuse_unparsed
 
     settings, counts = recipe.sampling, store.counts(policy.digest)

@@ -17,7 +17,7 @@ from leret.cli import app
 from leret.core import yaml
 from leret.core.bundled import demo_policy
 from leret.datasets.world.generate import generate
-from leret.policies.serving.model import find_served
+from leret.policies.serving.model import resolve_policy
 from tests.datasets.writing import DOCUMENTS, json_lines
 from tests.first_steps import write_world
 from tests.tiny import tiny_policy
@@ -118,7 +118,7 @@ def test_the_splits_of_the_data_are_kept(folder: Path) -> None:
 
 
 def test_the_shipped_policy_says_that_it_knows_its_own_world_alone(folder: Path) -> None:
-    served = find_served("demo").name
+    served = resolve_policy("demo").name
     assert leret("init", *FILES, "--policy", "demo")[1].count(KNOWS_NOTHING) == 1
     for command in ("sample", "run"):
         assert KNOWS_NOTHING in leret(command, "sample.yaml", "--run", "r", "--dry-run")[1]

@@ -93,10 +93,7 @@ def test_unknown_names_are_answered_with_the_nearest(folder: Path, override: str
         ("data={kind: jsonl, questions: r.yaml}", "data.corpus"),
         ("data={kind: hotpotqa, questions: r.yaml, options: {n: 1}}", "data.options"),
         ("program.path=p.py", "program.path"),
-        (
-            "sampling={prompts: 1, samples: none}",
-            "sampling.samples",
-        ),  # the fault itself; no combination is judged by it
+        ("sampling={prompts: 1, samples: none}", "sampling.samples"),  # the fault itself, no combination of it
     ],
 )
 def test_impossible_combinations_are_refused(folder: Path, override: str, key: str | None) -> None:
@@ -158,7 +155,6 @@ def aliases(start: str, end: str, first: str = "lol") -> str:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "r.yaml: empty"),
         ("# nothing\n", "r.yaml: empty"),
         ("- a\n- b\n", "r.yaml:1: a recipe is made of"),
         (GOOD + "data: {kind: world}\n", "r.yaml:6: data: given twice"),

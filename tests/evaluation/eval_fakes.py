@@ -26,11 +26,7 @@ class Titles:
 
     digest = "titles"
 
-    def __init__(self):
-        self.n_queries = 0
-
     def search(self, queries, k):
-        self.n_queries += len(queries)
         return [
             tuple(
                 Passage(d.doc_id, d.title, d.text, 9.0 - i)
@@ -72,7 +68,8 @@ def follow(content):
     return content.split(" knows ")[1].split()[0] if " knows " in content else copy_question(content)
 
 
-def program():
-    """Replay and formatter of the shipped two-hop program."""
-    module = load_program(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": 2}, k=1)
+def program(hops=2, reason=False, exclude_seen=False):
+    """Replay and formatter of the shipped multi-hop program."""
+    arguments = {"hops": hops, "reason": reason}
+    module = load_program(ROOT / "pipelines/multihop.py", "MultiHop", arguments, k=1, exclude_seen=exclude_seen)
     return Replay(module), Formatter(module, CompactAdapter())

@@ -6,41 +6,30 @@ import os
 import pytest
 
 from leret.config.evaluation import EvalRecipe
-from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
 from leret.evaluation.plan import plan, resolve
 from leret.evaluation.stage import evaluate
 from leret.sampling.stage import sample
-from tests.evaluation.test_stage import ROOT, write_data
-from tests.tiny import tiny_policy
+from tests.evaluation import test_stage
+from tests.evaluation.test_stage import ROOT, sampling_recipe, train, write_data
 
 SMALL = EvalRecipe(systems=("raw-question",), resamples=20)
 BASE = EvalRecipe(systems=("raw-question", "base"), resamples=20, limit=4)
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_policy(tmp_path_factory.mktemp("base"))
+base = test_stage.base
 
 
 @pytest.fixture
 def run(tmp_path, base):
     """Sampled by `leret sample`, and not evaluated."""
     write_data(tmp_path)
-    program = (ROOT / "pipelines/multihop.py").read_text()
-    (tmp_path / "program.py").write_text(program)
-    recipe = SamplingRecipe.model_validate(
-        {
-            "data": {"corpus": "corpus.jsonl", "questions": "questions.jsonl", "limit": 4},
-            "retriever": {"k": 2},
-            "policy": {"model": str(base), "max_tokens": 6},
-            "program": {"path": "program.py:MultiHop", "adapter": {"kind": "compact"}},
-            "sampling": {"prompts": 1},
-        }
-    )
+    (tmp_path / "program.py").write_text((ROOT / "pipelines/multihop.py").read_text())
+    recipe = sampling_recipe(base, "program.py", "")
+    data, sampling = recipe.data.model_copy(update={"limit": 4}), recipe.sampling.model_copy(update={"prompts": 1})
     run = Run.create(tmp_path / "run")
-    sample(recipe, run, base_dir=tmp_path)
+    sample(recipe.model_copy(update={"data": data, "sampling": sampling}), run, base_dir=tmp_path)
     return run
 
 
@@ -75,12 +64,6 @@ def test_what_changed_since_an_evaluation_is_named_and_refused(run, key):
         for stage in (evaluate, plan):
             with pytest.raises(RunError, match=rf"{key.split()[0].split('.')[-1]}: its content"):
                 stage(recipe, run)
-
-
-def test_a_program_that_changed_before_the_first_evaluation_is_refused(run):
-    change_program(run)
-    with pytest.raises(RunError, match=r"program: its content"):
-        evaluate(SMALL, run)
 
 
 def test_files_that_were_only_touched_cost_no_call(run):
@@ -135,17 +118,8 @@ def policy_of_the_program(run):
     return json.loads((run.program / "policy.json").read_text())["policy"]["model"]
 
 
-def train(run, name):
-    tiny_policy(run.policies / name, seed=1)
-    (run.policies / name / "training.json").write_text(
-        json.dumps(
-            {"parent": "base", "examples": 1, "steps": 1, "seconds": 1.0, "key": {"recipe": {"learning_rate": 1e-5}}}
-        )
-    )
-
-
 def test_the_program_is_that_of_the_runs_own_test_questions(run):
-    train(run, "mine")
+    train(run, "mine", 1)
     dev = BASE.model_copy(update={"split": "dev"})
     test = BASE.model_copy(update={"systems": ("base", "mine")})
     evaluate(dev, run)
@@ -157,16 +131,12 @@ def test_the_program_is_that_of_the_runs_own_test_questions(run):
     assert evaluate(test, run).already
 
 
-@pytest.mark.parametrize("gone", ["program/policy.json", "eval/qrels.trec"])
-def test_an_evaluation_that_lacks_a_file_writes_it_again_and_asks_nothing(run, gone):
+def test_a_lost_file_is_written_again_and_a_damaged_one_is_refused(run):
     evaluate(BASE, run)
-    (run.path / gone).unlink()
-    report = evaluate(BASE, run)
-    assert (report.already, report.asked, (run.path / gone).is_file()) == (False, (), True)
-
-
-def test_results_that_are_damaged_are_not_done(run):
-    evaluate(BASE, run)
+    for lost in ("program/policy.json", "eval/qrels.trec"):
+        (run.path / lost).unlink()
+        report = evaluate(BASE, run)
+        assert (report.already, report.asked, (run.path / lost).is_file()) == (False, (), True)
     path = run.eval / "base/per_question.parquet"
     path.write_bytes(b"junk")
     with pytest.raises(RunError, match=f"{path} cannot be read"):
@@ -191,26 +161,22 @@ def test_a_folder_of_questions_is_read_again_when_a_file_in_it_changes(run):
         ({"split": "all", "questions": "hard.jsonl"}, "all-hard"),
         ({"split": "dev", "evaluation": "mine"}, "mine"),
         ({"questions": "v1.2-questions.jsonl"}, "v1.2-questions"),
-        ({"questions": "data/.jsonl"}, "jsonl"),
     ],
 )
 def test_the_name_follows_from_split_and_questions(keys, name):
     assert EvalRecipe(**keys).evaluation_name == name
+    for path in ("../x", "", "a/b", ".x"):  # it is one directory
+        with pytest.raises(ValueError, match="evaluation"):
+            EvalRecipe(evaluation=path)
 
 
 def test_an_evaluation_and_a_system_have_no_directory_in_common(run):
     with pytest.raises(ConfigError, match="evaluation: 'base' is a system"):
         evaluate(SMALL.model_copy(update={"evaluation": "base"}), run)
     evaluate(SMALL.model_copy(update={"evaluation": "mine"}), run)
-    train(run, "mine")
+    train(run, "mine", 1)
     with pytest.raises(ConfigError, match="evaluation: 'mine' is a system"):
         evaluate(SMALL, run)
-
-
-@pytest.mark.parametrize("name", ["../x", "", "a/b", ".x"])
-def test_a_name_is_one_directory(name):
-    with pytest.raises(ValueError, match="evaluation"):
-        EvalRecipe(evaluation=name)
 
 
 def test_a_run_names_no_path_of_the_machine_and_moves_with_its_data(run, tmp_path):
@@ -223,18 +189,3 @@ def test_a_run_names_no_path_of_the_machine_and_moves_with_its_data(run, tmp_pat
     moved = tmp_path.rename(f"{tmp_path}-moved")
     again = evaluate(BASE, Run.open(moved / "run"))
     assert (again.asked, again.summary["rows"]) == ((), first.summary["rows"])
-
-
-def test_a_run_that_was_written_to_where_its_data_is_not_can_go_back(run, tmp_path_factory):
-    before = run.manifest()["sampling"]
-    away = run.path.rename(tmp_path_factory.mktemp("away") / "run")
-    Run.open(away).update(training={"init": "base"})
-    assert Run.open(away.rename(run.path)).manifest()["sampling"] == before
-
-
-def test_a_shipped_program_is_named_among_what_leret_ships(tmp_path):
-    run = Run.create(tmp_path / "run")
-    program = f"{ROOT}/pipelines/multihop.py:MultiHop"
-    run.update(sampling={"program": {"path": program, "text": "/no_think"}})
-    assert "path: $LERET/pipelines/multihop.py:MultiHop\n    text: /no_think" in run.manifest_path.read_text()
-    assert run.manifest()["sampling"]["program"] == {"path": program, "text": "/no_think"}

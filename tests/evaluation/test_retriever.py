@@ -63,24 +63,19 @@ def test_by_hand() -> None:
         assert low <= report.measures[name] <= high
 
 
-def ours_of(name: str) -> str:
-    """The reward of a measure."""
-    base, at, cut = name.partition("@")
-    return f"{ir._OURS[base]}{at}{cut}"
-
-
 def difference(questions: Sequence[Task], rankings: Sequence[Ranking]) -> float:
     """The largest difference between ir_measures and our reward functions, over questions and measures."""
-    values = ir.values(ir.parsed(NAMES), questions, rankings)
+    values = ir.values(ir.parse_measures(NAMES), questions, rankings)
     worst = 0.0
     for i, (question, ranking) in enumerate(zip(questions, rankings, strict=True)):
         for j, name in enumerate(NAMES):
-            ours = reward(ours_of(name))(Outcome(question, ranking=ranking)) or 0.0
+            base, at, cut = name.partition("@")
+            ours = reward(f"{ir._OURS[base]}{at}{cut}")(Outcome(question, ranking=ranking)) or 0.0
             worst = max(worst, abs(ours - values[i, j]))
     return worst
 
 
-@pytest.mark.parametrize("score", [None, 1.0, -3.0])
+@pytest.mark.parametrize("score", [None, 1.0, -3.0, 1e30])
 def test_random_rankings_give_what_our_rewards_give_ties_and_odd_ids_included(score: float | None) -> None:
     rng = random.Random(0)
     ids = [f"d{i}" for i in range(150)] + ["a b", "é%20", "100%", "\u3000x", "-1"]
@@ -88,14 +83,6 @@ def test_random_rankings_give_what_our_rewards_give_ties_and_odd_ids_included(sc
     table = Table({question.text: rng.sample(ids, rng.randint(0, 120)) for question in questions}, score)
     rankings = table.search([question.text for question in questions], 200)
     assert difference(questions, rankings) < 1e-12
-
-
-def graded(directory: Path) -> dict[str, dict[str, int]]:
-    """Grades of qrels.trec by question and document."""
-    found: dict[str, dict[str, int]] = {}
-    for qrel in ir_measures.read_trec_qrels(str(directory / "qrels.trec")):
-        found.setdefault(unquote(qrel.query_id, errors="surrogatepass"), {})[unquote(qrel.doc_id)] = qrel.relevance
-    return found
 
 
 @pytest.mark.parametrize("name", ["scifact", "nfcorpus", "hotpotqa"])
@@ -118,16 +105,9 @@ def test_bm25s_run_file_on_real_data_gives_what_our_rewards_give(shared_data: Pa
     )
     assert {str(m): v for m, v in again.items()} == pytest.approx({n: report.measures[n] for n in NAMES}, abs=1e-12)
     if name == "nfcorpus":
-        assert graded(tmp_path) == {q.id: q.grades for q in questions}
         assert max(grade for q in questions for grade in q.grades.values()) == 2
-    if name != "nfcorpus":  # whose figure counts documents of score 0 (benchmarks/bm25_figures.py)
+    else:  # its figure counts documents of score 0 (benchmarks/bm25_figures.py)
         assert (report.measures["R@10"], report.measures["AP@100"]) == pytest.approx(SETS[name][3:], abs=0.0011)
-
-
-def test_the_order_of_the_retriever_is_measured_whatever_its_scores() -> None:
-    table = Table({"text 1": [f"d{i}" for i in range(30)]}, score=1e30)
-    report = evaluate_retriever(table, [q("1", "d0")], ["RR"])
-    assert report.measures == {"RR": 1.0}
 
 
 def test_trec_files_hold_whatever_ids_the_corpus_may(tmp_path: Path) -> None:
@@ -166,9 +146,6 @@ def test_the_depth_is_what_the_measures_need() -> None:
         table = Table({})
         evaluate_retriever(table, [q("a", "x")], names, depth=depth)
         assert table.asked == [(1, want)]
-
-
-def test_a_depth_that_a_measure_looks_beyond_is_refused_before_any_search() -> None:
     table = Table({})
     with pytest.raises(ConfigError, match="5 documents are too few for R@10, P@6;"):
         evaluate_retriever(table, [q("a", "x")], ["R@10", "AP", "R@5", "P@6"], depth=5)
@@ -176,17 +153,11 @@ def test_a_depth_that_a_measure_looks_beyond_is_refused_before_any_search() -> N
 
 
 def test_names_of_ir_measures_and_of_our_rewards_are_understood_and_others_are_listed() -> None:
-    assert list(ir.parsed(["recall@10", "ap", "nDCG@10", "RR"])) == ["R@10", "AP", "nDCG@10", "RR"]
-    with pytest.raises(ConfigError) as caught:
-        ir.parsed(["nope", "R", "AP@0", "AP@x", "R@10", ""])
-    assert len(caught.value.problems) == 5
-
-
-def test_a_cut_off_is_a_number_however_it_is_written_and_not_a_huge_one() -> None:
-    assert list(ir.parsed(["R@010", "P@\u0661", "AP@2147483647"])) == ["R@10", "P@1", "AP@2147483647"]
-    wrong = ["R@2147483648", "R@99999999999999999999", f"R@{'9' * 5000}", "R@\u00b2", "R@-1", "R@1.5", "R@"]
+    assert list(ir.parse_measures(["recall@10", "ap", "nDCG@10", "RR"])) == ["R@10", "AP", "nDCG@10", "RR"]
+    assert list(ir.parse_measures(["R@010", "P@\u0661", "AP@2147483647"])) == ["R@10", "P@1", "AP@2147483647"]
+    wrong = ["nope", "AP@0", "AP@x", "", "R@2147483648", f"R@{'9' * 5000}", "R@\u00b2", "R@-1", "R@1.5", "R@"]
     with pytest.raises(ConfigError, match="cut-offs from 1 to 2147483647") as caught:
-        ir.parsed(wrong)
+        ir.parse_measures(wrong)
     assert len(caught.value.problems) == len(wrong)
     assert evaluate_retriever(Table({"text a": ["x"]}), [q("a", "x")], ["R@2147483647"]).measures == {"R@2147483647": 1}
 
@@ -260,9 +231,7 @@ def test_the_command_prints_one_json_object_and_writes_trec_files(index: Path, t
     assert set(summary["intervals"]) == {"R@10", "AP"}
     assert len((tmp_path / "out" / "per_question.jsonl").read_text().splitlines()) == 2
     code, out, _ = leret("eval-retriever", index, "--questions", questions, "--rm3", "--original-weight", "1")
-    assert code == 0
-    assert "R@10" in out
-    assert "[" in out
+    assert (code, "R@10" in out) == (0, True)
 
 
 def test_questions_of_another_corpus_are_warned_of_behind_a_server(tmp_path: Path) -> None:
@@ -281,17 +250,13 @@ def test_what_the_command_refuses(index: Path, tmp_path: Path) -> None:
     good = write_questions(tmp_path / "q.jsonl", {"id": "a", "question": "word3", "relevant_doc_ids": ["d 3"]})
     bare = write_questions(tmp_path / "bare.jsonl", {"id": "a", "question": "word3", "relevant_doc_ids": []})
     other = write_questions(tmp_path / "other.jsonl", {"id": "a", "question": "word3", "relevant_doc_ids": ["gone"]})
-    odd = write_questions(tmp_path / "odd.jsonl", {"what": "x"})
     for args, says in (
         ((index, "--questions", bare), "bare.jsonl: 1 bad record"),
         ((index, "--questions", other), "'gone'"),
-        ((index, "--questions", odd), "field 'question' or 'query' is missing"),
         ((index, "--questions", good, "--measures", "nope"), "'nope' is none"),
         ((index, "--questions", good, "--fuse"), "--rewrites"),
         ((tmp_path / "none", "--questions", good, "--depth", 5), "too few for R@10"),
         ((tmp_path / "none", "--questions", good), "is no index"),
-        ((index, "--questions", tmp_path / "none"), "none"),
-        (("http://", "--questions", good), "is no URL"),
     ):
         code, _, output = leret("eval-retriever", *args)
         assert code == 2, output

@@ -68,18 +68,22 @@ def base(tmp_path_factory):
     return tiny_policy(tmp_path_factory.mktemp("base"))
 
 
+def sampling_recipe(base, program, folder):
+    return SamplingRecipe.model_validate(
+        {
+            "data": {"corpus": f"{folder}corpus.jsonl", "questions": f"{folder}questions.jsonl"},
+            "retriever": {"k": 2},
+            "policy": {"model": str(base), "max_tokens": 6},
+            "program": {"path": f"{program}:MultiHop", "adapter": {"kind": "compact"}},
+        }
+    )
+
+
 @pytest.fixture
 def run(tmp_path, base):
     write_data(tmp_path)
-    recipe = SamplingRecipe.model_validate(
-        {
-            "data": {"corpus": str(tmp_path / "corpus.jsonl"), "questions": str(tmp_path / "questions.jsonl")},
-            "retriever": {"k": 2},
-            "policy": {"model": str(base), "max_tokens": 6},
-            "program": {"path": f"{ROOT}/pipelines/multihop.py:MultiHop", "adapter": {"kind": "compact"}},
-        }
-    )
     run = Run.create(tmp_path / "run")
+    recipe = sampling_recipe(base, ROOT / "pipelines/multihop.py", f"{tmp_path}/")
     run.update(sampling=recipe.model_dump(mode="json"))
     run.prompts.mkdir()
     Prompt("1", {"write_query": [{"question": "who ?", "query": "song"}]}, score=0.5).save(run.prompts / "1.json")
@@ -108,12 +112,13 @@ def test_everything_is_written_and_nothing_is_done_twice(run):
     assert (again.already, again.asked, again.summary) == (True, (), summary)
 
 
-def test_a_new_policy_is_all_that_a_second_evaluation_asks(run):
+def test_a_new_policy_and_changed_weights_are_all_that_is_asked_again(run):
     train(run, "sft", 1)
     evaluate(EvalRecipe(**SMALL), run)
+    tiny_policy(run.policies / "sft", seed=5)
     train(run, "ipo", 2, parent="sft", algorithm="ipo")
     report = evaluate(EvalRecipe(**SMALL), run)
-    assert report.asked == ("ipo",)
+    assert report.asked == ("sft", "ipo")
     assert report.summary["focus"] == "ipo"
     assert {(c["a"], c["b"]) for c in report.summary["comparisons"]} >= {("ipo", "sft"), ("ipo", "base")}
     assert json.loads((run.program / "policy.json").read_text())["policy"]["model"].endswith("policies/ipo")
@@ -126,16 +131,9 @@ def test_other_statistics_ask_nothing(run):
     assert (report.already, report.asked, report.summary["resamples"]) == (False, (), 300)
 
 
-def test_weights_that_changed_are_evaluated_anew(run):
-    train(run, "sft", 1)
-    recipe = EvalRecipe(**SMALL | {"systems": ("base", "policies")})
-    evaluate(recipe, run)
-    tiny_policy(run.policies / "sft", seed=5)
-    assert evaluate(recipe, run).asked == ("sft",)
-
-
 def test_trec_files_carry_the_same_measures_as_the_summary(run):
-    evaluate(EvalRecipe(**SMALL), run)
+    assert evaluate(EvalRecipe(**SMALL), run).summary["focus"] is None  # nothing is trained
+    assert json.loads((run.eval / "examples.json").read_text()) is None
     qrels = list(ir_measures.read_trec_qrels(str(run.eval / "qrels.trec")))
     for system in ("raw-question", "oracle-titles", "base", "bank:1"):
         theirs = defaultdict(dict)
@@ -147,22 +145,6 @@ def test_trec_files_carry_the_same_measures_as_the_summary(run):
             {q: v["AP"] for q, v in theirs.items()}, abs=1e-12
         )
         assert {q: v["recall"] for q, v in last.items()} == pytest.approx({q: v["R@1000"] for q, v in theirs.items()})
-
-
-def test_a_run_without_training_is_evaluated(run):
-    report = evaluate(EvalRecipe(**SMALL), run)
-    assert report.summary["focus"] is None
-    assert json.loads((run.eval / "examples.json").read_text()) is None
-    assert "Results on held-out questions" in run.report.read_text()
-
-
-def test_a_limit_takes_a_part_and_growing_it_asks_only_the_rest(run):
-    recipe = EvalRecipe(**SMALL | {"systems": ("base",), "limit": 4})
-    few = evaluate(recipe, run).summary
-    assert few["n_questions"] == 4
-    more = evaluate(recipe.model_copy(update={"limit": 8}), run).summary
-    assert more["n_questions"] == 8
-    assert more["rows"][0]["lm_calls"] > few["rows"][0]["lm_calls"]
 
 
 def test_a_question_that_was_sampled_is_refused(run):
@@ -195,12 +177,9 @@ def test_unknown_systems_baselines_and_measures_are_refused_before_anything_is_o
         evaluate(EvalRecipe(baseline="bass"), run)
     with pytest.raises(ConfigError, match="measures: unknown measure 'recal'"):
         evaluate(EvalRecipe(measures=("recal",)), run)
-    assert not run.eval.exists()
-
-
-def test_a_run_that_was_not_sampled_says_what_to_do_first(tmp_path):
     with pytest.raises(RunError, match="run `leret sample RECIPE"):
-        evaluate(EvalRecipe(), Run.create(tmp_path / "new"))
+        evaluate(EvalRecipe(), Run.create(run.path.parent / "new"))
+    assert not run.eval.exists()
 
 
 def test_a_plan_says_what_is_left_and_writes_nothing(run):

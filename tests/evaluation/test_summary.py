@@ -7,7 +7,7 @@ import pytest
 
 from leret.core.types import Task
 from leret.evaluation.results import ScoredHop, SystemResults
-from leret.evaluation.statistics import Statistics, pairs_of
+from leret.evaluation.statistics import Statistics
 from leret.evaluation.summary import score_table, summarise, table, table_by_hop
 from leret.evaluation.systems import System
 from leret.programs.prompts import ZERO_SHOT
@@ -41,12 +41,9 @@ def test_means_by_hop(summary):
     assert 0.5 <= low <= 0.8 <= high <= 1.0
 
 
-def test_a_failed_question_is_left_out_of_the_mean_and_counted(summary):
-    row = summary["rows"][2]
-    assert (row["failed"], row["n"], row["hops"][1]["recall"]) == (1, 4, 1.0)
-
-
-def test_types_apart(summary):
+def test_types_apart_and_failed_questions_out_of_the_mean(summary):
+    ipo = summary["rows"][2]
+    assert (ipo["failed"], ipo["n"], ipo["hops"][1]["recall"]) == (1, 4, 1.0)
     by_type = summary["rows"][1]["by_type"]
     assert by_type["bridge"] == {"n": 3, "hops": by_type["bridge"]["hops"]}
     assert [by_type[t]["hops"][1]["recall"] for t in ("bridge", "comparison")] == [1.0, 0.5]
@@ -67,37 +64,18 @@ def test_comparisons_are_one_a_pair_and_measure_after_the_last_hop(summary):
     assert (found["ipo", "base"]["p"], found["ipo", "base"]["p_holm"]) == (0.125, 0.375)
 
 
-def test_earlier_hops_and_types_stand_apart(summary):
+def test_earlier_hops_and_types_stand_apart_and_all_is_json_without_nan(summary):
     assert {c["hop"] for c in summary["comparisons_by_hop"]} == {1}
     assert {c["type"] for c in summary["comparisons_by_type"]} == {"bridge", "comparison"}
-
-
-def test_it_is_json_without_nan(summary):
     json.dumps(summary, allow_nan=False)
+    nothing = summarise([], QUESTIONS, ["recall"], "base", STATISTICS)
+    assert (nothing["rows"], nothing["comparisons"]) == ([], [])
 
 
-def test_nothing_evaluated_is_a_summary_too():
-    summary = summarise([], QUESTIONS, ["recall"], "base", STATISTICS)
-    assert (summary["rows"], summary["comparisons"]) == ([], [])
-
-
-def test_a_pair_is_compared_once():
-    assert pairs_of({"base": (), "sft": ("base", "base"), "ipo": ("sft", "absent")}, "base") == [
-        ("sft", "base"),
-        ("ipo", "base"),
-        ("ipo", "sft"),
-    ]
-
-
-def test_the_console_table(summary):
+def test_the_tables_of_the_console(summary):
     columns, rows = table(summary)
     assert columns == ["system", "recall", "failed", "LM calls"]
-    assert rows[2][0] == "ipo"
-    assert rows[2][1].startswith("1.000 [")
-    assert rows[2][2:] == ["1", "10"]
-
-
-def test_the_console_table_by_hop(summary):
+    assert (rows[2][0], rows[2][1][:7], rows[2][2:]) == ("ipo", "1.000 [", ["1", "10"])
     columns, rows = table_by_hop(summary)
     assert columns == ["system", "hop", "recall", "seconds"]
     assert rows[4:6] == [["ipo", "1", "0.500", ""], ["ipo", "2", "1.000", "1.5"]]
@@ -108,31 +86,24 @@ def row(question, hop, recall, sample=0, **more):
     return ScoredHop(question, None, sample, hop, "x", None, (), (), measures, **more)
 
 
-def ask(ids):
-    return [Task.question(id, "?") for id in ids]
+NAN = [np.nan]
 
 
-def test_a_question_that_ends_early_keeps_its_last_ranking():
-    values = score_table([row("q", 1, 0.5)], ask("q"), 3, ["recall"]).values
-    assert values[:, :, 0].tolist() == [[0.5, 0.5, 0.5]]
-
-
-def test_a_failed_question_is_counted_and_not_scored():
-    scores = score_table([row("a", 1, 0.5), row("b", 1, 0.0), row("b", 2, None, failure="x")], ask("ab"), 1, ["recall"])
-    assert (scores.n_failed, scores.n_unparsed) == (1, 0)
-    assert np.isnan(scores.values[1]).all()
-
-
-def test_an_unparsed_completion_is_scored_with_what_was_found_before():
-    scores = score_table([row("a", 1, 0.0, unparsed=True)], ask("a"), 2, ["recall"])
-    assert (scores.n_failed, scores.n_unparsed) == (0, 1)
-    assert scores.values[0, 1, 0] == 0.0
-
-
-def test_several_runs_of_a_question_are_averaged_and_a_failed_one_is_left_out():
-    rows = [row("a", 1, 1.0), row("a", 1, 0.5, sample=1), row("a", 1, None, sample=2, failure="x")]
-    assert score_table(rows, ask("a"), 1, ["recall"]).values[0, 0, 0] == 0.75
-
-
-def test_a_measure_without_a_value_on_a_question_is_no_number():
-    assert np.isnan(score_table([row("a", 1, 0.5)], ask("a"), 1, ["bridge_found"]).values).all()
+@pytest.mark.parametrize(
+    ("rows", "values", "counts"),
+    [
+        ([row("a", 1, 0.5)], [[0.5, 0.5], NAN * 2], (1, 0)),  # one that ended early keeps its last ranking
+        ([row("a", 1, 0.5), row("b", 1, 0.0), row("b", 2, None, failure="x")], [[0.5, 0.5], NAN * 2], (1, 0)),
+        ([row("a", 1, 0.0, unparsed=True)], [[0.0, 0.0], NAN * 2], (1, 1)),  # scored with what was found before
+        (
+            [row("a", 1, 1.0), row("a", 1, 0.5, sample=1), row("a", 1, None, sample=2, failure="x")],
+            [[0.75, 0.75], NAN * 2],  # the mean of the runs that did not fail
+            (1, 0),
+        ),
+        ([row("a", 1, None), row("b", 1, 1.0)], [NAN * 2, [1.0, 1.0]], (0, 0)),  # no value on this question
+    ],
+)
+def test_rows_are_arranged_by_question_and_hop(rows, values, counts):
+    scores = score_table(rows, [Task.question(name, "?") for name in "ab"], 2, ["recall"])
+    np.testing.assert_equal(scores.values[:, :, 0], values)
+    assert (scores.n_failed, scores.n_unparsed) == counts

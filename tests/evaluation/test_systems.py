@@ -6,7 +6,7 @@ import pytest
 
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
-from leret.evaluation.systems import available, chosen, focus
+from leret.evaluation.systems import available, focus, select
 from leret.programs.prompts import Prompt
 
 DEFAULT = ("raw-question", "oracle-titles", "base", "bank", "policies")
@@ -31,16 +31,12 @@ def bank(run, *names):
         Prompt(name, {"write_query": [{"question": name, "query": "x"}]}).save(run.prompts / f"{name}.json")
 
 
-def test_a_fresh_run_has_its_baselines_and_its_base(run):
-    assert [s.name for s in chosen(DEFAULT, available(run, {}))] == ["raw-question", "oracle-titles", "base"]
-
-
 def test_bank_and_policies_stand_for_all_of_them_in_the_tables_order(run):
     bank(run, "10", "0", "2", "1")
     trained(run, "ipo", parent="sft")
     trained(run, "sft")
     trained(run, "sft-more", match_steps_of="ipo")
-    systems = chosen(("policies", "bank", "base"), available(run, {}))
+    systems = select(("policies", "bank", "base"), available(run, {}))
     assert [s.name for s in systems] == ["base", "bank:1", "bank:2", "bank:10", "sft", "sft-more", "ipo"]
     assert systems[1].prompt.demos["write_query"][0]["question"] == "1"
 
@@ -58,22 +54,22 @@ def test_the_report_is_about_the_last_policy_that_is_no_control(run):
     trained(run, "sft")
     trained(run, "sft-more", parent="sft", match_steps_of="ipo")
     trained(run, "sft-random", targets="random")
-    assert focus(chosen(DEFAULT, available(run, {}))) == "sft"
-    assert focus(chosen(("base", "sft-more"), available(run, {}))) == "sft-more"
-    assert focus(chosen(("base",), available(run, {}))) is None
+    assert focus(select(DEFAULT, available(run, {}))) == "sft"
+    assert focus(select(("base", "sft-more"), available(run, {}))) == "sft-more"
+    assert focus(select(("base",), available(run, {}))) is None
 
 
 def test_unknown_names_are_listed_together_with_what_there_is(run):
     trained(run, "sft")
     with pytest.raises(ConfigError) as caught:
-        chosen(("sftt", "base", "bank:7"), available(run, {}))
+        select(("sftt", "base", "bank:7"), available(run, {}))
     assert len(caught.value.problems) == 2
     assert "'sftt' is not in this run; did you mean sft? it has raw-question" in caught.value.problems[0]
 
 
 def test_demos_are_extra_systems_on_the_base(run, tmp_path):
     Prompt("x", {"write_query": [{"question": "mine", "query": "x"}]}).save(tmp_path / "mine.json")
-    systems = chosen(("base",), available(run, {"mine": str(tmp_path / "mine.json")}), ["mine"])
+    systems = select(("base",), available(run, {"mine": str(tmp_path / "mine.json")}), ["mine"])
     assert [(s.name, s.policy, s.kind) for s in systems][1] == ("mine", "base", "prompt")
     with pytest.raises(ConfigError, match="'base' cannot name a system"):
         available(run, {"base": str(tmp_path / "mine.json")})
@@ -85,19 +81,15 @@ def test_a_training_that_is_not_finished_is_no_policy(run):
     trained(run, ".ipo")
     (run.policies / "half").mkdir()
     assert list(available(run, {})) == ["raw-question", "oracle-titles", "rm3", "base"]
-
-
-def test_a_damaged_record_says_what_to_do(run):
-    trained(run, "sft")
-    (run.policies / "sft" / "training.json").write_text("{")
+    (run.policies / "half" / "training.json").write_text("{")
     with pytest.raises(RunError, match="train it again"):
         available(run, {})
 
 
 def test_a_fusion_brings_its_parts_and_comes_after_them(run):
-    systems = chosen(("fused:base", "rm3"), available(run, {}))
+    systems = select(("fused:base", "rm3"), available(run, {}))
     assert [s.name for s in systems] == ["raw-question", "rm3", "base", "fused:base"]
     assert [part.name for part in systems[-1].parts] == ["raw-question", "base"]
     assert systems[-1].rivals == ("base", "raw-question")
     with pytest.raises(ConfigError, match="'fused:nope' is not in this run"):
-        chosen(("fused:nope",), available(run, {}))
+        select(("fused:nope",), available(run, {}))

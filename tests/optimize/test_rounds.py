@@ -30,14 +30,10 @@ def trained(steps: list[RoundStage], number: int) -> list[tuple[str, str, str | 
     return [(r.policy_name, r.init_from, r.match_steps_of) for r in recipes]
 
 
-def test_one_round_takes_the_recipes_as_they_are(tmp_path: Path) -> None:
-    steps = schedule(ALL, Run(tmp_path / "r"))
-    assert [step.recipe for step in steps] == ALL
-    assert [step.stage for step in steps] == ["sample", "train", "train", "train", "eval"]
-
-
 def test_a_second_round_goes_on_from_the_last_policy_that_is_no_control(tmp_path: Path) -> None:
+    assert [step.recipe for step in schedule(ALL, Run(tmp_path / "r"))] == ALL
     steps = schedule(ALL, Run(tmp_path / "r"), rounds=3)
+    assert [step.stage for step in steps] == ["sample", "train", "train", "train", "eval"] * 3
     assert trained(steps, 1) == [("sft", "base", None), ("ipo", "sft", None), ("sft-more", "base", "ipo")]
     assert trained(steps, 2) == [("sft-2", "ipo", None), ("ipo-2", "sft-2", None), ("sft-more-2", "ipo", "ipo-2")]
     assert trained(steps, 3) == [("sft-3", "ipo-2", None), ("ipo-3", "sft-3", None), ("sft-more-3", "ipo-2", "ipo-3")]

@@ -38,12 +38,6 @@ def test_a_task_without_gold_has_no_value():
     assert {value(Outcome(Task.question("q", "?"), ranking=RANKING)) for value in REWARDS.values()} == {None}
 
 
-def test_ndcg_counts_grades_and_ap_does_not():
-    graded = Outcome(Task.question("q", "?", gold=("a", "b"), relevance={"a": 1, "b": 3}), ranking=RANKING)
-    assert reward("ndcg")(graded) < reward("ndcg")(Outcome(TASK, ranking=RANKING))
-    assert reward("ap")(graded) == reward("ap")(Outcome(TASK, ranking=RANKING))
-
-
 @pytest.mark.parametrize("name", ["map", "recall@", "recall@0", "recall@x", "@3", "recall@²", "recall@٣"])
 def test_an_unknown_name_is_refused_with_those_there_are(name):
     with pytest.raises(ConfigError, match=r"sampling.reward: unknown measure .*available: recall, ap"):

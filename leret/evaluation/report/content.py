@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from leret.core.errors import RunError
 from leret.core.runs import Run
 from leret.core.types import Document, Task
-from leret.evaluation.results import ScoredHop
+from leret.evaluation.results import ScoredHop, first_runs
 from leret.sampling.store.store import Store
 
 _MEASURE = "ap"
@@ -42,7 +42,10 @@ def examples(
 
     Policy and rival are a name and its rows; the corpus tells the titles. Widest differences come first.
     """
-    ours, theirs = _first_runs(policy[1]), _first_runs(rival[1])
+    ours, theirs = (
+        {name: run for name, run in first_runs(rows).items() if not any(row.failure for row in run)}
+        for _, rows in (policy, rival)
+    )
 
     def title(doc_id: str) -> str:
         document = corpus.get(doc_id)
@@ -76,7 +79,8 @@ def examples(
         }
 
     both = [question for question in questions if question.id in ours and question.id in theirs]
-    gains = [(_last(ours[question.id]) - _last(theirs[question.id]), question) for question in both]
+    ends = ([runs[question.id][-1].measures.get(_MEASURE, 0.0) for question in both] for runs in (ours, theirs))
+    gains = [(end - other, question) for end, other, question in zip(*ends, both, strict=True)]
     best = sorted((g for g in gains if g[0] > 0), key=lambda g: (-g[0], g[1].id))[:n]
     worst = sorted((g for g in gains if g[0] < 0), key=lambda g: (g[0], g[1].id))[:n]
     return {
@@ -88,30 +92,9 @@ def examples(
     }
 
 
-def _first_runs(rows: Sequence[ScoredHop]) -> dict[str, list[ScoredHop]]:
-    """The first run's rows by question, in the order of the hops; runs that failed are left out."""
-    runs: dict[str, list[ScoredHop]] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: row.hop):
-        if row.sample == 0:
-            runs[row.question_id].append(row)
-    return {name: run for name, run in runs.items() if not any(row.failure for row in run)}
-
-
-def _last(run: Sequence[ScoredHop]) -> float:
-    return run[-1].measures.get(_MEASURE, 0.0)
-
-
 @dataclass(frozen=True)
 class TrainingData:
-    """What a run learned from; values by hop, from 1.
-
-    Attributes:
-        rewards: of every sample that has one.
-        margins: reward of the chosen less that of the rejected, of every pair.
-        n_states: states visited.
-        n_spread: those whose samples differ in reward.
-        failures: samples without a reward, by kind.
-    """
+    """What a run learned from, by hop from 1; ``n_spread`` of the states have samples that differ in reward."""
 
     rewards: Mapping[int, Sequence[float]] = field(default_factory=dict)
     margins: Mapping[int, Sequence[float]] = field(default_factory=dict)

@@ -25,17 +25,7 @@ _KINDS = ("policy", "prompt", "base", "baseline")
 
 
 def write_page(run: Run, path: Path, summary: Mapping[str, Any], examples: Mapping[str, Any] | None) -> None:
-    """Write the report from a run's manifest, store, preferences and policies, as far as they are there.
-
-    Args:
-        run: is read.
-        path: of the page.
-        summary: content of summary.json.
-        examples: content of examples.json; None where nothing is trained yet.
-
-    Raises:
-        RunError: the run cannot be read or written.
-    """
+    """Write the report from a run's manifest, store, preferences and policies, as far as they are there."""
     manifest, training = run.record(), training_facts(run)
     page = render(
         summary,
@@ -62,14 +52,8 @@ def render(
 ) -> str:
     """The page: HTML that needs nothing beside it. All text is escaped; the plots are the only markup put in.
 
-    Args:
-        summary: content of summary.json; its ``focus`` is the policy that the page is about, or None.
-        facts: what the run was made with: label and text.
-        learned: what was trained on.
-        training: content of training.json by policy.
-        examples: content of examples.json.
-        name: of the run.
-        subtitle: one sentence on the run.
+    ``summary``, ``training`` by policy, and ``examples`` are the contents of the files of that name; ``facts`` say with
+    label and text what the run was made with. The summary's ``focus`` is the policy that the page is about.
     """
     last, measures = summary["n_hops"], summary["measures"]
     environment = Environment(

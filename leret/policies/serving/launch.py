@@ -25,14 +25,7 @@ _OURS |= {"--port": "--port", "--host": "--host"}
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """How a server is started, and how it is asked.
-
-    Attributes:
-        command: program and arguments.
-        environment: variables that matter to the server, the caller's own values first.
-        model: as requests and recipes name it.
-        api_key_env: the variable that holds the key which the server demands; None where it demands none.
-    """
+    """How a server is started, and how it is asked: ``model`` is its name in requests and recipes."""
 
     kind: ServerKind
     served: ServedModel
@@ -69,16 +62,8 @@ def plan(
 ) -> ServerPlan:
     """Work out the command of a server.
 
-    Args:
-        served: the policy.
-        engine: of `SERVERS`.
-        at: where it will listen.
-        executable: of the engine; None looks for it.
-        extra: more arguments for the engine; they replace ours of the same name.
-        merge: serve an adapter as full weights.
-        api_key_env: variable of the key that clients must send.
-        dry: the command is only shown: nothing is merged, and the executable may be missing.
-        environment: that the server will run in.
+    ``extra`` arguments for the engine replace ours of the same name; ``merge`` serves an adapter as full weights. With
+    ``dry`` the command is only shown: nothing is merged, and the executable may be missing.
 
     Raises:
         ConfigError: an argument that leret has to know of is among ``extra``; the executable named is not there.
@@ -109,7 +94,7 @@ def plan(
 
 
 @contextmanager
-def started(
+def run_server(
     plan: ServerPlan,
     *,
     timeout_s: float = 600.0,

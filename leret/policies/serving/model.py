@@ -40,13 +40,10 @@ class ServedModel:
     rank: int = 0
 
 
-def find_served(policy: str, run: Run | None = None, name: str | None = None) -> ServedModel:
-    """Resolve a policy by the names that recipes use.
+def resolve_policy(policy: str, run: Run | None = None, name: str | None = None) -> ServedModel:
+    """Resolve ``demo``, a model or adapter directory or a hub repository; with a run, ``base`` or one of its policies.
 
-    Args:
-        policy: ``demo``, a model or adapter directory, a hub repository; with a run: ``base``, or one of its policies.
-        run: that holds them.
-        name: on the server; None makes one of the directory's name and the weights' digest.
+    Its name on the server is made of the directory's name and the weights' digest unless one is given.
 
     Raises:
         PolicyError: there is no such policy, or its files are damaged.
@@ -74,13 +71,8 @@ def merged_directory(adapter: Path) -> Path:
 
 
 def merge_adapter(served: ServedModel) -> ServedModel:
-    """The same policy as full weights in a directory, merged now or before, until adapter or base changes.
-
-    Raises:
-        PolicyError: the adapter does not fit its base, or the directory cannot be written.
-    """
-    if served.adapter is None:
-        return served
+    """The same policy as full weights in a directory, merged now or before, until adapter or base changes."""
+    assert served.adapter is not None
     target, digest = merged_directory(served.adapter), model_digest(served.adapter)
     if not _holds(target, digest):
         config = read_model_json(Path(served.weights) / "config.json")
@@ -107,7 +99,6 @@ def _holds(target: Path, digest: str) -> bool:
 
 
 def _resolve(policy: str) -> tuple[str, Path | str]:
-    """The policy's short name, and its directory or its hub repository."""
     if policy == "demo":
         return "demo", demo_policy()
     path = Path(policy)

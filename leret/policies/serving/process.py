@@ -82,7 +82,6 @@ class ServerProcess:
             raise PolicyError(f"the server {ended}; its log is {self.log}{self.last_words()}").failed()
 
     def last_words(self) -> str:
-        """The end of a message: the last lines of the log."""
         lines = self.tail()
         return f". It ends with:\n{lines}" if lines else ", and is empty"
 
@@ -97,7 +96,6 @@ class ServerProcess:
         return self.hide("\n".join([line.rstrip() for line in lines if line.strip()][-n_lines:]))
 
     def hide(self, text: str) -> str:
-        """What the server said, without the secret."""
         return text if self._secret is None else text.replace(self._secret, "[key]")
 
     def stop(self, grace_s: float) -> bool:

@@ -43,13 +43,8 @@ async def load_or_build_bank(
 ) -> list[Prompt]:
     """The prompts of a run, the zero-shot one first.
 
-    Args:
-        run: its bank is used where it has one, whatever policy made it.
-        environment: program, adapter, retriever and settings.
-        policy: completes.
-        searches: over the environment's retriever, on this event loop.
-        tasks: some of them, drawn by the seed, make and score the prompts.
-        progress: receives every run of the program.
+    The run's bank is used where it has one, whatever policy made it. Some of the tasks, drawn by the seed, make and
+    score the prompts.
 
     Raises:
         PolicyError, RetrievalError, ProgramError: the bank could not be made; or nothing was in the adapter's format.
@@ -105,8 +100,7 @@ async def _bootstrapped(
     progress: Progress,
 ) -> list[Prompt]:
     from leret.policies.dspy_lm import policy_lm
-    from leret.sampling.bank.bootstrap import BankPlan, bootstrap_prompts
-    from leret.sampling.bank.lm import cached_completion_lm
+    from leret.sampling.bank.bootstrap import BankPlan, bootstrap_prompts, cached_completion_lm
 
     recipe, settings = environment.recipe, environment.recipe.sampling
     train, dev = _drawn(run, environment, tasks)
@@ -140,7 +134,6 @@ async def _bootstrapped(
 
 
 def _drawn(run: Run, environment: Environment, tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
-    """Tasks for demos, and others for scores."""
     settings = environment.recipe.sampling
     shuffled = sorted(tasks, key=lambda task: (rank_of(task.id, settings.seed, "bank"), task.id))
     n_train, n_dev = n_bank_questions(len(shuffled), settings.bank.train_questions, settings.bank.dev_questions)
@@ -154,7 +147,6 @@ def _drawn(run: Run, environment: Environment, tasks: Sequence[Task]) -> tuple[l
 async def _zero_shot(
     environment: Environment, policy: Policy, searches: SearchBatcher, train: Sequence[Task], progress: Progress
 ) -> list[Rollout]:
-    """The runs whose steps may become demos."""
     lm, settings = environment.recipe.policy, environment.recipe.sampling
     actor = PolicyActor(
         policy, environment.formatter, lm.max_tokens, settings.bank.temperature, lm.top_p, settings.seed

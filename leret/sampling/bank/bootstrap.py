@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import dspy
 from dspy.teleprompt import BootstrapFewShotWithRandomSearch
 from pydantic_core import to_jsonable_python
 
 from leret.core.aio import suppress_output
-from leret.core.dspy_internals import AdapterParseError, ContextWindowExceededError, LMError
+from leret.core.dspy_internals import (
+    AdapterParseError,
+    ContextWindowExceededError,
+    EngineLM,
+    LMError,
+    lm15,
+    messages_of,
+    text_response,
+)
 from leret.core.errors import LeretError, PolicyError, ProgramError, RunError
-from leret.core.types import Outcome, Ranking, Task, merge
+from leret.core.types import Outcome, Ranking, Rollout, Task, digest, merge
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import bound_inputs
 from leret.programs.search import observed
@@ -60,18 +68,9 @@ def bootstrap_prompts(
 ) -> list[Prompt]:
     """Bootstrap the prompts of a bank.
 
-    Args:
-        program: a module of its own for this.
-        adapter: that formats its calls.
-        lm: the policy, greedy; scores the candidates.
-        retriever: behind the program's searches.
-        reward: of a whole run; scores demos and candidates.
-        train: tasks whose runs become demos.
-        dev: other tasks, which score the candidates.
-        plan: how much of it.
-        teacher: the policy at the temperature of the runs that become demos.
-        on_scored: called for every run that scores a candidate.
-        stop: once set, the next run of the program ends the work.
+    The program is a module of its own for this. ``train`` make the demos, by the ``teacher``: the policy at the
+    temperature of such runs; ``dev`` score the candidates, by the greedy ``lm``. Once ``stop`` is set, the next run of
+    the program ends the work.
 
     Returns:
         The zero-shot prompt, then the best few-shot ones, named "1", "2" ... by falling score. Fewer than asked where
@@ -115,7 +114,6 @@ def bootstrap_prompts(
 
 
 def _distinct(candidates: Sequence[Mapping[str, Any]], n: int) -> list[Prompt]:
-    """The best candidates that have demos, and each other ones."""
     found: dict[str, Prompt] = {}
     for candidate in sorted(candidates, key=lambda c: (-c["score"], c["seed"])):
         demos = _demos(candidate["program"].program)
@@ -126,7 +124,6 @@ def _distinct(candidates: Sequence[Mapping[str, Any]], n: int) -> list[Prompt]:
 
 
 def _demos(program: dspy.Module) -> dict[str, list[dict[str, Any]]]:
-    """Demos by predictor, of the signature's fields alone."""
     return {
         name: [
             {key: to_jsonable_python(demo[key], fallback=str) for key in predictor.signature.fields if key in demo}
@@ -181,8 +178,6 @@ def _outage(error: BaseException) -> LeretError | None:
 
 
 class _Recorder:
-    """Observes the searches of one run."""
-
     def __init__(self, retriever: Retriever) -> None:
         self._retriever = retriever
         self.searches: list[Ranking] = []
@@ -219,3 +214,19 @@ class RetrievalStudent(dspy.Module):
         finally:
             observed.reset(token)
         return dspy.Prediction(ranking=merge(recorder.searches), complete=complete)
+
+
+def cached_completion_lm(rollouts: Iterable[Rollout], make_lm: Callable[[], dspy.BaseLM], **settings: Any) -> dspy.LM:
+    """An LM that answers from rollouts, which were batched, and asks another one for prompts that are not in them."""
+    completions = {digest(list(hop.messages)): hop.completion for rollout in rollouts for hop in rollout.hops}
+    made: list[dspy.BaseLM] = []
+
+    def answer(request: lm15.Request) -> lm15.Response:
+        text = completions.get(digest(list(messages_of(request))))
+        if text is not None:
+            return text_response(request, text)
+        if not made:
+            made.append(make_lm())
+        return cast(lm15.Response, made[0](replace(request, model=made[0].model)))
+
+    return EngineLM("cached", answer, **settings)

@@ -76,7 +76,6 @@ def _rows(store: Store, policy_digest: str | None, report: PreferenceReport) -> 
 
 
 def _count(group: StateSamples, report: PreferenceReport) -> list[Sample]:
-    """Note one state's samples; returns the distinct ones."""
     rewards = [sample.reward for sample in group.samples if sample.reward is not None]
     different = distinct(group.samples)
     report.states += 1

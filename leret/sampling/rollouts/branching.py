@@ -31,14 +31,7 @@ _encode = json.JSONEncoder(sort_keys=True).encode  # json.dumps would build an e
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """What is tried at every state.
-
-    Args:
-        prompts: of the bank.
-        n_samples: completions a prompt.
-        seed: of the run.
-        reward: its name.
-    """
+    """What is tried at every state: ``n_samples`` completions a prompt."""
 
     prompts: tuple[Prompt, ...]
     n_samples: int
@@ -138,7 +131,6 @@ class StateSampler:
         return samples
 
     async def _complete(self, state: State, prompt: Prompt, samples: Sequence[Sample]) -> list[Sample]:
-        """The samples with a completion or a failure; those that have one stay."""
         blank = [sample for sample in samples if sample.completion is None]
         messages: Messages = tuple([dict(message) for message in state.messages])  # the zero-shot prompt's
         if prompt.digest != ZERO_SHOT.digest:

@@ -52,12 +52,9 @@ class Environment:
         return cls(SamplingRecipe.model_validate(section), run.cache)
 
     def questions(self, split: str | None = None, limit: int | None = None, *, check: bool = True) -> list[Task]:
-        """Questions of a split; a smaller limit gives a part of a larger one's.
+        """Questions of a split, by default the recipe's; a smaller limit gives a part of a larger one's.
 
-        Args:
-            split: None takes the recipe's.
-            limit: at most so many; None takes all.
-            check: refuse gold ids that the corpus does not hold, for which it is read.
+        ``check`` refuses gold ids that the corpus does not hold, for which it is read.
         """
         data = self.recipe.data
         chosen = data.model_copy(update={"split": split or data.split, "limit": limit})

@@ -35,13 +35,7 @@ class Actor(Protocol):
 
 @dataclass(frozen=True)
 class PolicyActor:
-    """Answers by a policy under one prompt.
-
-    Attributes:
-        max_tokens: completion tokens at most.
-        temperature: 0 is greedy.
-        seed: with the task, the step, the prompt and the run's index it makes the seed of every completion.
-    """
+    """Answers by a policy under one prompt; seed, task, step, prompt and index make the seed of every completion."""
 
     policy: Policy
     formatter: Formatter
@@ -77,14 +71,7 @@ class RolloutRunner:
         concurrency: int = 128,
         on_done: Callable[[Rollout], None] = lambda rollout: None,
     ) -> list[Rollout]:
-        """One rollout a task, in the order of the tasks.
-
-        Args:
-            tasks: any.
-            index: tells repeated runs apart where the temperature is above 0.
-            concurrency: tasks in flight.
-            on_done: called with every rollout as it ends.
-        """
+        """One rollout a task, in their order; ``index`` tells repeated runs apart where the temperature is above 0."""
         rollouts: dict[int, Rollout] = {}
 
         async def one(place: int) -> None:

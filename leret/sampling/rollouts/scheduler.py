@@ -64,7 +64,6 @@ class SamplingStats:
         return self.failures.total() - self.failures["parse"]
 
     def count(self, samples: Sequence[Sample]) -> None:
-        """Take note of the samples of one state."""
         self.samples += len(samples)
         for sample in samples:
             if sample.failure is not None:
@@ -74,7 +73,6 @@ class SamplingStats:
                 self.n_rewarded += 1
 
     def add(self, other: SamplingStats) -> None:
-        """Add what another session did."""
         for name in ("questions", "samples", "reward_sum", "n_rewarded", "waiting"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.failures.update(other.failures)
@@ -82,7 +80,6 @@ class SamplingStats:
         self.last_unparsed = other.last_unparsed or self.last_unparsed
 
     def fail(self, failure: Failure) -> None:
-        """Take note of a failure."""
         self.failures[failure.kind] += 1
         if failure.kind == "parse":
             self.last_unparsed = failure
@@ -113,13 +110,7 @@ class Scheduler:
     _begun: set[str] = field(default_factory=set)
 
     async def run(self, tasks: Iterable[Task], concurrency: int, progress: Progress | None = None) -> SamplingStats:
-        """Sample every task to the end of its path.
-
-        Args:
-            tasks: taken one by one; those that are done already cost nothing.
-            concurrency: tasks in flight.
-            progress: receives every task that ends.
-        """
+        """Sample every task to the end of its path, ``concurrency`` at a time; what is done already costs nothing."""
         progress = progress or Silent()
         done = self.store.done(self.policy_digest)
         self._begun = self.store.begun(self.policy_digest)
@@ -149,7 +140,6 @@ class Scheduler:
                 self.store.flush()
 
     async def _walk(self, task: Task, stats: SamplingStats) -> None:
-        """One task, from its first state to the end of its path or to an outage."""
         fresh = task.id not in self._begun
         path = {} if fresh else {step.step: step for step in self.store.visits(self.policy_digest, task.id)}
         results: SearchResults = {}

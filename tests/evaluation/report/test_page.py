@@ -69,9 +69,10 @@ def full():
 class Checker(HTMLParser):
     VOID = frozenset({"meta", "br"})
 
-    def __init__(self):
+    def __init__(self, page):
         super().__init__()
         self.open, self.ids, self.tags, self.attributes = [], [], set(), []
+        self.feed(page)
 
     def handle_starttag(self, tag, attrs):
         self.tags.add(tag)
@@ -88,59 +89,37 @@ class Checker(HTMLParser):
         assert self.open.pop() == tag
 
 
-@pytest.fixture(scope="module")
-def checked(full):
-    checker = Checker()
-    checker.feed(full)
-    return checker
-
-
-def test_it_is_well_formed(checked):
+def test_it_is_well_formed_and_nothing_that_it_shows_becomes_markup(full):
+    checked = Checker(full)
     assert checked.open == []
     assert len(checked.ids) == len(set(checked.ids))
-
-
-def test_nothing_that_it_shows_becomes_markup(full, checked):
     assert not checked.tags & {"script", "img", "iframe", "object", "link"}
     assert not [name for name, _ in checked.attributes if name.startswith("on")]
     assert "&lt;script&gt;" in full
 
 
-def test_it_needs_nothing_beside_it(full, checked):
-    addresses = [value for name, value in checked.attributes if name in {"href", "src", "xlink:href"}]
-    assert all(value.startswith("#") for value in addresses)
+def test_it_needs_nothing_beside_it(full):
+    addresses = [value for name, value in Checker(full).attributes if name in {"href", "src", "xlink:href"}]
+    assert all(target.startswith("#") for target in (*addresses, *re.findall(r"url\(([^)]*)\)", full)))
     assert "@import" not in full
-    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", full))
 
 
-def test_every_picture_says_what_it_shows(full, checked):
-    n_pictures = full.count("<svg")
-    assert n_pictures == 5
-    assert [name for name, _ in checked.attributes].count("aria-label") >= n_pictures
+def test_it_shows_pictures_figures_and_questions(full):
+    assert full.count("<svg") == 5
+    assert [name for name, _ in Checker(full).attributes].count("aria-label") >= 5
     assert "Histogram of reward. hop 1: mean 0.500" in full
-
-
-def test_the_figures_are_the_summarys(full):
     # base finds both once and one seven times: (1 + 7 * .5) / 8; the policy nothing once and both seven times
-    assert "0.562" in full
-    assert "0.875" in full
-    assert "+0.312" in full
-
-
-def test_improved_and_worsened_questions_are_told_apart(full):
+    assert all(figure in full for figure in ("0.562", "0.875", "+0.312"))
     improved, worsened = full.split("Most improved")[1].split("Most worsened")
-    assert improved.count('<details class="example"') == 7
-    assert worsened.count('<details class="example"') == 1
+    assert [part.count('<details class="example"') for part in (improved, worsened)] == [7, 1]
     assert "✓" in improved
 
 
-def test_the_same_run_gives_the_same_page():
-    systems = [system("base", "base", lambda i: [])]
-    assert page(systems, None) == page(systems, None)
-
-
 def test_a_run_without_training_has_a_report():
-    text = page([system("base", "base", lambda i: ["d0"])], None)
+    systems = [system("base", "base", lambda i: ["d0"])]
+    text = page(systems, None)
+    assert text == page(systems, None)  # byte for byte
+    assert "How it was made" in page([], None)
     assert "Results on held-out questions" in text
     assert "Most improved" not in text
 
@@ -180,7 +159,3 @@ def test_only_a_sure_difference_has_a_colour():
     for policy, coloured in ((unsure, False), (sure, True)):
         found = re.findall('<b class="(up|down)">', page([base, policy], "sft"))
         assert bool(found) is coloured
-
-
-def test_a_run_without_any_system_has_a_report():
-    assert "How it was made" in page([], None)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 
 from leret.policies.serving.launch import free_port
@@ -31,16 +32,15 @@ class Serve:
     process: subprocess.Popen[str] | None = None
     environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
 
+    @property
+    def flags(self) -> list[str]:
+        return ["--executable", str(self.executable), "--port", str(self.port)]
+
     def start(self, *arguments: str | Path, mode: str = "well", **environment: str) -> None:
         command = [sys.executable, "-m", "leret", "serve", "policy", *map(str, arguments)]
         added = {"FAKE_ENGINE": mode, "FAKE_RECORD": str(self.record), "TMPDIR": str(self.record.parent)}
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=self.environment | added | environment,
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, **pipes, env=self.environment | added | environment)
 
     def wait_for(self, text: str) -> None:
         """Read standard output up to a text."""
@@ -61,10 +61,6 @@ class Serve:
         out, err = self.process.communicate(timeout=timeout_s)
         self.out, self.err = self.out + out, self.err + err
         return self.process.returncode
-
-    def run(self, *arguments: str | Path, mode: str = "well", **environment: str) -> int:
-        self.start(*arguments, mode=mode, **environment)
-        return self.end()
 
     def recorded(self, name: str, wait_s: float = 30) -> object:
         """A record of the fake, as soon as it is whole."""
@@ -102,11 +98,9 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 def running(pid: int) -> bool:
     """Whether a process is there and no zombie."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
         return False
-    stat = Path(f"/proc/{pid}/stat")
-    return not stat.is_file() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def gone(pids: list[int], wait_s: float = 10) -> bool:

@@ -20,43 +20,28 @@ MODE = os.environ.get("FAKE_ENGINE", "well")
 RECORD = Path(os.environ["FAKE_RECORD"])
 
 
-def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("--host", "--hostname", dest="host", default="0.0.0.0")
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--served-model-name", default="/path/of/the/model")
-    parser.add_argument("--lora-modules")
-    return parser.parse_known_args()[0]
-
-
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     names: tuple[str, ...] = ()
 
     def do_GET(self):
         if self.path == "/health":
-            self.answer(503 if MODE == "never healthy" else 200, {})
-        elif self.path == "/v1/models":
-            names = ("somebody-elses",) if MODE == "another server" else self.names
-            self.answer(200, {"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
-        else:
-            self.answer(404, {})
+            return self.answer(503 if MODE == "never healthy" else 200, {})
+        names = ("somebody-elses",) if MODE == "another server" else self.names
+        return self.answer(200, {"data": [{"id": name} for name in names]})
 
     def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body, key = json.loads(self.rfile.read(int(self.headers["Content-Length"]))), self.headers.get("Authorization")
         with (RECORD / "requests.jsonl").open("a") as file:
-            file.write(json.dumps({"body": body, "key": self.headers.get("Authorization")}) + "\n")
+            file.write(json.dumps({"body": body, "key": key}) + "\n")
         if MODE == "cannot complete":
-            key = self.headers.get("Authorization")
             print(f"refused {key}", flush=True)
             self.answer(500, {"error": {"message": f"head_dim=16 is not supported ({key})"}})
         elif MODE == "dies of a completion":
             print("RuntimeError: no such kernel", flush=True)
             os._exit(7)
         else:
-            message = {"role": "assistant", "content": "Paris"}
-            choice = {"index": 0, "message": message, "finish_reason": "stop"}
-            self.answer(200, {"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 1}})
+            self.answer(200, {"choices": [{"message": {"content": "Paris"}, "finish_reason": "stop"}]})
 
     def answer(self, status, value):
         data = json.dumps(value).encode()
@@ -70,14 +55,17 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    given = options()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--host", "--hostname", dest="host", default="0.0.0.0")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--served-model-name", default="/path/of/the/model")
+    given = parser.parse_known_args()[0]
     RECORD.mkdir(exist_ok=True)
     seen = {name: os.environ.get(name) for name in ("HF_HUB_OFFLINE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_API_KEY")}
     (RECORD / "start.json").write_text(json.dumps({"arguments": sys.argv[1:], "environment": seen}))
     pids = [os.getpid()]
     if MODE == "dies at start":
-        print("Loading weights", flush=True)
-        print("RuntimeError: not enough memory for the KV cache", flush=True)
+        print("Loading weights\nRuntimeError: not enough memory for the KV cache", flush=True)
         sys.exit(3)
     if MODE == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -86,7 +74,7 @@ def main() -> None:
     (RECORD / "pids.json").write_text(json.dumps(pids))
     if MODE == "silent":
         time.sleep(600)
-    Handler.names = (given.served_model_name, *([given.lora_modules.split("=")[0]] if given.lora_modules else []))
+    Handler.names = (given.served_model_name,)
     print("listening", flush=True)
     ThreadingHTTPServer((given.host, given.port), Handler).serve_forever()
 

@@ -12,8 +12,7 @@ from leret.policies.dspy_lm import policy_lm
 from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
 from leret.rewards import REWARDS
-from leret.sampling.bank.bootstrap import BankPlan, bootstrap_prompts
-from leret.sampling.bank.lm import cached_completion_lm
+from leret.sampling.bank.bootstrap import BankPlan, bootstrap_prompts, cached_completion_lm
 from tests.sampling.fakes import ROOT, WORDS, FakePolicy, FakeRetriever, questions
 from tests.sampling.rollouts.test_rollout import roll
 

@@ -1,45 +1,15 @@
 """The preference data set, and the targets of supervised fine-tuning, from a store made by hand."""
 
 import datasets
-import pyarrow.parquet as pq
 import pytest
 
 from leret.core.errors import RunError
 from leret.core.runs import Run
-from leret.core.types import Failure, Sample, State
+from leret.core.types import State
 from leret.sampling.preferences.dataset import COLUMNS, build_preferences, sft_targets
 from leret.sampling.store.schema import PathStep, SamplingParams
 from leret.sampling.store.store import Store
-
-ORIGIN = SamplingParams("fake", "P", "D", 1.0, 1.0, 8)
-REWARDS = {
-    # two hops of q1, the first hop of q2; (prompt, completion, reward)
-    ("q1", 0): [("0", "a", 0.5), ("0", "b", 0.0), ("1", "a", 0.5), ("1", "c", 1.0), ("2", "d", None)],
-    ("q1", 1): [("0", "x", 0.25), ("1", "y", 0.75)],
-    ("q2", 0): [("0", "e", 0.0), ("1", "f", 0.0)],
-}
-
-
-@pytest.fixture
-def run(tmp_path):
-    run = Run.create(tmp_path / "run")
-    with Store(run.store) as store:
-        for (question, step), rows in REWARDS.items():
-            state = f"{question}-{step}"
-            messages = ({"role": "user", "content": f"ask {state}"},)
-            store.put_state(State(state, question, step, "write", {"question": question}, messages))
-            store.put_samples([made(state, question, step, i, *row) for i, row in enumerate(rows)], ORIGIN)
-            store.put_visit(PathStep(question, step, "P", state, f"{question}-0-0" if step else None, None, "solved"))
-    return run
-
-
-def made(state, question, step, i, prompt, text, reward):
-    failure = Failure("parse", "") if reward is None else None
-    return Sample(f"{state}-{i}", state, question, step, prompt, i, i, completion=text, reward=reward, failure=failure)
-
-
-def rows_of(run):
-    return pq.read_table(run.preferences / "train.parquet").to_pylist()
+from tests.sampling.preferences.conftest import ORIGIN, made, rows_of
 
 
 def test_pairs_stand_on_the_zero_shot_prompt_with_both_rewards(run):
@@ -65,22 +35,6 @@ def test_pairs_stand_on_the_zero_shot_prompt_with_both_rewards(run):
         "chosen_prompt": "1",
         "rejected_prompt": "0",
     }
-
-
-def test_the_report_counts_what_was_left_out(run):
-    report = build_preferences(run)
-    assert (report.pairs, report.questions, report.states, report.states_with_pairs, report.no_spread) == (
-        3,
-        2,
-        3,
-        2,
-        1,
-    )
-    assert (report.samples, report.rewarded, report.duplicates) == (9, 8, 1)
-    assert report.mean_reward == pytest.approx((0.5 + 0 + 0.5 + 1 + 0.25 + 0.75 + 0 + 0) / 8)
-    assert report.mean_margin == pytest.approx((0.5 + 0.5 + 0.5) / 3)
-    assert report.histogram == [3, 0, 1, 0, 0, 2, 0, 1, 0, 1]
-    assert (dict(report.pairs_per_step), dict(report.failures)) == ({0: 2, 1: 1}, {"parse": 1})
 
 
 def test_datasets_reads_the_directory_and_its_card(run):
@@ -124,18 +78,6 @@ def test_only_the_named_policys_samples_are_paired(run):
     assert build_preferences(run).pairs == 1
     run.update(digests={"policy": "P"})
     assert build_preferences(run).pairs == 3
-
-
-def test_rewards_may_be_any_real_numbers(tmp_path):
-    run = Run.create(tmp_path / "negative")
-    with Store(run.store) as store:
-        store.put_state(State("s", "q", 0, "write", {}, ({"role": "user", "content": "?"},)))
-        store.put_samples([made("s", "q", 0, i, "0", f"{r}", r) for i, r in enumerate((-3.5, -1.0, 6.5))], ORIGIN)
-        store.put_visit(PathStep("q", 0, "P", "s", None, None, "solved"))
-    report = build_preferences(run)
-    assert [(r["score_chosen"], r["score_rejected"]) for r in rows_of(run)] == [(6.5, -1.0), (-1.0, -3.5)]
-    assert (report.reward_range, report.histogram) == ((-3.5, 6.5), [1, 0, 1, 0, 0, 0, 0, 0, 0, 1])
-    assert "-3.5--2.5        1 ####" in (run.preferences / "README.md").read_text()
 
 
 def test_no_spread_anywhere_is_an_empty_data_set_that_says_so(tmp_path):

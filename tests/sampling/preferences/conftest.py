@@ -1,0 +1,39 @@
+"""A store made by hand."""
+
+import pyarrow.parquet as pq
+import pytest
+
+from leret.core.runs import Run
+from leret.core.types import Failure, Sample, State
+from leret.sampling.store.schema import PathStep, SamplingParams
+from leret.sampling.store.store import Store
+
+ORIGIN = SamplingParams("fake", "P", "D", 1.0, 1.0, 8)
+REWARDS = {
+    # two hops of q1, the first hop of q2; (prompt, completion, reward)
+    ("q1", 0): [("0", "a", 0.5), ("0", "b", 0.0), ("1", "a", 0.5), ("1", "c", 1.0), ("2", "d", None)],
+    ("q1", 1): [("0", "x", 0.25), ("1", "y", 0.75)],
+    ("q2", 0): [("0", "e", 0.0), ("1", "f", 0.0)],
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = Run.create(tmp_path / "run")
+    with Store(run.store) as store:
+        for (question, step), rows in REWARDS.items():
+            state = f"{question}-{step}"
+            messages = ({"role": "user", "content": f"ask {state}"},)
+            store.put_state(State(state, question, step, "write", {"question": question}, messages))
+            store.put_samples([made(state, question, step, i, *row) for i, row in enumerate(rows)], ORIGIN)
+            store.put_visit(PathStep(question, step, "P", state, f"{question}-0-0" if step else None, None, "solved"))
+    return run
+
+
+def made(state, question, step, i, prompt, text, reward):
+    failure = Failure("parse", "") if reward is None else None
+    return Sample(f"{state}-{i}", state, question, step, prompt, i, i, completion=text, reward=reward, failure=failure)
+
+
+def rows_of(run):
+    return pq.read_table(run.preferences / "train.parquet").to_pylist()
