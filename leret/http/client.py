@@ -181,7 +181,8 @@ class Client:
             sent = self._clock()
             try:
                 answer = await (self._carry or self._by_aiohttp)(call, endpoint.url, timeout_s)
-                answer.check(self._advice, self._also_retried)
+                if not 200 <= answer.status < 300:
+                    answer.check(self._advice, self._also_retried)
                 try:
                     value = read(answer)
                 except MALFORMED as error:

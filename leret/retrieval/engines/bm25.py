@@ -106,7 +106,8 @@ class BM25:
         return engine.open(directory, open_documents(manifest, engine, directory))
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        k = clip_k(k, self.n_documents)
+        if not 1 <= k <= self.n_documents:
+            k = clip_k(k, self.n_documents)
         at_once = max(1, _CELLS // k)
         if len(queries) > at_once:
             parts = (queries[start : start + at_once] for start in range(0, len(queries), at_once))
