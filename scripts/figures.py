@@ -99,7 +99,7 @@ def folders(package: str = "leret") -> dict[str, int]:
     """Entries of every folder of Python files: modules, packages and templates, without ``__init__.py``."""
     found = {}
     for folder in [ROOT / package, *(ROOT / package).rglob("*")]:
-        if folder.is_dir() and (folder / "__init__.py").is_file() and "_recipes" not in folder.parts:
+        if folder.is_dir() and any(folder.glob("*.py")) and "_recipes" not in folder.parts:
             names = [path for path in folder.iterdir() if path.name not in {"__init__.py", "__pycache__"}]
             found[str(folder.relative_to(ROOT))] = len(names)
     return found

@@ -1,16 +1,17 @@
-"""The layers of DESIGN.md: imports point down only. Every import counts: in functions and for type checking too."""
+"""The shape of the code: imports point down, no circles, small folders, one meaning a class name, a test a module."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 
 import pytest
 
-import leret
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+import figures
 
-PACKAGE = Path(leret.__file__).resolve().parent
+MODULES = figures.sources()
 
 LAYERS = [
     {"core", ""},  # "" is leret/__init__.py itself
@@ -22,78 +23,56 @@ LAYERS = [
     {"evaluation"},
     {"optimize"},
     {"demo"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"__main__"},
 ]
-"""Lowest first."""
-
-APART = [{"datasets", "retrieval", "policies"}, {"rewards", "config", "http"}]
-"""Of one layer, and not to import one another."""
+"""Lowest first; those of one layer do not import one another."""
 
 NEVER = {("evaluation", "training")}
 """Down, and still not allowed: what evaluates knows nothing of how a policy was trained."""
 
-FORWARDS = {"leret/__init__.py"}
-"""Lazy: it names what it hands out, and imports nothing."""
+FORWARDS = "leret"
+"""leret/__init__.py is lazy: it names what it hands out, and imports nothing."""
 
 
-def home(module: str) -> str:
-    """``leret.sampling.store.store`` is at home in ``sampling``."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else ""
+def room(module: str) -> str:
+    """``leret.sampling.store`` stands in ``sampling``."""
+    return [*module.split("."), ""][1]
 
 
 def layer(name: str) -> int:
     return next((i for i, names in enumerate(LAYERS) if name in names), -1)
 
 
-def imports(path: Path, module: str) -> Iterator[tuple[int, str]]:
-    """Line and module of every import of leret in a file, wherever it stands."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names if alias.name.split(".")[0] == "leret")
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                package = module.split(".")[: -node.level] if path.name != "__init__.py" else module.split(".")
-                base = ".".join([*package, base]).rstrip(".")
-            if base == "leret":  # `from leret import shipped`
-                yield from ((node.lineno, f"leret.{alias.name}") for alias in node.names)
-            elif base.startswith("leret."):
-                yield node.lineno, base
+def strings(path: Path) -> list[tuple[int, str]]:
+    """Modules of leret that are named by a string: ``import_module("leret.cli")``, ``"leret.cli.app:main"``."""
+    nodes = (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Constant))
+    named = ((node.lineno, node.value.partition(":")[0]) for node in nodes if isinstance(node.value, str))
+    return [(line, name) for line, name in named if name in MODULES]
 
 
 def faults(path: Path, module: str) -> list[str]:
-    here = home(module)
-    found: list[str] = []
-    for line, imported in imports(path, module):
-        there = home(imported)
-        if there.startswith("__"):
+    found = []
+    named = [
+        (line, f"{base}.{name}" if base == "leret" else base) for line, base, name in figures.imports(path, module)
+    ]
+    for line, there in [*named, *(strings(path) if module != FORWARDS else [])]:
+        if room(there).startswith("__") or there == "leret":
             continue
-        place = f"{module}:{line} imports {imported}"
-        if layer(there) < 0:
+        place, mine, other = f"{module}:{line} names {there}", room(module), room(there)
+        if layer(other) < 0:
             found.append(f"{place}, which is in no layer; give it one in tests/test_layers.py")
-        elif layer(there) > layer(here):
+        elif layer(other) > layer(mine):
             found.append(f"{place}: upward")
-        elif (here, there) in NEVER:
-            found.append(f"{place}: {here} never imports {there}")
-        elif here != there and any({here, there} <= group for group in APART):
+        elif (mine, other) in NEVER:
+            found.append(f"{place}: {mine} never imports {other}")
+        elif mine != other and layer(mine) == layer(other):
             found.append(f"{place}: neighbours do not import one another")
     return found
 
 
-def modules() -> list[tuple[Path, str]]:
-    found = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        if "_recipes" not in parts:
-            found.append((path, ".".join(part for part in parts if part != "__init__")))
-    return found
-
-
-@pytest.mark.parametrize(("path", "module"), [pytest.param(*m, id=m[1]) for m in modules()])
-def test_imports_point_down(path: Path, module: str) -> None:
-    assert layer(home(module)) >= 0, f"{module} is in no layer; give it one in tests/test_layers.py"
-    assert not faults(path, module), "\n".join(faults(path, module))
+def test_imports_point_down() -> None:
+    assert [fault for module, path in MODULES.items() for fault in faults(path, module)] == []
 
 
 @pytest.mark.parametrize(
@@ -102,10 +81,12 @@ def test_imports_point_down(path: Path, module: str) -> None:
         ("leret.datasets.x", "def f():\n    from leret.sampling import store\n", "upward"),
         ("leret.datasets.x", "if TYPE_CHECKING:\n    import leret.cli\n", "upward"),
         ("leret.datasets.x", "from leret.policies.base import Policy\n", "neighbours"),
-        ("leret.evaluation.x", "from leret.training import stage\n", "never"),
         ("leret.datasets.x", "from ..sampling import store\n", "upward"),
-        ("leret.core.types", "from leret import config\n", "upward"),
-        ("leret.core.types", "from leret import nothing\n", "in no layer"),
+        ("leret.policies.x", 'resources.files("leret.demo")\n', "upward"),
+        ("leret.config.x", 'TABLE = "leret.retrieval.load:ENGINES"\n', "upward"),
+        ("leret.evaluation.x", "from leret.training import stage\n", "never"),
+        ("leret.core.x", "from leret import config\n", "upward"),
+        ("leret.core.x", "from leret import nothing\n", "in no layer"),
     ],
 )
 def test_an_import_that_points_up_is_found(tmp_path: Path, module: str, text: str, says: str) -> None:
@@ -115,9 +96,34 @@ def test_an_import_that_points_up_is_found(tmp_path: Path, module: str, text: st
     assert says in faults(path, module)[0]
 
 
+def test_no_module_imports_itself_through_others() -> None:
+    assert figures.circles(figures.graph(MODULES)) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert figures.circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == [["b", "c"]]
+
+
+def test_folders_are_small() -> None:
+    assert {name: n for name, n in figures.folders().items() if n > 14 and name != "leret"} == {}
+
+
+def test_functions_are_short() -> None:
+    lengths = [length for length, _ in figures.functions(MODULES.values())]
+    assert sum(length > 40 for length in lengths) <= 0.04 * len(lengths)
+
+
+def test_a_class_name_means_one_thing() -> None:
+    assert figures.class_names(MODULES) == {}
+
+
+def test_a_module_of_more_than_80_lines_has_a_test_of_its_own() -> None:
+    assert figures.without_twin(MODULES) == []
+
+
 def test_the_top_folders_hold_no_machinery() -> None:
     for folder in ("pipelines", "sampling", "training", "eval"):
-        top = PACKAGE.parent / folder
+        top = figures.ROOT / folder
         assert not (top / "__init__.py").exists()
         if folder != "pipelines":
             assert not list(top.rglob("*.py"))

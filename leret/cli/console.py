@@ -8,7 +8,7 @@ import re
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -81,17 +81,25 @@ def warn_of_demo(kind: str, model: str) -> None:
         complain(f"policy.model demo knows the words of leret's generated world alone, and {told}", "warning: ")
 
 
-def known_names(recipe: Any) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What the tables of readers and rewards lack of a sampling recipe: a check for `leret.config.load`."""
+def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
+    """What the tables of readers and rewards lack of a sampling recipe: a check for `leret.config.load`.
+
+    Makes the kinds of retrievers and policies known, too.
+    """
+    import leret.policies.load
+    import leret.retrieval.load  # noqa: F401
     from leret.datasets.formats import reader_of
     from leret.rewards import reward
 
-    for section, key, find in (("data", "kind", reader_of), ("sampling", "reward", reward)):
-        try:
-            if hasattr(recipe, section):
-                find(getattr(getattr(recipe, section), key))
-        except LeretError as error:
-            yield (f"{section}.{key}",), str(error)
+    def check(recipe: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+        for section, key, find in (("data", "kind", reader_of), ("sampling", "reward", reward)):
+            try:
+                if hasattr(recipe, section):
+                    find(getattr(getattr(recipe, section), key))
+            except LeretError as error:
+                yield (f"{section}.{key}",), str(error)
+
+    return check
 
 
 def facts(values: Any, shown: Mapping[str, Any] | None = None) -> None:

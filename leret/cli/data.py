@@ -103,7 +103,7 @@ def _settings(
         raise ConfigError(f"{recipe}: a recipe is YAML; name a question file with --questions, a corpus with --corpus")
     if recipe is not None:
         overrides = overrides + [f"data.{name}={value}" for name, value in given.items()]
-        return load_recipe(recipe, SamplingRecipe, overrides, optional=("policy.model",), check=known_names).data
+        return load_recipe(recipe, SamplingRecipe, overrides, optional=("policy.model",), check=known_names()).data
     if not given:
         raise ConfigError("name a sampling recipe, or give --questions and --corpus")
     if questions is not None and form is None:

@@ -50,7 +50,7 @@ def pretrain(
     from leret.demo.pretrain.stage import pretrain as stage
 
     given = (overrides or []) + ["data.skip_invalid=true"] * skip_invalid
-    settings = load_recipe(recipe, SamplingRecipe, given, optional=("policy.model",), check=console.known_names)
+    settings = load_recipe(recipe, SamplingRecipe, given, optional=("policy.model",), check=console.known_names())
     with console.shown() as progress:
         path = stage(settings, out, progress=progress)
     console.done(f"a policy in {path}")

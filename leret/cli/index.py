@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.cli.console import AsJson, DryRun, FormatOption, SkipInvalid, done, facts, say, shown
+from leret.cli.console import AsJson, DryRun, FormatOption, SkipInvalid, done, facts, known_names, say, shown
 
 if TYPE_CHECKING:
     from leret.config.data import DataSettings
@@ -115,7 +115,7 @@ def _of_recipe(recipe: str, given: list[str], changes: list[str]) -> tuple[DataS
 
     if given:
         raise ConfigError(f"a recipe names the engine and the corpus; leave {', '.join(given)} out, or the recipe")
-    found = load_recipe(recipe, SamplingRecipe, changes, optional=("policy.model",))
+    found = load_recipe(recipe, SamplingRecipe, changes, optional=("policy.model",), check=known_names())
     return found.data, found.retriever
 
 

@@ -106,7 +106,7 @@ def run(
     from leret.core.runs import Run
     from leret.optimize.rounds import run_stage, schedule
 
-    loaded = load_all(recipes, (overrides or []) + ["data.skip_invalid=true"] * skip_invalid, console.known_names)
+    loaded = load_all(recipes, (overrides or []) + ["data.skip_invalid=true"] * skip_invalid, console.known_names())
     for recipe in loaded:
         if isinstance(recipe, SamplingRecipe):
             console.warn_of_demo(recipe.data.kind, recipe.policy.model)

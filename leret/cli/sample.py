@@ -41,7 +41,7 @@ def sample(
     from leret.core.runs import Run
 
     given = (overrides or []) + ["data.skip_invalid=true"] * skip_invalid
-    settings = load_recipe(recipe, SamplingRecipe, given, check=console.known_names)
+    settings = load_recipe(recipe, SamplingRecipe, given, check=console.known_names())
     if engine == "process" and (workers is not None or address is not None):
         raise ConfigError("--workers and --address belong to --engine ray; add it")
     if engine == "ray" and (workers is None or shard is not None):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args
 
 from pydantic import (
@@ -34,11 +33,10 @@ class Settings(BaseModel):
 class KindSettings(Settings):
     """A section with kinds, each a class and a line of a table.
 
-    A class whose ``kind`` has no default stands for the kinds that derive from it: it validates as their union.
+    A class whose ``kind`` has no default stands for the kinds that derive from it: it validates as their union. A kind
+    that is defined beside its engine or policy is known once that table's module is imported.
     """
 
-    table: ClassVar[str]
-    """``module:NAME`` of a mapping from kinds to entries with their class, ``settings``; looked at on first use."""
     default_kind: ClassVar[str]
     """Of a section that names none."""
 
@@ -49,9 +47,8 @@ class KindSettings(Settings):
         """The classes that may stand where this one does."""
         if not cls.model_fields["kind"].is_required():
             return (cls,)
-        module, _, name = cls.table.partition(":")
-        entries = getattr(import_module(module), name).values()
-        return tuple(entry.settings for entry in entries if issubclass(entry.settings, cls))
+        found = (kind for below in cls.__subclasses__() for kind in below.kinds())
+        return tuple({kind.model_fields["kind"].default: kind for kind in found}.values())
 
     @model_validator(mode="wrap")
     @classmethod

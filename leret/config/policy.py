@@ -18,7 +18,6 @@ Thinking = Annotated[bool | None, Field(description="of chat templates that know
 class PolicySettings(KindSettings):
     """What the settings of all kinds share."""
 
-    table = "leret.policies.load:POLICIES"
     default_kind = "local"
 
     model: str

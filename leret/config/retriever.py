@@ -52,7 +52,6 @@ class CacheSettings(Settings):
 class RetrieverSettings(KindSettings):
     """What the settings of all engines share."""
 
-    table = "leret.retrieval.load:ENGINES"
     default_kind = "bm25"
 
     k: PositiveInt = Field(3, description="passages a search")

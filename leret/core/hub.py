@@ -19,9 +19,6 @@ def find_model(name: str, key: str) -> Path:
     Args:
         name: a directory, or ``owner/name`` of the Hugging Face hub, which is downloaded where it is not yet.
         key: of the recipe, for the message.
-
-    Raises:
-        RetrievalError: there is no such model.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -56,11 +53,7 @@ def model_digest(directory: Path) -> str:
 
 
 def require_model(directory: Path, digest: str, index: Path) -> None:
-    """Refuse a model that is not the one an index was made with.
-
-    Raises:
-        RetrievalError: it is gone, or its content is another.
-    """
+    """Refuse a model that is not the one an index was made with."""
     if not directory.is_dir():
         raise RetrievalError(
             f"{index}: its model {directory} is gone; put it back, or build the index again with another"

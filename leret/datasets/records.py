@@ -118,12 +118,7 @@ def lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[io.BufferedReader]:
-    """A file, decompressed where its first bytes say so (gzip, bzip2, Zstandard).
-
-    Raises:
-        DataError: there is no such file, it is a directory, not readable, or a broken archive.
-        EOFError: from reading, where the archive ends early.
-    """
+    """A file, decompressed where its first bytes say so (gzip, bzip2, Zstandard)."""
     try:
         with path.open("rb") as file:
             magic = file.read(4)

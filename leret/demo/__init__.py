@@ -27,9 +27,6 @@ def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> EvalRepo
         out: run directory.
         seed: of the world, the samples and the trainings.
         progress: shown while it works.
-
-    Raises:
-        LeretError: as the stages do.
     """
     from leret.evaluation.stage import evaluate
     from leret.sampling.stage import sample

@@ -137,14 +137,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
 
 
 def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Task], str]:
-    """The recipe's questions that have gold documents, and a digest of all of the split, whatever the limit is.
-
-    Raises:
-        ConfigError: the question file is asked of a generated world.
-        DataError: there is no question, or one of them, or its text, was sampled in this run.
-        RunError: program, corpus or sampled questions are not those of the sampling; or the directory holds results on
-            other questions, or decoded otherwise.
-    """
+    """The recipe's questions that have gold documents, and a digest of all of the split, whatever the limit is."""
     recipe, run, data = evaluation.recipe, evaluation.run, environment.recipe.data
     if recipe.questions is not None and data.kind == "world":
         raise ConfigError(

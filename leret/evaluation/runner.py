@@ -67,12 +67,7 @@ class Evaluator:
         self._scorer = Scorer(self.measures, self.questions, self.corpus)
 
     def evaluate(self, system: System) -> tuple[SystemResults, bool]:
-        """The system's rows, and whether anything had to be asked for them.
-
-        Raises:
-            PolicyError, RetrievalError, ProgramError: more than half of the runs failed; what is done is kept.
-            RunError: the run cannot be written.
-        """
+        """The system's rows, and whether anything had to be asked for them."""
         kept, todo = self.missing(system)
         if not todo:
             return kept, False

@@ -39,13 +39,10 @@ class HttpError(LeretError):
 
 
 class RetryableError(HttpError):
-    """A failure that another attempt may mend.
+    """A failure that another attempt may mend, ``wait_s`` later if the server asked for that (Retry-After).
 
-    Args:
-        reason: in a line.
-        kind: ``rate_limit``, ``overloaded``, ``server``, ``timeout``, ``connection``, ``malformed`` (an answer that
-            makes no sense) or ``incomplete`` (an answer that the server itself calls unfinished).
-        wait_s: what the server asked for (Retry-After); None leaves it to the back-off.
+    Its kind is ``rate_limit``, ``overloaded``, ``server``, ``timeout``, ``connection``, ``malformed`` (an answer that
+    makes no sense) or ``incomplete`` (an answer that the server itself calls unfinished).
     """
 
     exit_code = 1
@@ -91,15 +88,9 @@ class Answer:
         return RetryableError(f"{self.url} sent {what}: {one_line(self.body)}", "malformed")
 
     def check(self, advice: Mapping[bool, str], also_retried: frozenset[int] = frozenset()) -> None:
-        """Pass a success.
+        """Pass a success; RetryableError for 429, a time-out or a server error, RejectedError for any other refusal.
 
-        Args:
-            advice: what to correct after a rejection; True: of the credentials.
-            also_retried: further status codes that are worth another attempt.
-
-        Raises:
-            RetryableError: 429, a time-out or a server error.
-            RejectedError: any other refusal, with the server's message.
+        ``advice`` is what to correct after a rejection, True: of the credentials.
         """
         if 200 <= self.status < 300:
             return
@@ -110,11 +101,7 @@ class Answer:
 
 
 class ApiKey:
-    """A server's key: read from the environment, sent in one header, printed and pickled never.
-
-    Args:
-        value: the key, or ``Basic ...``; None for a server that asks for none.
-    """
+    """A server's key, or ``Basic ...``, or None: sent in one header, printed and pickled never."""
 
     __slots__ = ("_value",)
 
@@ -123,15 +110,7 @@ class ApiKey:
 
     @classmethod
     def from_env(cls, variable: str | None, setting: str) -> ApiKey:
-        """The key in an environment variable; none where no variable is named.
-
-        Args:
-            variable: its name.
-            setting: the recipe's key that names it, for messages.
-
-        Raises:
-            ConfigError: the variable is not set, or holds what no header can carry.
-        """
+        """The key in the environment variable that the recipe's ``setting`` names; ConfigError where it is no key."""
         if variable is None:
             return cls()
         value = os.environ.get(variable, "").strip()

@@ -99,17 +99,10 @@ class Client:
         key: sent in a header.
         secret: that requests hold otherwise; as the key, it is in no message.
         timeout_s: an attempt's deadline.
-        retry_for_s: how long an outage is waited for, from its first failed attempt on; 0 tries once.
+        retry_for_s: how long an outage is waited for, from the last answer on; 0 tries once.
         concurrency: requests in flight at most, in each event loop.
-        rate: of requests a second; None sets none.
         also_retried: further status codes that are worth another attempt.
         carry: takes a call to a server; None does so by aiohttp.
-        meter: counts attempts, failures and latencies.
-        clock: seconds, never going back.
-        sleep: waits.
-
-    Raises:
-        ConfigError: there is no URL, or one is none.
     """
 
     def __init__(
@@ -155,18 +148,9 @@ class Client:
         timeout_s: float | None = None,
         retry_for_s: float | None = None,
     ) -> T:
-        """Send a request until it is answered.
+        """Send a request until it is answered; RejectedError for good, RetryableError if it fails at the deadline.
 
-        Args:
-            call: sent to one server after the other.
-            read: makes sense of an answer; what it raises (`RetryableError`, `RejectedError`, or anything that an
-                unexpected shape does) is the attempt's failure.
-            timeout_s: in place of the client's.
-            retry_for_s: likewise.
-
-        Raises:
-            RejectedError: refused for good.
-            RetryableError: still failing at the deadline.
+        What ``read`` raises (`HttpError`, or anything that an unexpected shape does) is the attempt's failure.
         """
         mine, began = self._loops.get(asyncio.get_running_loop()) or self._open(), self._clock()
         once = partial(self._attempt, mine, call, read, timeout_s or self._timeout_s)
@@ -197,7 +181,8 @@ class Client:
             sent = self._clock()
             try:
                 answer = await (self._carry or self._by_aiohttp)(call, endpoint.url, timeout_s)
-                answer.check(self._advice, self._also_retried)
+                if not 200 <= answer.status < 300:
+                    answer.check(self._advice, self._also_retried)
                 try:
                     value = read(answer)
                 except MALFORMED as error:

@@ -39,12 +39,7 @@ class Endpoint:
 
 
 class EndpointPool:
-    """Gives each request the least busy server; one that fails rests, longer each time, until a request succeeds.
-
-    Args:
-        urls: base URLs, checked.
-        clock: seconds, never going back.
-    """
+    """Gives each request the least busy server; one that fails rests, longer each time, until a request succeeds."""
 
     def __init__(self, urls: Sequence[str], clock: Clock = time.monotonic) -> None:
         self.all = [Endpoint(url) for url in urls]
@@ -115,12 +110,7 @@ def checked_urls(urls: Sequence[str], setting: str) -> tuple[str, ...]:
 
 
 class RateLimit:
-    """Lets requests start at least ``1 / per_s`` seconds apart; safe for many threads and event loops.
-
-    Args:
-        per_s: requests a second.
-        clock: seconds, never going back.
-    """
+    """Lets requests start at least ``1 / per_s`` seconds apart; safe for many threads and event loops."""
 
     def __init__(self, per_s: float, clock: Clock = time.monotonic) -> None:
         self.per_s = per_s

@@ -62,14 +62,7 @@ class Policy(Protocol):
         """Names the weights (local) or the served model (remote): part of every sample's id."""
 
     async def complete(self, request: Request) -> list[Completion]:
-        """Complete one prompt.
-
-        Returns:
-            One completion a seed, in the order of the seeds.
-
-        Raises:
-            PolicyError: the completions could not be had. Never a made-up or an empty one instead.
-        """
+        """One completion a seed, in their order; PolicyError where one could not be had, never an empty one."""
         ...
 
     async def aclose(self) -> None:
@@ -80,8 +73,4 @@ class ServedPolicy(Policy, Protocol):
     """A policy behind servers."""
 
     async def check(self) -> None:
-        """See that the server answers, takes the key and knows the model, in seconds.
-
-        Raises:
-            PolicyError: it is away, or refuses; its URL is in the message.
-        """
+        """See that the server answers, takes the key and knows the model; PolicyError with its URL if not."""

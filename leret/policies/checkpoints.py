@@ -149,10 +149,7 @@ def adapter_base(path: Path) -> Path | None:
 def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
     """Load a model directory, or an adapter directory merged into its base, for the in-process engine.
 
-    Args:
-        path: as ``find_model`` returned it.
-        device: ``auto`` (CUDA where there is one), ``cpu``, ``cuda``, ``cuda:1`` ...
-        dtype: ``auto`` (float32 on a CPU, the saved one elsewhere), ``float32``, ``bfloat16`` or ``float16``.
+    ``device: auto`` is CUDA where there is one; ``dtype: auto`` is float32 on a CPU, and the saved one elsewhere.
     """
     place, base = _device(device), adapter_base(path)
     model = load_weights(base or path, "float32" if dtype == "auto" and place == "cpu" else dtype)

@@ -34,9 +34,6 @@ async def check_messages(
 
     Returns:
         LM calls that were compared, and why not more, where the program had not ended.
-
-    Raises:
-        ProgramError: they differ, with the first place; or nothing could be compared.
     """
     n = 0
     stops: dict[str, None] = {}

@@ -73,13 +73,7 @@ class SearchBatcher:
         """Queries in the queue."""
 
     async def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """One ranking a query, in their order.
-
-        Raises:
-            QueueFullError: there is no room.
-            RetrievalError: the retriever could not answer one of the queries.
-            CancelledError: the caller was cancelled; queries that still waited are not searched for.
-        """
+        """One ranking a query, in their order."""
         if not queries:
             return []
         if self.n_waiting + len(queries) > self._max_waiting:

@@ -48,11 +48,7 @@ class Plan:
 
 
 def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> Plan:
-    """What `leret.sampling.stage.sample` would do with the same arguments; writes nothing, and the run need not exist.
-
-    Raises:
-        LeretError: the recipe's files cannot be read, or a prompt without demos does not fit the policy.
-    """
+    """What `sample` would do with the same arguments; writes nothing, and the run need not exist."""
     bench = Environment(located(recipe, base_dir or Path.cwd()), run.cache)
     settings = recipe.sampling
     reward(settings.reward, "sampling.reward")

@@ -21,7 +21,7 @@ from leret.core.runs import Run
 from leret.policies.base import Messages
 from leret.policies.local.chat_template import PromptEncoder
 from leret.training.algorithms.base import Algorithm
-from leret.training.data import Encoded, Encoder, Example
+from leret.training.data import Encoded, TokenEncoder, TrainingExample
 from leret.training.model import InitialPolicy
 
 if TYPE_CHECKING:
@@ -92,7 +92,11 @@ def _moved(model: Any) -> Iterator[None]:
 
 
 def check_parity(
-    run: Run, initial: InitialPolicy, examples: Sequence[Example], encoder: Encoder, encoded: Sequence[Encoded]
+    run: Run,
+    initial: InitialPolicy,
+    examples: Sequence[TrainingExample],
+    encoder: TokenEncoder,
+    encoded: Sequence[Encoded],
 ) -> None:
     """Compare some of what is trained with what was sent; `TrainingError` with the first place that differs."""
     _check_ids(encoder, examples, encoded)
@@ -111,7 +115,7 @@ def check_parity(
         _check_states(formatter, states)
 
 
-def _check_ids(encoder: Encoder, examples: Sequence[Example], encoded: Sequence[Encoded]) -> None:
+def _check_ids(encoder: TokenEncoder, examples: Sequence[TrainingExample], encoded: Sequence[Encoded]) -> None:
     engine = PromptEncoder(encoder.tokenizer, None, str(encoder.tokenizer.name_or_path), encoder.enable_thinking)
     for index in range(0, len(examples), max(1, len(examples) // _EXAMPLES)):
         ours, theirs = encoded[index].prompt, list(engine.encode(examples[index].prompt).token_ids)
@@ -128,7 +132,7 @@ def _check_ids(encoder: Encoder, examples: Sequence[Example], encoded: Sequence[
             )
 
 
-def _check_counts(run: Run, initial: InitialPolicy, encoder: Encoder, states: Sequence[StateSamples]) -> None:
+def _check_counts(run: Run, initial: InitialPolicy, encoder: TokenEncoder, states: Sequence[StateSamples]) -> None:
     """The sampler counted as many tokens in a zero-shot prompt as are trained, where it was the same model."""
     settings = run.section("sampling", "leret sample RECIPE").get("policy", {})
     served = str(settings.get("model", "")).rstrip("/").rpartition("/")[2]
@@ -147,7 +151,7 @@ def _check_counts(run: Run, initial: InitialPolicy, encoder: Encoder, states: Se
             )
 
 
-def _check_examples(run: Run, states: Sequence[StateSamples], examples: Sequence[Example]) -> None:
+def _check_examples(run: Run, states: Sequence[StateSamples], examples: Sequence[TrainingExample]) -> None:
     """A prompt that is trained is one that the store has for its question."""
     known: dict[str, list[Messages]] = defaultdict(list)
     for group in states:

@@ -28,7 +28,7 @@ _COLUMNS = ("prompt", "chosen", "rejected", "question_id")
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class TrainingExample:
     """A prompt with its completions: the target alone (SFT), or the chosen and the rejected one, in this order."""
 
     question_id: str
@@ -36,7 +36,7 @@ class Example:
     completions: tuple[str, ...]
 
 
-def read_preferences(directory: Path) -> list[Example]:
+def read_preferences(directory: Path) -> list[TrainingExample]:
     """The pairs of ``R/preferences/train.parquet``, in its order; `TrainingError` where there is none."""
     import pyarrow
     import pyarrow.parquet
@@ -63,10 +63,12 @@ def read_preferences(directory: Path) -> list[Example]:
     return [_preference(row, f"{path}, row {number}") for number, row in enumerate(rows)]
 
 
-def read_targets(targets: Iterable[Mapping[str, Any]]) -> list[Example]:
+def read_targets(targets: Iterable[Mapping[str, Any]]) -> list[TrainingExample]:
     """SFT examples from rows of `leret.sampling.preferences.dataset`; `TrainingError` where there is none."""
     examples = [
-        Example(str(row["question_id"]), tuple(dict(message) for message in row["prompt"]), (str(row["completion"]),))
+        TrainingExample(
+            str(row["question_id"]), tuple(dict(message) for message in row["prompt"]), (str(row["completion"]),)
+        )
         for row in targets
     ]
     if not examples:
@@ -77,7 +79,7 @@ def read_targets(targets: Iterable[Mapping[str, Any]]) -> list[Example]:
     return examples
 
 
-def examples_digest(examples: Sequence[Example]) -> str:
+def examples_digest(examples: Sequence[TrainingExample]) -> str:
     """Names what is trained on: the prompts and completions in order."""
     name = hashlib.blake2b(digest_size=16)
     for example in examples:
@@ -87,7 +89,7 @@ def examples_digest(examples: Sequence[Example]) -> str:
     return name.hexdigest()
 
 
-def _preference(row: Mapping[str, Any], place: str) -> Example:
+def _preference(row: Mapping[str, Any], place: str) -> TrainingExample:
     try:
         prompt = tuple({"role": str(m["role"]), "content": str(m["content"])} for m in row["prompt"])
         completions = (str(row["chosen"][0]["content"]), str(row["rejected"][0]["content"]))
@@ -96,10 +98,10 @@ def _preference(row: Mapping[str, Any], place: str) -> Example:
             f"{place}: prompt, chosen and rejected must be lists of messages with role and content; "
             "`leret pairs` rebuilds the file"
         ) from error
-    return Example(str(row["question_id"]), prompt, completions)
+    return TrainingExample(str(row["question_id"]), prompt, completions)
 
 
-def refuse_leaks(run: Run, examples: Sequence[Example]) -> None:
+def refuse_leaks(run: Run, examples: Sequence[TrainingExample]) -> None:
     """Refuse examples of questions that evaluation holds back, by their ids or their texts.
 
     The run's data settings say how the questions are split.
@@ -138,7 +140,7 @@ class Encoded:
         return len(self.prompt) + max(len(ids) for ids in self.completions)
 
 
-class Encoder:
+class TokenEncoder:
     """Encodes examples for one policy; ``end`` as `end_token` gives it."""
 
     def __init__(self, tokenizer: Any, end: int, enable_thinking: bool | None = None) -> None:
@@ -146,7 +148,7 @@ class Encoder:
         self.end = end
         self.enable_thinking = enable_thinking
 
-    def encode(self, examples: Sequence[Example]) -> list[Encoded]:
+    def encode(self, examples: Sequence[TrainingExample]) -> list[Encoded]:
         """The examples as ids, in order."""
         prompts = [self.render(example.prompt) for example in examples]
         texts = dict.fromkeys(prompts) | {

@@ -15,11 +15,11 @@ from leret.training.algorithms import ALGORITHMS
 from leret.training.algorithms.base import TrainerInputs
 from leret.training.checkpoints import CheckpointDirectory, TrainingRecord, TrainReport, checkpoint_step
 from leret.training.checks import check_loss
-from leret.training.data import Encoded, Encoder, Example, end_token
+from leret.training.data import Encoded, TokenEncoder, TrainingExample, end_token
 from leret.training.model import InitialPolicy, load_for_training, pick_device, positions, stop_ids
 from leret.training.process import Interrupt, training_callback, training_process
 
-CheckEncoded = Callable[[Encoder, Sequence[Encoded]], None]
+CheckEncoded = Callable[[TokenEncoder, Sequence[Encoded]], None]
 """Refuses examples that are not what was sent to the policy when it was sampled."""
 
 
@@ -37,7 +37,7 @@ class TrainingJob:
 
     recipe: TrainingRecipe
     initial: InitialPolicy
-    examples: Sequence[Example]
+    examples: Sequence[TrainingExample]
     directory: CheckpointDirectory
     key: Mapping[str, Any]
     max_steps: int | None = None
@@ -83,7 +83,7 @@ def fit(job: TrainingJob, progress: Progress | None = None) -> tuple[TrainReport
 
 
 def _encode(job: TrainingJob, model: Any, tokenizer: Any) -> list[Encoded]:
-    encoder = Encoder(tokenizer, end_token(tokenizer, stop_ids(model)), job.enable_thinking)
+    encoder = TokenEncoder(tokenizer, end_token(tokenizer, stop_ids(model)), job.enable_thinking)
     encoded = encoder.encode(job.examples)
     if job.check is not None:
         job.check(encoder, encoded)

@@ -219,7 +219,7 @@ def test_numbers_are_those_of_yaml_1_2(folder: Path, text: str, value: Any) -> N
 def test_names_that_the_tables_lack_are_listed_with_the_other_faults(folder: Path) -> None:
     text = GOOD.replace("kind: world", "kind: jsnol, questions: r.yaml") + "sampling: {reward: recal, samples: 0}\n"
     with pytest.raises(ConfigError) as caught:
-        load_recipe(write(folder, text), SamplingRecipe, check=known_names)
+        load_recipe(write(folder, text), SamplingRecipe, check=known_names())
     found = [problem.split(": unknown")[0] for problem in caught.value.problems]
     assert found[1:] == ["r.yaml:1: data.kind", "r.yaml:6: sampling.reward"]
     assert found[0].startswith("r.yaml:6: sampling.samples")

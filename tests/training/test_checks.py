@@ -30,7 +30,7 @@ from leret.training.algorithms import ALGORITHMS
 from leret.training.algorithms.base import TrainerInputs
 from leret.training.algorithms.preference import IPORecipe, PairCollator, preference_rows
 from leret.training.checks import check_loss, check_parity
-from leret.training.data import Encoded, Encoder, Example, end_token, read_preferences
+from leret.training.data import Encoded, TokenEncoder, TrainingExample, end_token, read_preferences
 from leret.training.model import find_initial, load_for_training, stop_ids
 from leret.training.process import training_process
 from tests.tiny import tiny_policy
@@ -113,7 +113,7 @@ def run(original, tmp_path):
 @pytest.fixture(scope="module")
 def encoder(original):
     model, tokenizer = load_for_training(find_initial(original, "base"), IPORecipe())
-    return Encoder(tokenizer, end_token(tokenizer, stop_ids(model)))
+    return TokenEncoder(tokenizer, end_token(tokenizer, stop_ids(model)))
 
 
 def check(run, encoder):
@@ -131,7 +131,7 @@ def test_the_trainer_gets_the_tokens_that_the_engine_sampled(original, encoder):
         for group in groups:
             request = Request(group.state.messages, tuple(range(4)), 1.0, 12)
             first, second = asyncio.run(policy.complete(request))[:2]
-            encoded = encoder.encode([Example("q", request.messages, (first.text, second.text))])
+            encoded = encoder.encode([TrainingExample("q", request.messages, (first.text, second.text))])
             row = {name: values[0] for name, values in preference_rows(encoded).items()}
             batch = PairCollator(encoder.tokenizer.pad_token_id, sequence=False)([row])
             prompt = list(policy._encoder.encode(request.messages).token_ids)
@@ -208,7 +208,7 @@ def test_a_tokenizer_that_encodes_prompts_in_two_ways_is_refused(original, encod
             return {"input_ids": [[5, *ids] for ids in self.inner(texts, **settings)["input_ids"]]}
 
     with pytest.raises(TrainingError, match="the prompt that would be trained is not the one that is sampled, from"):
-        check(original, Encoder(Twofold(encoder.tokenizer), encoder.end))
+        check(original, TokenEncoder(Twofold(encoder.tokenizer), encoder.end))
 
 
 def test_a_run_as_it_was_sampled_passes_and_a_lost_program_is_noted(run, encoder):

@@ -7,10 +7,12 @@ from transformers import AutoTokenizer
 
 from leret.core.bundled import demo_policy
 from leret.core.errors import TrainingError
-from leret.training.data import Encoder, Example, end_token, read_preferences
+from leret.training.data import TokenEncoder, TrainingExample, end_token, read_preferences
 from tests.tiny import TEMPLATE
 
-EXAMPLE = Example("q1", ({"role": "user", "content": "who wrote the book"},), ("book author", "the author of the book"))
+EXAMPLE = TrainingExample(
+    "q1", ({"role": "user", "content": "who wrote the book"},), ("book author", "the author of the book")
+)
 
 
 @pytest.fixture
@@ -19,7 +21,7 @@ def tokenizer(base):
 
 
 def test_a_prompt_a_completion_and_one_end_token(tokenizer):
-    (encoded,) = Encoder(tokenizer, end_token(tokenizer, [5])).encode([EXAMPLE])
+    (encoded,) = TokenEncoder(tokenizer, end_token(tokenizer, [5])).encode([EXAMPLE])
     words = tokenizer.convert_ids_to_tokens
     assert words(encoded.prompt) == ["<|user|>", "who", "wrote", "the", "book", "<|assistant|>"]
     assert words(encoded.completions[0]) == ["book", "author", "<|end|>"]
@@ -28,7 +30,7 @@ def test_a_prompt_a_completion_and_one_end_token(tokenizer):
 
 def test_a_newline_after_the_end_token_is_not_trained(tokenizer):
     tokenizer.chat_template = TEMPLATE.replace("{{ '<|end|>' }}", "{{ '<|end|>\\n' }}")
-    (encoded,) = Encoder(tokenizer, end_token(tokenizer, [5])).encode([EXAMPLE])
+    (encoded,) = TokenEncoder(tokenizer, end_token(tokenizer, [5])).encode([EXAMPLE])
     assert [(ids[-1], ids.count(5)) for ids in encoded.completions] == [(5, 1), (5, 1)]
 
 

@@ -25,13 +25,6 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
         recipe: its ``pretrain`` section says how; kind minilm also reads its data, the train split alone.
         out: the model directory; None takes ``policy.model``, and ``policies/demo`` where that is the shipped one.
         progress: hears of every line of the log.
-
-    Raises:
-        ConfigError: the recipe has no ``pretrain`` section, or options that its kind does not have.
-        MissingDependency: kind minilm, and MiniLM's weights are not installed.
-        RunError: the directory holds pretraining with other settings.
-        TrainingError: training diverged, or was finished after fewer steps.
-        DataError, RetrievalError: the recipe's data cannot be read.
     """
     settings = recipe.pretrain
     if settings is None:

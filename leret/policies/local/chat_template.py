@@ -76,9 +76,6 @@ class ChatTemplate:
 
         That is `text`, but without the token for the beginning where both the template and the tokenizer set it. Which
         it is, is found out on the first prompt.
-
-        Raises:
-            PolicyError: neither becomes the tokens that the template means.
         """
         text = self.text(messages)
         if self._drops_beginning is None:

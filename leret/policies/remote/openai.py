@@ -46,10 +46,6 @@ class OpenAIPolicy:
     Where it does, the samples of a prompt are one request, whose seed is derived from theirs, and the server decides
     how they differ: a sample then depends on the seeds it was asked together with. Where it does not, each sample is a
     request with its own seed.
-
-    Args:
-        settings: of the recipe.
-        carry: of the HTTP client.
     """
 
     def __init__(self, settings: OpenAIPolicySettings | TogetherPolicySettings, carry: Carry | None = None) -> None:
@@ -67,7 +63,7 @@ class OpenAIPolicy:
         self._probing: asyncio.Task[bool] | None = None
 
     def __repr__(self) -> str:
-        return f"OpenAIPolicy({self.name!r}, {list(self.client.urls)!r})"
+        return f"{type(self).__name__}({self.name!r}, {list(self.client.urls)!r})"
 
     def __deepcopy__(self, memo: dict[int, object]) -> OpenAIPolicy:
         return self  # DSPy's optimizers copy programs; the connections are one
@@ -224,14 +220,10 @@ async def check_token(policy: Policy, settings: PolicySettings) -> None:
 
 
 def completions_of(answer: Answer, n: int, max_tokens: int) -> list[Completion]:
-    """The choices of a chat completion, in the order of their index.
+    """The choices of a chat completion, in the order of their index; one of `MALFORMED` or RetryableError if none.
 
     Where a server counts the tokens of all choices together, each choice gets its share by the length of its text,
     and the shares add up to what was counted.
-
-    Raises:
-        RetryableError: it reports a failure, or holds another number of choices than ``n``.
-        Exception: one of `MALFORMED`; it is no chat completion.
     """
     choices = _choices(answer)
     if len(choices) != n:
@@ -247,10 +239,8 @@ def completions_of(answer: Answer, n: int, max_tokens: int) -> list[Completion]:
     if n == 1:
         return [_completion(choices[0], max_tokens, answer.url, n_prompt, n_written)]
     counts = _token_counts(choices, n_written)
-    return [
-        _completion(choice, max_tokens, answer.url, n_prompt, count)
-        for choice, count in zip(choices, counts, strict=True)
-    ]
+    pairs = zip(choices, counts, strict=True)
+    return [_completion(choice, max_tokens, answer.url, n_prompt, count) for choice, count in pairs]
 
 
 def _completion(choice: Mapping[str, Any], max_tokens: int, url: str, n_prompt: int, n_written: int) -> Completion:

@@ -10,37 +10,25 @@ from typing import TYPE_CHECKING, Any
 from leret.core.errors import MissingDependency
 from leret.http.answers import Answer, ApiKey, HttpError, RejectedError, RetryableError, read_body
 from leret.http.client import CONNECT_SHARE, Call
-from leret.policies.base import Completion, Request
 from leret.policies.remote.openai import OpenAIPolicy, check_token
 
 if TYPE_CHECKING:
     from leret.config.policy import TogetherPolicySettings
 
 
-class TogetherPolicy:
-    """Implements ``Policy``; how it samples is `OpenAIPolicy`'s, and the SDK carries the requests."""
+class TogetherPolicy(OpenAIPolicy):
+    """How it samples is `OpenAIPolicy`'s; the SDK carries the requests."""
 
     def __init__(self, settings: TogetherPolicySettings) -> None:
-        self.settings = settings
         self._sdk = _Sdk(ApiKey.from_env(settings.api_key_env, "policy.api_key_env"))
-        self._chat = OpenAIPolicy(settings, self._sdk.carry)
-        self.name, self.digest, self.meter = self._chat.name, self._chat.digest, self._chat.meter
-
-    def __repr__(self) -> str:
-        return f"TogetherPolicy({self.name!r})"
-
-    def __deepcopy__(self, memo: dict[int, object]) -> TogetherPolicy:
-        return self  # DSPy's optimizers copy programs; the connections are one
-
-    async def complete(self, request: Request) -> list[Completion]:
-        return await self._chat.complete(request)
+        super().__init__(settings, self._sdk.carry)
 
     async def check(self) -> None:
         await check_token(self, self.settings)
 
     async def aclose(self) -> None:
         await self._sdk.aclose()
-        await self._chat.aclose()
+        await super().aclose()
 
 
 class _Sdk:

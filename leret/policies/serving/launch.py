@@ -64,10 +64,6 @@ def plan(
 
     ``extra`` arguments for the engine replace ours of the same name; ``merge`` serves an adapter as full weights. With
     ``dry`` the command is only shown: nothing is merged, and the executable may be missing.
-
-    Raises:
-        ConfigError: an argument that leret has to know of is among ``extra``; the executable named is not there.
-        PolicyError: no executable; the adapter cannot be merged.
     """
     kind = SERVERS[engine]
     for argument in extra:
@@ -106,10 +102,6 @@ def run_server(
 
     Call it from the main thread: where leret is killed, the kernel ends a server with the thread that started it. It
     must answer within ``timeout_s``, and gets ``grace_s`` to end in; without a log it gets a temporary one.
-
-    Raises:
-        ConfigError: the port is taken.
-        PolicyError: no key where one was named; the server ended, did not get ready in time, or does not complete.
     """
     key = _key(plan.api_key_env)
     environment = {**os.environ, **plan.environment}

@@ -44,11 +44,6 @@ def resolve_policy(policy: str, run: Run | None = None, name: str | None = None)
     """Resolve ``demo``, a model or adapter directory or a hub repository; with a run, ``base`` or one of its policies.
 
     Its name on the server is made of the directory's name and the weights' digest unless one is given.
-
-    Raises:
-        PolicyError: there is no such policy, or its files are damaged.
-        RunError: the run was not sampled.
-        ConfigError: the server could not take the name.
     """
     if name is not None and not _FIT_NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r}: a served model's name is letters, digits, and - _ . / between them")

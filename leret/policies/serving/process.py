@@ -141,9 +141,6 @@ def wait_until_ready(
     """Return once the server has answered one real chat completion.
 
     ``listed`` says that it lists the model by the name that requests use.
-
-    Raises:
-        PolicyError: the process ended, the deadline passed, another server answers, or ours refused the completion.
     """
     began = time.monotonic()
     _wait_for_health(server, url, timeout_s, tell)

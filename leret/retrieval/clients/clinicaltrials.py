@@ -29,9 +29,6 @@ class ClinicalTrials:
     """Implements ``Retriever`` over ClinicalTrials.gov.
 
     The API gives no scores: a passage's is 1 / its rank. A query whose syntax the API refuses finds nothing.
-
-    Args:
-        settings: of the recipe.
     """
 
     def __init__(self, settings: ClinicalTrialsSettings) -> None:

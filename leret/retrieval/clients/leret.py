@@ -67,10 +67,6 @@ class Remote:
         settings: of the recipe.
         corpus: what the server should search; its digest is checked under protocol ``leret``, and its order gives the
             ids under ``doc_id: row``. None checks nothing.
-
-    Raises:
-        ConfigError: a URL is none, or the token's variable is not set.
-        RetrievalError: ``doc_id: row`` without a corpus.
     """
 
     def __init__(self, settings: RemoteSettings, corpus: Documents | None = None) -> None:

@@ -45,9 +45,6 @@ class PubMed:
 
     E-utilities give no scores: a passage's is 1 / its rank, so that the union of several searches is ordered by rank.
     What the query's syntax makes PubMed find nothing for is an empty ranking, as on the site.
-
-    Args:
-        settings: of the recipe.
     """
 
     def __init__(self, settings: PubMedSettings) -> None:

@@ -17,10 +17,6 @@ def make_analyzer(settings: AnalyzerSettings) -> Callable[[str], list[str]]:
     """A function from text to words: lower case, of two letters or digits at least, stop words left out. Thread-safe.
 
     With ``fold_accents`` off these are the words of ``bm25s.tokenize``.
-
-    Raises:
-        RetrievalError: the stop words or the stemmer have an unknown name.
-        MissingDependency: a stemmer is named, and PyStemmer is absent.
     """
     stop = _stopwords(settings.stopwords, settings.fold_accents)
     fold, stem = settings.fold_accents, _stemmer(settings.stemmer)

@@ -76,12 +76,7 @@ class BM25:
 
     @classmethod
     def build(cls, corpus: Documents, directory: Path | None = None, **settings: Any) -> BM25:
-        """Index a corpus, in memory or in a directory; ``settings`` are keys of `BM25Settings`.
-
-        Raises:
-            ValidationError: a setting is out of range (pydantic's).
-            RetrievalError: no document has a word, or the directory cannot be written.
-        """
+        """Index a corpus, in memory or in a directory; ``settings`` are keys of `BM25Settings`."""
         engine = BM25Index(BM25Settings(**settings))
         if directory is None:
             made = _make(corpus, engine.settings)
@@ -93,11 +88,7 @@ class BM25:
 
     @classmethod
     def open(cls, directory: Path, corpus: Documents) -> BM25:
-        """A saved index, mapped into memory.
-
-        Raises:
-            RetrievalError: there is none, it is broken, or it is of another corpus.
-        """
+        """A saved index, mapped into memory."""
         manifest = read_manifest(directory)
         manifest.require_corpus(corpus, directory)
         if manifest.engine != BM25Index.kind:
@@ -106,7 +97,8 @@ class BM25:
         return engine.open(directory, open_documents(manifest, engine, directory))
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        k = clip_k(k, self.n_documents)
+        if not 1 <= k <= self.n_documents:
+            k = clip_k(k, self.n_documents)
         at_once = max(1, _CELLS // k)
         if len(queries) > at_once:
             parts = (queries[start : start + at_once] for start in range(0, len(queries), at_once))

@@ -48,18 +48,7 @@ def _top_k(
     best_scores: NDArray[np.float32],
     n_documents: int,
 ) -> None:
-    """Fill in the best documents of each query, in no order; unused places keep their score of 0.
-
-    Args:
-        words: (n_words,) word ids of all queries, one query after the other.
-        starts: (n_queries + 1,) where each query's words start.
-        data: (n_entries,) BM25 weight of a word in a document, by word.
-        indices: (n_entries,) the document of each weight; unsigned, so that no index is looked at for its sign.
-        indptr: (n_vocabulary + 1,) where each word's weights start.
-        best_documents: (n_queries, k) written; document numbers.
-        best_scores: (n_queries, k) 0 at the start; written: their scores.
-        n_documents: in the index.
-    """
+    """Fill in the best documents of each query, in no order; unused places keep their score of 0."""
     scores = np.zeros(n_documents + _BLOCK, np.float32)  # whole blocks; all 0 again after every query
     for query in range(len(starts) - 1):
         columns = words[starts[query] : starts[query + 1]]

@@ -42,9 +42,6 @@ class RM3:
     Args:
         bm25: searches first, and lends its index.
         settings: of the feedback; those of BM25 are not looked at.
-
-    Raises:
-        RetrievalError: ``bm25`` is another retriever.
     """
 
     def __init__(self, bm25: Retriever, settings: RM3Settings | None = None) -> None:

@@ -7,6 +7,7 @@ the lengths of long documents roughly: its scores are not those of bm25s.
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -123,6 +124,7 @@ class TantivyIndex(IndexEngine):
         builder.add_text_field("words", tokenizer_name="whitespace", index_option="freq")
         builder.add_unsigned_field("place", fast=True)
         folder = directory / _FOLDER
+        shutil.rmtree(folder, ignore_errors=True)  # of a build that was killed
         folder.mkdir()
         progress.start("index words", len(corpus))
         try:

@@ -66,12 +66,7 @@ class IndexEngine(Protocol):
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
-        """The engine that built an index.
-
-        Raises:
-            RetrievalError: its model is gone or is another one.
-            KeyError, TypeError, ValueError: the manifest's settings are not those of this engine.
-        """
+        """The engine that built an index."""
         ...
 
 

@@ -269,9 +269,6 @@ async def serve(
         ready: gets the URL once requests are taken.
         stop: ends the server too.
         drain_s: how long requests that are being answered are waited for.
-
-    Raises:
-        RetrievalError: the port is taken, or the host is not of this machine.
     """
     stop = stop or asyncio.Event()
     runner = web.AppRunner(

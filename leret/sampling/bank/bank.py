@@ -45,11 +45,6 @@ async def load_or_build_bank(
 
     The run's bank is used where it has one, whatever policy made it. Some of the tasks, drawn by the seed, make and
     score the prompts.
-
-    Raises:
-        PolicyError, RetrievalError, ProgramError: the bank could not be made; or nothing was in the adapter's format.
-        ConfigError: the directory of the user's own prompts holds none.
-        RunError: the run's prompts were lost, or it cannot be written.
     """
     bank = run.manifest().get("bank")
     if bank is not None:

@@ -75,9 +75,6 @@ def bootstrap_prompts(
     Returns:
         The zero-shot prompt, then the best few-shot ones, named "1", "2" ... by falling score. Fewer than asked where
         bootstrapping found fewer distinct ones.
-
-    Raises:
-        LeretError: the policy or the retriever failed, or the program on every task.
     """
     if plan.n_prompts == 1:
         return [ZERO_SHOT]

@@ -25,11 +25,7 @@ class Actor(Protocol):
     """Answers the steps of a program: a policy, or a rule."""
 
     async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> Hop:
-        """The step's completion and outputs; its ranking is what was known before it.
-
-        Raises:
-            PolicyError: there is no completion.
-        """
+        """The step's completion and outputs; its ranking is what was known before it."""
         ...
 
 

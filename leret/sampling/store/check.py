@@ -57,11 +57,7 @@ class StoreReport:
 
 
 def check_store(run: Run) -> StoreReport:
-    """Check a run's store; it may be in use, and nothing is written.
-
-    Raises:
-        RunError: there is no store, it cannot be opened, or it is of another schema.
-    """
+    """Check a run's store; it may be in use, and nothing is written."""
     report = StoreReport(bytes=sum(file.stat().st_size for file in run.store.parent.glob(f"{run.store.name}*")))
     with closing(connect(run.store, read_only=True)) as database:
         try:

@@ -21,10 +21,6 @@ def merge_shards(run: Run, shards: Iterable[Path] = (), store: Store | None = No
         run: of the same recipe as the shards. Its own shards, ``R/shards/*.db``, are always merged, and then removed.
         shards: run directories that were sampled elsewhere; they stay as they are.
         store: of the run, where it is open.
-
-    Raises:
-        RunError: a directory is no run, was sampled from another recipe, is damaged, or one of the run's own shards
-            is still sampled into.
     """
     others = [Run.open(path) for path in shards]
     for other in others:

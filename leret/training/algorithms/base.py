@@ -15,7 +15,7 @@ from leret.core.runs import Run
 if TYPE_CHECKING:
     import torch
 
-    from leret.training.data import Encoded, Example
+    from leret.training.data import Encoded, TrainingExample
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Algorithm:
     """
 
     recipe: type[TrainingRecipe]
-    read_examples: Callable[[Any, Run], list[Example]]
+    read_examples: Callable[[Any, Run], list[TrainingExample]]
     make_trainer: Callable[[Any, TrainerInputs], Any]
     oracle_loss: Callable[[Any, Any, Sequence[Mapping[str, Any]]], float]
     describe: Callable[[Any], str]

@@ -11,7 +11,7 @@ from pydantic import Field
 from leret.config.training import TrainingRecipe
 from leret.core.runs import Run
 from leret.training.algorithms.base import Algorithm, TrainerInputs, completion_logps, new_adapter, trainer_arguments
-from leret.training.data import Encoded, Example, read_preferences
+from leret.training.data import Encoded, TrainingExample, read_preferences
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +109,7 @@ class PairCollator:
         return batch | {name: torch.tensor([row[name] for row in rows]) for name in reference}
 
 
-def read_examples(recipe: TrainingRecipe, run: Run) -> list[Example]:
+def read_examples(recipe: TrainingRecipe, run: Run) -> list[TrainingExample]:
     """The run's preferences."""
     return read_preferences(run.preferences)
 

@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt
 from leret.config.training import TrainingRecipe
 from leret.core.runs import Run
 from leret.training.algorithms.base import Algorithm, TrainerInputs, completion_logps, new_adapter, trainer_arguments
-from leret.training.data import Encoded, Example, read_targets
+from leret.training.data import Encoded, TrainingExample, read_targets
 
 IGNORED = -100
 """The label of a token that has no loss, as torch and transformers have it."""
@@ -30,7 +30,7 @@ class SFTRecipe(TrainingRecipe):
         return self.match_steps_of is not None or self.targets != "best"
 
 
-def read_examples(recipe: SFTRecipe, run: Run) -> list[Example]:
+def read_examples(recipe: SFTRecipe, run: Run) -> list[TrainingExample]:
     """The targets of the run's states under the zero-shot prompt."""
     from leret.sampling.preferences.dataset import sft_targets
     from leret.sampling.store.store import Store
