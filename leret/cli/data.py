@@ -109,4 +109,4 @@ def _settings(
     if questions is not None and form is None:
         given["kind"] = detect_kind(questions)
     flags = {f"data.{name}": f"--{name}" for name in given} | {"data.kind": "--format"}
-    return flag_recipe({"data": given}, flags, overrides).data
+    return flag_recipe({"data": given}, flags, overrides, ("data.corpus",) if corpus is None else ()).data

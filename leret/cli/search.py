@@ -145,8 +145,15 @@ def eval_retriever(
     depth_for(list(ir.parse_measures(names)), depth)  # a mistake in them is told before anything is opened
     queries = None if rewrites is None else read_rewrites(rewrites)
     opened = open_retriever(index, token_env=token_env)
-    given = {"kind": form or detect_kind(questions), "questions": questions, "split": split, "limit": limit}
-    data = flag_recipe({"data": {**given, "seed": seed, "skip_invalid": skip_invalid}}, _FLAGS).data
+    given: dict[str, Any] = {
+        "kind": form or detect_kind(questions),
+        "questions": questions,
+        "split": split,
+        "limit": limit,
+    }
+    data = flag_recipe(
+        {"data": {**given, "seed": seed, "skip_invalid": skip_invalid}}, _FLAGS, (), ("data.corpus",)
+    ).data
     loaded = load_tasks(data, opened.ids())
     if loaded.skipped:
         complain(f"{sum(loaded.skipped.values())} bad lines of {questions} are left out", "warning: ")

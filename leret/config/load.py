@@ -46,7 +46,7 @@ def load_recipe(
 ) -> R:
     """Read a recipe: a YAML file, or the name of a shipped one; a ConfigError lists all faults with their places.
 
-    ``overrides`` (``a.b=c``; the value is YAML) win over the file. Files of the dotted keys ``optional`` may be missing
+    ``overrides`` (``a.b=c``; the value is YAML) win over the file. What the keys ``optional`` name may be missing
     (``policy.model`` when it is about to be made).
     """
     file = find_recipe(path, _FOLDERS[model])
@@ -151,7 +151,7 @@ def _checked(
     placed: Placed, model: type[R], beside: Path, overrides: Sequence[str], optional: Collection[str], check: Check
 ) -> R:
     problems = [*placed.problems, *(fault for override in overrides for fault in _override(placed, override))]
-    recipe, faults = _validate(placed, model, check)
+    recipe, faults = _validate(placed, model, check, optional)
     problems += faults
     if recipe is not None:
         recipe, missing = _located(recipe, placed, beside, optional)
@@ -186,7 +186,7 @@ def _override(placed: Placed, override: str) -> list[str]:
     return []
 
 
-def _validate(placed: Placed, model: type[R], check: Check) -> tuple[R | None, list[str]]:
+def _validate(placed: Placed, model: type[R], check: Check, optional: Collection[str]) -> tuple[R | None, list[str]]:
     """The recipe where it is one, and its faults.
 
     Where some values are faulty, the rest is validated without them, for impossible combinations and missing files.
@@ -209,7 +209,7 @@ def _validate(placed: Placed, model: type[R], check: Check) -> tuple[R | None, l
         return None, problems
     for names, message in (*clashes(recipe), *check(recipe)):
         parts = [tuple(name.split(".")) for name in names]
-        if not any(part[: len(bad)] == bad for part in parts for bad in faulty):
+        if names[0] not in optional and not any(part[: len(bad)] == bad for part in parts for bad in faulty):
             problems.append(f"{placed.at(parts[0])}{names[0]}: {message}")
     return recipe, problems
 

@@ -1,8 +1,9 @@
 """An interrupted and resumed training ends in the same bits as one that was left alone."""
 
-import multiprocessing
-import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from leret.training.algorithms.sft import SFTRecipe
 from leret.training.checkpoints import CheckpointDirectory
 from leret.training.stage import plan, train
 from tests.training.training_runs import PowerCutError, Stopper, changed, fail, interrupt, sampled_run
+
+ROOT = Path(__file__).parents[2]
 
 KEYS = {"learning_rate": 1e-3, "num_train_epochs": 2, "save_steps": 4, "logging_steps": 2}
 SFT = SFTRecipe(per_device_train_batch_size=4, **KEYS)
@@ -66,12 +69,21 @@ def test_a_training_stopped_at_its_last_step_takes_no_more(run, straight, steps)
     assert_same_bits(report, straight(SFT) if steps == 12 else weights)
 
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from leret.core.runs import Run
+from leret.training.stage import train
+from tests.training.test_fit import SFT
+from tests.training.training_runs import Stopper
+train(SFT, Run.open(Path(sys.argv[1])), progress=Stopper(9, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+"""
+
+
 def test_a_killed_process_goes_on_from_its_last_checkpoint(run, straight):
-    stopper = Stopper(9, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    process = multiprocessing.get_context("fork").Process(target=train, args=(SFT, run), kwargs={"progress": stopper})
-    process.start()
-    process.join(120)
-    assert process.exitcode == -signal.SIGKILL
+    command = [sys.executable, "-c", KILLED, str(run.path)]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False)
+    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
     cut = CheckpointDirectory(run.policies, "sft").path / "checkpoint-8" / "trainer_state.json"
     cut.write_text(cut.read_text()[:20])  # as if the crash had come while this checkpoint was written
     resumed = train(SFT, run)
