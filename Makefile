@@ -29,7 +29,7 @@ demo: setup  ## a language model learns to search; the result lies in runs/demo
 	$(BIN)/leret demo --run $(RUN) --seed $(SEED)
 
 test: setup  ## the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow'
 
 test-all: setup  ## the tests, slow ones included
 	$(BIN)/python -m pytest -q
@@ -38,7 +38,7 @@ check: setup  ## format, lint, types, tests: all that is asked of a change
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow'
 
 format: setup  ## put the code in its format
 	$(BIN)/ruff format .

@@ -33,12 +33,13 @@ class Settings(BaseModel):
 class KindSettings(Settings):
     """A section with kinds, each a class and a line of a table.
 
-    A class whose ``kind`` has no default stands for the kinds that derive from it: it validates as their union. A kind
-    that is defined beside its engine or policy is known once that table's module is imported.
+    A class whose ``kind`` has no default stands for the kinds that derive from it: it validates as their union.
     """
 
     default_kind: ClassVar[str]
     """Of a section that names none."""
+    table: ClassVar[Mapping[str, Any]] = {}
+    """From kinds to entries with their class, ``settings``; the table's module puts it here."""
 
     kind: str
 
@@ -47,6 +48,8 @@ class KindSettings(Settings):
         """The classes that may stand where this one does."""
         if not cls.model_fields["kind"].is_required():
             return (cls,)
+        if cls.table:
+            return tuple(entry.settings for entry in cls.table.values() if issubclass(entry.settings, cls))
         found = (kind for below in cls.__subclasses__() for kind in below.kinds())
         return tuple({kind.model_fields["kind"].default: kind for kind in found}.values())
 

@@ -79,6 +79,8 @@ POLICIES = {
 }
 """Every kind of `policy.kind`."""
 
+PolicySettings.table = POLICIES
+
 _shared: dict[tuple[str, str], Policy] = {}
 _shared_lock = threading.Lock()
 

@@ -77,6 +77,8 @@ ENGINES = {
 }
 """Every kind of `retriever.kind`."""
 
+RetrieverSettings.table = ENGINES
+
 
 def load_retriever(
     settings: RetrieverSettings, corpus: Documents | None, cache: Path, progress: Progress | None = None

@@ -21,7 +21,7 @@ from leret.policies.local.chat_template import ChatTemplate, PromptEncoder, appl
 from leret.policies.local.policy import LocalPolicy
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
-from leret.training.data import Encoder, end_token
+from leret.training.data import TokenEncoder, end_token
 from leret.training.stage import train
 from tests.policies.conftest import ask
 from tests.tiny import tiny_policy
@@ -59,7 +59,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def test_what_is_sampled_is_what_is_trained_with_one_end_token(model_of: Any, template: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model_of(template))
     end = end_token(tokenizer, [tokenizer.eos_token_id])
-    encoder = Encoder(tokenizer, end)
+    encoder = TokenEncoder(tokenizer, end)
     for messages in (MESSAGES, FEW_SHOT):
         sampled = list(PromptEncoder(tokenizer, None, template).encode(messages).token_ids)
         assert encoder.prompt_ids(messages) == sampled == ChatTemplate(tokenizer, template).tokens(messages)
@@ -68,7 +68,7 @@ def test_what_is_sampled_is_what_is_trained_with_one_end_token(model_of: Any, te
 
 def test_a_bare_completion_and_one_cut_off_in_its_thought_train_a_hybrid_model(model_of: Any) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model_of("qwen3"))
-    encoder = Encoder(tokenizer, end_token(tokenizer, [tokenizer.eos_token_id]))
+    encoder = TokenEncoder(tokenizer, end_token(tokenizer, [tokenizer.eos_token_id]))
     for text in WRITTEN:
         ids = encoder._completion(
             encoder.prompt_ids(MESSAGES), encoder._ids([encoder.render(MESSAGES) + text])[0], text

@@ -1,1 +1,0 @@
-"""The one HTTP client: policies and search engines behind a server both ask through it."""

@@ -1,1 +1,0 @@
-"""The LM behind a program: in this process, or behind OpenAI-compatible servers."""
