@@ -225,14 +225,15 @@ def completions_of(answer: Answer, n: int, max_tokens: int) -> list[Completion]:
     Where a server counts the tokens of all choices together, each choice gets its share by the length of its text,
     and the shares add up to what was counted.
     """
-    choices = _choices(answer)
+    body = answer.json
+    choices = body["choices"] if body.get("choices") and not body.get("error") else _choices(answer)
     if len(choices) != n:
         raise answer.malformed(f"{len(choices)} choices for n={n}")
     if n > 1:
         choices = sorted(choices, key=lambda choice: choice.get("index", 0))
         if len({choice.get("index", place) for place, choice in enumerate(choices)}) < n:
             raise ValueError("two choices have one index")
-    usage = answer.json.get("usage") or {}
+    usage = body.get("usage") or {}
     n_prompt, n_written = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
     if min(n_prompt, n_written) < 0:
         raise ValueError("a number of tokens is below 0")
