@@ -1,5 +1,5 @@
 """``python -m leret``."""
 
-from leret.cli import main
+from leret.cli.app import app
 
-main()
+app()

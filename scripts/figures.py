@@ -43,8 +43,8 @@ def graph(modules: dict[str, Path]) -> dict[str, set[str]]:
     """Which modules each module imports."""
     arrows: dict[str, set[str]] = {}
     for module, path in modules.items():
-        named = ((f"{base}.{name}" if f"{base}.{name}" in modules else base) for _, base, name in imports(path, module))
-        arrows[module] = {there for there in named if there in modules and there != module}
+        named = {there for _, base, name in imports(path, module) for there in (base, f"{base}.{name}")}
+        arrows[module] = {there for there in named if there in modules and there not in {module, "leret"}}
     return arrows
 
 

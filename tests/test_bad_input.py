@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from leret.cli import app
+from leret.cli.app import app
 from leret.core import yaml
 from leret.core.runs import Run
 from tests.tiny import tiny_policy

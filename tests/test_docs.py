@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from leret.cli import app
+from leret.cli.app import app
 from leret.core.errors import LeretError
 from tests.first_steps import write_world
 from tests.tiny import tiny_policy

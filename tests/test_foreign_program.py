@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import leret
-from leret.cli import app
+from leret.cli.app import app
 
 PROGRAM = Path(__file__).parent / "programs/threehop.py"
 SAMPLING = f"""

@@ -30,7 +30,7 @@ def rounded(value):
 
 
 def invoke(*words: str) -> None:
-    from leret.cli import app
+    from leret.cli.app import app
 
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
@@ -63,6 +63,6 @@ def test_a_small_run_equals_the_golden_files(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    for file_name, found in contents(Path(sys.argv[1]), Path("/tmp/golden-export.jsonl")).items():
+    for file_name, found in contents(Path(sys.argv[1]), Path(sys.argv[1]) / "golden-export.jsonl").items():
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found)
         (GOLDEN / file_name).write_text(text, encoding="utf-8")

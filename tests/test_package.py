@@ -33,7 +33,7 @@ OF_OTHERS = {"httpx", "pydantic_core", "yarl"}
 
 @pytest.mark.parametrize(
     "module",
-    ["leret", "leret.cli", "leret.config.sampling", "leret.config.load", "leret.core.runs", "leret.core.errors"],
+    ["leret", "leret.cli.app", "leret.config.sampling", "leret.config.load", "leret.core.runs", "leret.core.errors"],
 )
 def test_a_cheap_module_loads_nothing_heavy(module: str) -> None:
     code = f"import {module}, sys; print(*(n for n in {HEAVY!r} if n in sys.modules))"
@@ -44,8 +44,8 @@ def test_a_cheap_module_loads_nothing_heavy(module: str) -> None:
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys; sys.argv = ['leret', '--help']\n"
-        "from leret.cli import main\n"
-        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "from leret.cli.app import app\n"
+        "try:\n    app()\nexcept SystemExit:\n    pass\n"
         f"print(*(n for n in {(*HEAVY, 'pydantic')!r} if n in sys.modules), file=sys.stderr)\n"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -21,7 +21,7 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 from typer.testing import CliRunner
 import leret
-from leret.cli import app
+from leret.cli.app import app
 
 def invoke(*words):
     result = CliRunner().invoke(app, words)

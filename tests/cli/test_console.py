@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from leret.cli import app
+from leret.cli.app import app
 from leret.cli.console import ProgressLines, complain, done, facts, say, table
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m?")

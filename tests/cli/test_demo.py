@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from leret.cli import app
+from leret.cli.app import app
 from leret.core import yaml
 from leret.core.bundled import demo_policy
 from leret.datasets.world.generate import generate
@@ -154,7 +154,7 @@ DRIVER = """
 import json, sys
 import leret
 from typer.testing import CliRunner
-from leret.cli import app
+from leret.cli.app import app
 
 assert leret.__file__.startswith(sys.argv[1]), leret.__file__
 for command in json.loads(sys.argv[2]):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from leret.cli import app
+from leret.cli.app import app
 
 CORPUS = [
     {"doc_id": "d1", "title": "Cat", "text": "The cat sat on the mat."},

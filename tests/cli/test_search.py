@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from leret.cli import app
+from leret.cli.app import app
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.retrieval.engines.bm25 import BM25

@@ -13,7 +13,7 @@ import ir_measures
 import pytest
 from typer.testing import CliRunner
 
-from leret.cli import app
+from leret.cli.app import app
 from leret.core.errors import ConfigError, DataError
 from leret.core.types import Document, Outcome, Passage, Ranking, Task
 from leret.datasets.corpus import Corpus

@@ -295,7 +295,7 @@ async def serve(
         for number in (signal.SIGTERM, signal.SIGINT):
             try:
                 loop.add_signal_handler(number, stop.set)
-            except (NotImplementedError, RuntimeError, ValueError):
+            except RuntimeError:
                 break  # not in the main thread: whoever started the server stops it
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
         ready(f"http://{shown}:{listener.sockets[0].getsockname()[1]}")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from leret.cli import app
+from leret.cli.app import app
 from leret.config.policy import PolicySettings
 from leret.core import yaml
 from leret.core.errors import ConfigError

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 from typer.testing import CliRunner
 
-from leret.cli import app
+from leret.cli.app import app
 from leret.core.runs import Run
 from leret.sampling.stage import sample
 from leret.sampling.store.check import check_store

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
 
-from leret.cli import app
+from leret.cli.app import app
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
 from leret.core.types import Sample, State, digest
