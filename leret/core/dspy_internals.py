@@ -7,9 +7,10 @@ Written against dspy 3.4.1. What is public and stable (Module, Predict, Signatur
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import Context, copy_context
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import dspy
@@ -30,21 +31,57 @@ class PlainJSONAdapter(dspy.JSONAdapter):
     acall = dspy.ChatAdapter.acall
 
 
-def without_bookkeeping(program: dspy.Module) -> Callable[..., Any]:
-    """The program's ``forward``, without the callbacks, usage and settings that DSPy handles around a call.
+class AdapterProxy:
+    """Stands in ``settings.adapter``: a call of the adapter goes to ``answer``, all else to the adapter itself.
 
-    A program with a ``__call__`` of its own is called as it is.
+    A proxy and no subclass: DSPy wraps the methods of every subclass again, and programs ask the ambient adapter for
+    more than calls (ReAct formats its trajectory by it). ``answer`` gets the adapter and the arguments of its call.
     """
-    kind: Any = type(program)
-    own = kind.__call__ is not dspy.Module.__call__ or "forward" in vars(program)
-    # The method is taken from the class, or DSPy warns of a direct call.
-    return cast(Callable[..., Any], program if own else kind.forward.__get__(program))
+
+    def __init__(self, adapter: dspy.Adapter, answer: Callable[..., list[dict[str, Any]]]) -> None:
+        self.__dict__.update(_adapter=adapter, _answer=answer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._adapter)
+
+    def __call__(self, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any) -> list[dict[str, Any]]:
+        return cast(list[dict[str, Any]], self._answer(self._adapter, lm, lm_kwargs, signature, demos, inputs))
+
+    async def acall(self, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any) -> list[dict[str, Any]]:
+        return self(lm, lm_kwargs, signature, demos, inputs)
 
 
-def replay_context(adapter: dspy.Adapter) -> Context:
-    """Context variables of a run that asks no LM: no trace, no history. Making them costs as much as a run."""
-    with dspy.context(trace=None, disable_history=True, adapter=adapter):
-        return copy_context()
+def one_call(adapter: dspy.Adapter) -> dspy.Adapter:
+    """The adapter without a second call where a completion does not parse: one state and one seed are one call."""
+    if not getattr(adapter, "use_json_adapter_fallback", False):
+        return adapter
+    adapter = copy.copy(adapter)
+    adapter.use_json_adapter_fallback = False
+    return adapter
+
+
+def calling_predictor() -> Any:
+    """The module whose call is at work."""
+    callers = dspy.settings.caller_modules
+    return callers[-1] if callers else None
+
+
+def carried_run() -> Any:
+    """What `carrying` carries; None elsewhere."""
+    return dspy.settings.get("_leret_run")
+
+
+QUIET: dict[str, Any] = {"trace": None, "callbacks": [], "disable_history": True, "warn_on_type_mismatch": False}
+"""Settings without what DSPy notes of a call."""
+
+
+def carrying(run: Any, **settings: Any) -> AbstractContextManager[None]:
+    """Settings of a pass that leret watches: they reach `dspy.Parallel`'s threads, as context variables do not."""
+    return cast(AbstractContextManager[None], dspy.context(**settings, _leret_run=run))
 
 
 def is_turn_by_turn(adapter: dspy.Adapter, kinds: Sequence[type[dspy.Adapter]]) -> bool:
@@ -99,7 +136,8 @@ class EngineLM(dspy.LM):
     """
 
     def __init__(self, name: str, answer: Callable[[lm15.Request], lm15.Response], **settings: Any) -> None:
-        super().__init__(f"leret/{name}", engine=_Engine(answer), cache=False, num_retries=0, **settings)
+        engines = {"engine": _Engine(answer), "async_engine": _AsyncEngine(answer)}
+        super().__init__(f"leret/{name}", cache=False, num_retries=0, **engines, **settings)
 
 
 class _Engine:
@@ -116,3 +154,14 @@ class _Engine:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class _AsyncEngine:
+    def __init__(self, answer: Callable[[lm15.Request], lm15.Response]) -> None:
+        self._answer = answer
+
+    def __deepcopy__(self, memo: dict[int, object]) -> _AsyncEngine:
+        return self
+
+    async def complete(self, request: lm15.Request) -> lm15.Response:
+        return self._answer(request)

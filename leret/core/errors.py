@@ -8,6 +8,7 @@
     |-- RetrievalError   an index, a retriever, a retrieval server
     |-- PolicyError      a model directory, an LM server, a completion that never came
     |-- ProgramError     a user's DSPy program: its file, its class, what it does
+    |-- ReplayError      a program that is no function of its completions: nothing can be sampled with it
     |-- TrainingError    a trainer, its inputs, a failed pre-flight
     `-- RunError         a run directory: missing, foreign, of another version, locked, full
 
@@ -58,6 +59,10 @@ class PolicyError(LeretError):
 
 class ProgramError(LeretError):
     """A DSPy program that cannot be loaded, replayed or saved."""
+
+
+class ReplayError(LeretError):
+    """A program that does not come to the same place again, or sends something else than was recorded."""
 
 
 class TrainingError(LeretError):

@@ -15,7 +15,7 @@ from leret.core.errors import ConfigError, RetrievalError
 from leret.core.types import Document, Failure, Hop, Passage, Rollout, Task
 from leret.evaluation.results import ScoredHop, first_runs
 from leret.programs.prompts import Formatter
-from leret.programs.replay import NeedsCompletion
+from leret.programs.replay import NeedsCompletion, Step
 from leret.retrieval.base import Retriever
 from leret.retrieval.fusion import reciprocal_rank_fusion
 
@@ -33,10 +33,11 @@ class ScriptedPolicy:
         self._formatter = formatter
         self._script = script
 
-    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> Hop:
+    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[Hop, Step]:
         """A hop without a completion."""
         outputs = answer_fields(self._formatter.signature(need.predictor), self._script(task, step))
-        return Hop(need.predictor, need.inputs, (), None, outputs, need.ranking)
+        hop = Hop(need.predictor, need.inputs, (), None, outputs, need.ranking)
+        return hop, self._formatter.scripted(need, outputs)
 
 
 def raw_question(task: Task, step: int) -> Sequence[str]:

@@ -1,124 +1,166 @@
-"""What is sent and stored is what the DSPy program itself would send: proven before a question is sampled.
+"""What is sent and stored is what the DSPy program itself would send: proven on the first paths that are sampled.
 
-The program is run twice on the same task with the same made-up completions and the same retriever: by the runner that
-sampling is made of, and by DSPy, with an LM that records what it is asked.
+The path is run again by DSPy, under the user's own adapter, with an LM that answers with the path's completions and
+compares what it is asked.
 """
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Literal
 
 import dspy
+from dspy.utils.callback import BaseCallback
 from pydantic import BaseModel, ValidationError
 
 from leret.core.aio import suppress_output
-from leret.core.dspy_internals import EngineLM, lm15, messages_of, text_response
-from leret.core.errors import ProgramError, RetrievalError
-from leret.core.types import Hop, Task
+from leret.core.dspy_internals import QUIET, AdapterProxy, EngineLM, carrying, lm15, messages_of, text_response
+from leret.core.errors import ProgramError, ReplayError
+from leret.core.types import Ranking, Task
 from leret.policies.base import Messages
 from leret.programs.prompts import ZERO_SHOT, Prompt
-from leret.programs.replay import Finished, SearchResults, bound_inputs
+from leret.programs.replay import Finished, NeedsCompletion, SearchResults, Step, bound_inputs, tool_key
 from leret.programs.runner import ProgramRunner
+from leret.retrieval.base import Retriever
 
 
-async def check_messages(
-    program: dspy.Module, runner: ProgramRunner, prompts: Sequence[Prompt], tasks: Sequence[Task]
-) -> tuple[int, tuple[str, ...]]:
-    """Compare what leret sends with what the program sends, for the first task that calls an LM.
+async def check_path(
+    program: dspy.Module,
+    runner: ProgramRunner,
+    task: Task,
+    steps: Sequence[Step],
+    results: SearchResults,
+    prompts: Sequence[Prompt] = (ZERO_SHOT,),
+) -> None:
+    """Refuse a program that does not send, with the completions of a path, what leret sent there.
 
-    ``program`` is not the one that is replayed, but another instance; it may fail on some of the tasks.
-
-    Returns:
-        LM calls that were compared, and why not more, where the program had not ended.
+    ``program`` is not the one that is replayed, but another instance.
     """
-    n = 0
-    stops: dict[str, None] = {}
-    for task in tasks:
-        if n:
-            break
-        for prompt in prompts:
-            hops, why = await made_up_hops(runner, task, prompt)
-            sent = program_messages(program, runner, task, prompt, [hop.completion or "" for hop in hops])
-            for place, hop in enumerate(hops):
-                theirs = sent[place] if place < len(sent) else None
-                if theirs != hop.messages:
-                    raise ProgramError(
-                        f"{type(program).__name__}, question {task.id}, prompt {prompt.name}, LM call {place + 1} "
-                        f"(predictor {hop.predictor}): what leret would send and store is not what the program sends:\n"
-                        f"{message_difference(hop.messages, theirs)}\n"
-                        "Nothing was sampled. The program must build its inputs from its question, its completions "
-                        "and leret.Search alone, the same in every run, and call its predictors as they are"
-                    )
-            n += len(hops)
-            if why:
-                stops[f"question {task.id}, after LM call {len(hops)}: {why}"] = None
-    if not n:
-        why = next(iter(stops), f"question {tasks[0].id} ends without one")
-        raise ProgramError(
-            f"{type(program).__name__} calls no LM for {len(tasks)} questions ({why}), so there is nothing to "
-            "sample, and what it sends cannot be checked; correct the program, or remove those questions"
-        )
-    return n, tuple(stops)
+    needs = [await runner.advance(task, steps[:n], results) for n in range(len(steps))]
+    for prompt in prompts:
+        ours = [
+            (runner.formatter.messages(need, prompt), step.text or "")
+            for need, step in zip(needs, steps, strict=True)
+            if isinstance(need, NeedsCompletion)
+        ]
+        left, other, foreign = await asyncio.to_thread(_run_stock, program, runner, task, prompt, ours, dict(results))
+        where = f"{type(program).__name__}, task {task.id}, prompt {prompt.name}"
+        if foreign:
+            raise ReplayError(
+                f"{where}: it calls the LM {foreign} with an adapter of its own, where leret cannot answer; set one "
+                "of the two outside of forward"
+            )
+        if left:
+            raise ReplayError(
+                f"{where}: what leret sent is not what the program sends:\n{message_difference(left[0], other)}\n"
+                "The program must build its inputs from its task, its completions and its searches alone, the same "
+                "in every run"
+            )
 
 
-async def made_up_hops(runner: ProgramRunner, task: Task, prompt: Prompt = ZERO_SHOT) -> tuple[list[Hop], str | None]:
-    """The steps of one run, answered by made-up outputs, and why they do not lead to its end, where they do not."""
-    formatter, results = runner.formatter, SearchResults()
-    hops: list[Hop] = []
-    while True:
-        try:
-            need = await runner.advance(task, [hop.outputs or {} for hop in hops], results)
-        except ProgramError as error:
-            return hops, str(error)  # made-up outputs need not make sense to it; sampling records such a failure
-        if isinstance(need, Finished):
-            return hops, None
-        name = need.predictor
-        fields = made_up(formatter.signature(name, prompt), f"{task.text} {len(hops)}")
-        completion = "" if fields is None else formatter.completion(name, fields)
-        outputs = formatter.parse(name, completion) if completion else None
-        messages = formatter.messages(name, need.inputs, prompt)
-        hops.append(Hop(name, need.inputs, messages, completion, outputs, need.ranking))
-        if outputs is None:
-            return hops, f"no outputs of predictor {name} could be made up that the adapter reads back"
-
-
-def program_messages(
-    program: dspy.Module, runner: ProgramRunner, task: Task, prompt: Prompt, completions: Sequence[str]
-) -> list[Messages]:
-    """What DSPy sends when it runs the program under a prompt, gets these completions, and is stopped after them."""
-    formatter = runner.formatter
-    sent: list[Messages] = []
+def _run_stock(
+    program: dspy.Module,
+    runner: ProgramRunner,
+    task: Task,
+    prompt: Prompt,
+    path: Sequence[tuple[Messages, str]],
+    results: SearchResults,
+) -> tuple[list[Messages], Messages | None, str]:
+    """Messages of the path that DSPy does not send, the first others that it sends, and an LM out of reach."""
+    left = list(path)
+    others: list[Messages] = []
 
     def answer(request: lm15.Request) -> lm15.Response:
-        if len(sent) == len(completions):
-            raise ProgramError("all calls that are compared were made")
-        sent.append(messages_of(request))
-        return text_response(request, completions[len(sent) - 1])
+        messages = messages_of(request)
+        place = next((i for i, (known, _) in enumerate(left) if known == messages), None)
+        if place is None:
+            others.append(messages)
+            raise _PathLeft
+        return text_response(request, left.pop(place)[1])
 
-    lm, retriever = EngineLM("recorder", answer), runner.searches.retriever
-    before = [(predictor, predictor.signature, predictor.demos) for _, predictor in program.named_predictors()]
+    lm, watch = EngineLM("recorder", answer), _ForeignLMs()
+    formatter, program = runner.formatter, program.deepcopy()
+    proxy = AdapterProxy(formatter.adapter, lambda adapter, lm_, *call: adapter(lm, *call))
+    for name, predictor in program.named_predictors():
+        predictor.lm = lm
+        predictor.signature = formatter.signature(name, prompt)
+        if name in prompt.demos:
+            predictor.demos = [dict(demo) for demo in prompt.demos[name]]
+    observer = _Remembered(results, None if runner.searches is None else runner.searches.retriever)
     try:
-        for name, predictor in program.named_predictors():
-            predictor.signature = formatter.signature(name, prompt)
-            if name in prompt.demos:
-                predictor.demos = [dict(demo) for demo in prompt.demos[name]]
-        with (
-            suppress_output("dspy"),
-            dspy.context(lm=lm, adapter=formatter.adapter, rm=retriever, disable_history=True),
-        ):
-            program(**bound_inputs(program, task))
-    except RetrievalError:
-        raise
+        settings = {**QUIET, "callbacks": [watch], "adapter": proxy, "lm": lm, "rm": runner.replay.rm}
+        with suppress_output("dspy"), carrying(observer, **settings):
+            inputs = bound_inputs(program, task)
+            asyncio.run(program.acall(**inputs)) if runner.replay.is_async else program(**inputs)
+    except _PathLeft:
+        pass
     except Exception:
-        pass  # it goes no further; a call that is missing then is reported as a difference
-    finally:
-        for predictor, signature, demos in before:
-            predictor.signature, predictor.demos = signature, demos
-    return sent
+        pass  # it goes no further; a call that is missing then is reported
+    return [messages for messages, _ in left], others[0] if others else None, watch.found
+
+
+class _PathLeft(BaseException):
+    """The program asks for more than the path has."""
+
+
+class _ForeignLMs(BaseCallback):
+    found = ""
+
+    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        if not isinstance(instance, EngineLM):
+            self.found = str(getattr(instance, "model", type(instance).__name__))
+
+
+class _Remembered:
+    """Answers searches as the path did."""
+
+    def __init__(self, results: SearchResults, retriever: Retriever | None) -> None:
+        self._results, self._retriever = results, retriever
+
+    def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking:
+        asked = self._retriever or retriever
+        key = (query, k) if self._retriever is not None or asked is None else (query, k, id(asked))
+        if key not in self._results:
+            if asked is None:
+                raise ProgramError("a leret.Search has no retriever")
+            self._results[key] = asked.search([query], k)[0]
+        ranking: Ranking = self._results[key]
+        return ranking
+
+    def call_tool(self, name: str, arguments: Any, ask: Callable[[], Any]) -> Any:
+        key = tool_key(name, arguments)
+        if key not in self._results:
+            self._results[key] = ask()
+        return copy.deepcopy(self._results[key])
+
+    def add(self, query: str, added: Ranking) -> None:
+        """Nothing is noted."""
+
+
+async def made_up_path(
+    runner: ProgramRunner, task: Task, prompt: Prompt = ZERO_SHOT
+) -> tuple[list[NeedsCompletion], str | None]:
+    """The steps of one run, answered by made-up outputs, and why they do not lead to its end, where they do not."""
+    results: SearchResults = {}
+    needs: list[NeedsCompletion] = []
+    steps: list[Step] = []
+    while True:
+        try:
+            need = await runner.advance(task, steps, results)
+        except ProgramError as error:
+            return needs, str(error)  # made-up outputs need not make sense to it
+        if isinstance(need, Finished):
+            return needs, None
+        needs.append(need)
+        fields = None if need.call.signature is None else made_up(need.call.signature, f"{task.text} {len(steps)}")
+        if fields is None:
+            return needs, f"no outputs of predictor {need.predictor} could be made up"
+        steps.append(runner.formatter.scripted(need, fields))
 
 
 def made_up(signature: type[dspy.Signature], text: str) -> dict[str, Any] | None:

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import dspy
 from pydantic_core import to_jsonable_python
 
-from leret.core.dspy_internals import PART_MARKER, AdapterParseError, is_turn_by_turn, last_message
-from leret.core.errors import RunError
+from leret.core.dspy_internals import (
+    PART_MARKER,
+    AdapterParseError,
+    EngineLM,
+    is_turn_by_turn,
+    last_message,
+    lm15,
+    messages_of,
+    text_response,
+)
+from leret.core.errors import ProgramError, RunError
 from leret.core.types import digest
 from leret.policies.base import Messages
 from leret.programs.adapters import CompactAdapter
-from leret.programs.replay import PLAIN
+from leret.programs.replay import PLAIN, Call, NeedsCompletion, Replay, Step
 
 _PROOFS = 3
 """Messages of a prompt that are formatted both ways."""
@@ -69,82 +79,146 @@ ZERO_SHOT = Prompt("0")
 class Formatter:
     """Turns a step into messages and a completion into outputs, exactly as the DSPy program would.
 
-    Instructions and demos are most of the work, so they are formatted once a prompt, and then only the last turn.
-    Whether that equals what the adapter gives is tested on the first messages of every prompt, and a prompt where it
-    does not is formatted in full each time; so is every call of an adapter with a ``format`` of its own.
+    The program's own adapter makes both, over a stand-in for its LM. Of a `Call` that is as usual, instructions and
+    demos are formatted once a prompt, and then only the last turn, and completions are parsed by the adapter's
+    ``parse`` alone. Whether that equals what the adapter's call gives is tested on the first messages of every prompt
+    and the first completions of every predictor; where it does not, the call is made in full each time.
     """
 
-    def __init__(self, program: dspy.Module, adapter: dspy.Adapter) -> None:
-        self.adapter = adapter
-        self._predictors = dict(program.named_predictors())
-        self._splits = is_turn_by_turn(adapter, [CompactAdapter])
+    def __init__(self, replay: Replay) -> None:
+        self.adapter = replay.adapter
+        self._predictors = replay.predictors
+        self._splits = is_turn_by_turn(self.adapter, [CompactAdapter])
         # The messages before the last one, and how often that was proven; None: formatted in full.
         self._heads: dict[tuple[str, str], tuple[Messages, int] | None] = {}
+        self._parses: dict[str, int | None] = {}
         self._signatures: dict[tuple[str, str], type[dspy.Signature]] = {}
 
     def signature(self, predictor: str, prompt: Prompt = ZERO_SHOT) -> type[dspy.Signature]:
         """The predictor's signature under a prompt's instructions."""
-        text = prompt.instructions.get(predictor)
-        signature: type[dspy.Signature] = self._predictors[predictor].signature
-        if text is None:
-            return signature
-        key = (predictor, prompt.digest)  # making one takes a thousand times as long as finding it
-        if key not in self._signatures:
-            self._signatures[key] = signature.with_instructions(text)
-        return self._signatures[key]
+        return self._instructed(self._predictors[predictor].signature, predictor, prompt)
+
+    def need(self, predictor: str, inputs: Mapping[str, Any]) -> NeedsCompletion:
+        """A usual call of a predictor, of which only the inputs are known."""
+        own = self._predictors[predictor]
+        call = Call(predictor, True, self.adapter, None, {}, own.signature, own.demos, inputs)
+        return NeedsCompletion("", predictor, inputs, (), call)
 
     def messages(
-        self,
-        predictor: str,
-        inputs: Mapping[str, Any],
-        prompt: Prompt = ZERO_SHOT,
-        last: Mapping[str, str] | None = None,
+        self, need: NeedsCompletion, prompt: Prompt = ZERO_SHOT, last: Mapping[str, str] | None = None
     ) -> Messages:
         """The messages that are sent to the LM.
 
-        ``last`` is the last one for the same inputs under another prompt, where it is known; that saves work.
+        ``last`` is the last one of the same need under another prompt, where it is known; that saves work.
         """
-        key = (predictor, prompt.digest)
+        key = (need.predictor, prompt.digest)
         head = self._heads.get(key)
-        plain = all(  # a history or an image is laid out over several messages
+        plain = need.call.usual and all(  # a history or an image is laid out over several messages
             isinstance(value, PLAIN) or (isinstance(value, list) and all(isinstance(item, PLAIN) for item in value))
-            for value in inputs.values()
+            for value in need.inputs.values()
         )
         if head is None or not plain:
-            whole = self._in_full(predictor, inputs, prompt)
+            whole = self._in_full(need, prompt)
             if key not in self._heads and self._splits and plain:
                 self._heads[key] = whole[:-1], 0
             return whole
-        signature = self.signature(predictor, prompt)
+        signature = self.signature(need.predictor, prompt)
         if last is not None:
             message = dict(last)
         elif isinstance(self.adapter, CompactAdapter):
-            message = self.adapter.format(signature, (), inputs)[-1]
+            message = self.adapter.format(signature, (), need.inputs)[-1]
         else:
-            message = last_message(self.adapter, signature, inputs)
+            message = last_message(self.adapter, signature, need.inputs)
         if not message["content"] or PART_MARKER in message["content"]:
-            return self._in_full(predictor, inputs, prompt)
+            return self._in_full(need, prompt)
         before, n_proofs = head
         made = (*before, message)
         if n_proofs < _PROOFS:
-            whole = self._in_full(predictor, inputs, prompt)
+            whole = self._in_full(need, prompt)
             self._heads[key] = (before, n_proofs + 1) if made == whole else None
             return whole
         return made
 
-    def parse(self, predictor: str, completion: str) -> dict[str, Any] | None:
-        """The outputs in a completion, or None where it is not in the adapter's format."""
-        try:
-            outputs: dict[str, Any] = self.adapter.parse(self._predictors[predictor].signature, completion)
-        except AdapterParseError:
-            return None
-        return outputs
+    def step(self, need: NeedsCompletion, completion: str) -> Step:
+        """The step that a completion makes; its outputs are the adapter's error where it does not parse."""
+        name, call = need.predictor, need.call
+        n_proofs = self._parses.get(name, 0) if call.usual else None
+        quick: list[dict[str, Any]] | AdapterParseError | None = None
+        if n_proofs is not None:
+            try:
+                quick = [self.adapter.parse(call.signature, completion)]
+            except AdapterParseError as error:
+                quick = error
+            if n_proofs == _PROOFS:
+                return Step(need.key, name, quick, completion)
+        outputs = outputs_of(call, completion)
+        if n_proofs is not None:
+            same = isinstance(quick, AdapterParseError) == isinstance(outputs, AdapterParseError)
+            proven = same and (quick == outputs or isinstance(outputs, AdapterParseError))
+            self._parses[name] = n_proofs + 1 if proven else None
+        return Step(need.key, name, outputs, completion)
+
+    def scripted(self, need: NeedsCompletion, outputs: Mapping[str, Any]) -> Step:
+        """The step that outputs make without a completion."""
+        return Step(need.key, need.predictor, [dict(outputs)])
 
     def completion(self, predictor: str, outputs: Mapping[str, Any]) -> str:
         """The completion that carries these outputs."""
         return str(self.adapter.format_assistant_message_content(self._predictors[predictor].signature, dict(outputs)))
 
-    def _in_full(self, predictor: str, inputs: Mapping[str, Any], prompt: Prompt) -> Messages:
-        demos = prompt.demos.get(predictor, self._predictors[predictor].demos)
-        signature = self.signature(predictor, prompt)
-        return tuple(self.adapter.format(signature, [dict(demo) for demo in demos], dict(inputs)))
+    def _instructed(self, signature: type[dspy.Signature], name: str, prompt: Prompt) -> type[dspy.Signature]:
+        text = prompt.instructions.get(name)
+        if text is None:
+            return signature
+        if signature is not self._predictors[name].signature:
+            return cast(type[dspy.Signature], signature.with_instructions(text))
+        key = (name, prompt.digest)  # making one takes a thousand times as long as finding it
+        if key not in self._signatures:
+            self._signatures[key] = signature.with_instructions(text)
+        return self._signatures[key]
+
+    def _in_full(self, need: NeedsCompletion, prompt: Prompt) -> Messages:
+        call, name = need.call, need.predictor
+        if call.request is not None:
+            return messages_of(call.request)
+        demos = [dict(demo) for demo in prompt.demos.get(name, call.demos)]
+        request = request_of(call, self._instructed(call.signature, name, prompt), demos)
+        if request.tools or request.config.response_format:
+            raise ProgramError(
+                f"{name} calls its LM with tools or a response format, and a leret policy writes text alone; use an "
+                "adapter with use_native_function_calling=False"
+            )
+        return messages_of(request)
+
+
+def request_of(call: Call, signature: type[dspy.Signature], demos: Sequence[Mapping[str, Any]]) -> lm15.Request:
+    """What the call's adapter sends, taken where the LM would get it."""
+    assert call.adapter is not None
+    seen: list[lm15.Request] = []
+
+    def take(request: lm15.Request) -> lm15.Response:
+        seen.append(request)
+        raise _Seen
+
+    with suppress(_Seen):
+        call.adapter(EngineLM("request", take), dict(call.config or {}), signature, demos, dict(call.inputs or {}))
+    if not seen:
+        raise ProgramError(f"{type(call.adapter).__name__} answered a call of {call.predictor} without asking its LM")
+    return seen[0]
+
+
+def outputs_of(call: Call, completion: str) -> list[dict[str, Any]] | AdapterParseError:
+    """What the call's adapter makes of a completion."""
+    if call.adapter is None:
+        return []
+    lm = EngineLM("response", lambda request: text_response(request, completion))
+    try:
+        return list(
+            call.adapter(lm, dict(call.config or {}), call.signature, list(call.demos), dict(call.inputs or {}))
+        )
+    except AdapterParseError as error:
+        return error
+
+
+class _Seen(BaseException):
+    """Ends a call whose request was taken; passes an adapter's own handlers."""

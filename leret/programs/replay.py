@@ -1,180 +1,536 @@
 """Running a program as a function of its completions.
 
-A program is run from its start at every step, with the outputs of the steps before: neither an LM nor a retriever is
-asked on the way, so a run takes microseconds, and any state can be reached again from what is stored.
+A program is run from its start at every step, with the completions of the steps before: neither an LM nor a retriever
+is asked on the way, so a run takes a fraction of a millisecond, and any state can be reached again from what is stored.
+
+Nothing of the program or of DSPy is replaced for that. A proxy around the adapter in ``dspy.settings`` sees every call
+of a predictor, with the signature, demos and inputs that the program gives it; it returns the recorded outputs, or
+stops the program where there are none. A call that passes the adapter by (another one set inside ``forward``, or the
+LM called directly) ends in a stand-in for the LM. The run is carried in ``dspy.settings``, which reach the threads of
+``dspy.Parallel``, and recorded outputs are found by what is asked, so order and threads do not matter.
 """
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import inspect
+import json
+import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, cast
 
 import dspy
 from pydantic_core import to_jsonable_python
 
-from leret.core.dspy_internals import replay_context, without_bookkeeping
-from leret.core.errors import ProgramError
+from leret.core.dspy_internals import (
+    QUIET,
+    AdapterParseError,
+    AdapterProxy,
+    EngineLM,
+    calling_predictor,
+    carrying,
+    lm15,
+    messages_of,
+    one_call,
+    text_response,
+)
+from leret.core.errors import ProgramError, ReplayError
 from leret.core.types import Ranking, Task, merge
-from leret.programs.search import observed
+from leret.programs.search import as_rm
+from leret.retrieval.base import Retriever
 
-SearchResults = dict[tuple[str, int], Ranking]
-"""The retriever's answers on one path, by (query, k)."""
+SearchResults = dict[Any, Any]
+"""What searches answered on one path: rankings by (query, k), results of search tools by (name, arguments)."""
 
 PLAIN = (str, int, float, bool, type(None))
 """Values that are JSON as they are."""
 
+_SETTLE_S = 0.01
+"""Seconds without news after which the threads beside a stopped one are taken to stand as well."""
+
+_encode = json.JSONEncoder(sort_keys=True).encode  # json.dumps would build an encoder at every call
+
 
 @dataclass(frozen=True, slots=True)
-class NeedsCompletion:
-    """The program stands at a step that has no completion yet.
+class Call:
+    """One call of an LM, as the program makes it.
 
     Attributes:
-        predictor: its name in ``program.named_predictors()``.
-        inputs: JSON values by field name.
-        ranking: the union of what was retrieved before this step.
+        predictor: its name in ``program.named_predictors()``; in parentheses where the program makes it on the way.
+        usual: the predictor's own signature and demos, the run's adapter, no settings of the call's own.
+        request: of a call that passed the adapter by; the other fields are empty then.
     """
 
     predictor: str
+    usual: bool
+    adapter: dspy.Adapter | None = None
+    lm: Any = None
+    config: Mapping[str, Any] | None = None
+    signature: Any = None
+    demos: Sequence[Mapping[str, Any]] = ()
+    inputs: Mapping[str, Any] | None = None
+    request: lm15.Request | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A completion, as the program sees it.
+
+    Attributes:
+        key: what was asked: predictor and inputs. Equal ones are told apart by their order.
+        outputs: of the adapter; an AdapterParseError where the completion does not parse.
+    """
+
+    key: str
+    predictor: str
+    outputs: list[dict[str, Any]] | AdapterParseError
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NeedsCompletion:
+    """The program stands at a call that has no completion yet.
+
+    Attributes:
+        inputs: JSON values by field name.
+        searches: what each search before it added, in order.
+    """
+
+    key: str
+    predictor: str
     inputs: Mapping[str, Any]
-    ranking: Ranking
+    searches: tuple[Ranking, ...]
+    call: Call
+
+    @property
+    def ranking(self) -> Ranking:
+        """The union of what was retrieved before this step."""
+        return merge(self.searches)
 
 
 @dataclass(frozen=True, slots=True)
 class NeedsSearch:
-    """The program stands at a search whose answer is not known yet."""
+    """The program stands at a search whose answer is not known yet.
 
-    query: str
-    k: int
+    Attributes:
+        key: where the answer belongs in the results.
+        query: with ``k``, for ``retriever``, or for the run's where that is None.
+        ask: makes the answer where the search is a tool; the other fields are empty then.
+    """
+
+    key: Any
+    query: str = ""
+    k: int = 0
+    retriever: Retriever | None = None
+    ask: Callable[[], Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The program returned ``prediction``."""
+    """The program returned ``prediction``, or ended in the AdapterParseError of its last completion."""
 
     prediction: Any
-    ranking: Ranking
+    searches: tuple[Ranking, ...]
+
+    @property
+    def ranking(self) -> Ranking:
+        """The union of what was retrieved."""
+        return merge(self.searches)
+
+    @property
+    def unparsed(self) -> bool:
+        """Whether the program ended in a completion that does not parse, which it does not handle."""
+        return isinstance(self.prediction, AdapterParseError)
 
 
-class _Stop(BaseException):
+class Stop(BaseException):
     """Carries a need or an error out of the program; not an Exception: a program's own handlers let it pass."""
 
 
 class Replay:
-    """Runs one program many times; not to be shared between threads."""
+    """Runs one program many times; one at a time.
 
-    def __init__(self, program: dspy.Module, adapter: dspy.Adapter | None = None) -> None:
+    Args:
+        program: a module of its own for this: its predictors get a stand-in for their LM.
+        adapter: of the calls; by default that of ``dspy.settings``, else DSPy's own.
+        rm: what ``dspy.settings.rm`` is for the program; by default the retriever of the run.
+    """
+
+    def __init__(
+        self,
+        program: dspy.Module,
+        adapter: dspy.Adapter | None = None,
+        rm: Any = None,
+    ) -> None:
         self.program = program
-        self._names = _input_names(program)
-        stands = {id(p): ReplayedPredictor(name, p, self) for name, p in program.named_predictors()}
-        if not stands:
+        self.adapter = one_call(adapter or dspy.settings.adapter or dspy.ChatAdapter())
+        self.predictors: dict[str, dspy.Predict] = dict(program.named_predictors())
+        if not self.predictors:
             raise ProgramError(
                 f"{type(program).__name__} has no predictor to train; use dspy.Predict or ChainOfThought"
             )
-        while any(id(predictor) in stands for _, predictor in program.named_predictors()):  # one may have two names
-            program.map_named_predictors(lambda predictor: stands.get(id(predictor), predictor))
-        self._call = without_bookkeeping(program)
-        token = observed.set(self)
-        self._context = replay_context(adapter or dspy.ChatAdapter())
-        observed.reset(token)
+        self.lms = {name: predictor.lm for name, predictor in self.predictors.items()}
+        methods = [callable(getattr(type(program), name, None)) for name in ("forward", "aforward")]
+        self.is_async = methods == [False, True]
+        self._names = {id(predictor): name for name, predictor in self.predictors.items()}
+        self._inputs = input_names(program)
+        self._proxy = AdapterProxy(self.adapter, _answer_call)
+        self._guard = EngineLM("replay", _answer_request)
+        for predictor in self.predictors.values():
+            predictor.lm = self._guard
+        self.rm = as_rm if rm is None else rm
+        # These count failures on themselves, so one instance is no function of its completions.
+        self._fresh = any(isinstance(m, dspy.Refine | dspy.BestOfN) for _, m in program.named_sub_modules())
+        # A program with both may bridge them by asyncio.run, which needs a thread without an event loop.
+        self._thread = ThreadPoolExecutor(1, "leret-replay") if methods[1] else None
 
     def run(
         self,
         task: Task,
-        outputs: Sequence[Mapping[str, Any]],
+        steps: Sequence[Step],
         results: SearchResults,
         retrieve: Callable[[str, int], Ranking | None] | None = None,
     ) -> NeedsCompletion | NeedsSearch | Finished:
-        """Run from the start with the outputs of the first steps.
+        """Run from the start with the first completions.
 
         Args:
             task: whose inputs the program gets.
-            outputs: parsed fields, one mapping a step, in order.
-            results: answers of the retriever; what ``retrieve`` answers is added.
-            retrieve: answers a search at once, or returns None where it cannot.
+            steps: of the path so far.
+            results: answers of searches; what is answered at once is added.
+            retrieve: the run's retriever: answers a search at once, or returns None where it cannot. Where there is
+                none, every `leret.Search` has its own.
 
         Returns:
-            What is missing next, or the program's prediction. ``ranking`` holds only what was retrieved so far.
-        """
-        self.outputs, self.n_used = outputs, 0
-        self._results, self._retrieve = results, retrieve
-        self.searches: list[Ranking] = []
-        inputs = task.inputs if len(task.inputs) > 1 else dict(zip(self._names, task.inputs.values(), strict=False))
-        try:
-            prediction = self._context.run(self._call, **inputs)
-        except _Stop as stop:
-            need: NeedsCompletion | NeedsSearch | Exception = stop.args[0]
-            if isinstance(need, Exception):
-                raise need from None
-            return need
-        except Exception as error:
-            raise ProgramError(
-                f"{type(self.program).__name__} failed on {task.text!r} after {self.n_used} completions: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        if self.n_used < len(outputs):
-            raise ProgramError(
-                f"{type(self.program).__name__} is not deterministic: it ended before its step {len(outputs)}"
-            )
-        return Finished(prediction, merge(self.searches))
+            What is missing next, or the program's prediction.
 
-    def search(self, query: str, k: int) -> Ranking:
+        Raises:
+            ProgramError: the program failed, or asks for other completions than those of the path.
+        """
+        inputs = bind(self._inputs, task)
+        run = ProgramRun(self, steps, results, retrieve)
+        while True:
+            try:
+                if self._thread is None:
+                    self._pass(run, inputs)
+                else:
+                    self._thread.submit(copy_context().run, self._pass, run, inputs).result()
+                return run.outcome(task)
+            except RuntimeError as error:  # asyncio.run within forward: needs a thread without an event loop
+                if self._thread is not None or "running event loop" not in str(error):
+                    raise
+                self._thread = ThreadPoolExecutor(1, "leret-replay")
+                run = ProgramRun(self, steps, results, retrieve)
+
+    def _pass(self, run: ProgramRun, inputs: Mapping[str, Any]) -> None:
+        program = self.program
+        if self._fresh:
+            program = program.deepcopy()
+            run.names = {id(predictor): name for name, predictor in program.named_predictors()}
+        try:
+            with carrying(run, **QUIET, adapter=self._proxy, lm=self._guard, rm=self.rm):
+                run.prediction = asyncio.run(program.acall(**inputs)) if self.is_async else program(**inputs)
+                run.finished = True
+        except Stop:
+            pass
+        except Exception as error:
+            if isinstance(error, RuntimeError) and self._thread is None and "running event loop" in str(error):
+                raise
+            run.crash = error
+
+    def name_of(self, predictor: Any, signature: Any, names: Mapping[int, str]) -> str:
+        """A predictor's name; a copy made on the way is known by its signature."""
+        name = names.get(id(predictor))
+        if name is None and signature is not None:
+            same = [name for name, own in self.predictors.items() if own.signature.equals(signature)]
+            name = same[0] if len(same) == 1 else f"({signature.__name__})"
+        return name or "(direct)"
+
+
+class ProgramRun:
+    """One pass of a program over a path; `leret.Search` and search tools find it in ``dspy.settings``."""
+
+    def __init__(
+        self,
+        replay: Replay,
+        steps: Sequence[Step],
+        results: SearchResults,
+        retrieve: Callable[[str, int], Ranking | None] | None,
+    ) -> None:
+        self.replay, self.steps, self.results, self._retrieve = replay, steps, results, retrieve
+        self.names: Mapping[int, str] = replay._names
+        self.searches: list[tuple[int, str, Ranking]] = []
+        self.needs: list[NeedsCompletion | NeedsSearch] = []
+        self.prediction: Any = None
+        self.finished = False
+        self.crash: Exception | None = None
+        self._known: dict[str, list[Step]] = {}
+        for step in steps:
+            self._known.setdefault(step.key, []).append(step)
+        self._used: list[Step] = []
+        self._asked: Counter[str] = Counter()
+        self._stopped: dict[Any, Any] = {}
+        self._home = threading.get_ident() if replay._thread is None else None
+        self._lock = threading.Lock()
+
+    # ------------------------------------------------------------------ what the program does on the way
+
+    def answer(
+        self, adapter: Any, lm: Any, config: Any, signature: Any, demos: Any, inputs: Any
+    ) -> list[dict[str, Any]]:
+        """The recorded outputs of a call of the adapter."""
+        self._go_no_further()
+        replay, predictor = self.replay, calling_predictor()
+        name = replay.name_of(predictor, signature, self.names)
+        values = {key: _json(value) for key, value in inputs.items() if key in signature.input_fields}
+        own = getattr(predictor, "signature", None)
+        key = _encode((name, values, _json(config), "" if signature is own else signature.instructions))
+        step = self._step(key)
+        if step is None:
+            if (config.get("n") or getattr(lm, "kwargs", {}).get("n") or 1) > 1:
+                self.stop(ProgramError(f"{name} asks for n > 1 completions in one call; ask for one, several times"))
+            if dspy.settings.send_stream is not None:
+                self.stop(ProgramError(f"{name} streams its completion; call the program without dspy.streamify"))
+            usual = signature is own and not config and adapter is replay.adapter and demos == predictor.demos
+            call = Call(name, usual, adapter, lm, config, signature, demos, inputs)
+            self.stop(NeedsCompletion(key, name, values, self.found, call))
+        if isinstance(step.outputs, AdapterParseError):
+            raise step.outputs.with_traceback(None)
+        return [dict(fields) if _is_flat(fields) else copy.deepcopy(fields) for fields in step.outputs]
+
+    def answer_direct(self, request: lm15.Request) -> lm15.Response:
+        """The recorded text of a call that passed the adapter by."""
+        self._go_no_further()
+        predictor = calling_predictor()
+        name = self.replay.name_of(predictor, getattr(predictor, "signature", None), self.names)
+        messages = messages_of(request)
+        key = _encode((name, messages))
+        step = self._step(key)
+        if step is None:
+            call = Call(name, False, request=request)
+            self.stop(NeedsCompletion(key, name, {"messages": list(messages)}, self.found, call))
+        return text_response(request, step.text or "")
+
+    def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking:
         """The known answer of the retriever; stops the program where there is none."""
-        ranking = self._results.get((query, k))
+        self._go_no_further()
+        own = None if self._retrieve is not None else retriever
+        key = (query, k) if own is None else (query, k, id(own))
+        ranking: Ranking | None = self.results.get(key)
         if ranking is None:
             try:
                 ranking = None if self._retrieve is None else self._retrieve(query, k)
             except Exception as error:
-                raise _Stop(error) from error
+                self.stop(error)
             if ranking is None:
-                raise _Stop(NeedsSearch(query, k))
-            self._results[query, k] = ranking
+                self.stop(NeedsSearch(key, query, k, own))
+            self.results[key] = ranking
         return ranking
 
+    def call_tool(self, name: str, arguments: Any, ask: Callable[[], Any]) -> Any:
+        """The known result of a search tool; stops the program where there is none."""
+        self._go_no_further()
+        key = tool_key(name, arguments)
+        if key not in self.results:
+            self.stop(NeedsSearch(key, ask=ask))
+        return copy.deepcopy(self.results[key])
 
-class ReplayedPredictor(dspy.Predict):
-    """Stands in a predictor's place and answers from the outputs that its replay was given."""
+    def add(self, query: str, added: Ranking) -> None:
+        """Note what a search brought."""
+        self.searches.append((len(self._used), query, added))
 
-    def __init__(self, name: str, predictor: dspy.Predict, replay: Replay) -> None:
-        self.__dict__.update(vars(predictor))
-        self._place = name, replay
+    # ------------------------------------------------------------------ what came of it
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The outputs of the next step; stops the program where there are none."""
-        if args:
-            return super().__call__(*args, **kwargs)  # says what is wrong with it
-        name, replay = self._place
-        if replay.n_used < len(replay.outputs):
-            outputs = replay.outputs[replay.n_used]
-            replay.n_used += 1
-            return dspy.Prediction.from_completions([dict(outputs)], signature=self.signature)
-        inputs = {}
-        for field in self.signature.input_fields:
-            if field in kwargs:
-                value = kwargs[field]
-                inputs[field] = value if type(value) in PLAIN else to_jsonable_python(value, fallback=str)
-        raise _Stop(NeedsCompletion(name, inputs, merge(replay.searches)))
+    @property
+    def found(self) -> tuple[Ranking, ...]:
+        """What each search brought, in order; of searches in several threads, in the order of their queries."""
+        if self._home is None:
+            return tuple([added for _, _, added in sorted(self.searches, key=lambda search: search[:2])])
+        return tuple([added for _, _, added in self.searches])
 
-    forward = __call__
+    def outcome(self, task: Task) -> NeedsCompletion | NeedsSearch | Finished:
+        """Where the program stands."""
+        errors = [stop for stop in self._stopped.values() if isinstance(stop, Exception)]
+        if errors:
+            raise errors[0]
+        missing = [step for step in self.steps if not any(step is used for used in self._used)]
+        program = type(self.replay.program).__name__
+        if self.needs and not (missing and isinstance(self.needs[0], NeedsCompletion)):
+            return self.needs[0] if len(self.needs) == 1 else min(self.needs, key=_order)
+        if missing and self.crash is None:
+            raise ReplayError(f"{program} is not deterministic given its completions: {self._difference(missing[0])}")
+        if isinstance(self.crash, AdapterParseError) and self.steps and self.steps[-1].outputs is self.crash:
+            return Finished(self.crash, self.found)
+        if self.crash is not None:
+            raise ProgramError(
+                f"{program} failed on {task.text!r} after {len(self._used)} completions: "
+                f"{type(self.crash).__name__}: {self.crash}"
+            ) from self.crash
+        return Finished(self.prediction, self.found)
+
+    def stop(self, why: NeedsCompletion | NeedsSearch | Exception) -> NoReturn:
+        """End the program here."""
+        self._stopped[self._here()] = why
+        if not isinstance(why, Exception):
+            self.needs.append(why)
+        if threading.current_thread().name.startswith("ThreadPoolExecutor"):
+            self._settle()  # dspy.Parallel: what stands beside this call is to get as far
+        raise Stop
+
+    def _go_no_further(self) -> None:
+        """A program that swallows the stop (a bare ``except``) meets it again at its next call or search."""
+        if self._stopped and self._here() in self._stopped:
+            raise Stop
+
+    def _here(self) -> Any:
+        if threading.get_ident() == self._home:
+            return None
+        try:
+            return threading.get_ident(), id(asyncio.current_task())
+        except RuntimeError:
+            return threading.get_ident(), None
+
+    def _settle(self) -> None:
+        seen = None
+        while seen != (seen := (len(self.needs), len(self._used))):
+            time.sleep(_SETTLE_S)
+
+    def _step(self, key: str) -> Step | None:
+        with self._lock:
+            at = self._asked[key]
+            self._asked[key] = at + 1
+            steps = self._known.get(key, ())
+            if at >= len(steps):
+                return None
+            self._used.append(steps[at])
+            return steps[at]
+
+    def _difference(self, step: Step) -> str:
+        asked = [need for need in self.needs if isinstance(need, NeedsCompletion) and need.predictor == step.predictor]
+        before = json.loads(step.key)[1]
+        return (
+            _changed(step.predictor, before, asked[0].inputs)
+            if asked
+            else (f"{step.predictor} was asked for {_short(before)}, and is no longer on the same path")
+        )
 
 
-def bound_inputs(program: dspy.Module, task: Task) -> Mapping[str, Any]:
-    """A task's inputs by the arguments of ``forward``: a single input goes to the first one, whatever its name."""
-    values = task.inputs.values()
-    return task.inputs if len(values) > 1 else dict(zip(_input_names(program), values, strict=False))
+def tool_key(name: str, arguments: Any) -> tuple[str, str]:
+    """Where a search tool's result belongs in the results."""
+    return name, _encode(_json(arguments))
 
 
-def _input_names(program: dspy.Module) -> tuple[str, ...]:
+def place(need: NeedsCompletion | NeedsSearch | Finished) -> Any:
+    """Where a program stands, as a value that can be compared."""
+    if isinstance(need, NeedsSearch):
+        return need.key
+    found = [[passage.doc_id for passage in added] for added in need.searches]
+    if isinstance(need, NeedsCompletion):
+        return need.key, found
+    value = need.prediction
+    return repr(value) if isinstance(value, Exception) else _encode(_json(_fields(value))), found
+
+
+def difference(before: NeedsCompletion | NeedsSearch | Finished, now: NeedsCompletion | NeedsSearch | Finished) -> str:
+    """What differs between two places that should be one, with both values."""
+    if isinstance(before, NeedsCompletion) and isinstance(now, NeedsCompletion) and before.predictor == now.predictor:
+        if before.key != now.key:
+            return _changed(before.predictor, before.inputs, now.inputs)
+        return f"the searches before {before.predictor} found {place(before)[1]} and then {place(now)[1]}"
+    return f"it came to {_shown(before)} and then to {_shown(now)}"
+
+
+def _shown(need: NeedsCompletion | NeedsSearch | Finished) -> str:
+    match need:
+        case NeedsCompletion():
+            return f"a call of {need.predictor} for {_short(need.inputs)}"
+        case NeedsSearch():
+            return f"a search for {_short(need.key)}"
+        case Finished():
+            return f"its end with {_short(_json(_fields(need.prediction)))}"
+
+
+def _changed(predictor: str, before: Any, now: Any) -> str:
+    if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
+        return f"{predictor} was asked {_short(before)}, and on the same path {_short(now)}"
+    name = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
+    if name is None:
+        return f"{predictor} was called in other ways with the same inputs"
+    return f"{predictor}.{name} was {_short(before.get(name))}, and on the same path {_short(now.get(name))}"
+
+
+def _fields(prediction: Any) -> Any:
+    return dict(prediction.items()) if isinstance(prediction, dspy.Example) else prediction
+
+
+def _answer_call(adapter: Any, lm: Any, config: Any, signature: Any, demos: Any, inputs: Any) -> list[dict[str, Any]]:
+    return _current().answer(adapter, lm, config, signature, demos, inputs)
+
+
+def _answer_request(request: lm15.Request) -> lm15.Response:
+    return _current().answer_direct(request)
+
+
+def _current() -> ProgramRun:
+    return cast(ProgramRun, dspy.settings._leret_run)
+
+
+def _order(need: NeedsCompletion | NeedsSearch) -> tuple[Any, ...]:
+    """Searches first, then calls by name and inputs: of branches side by side, always the same one goes on."""
+    if isinstance(need, NeedsSearch):
+        return 0, 0, "", repr(need.key)
+    return 1, len(need.searches), need.predictor, need.key
+
+
+def _json(value: Any) -> Any:
+    """A JSON value that names what was asked; functions by their names, since addresses change."""
+    if type(value) in PLAIN:
+        return value
+    return to_jsonable_python(value, fallback=_name, inf_nan_mode="strings", serialize_unknown=False)
+
+
+def _name(value: Any) -> str:
+    return getattr(value, "__qualname__", None) or type(value).__qualname__
+
+
+def _is_flat(fields: Mapping[str, Any]) -> bool:
+    return all(type(value) in PLAIN for value in fields.values())
+
+
+def _short(value: Any) -> str:
+    text = _encode(_json(value))
+    return text if len(text) <= 160 else f"{text[:160]}..."
+
+
+def input_names(program: dspy.Module) -> tuple[str, ...]:
     """The arguments of ``forward`` that take a task's inputs: those without a default, or ``question``."""
-    parameters = dict(list(inspect.signature(type(program).forward).parameters.items())[1:])
+    kind = type(program)
+    method = getattr(kind, "forward", None) or getattr(kind, "aforward", None)
+    if method is None:
+        raise ProgramError(f"{kind.__name__} has neither forward nor aforward")
+    parameters = dict(list(inspect.signature(method).parameters.items())[1:])
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     required = tuple(name for name, p in parameters.items() if p.default is p.empty and p.kind in kinds)
     if "question" in parameters and set(required) <= {"question"}:
         return ("question",)
-    if not required:
+    if not required and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         raise ProgramError(
-            f"{type(program).__name__}.forward takes {', '.join(parameters) or 'nothing'}; it must take the task's "
+            f"{kind.__name__}.forward takes {', '.join(parameters) or 'nothing'}; it must take the task's "
             "inputs by name, or a question as `question` or as its only argument without a default"
         )
     return required
+
+
+def bind(names: Sequence[str], task: Task) -> Mapping[str, Any]:
+    """A task's inputs by argument: a single one goes to the only argument, whatever its name."""
+    return dict(zip(names, task.inputs.values(), strict=True)) if len(names) == len(task.inputs) == 1 else task.inputs
+
+
+def bound_inputs(program: dspy.Module, task: Task) -> Mapping[str, Any]:
+    """A task's inputs by the arguments of the program's ``forward``."""
+    return bind(input_names(program), task)

@@ -2,52 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from leret.core.errors import ProgramError
+from leret.core.errors import LeretError, ProgramError, ReplayError, RetrievalError
 from leret.core.types import State, Task, digest
 from leret.programs.prompts import Formatter
-from leret.programs.replay import Finished, NeedsCompletion, NeedsSearch, Replay, SearchResults
+from leret.programs.replay import Finished, NeedsCompletion, NeedsSearch, Replay, SearchResults, Step, difference, place
 from leret.retrieval.batching import SearchBatcher
 
 MAX_STEPS = 64
 """LM calls after which a program is taken not to end."""
+
+_REPEATS = 4
+"""Runs that a path must come to the same place in, where that is checked."""
 
 
 @dataclass(frozen=True)
 class ProgramRunner:
     """One program over one retriever. Whoever uses it answers the completions: a policy, a rule, or the store.
 
-    A replay is synchronous, so one serves all tasks of an event loop; the formatter is of the same program.
+    A replay runs one path at a time, so one serves all tasks of an event loop; the formatter is of the same program.
+
+    Attributes:
+        searches: the retriever of all searches; None where every `leret.Search` has its own.
     """
 
     replay: Replay
     formatter: Formatter
-    searches: SearchBatcher
+    searches: SearchBatcher | None
+    _own: dict[int, SearchBatcher] = field(default_factory=dict)
 
     async def advance(
-        self, task: Task, outputs: Sequence[Mapping[str, Any]], results: SearchResults
+        self, task: Task, steps: Sequence[Step], results: SearchResults, check: bool = False
     ) -> NeedsCompletion | Finished:
-        """Run up to the next step without a completion, or to the end; raises what `Replay.run` and a search do."""
+        """Run up to the next step without a completion, or to the end; raises what `Replay.run` and a search do.
+
+        With ``check`` the path is run again, several times, and a program that comes to another place is refused.
+        """
+        retrieve = None if self.searches is None else self.searches.search_now
         while True:
-            need = self.replay.run(task, outputs, results, self.searches.search_now)
+            need = self.replay.run(task, steps, results, retrieve)
             if isinstance(need, NeedsSearch):
-                [results[need.query, need.k]] = await self.searches.search([need.query], need.k)
+                results[need.key] = await self._search(need)
                 continue
-            if len(outputs) >= MAX_STEPS and isinstance(need, NeedsCompletion):
+            if len(steps) >= MAX_STEPS and isinstance(need, NeedsCompletion):
                 raise ProgramError(f"task {task.id}: the program asks for more than {MAX_STEPS} completions")
+            for _ in range(_REPEATS if check else 0):
+                again = self.replay.run(task, steps, dict(results), retrieve)
+                if place(again) != place(need):
+                    raise ReplayError(
+                        f"{type(self.replay.program).__name__} is not deterministic given its completions: after the "
+                        f"same {len(steps)}, {difference(need, again)}. Nothing can be learnt from alternatives at a "
+                        "state that does not come back: let it depend on its inputs, completions and searches alone "
+                        "(wrap a search with leret.search_tool), and keep nothing on itself"
+                    )
             return need
 
     def state(self, task: Task, need: NeedsCompletion, step: int, parent: str | None = None) -> State:
-        """The state that the program stands at."""
+        """The state that the program stands at. Its id names what the zero-shot prompt sends, so a group is pure."""
+        messages = self.formatter.messages(need)
         return State(
-            id=digest(task.id, need.predictor, need.inputs),
+            id=digest(task.id, need.predictor, messages),
             question_id=task.id,
             step=step,
             predictor=need.predictor,
             inputs=need.inputs,
-            messages=self.formatter.messages(need.predictor, need.inputs),
+            messages=messages,
             parent=parent,
         )
+
+    async def _search(self, need: NeedsSearch) -> object:
+        if need.ask is not None:
+            try:
+                return await asyncio.to_thread(need.ask)
+            except LeretError:
+                raise
+            except Exception as error:
+                raise RetrievalError(f"{need.key[0]}{need.key[1]} failed: {type(error).__name__}: {error}") from error
+        searches = self.searches
+        if searches is None:
+            if need.retriever is None:
+                raise ProgramError("a leret.Search has no retriever: pass one as Search(retriever=...)")
+            searches = self._own.setdefault(id(need.retriever), SearchBatcher(need.retriever))
+        [ranking] = await searches.search([need.query], need.k)
+        return ranking

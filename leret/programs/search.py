@@ -1,31 +1,40 @@
-"""The retriever as a DSPy module: what a program calls, and what leret watches."""
+"""What a program searches with, and what leret watches: `Search`, `search_tool`, and ``dspy.settings.rm``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextvars import ContextVar
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import dspy
 
+from leret.core.dspy_internals import carried_run
 from leret.core.errors import ProgramError
-from leret.core.types import Ranking, merge
+from leret.core.types import Passage, Ranking, merge
 from leret.retrieval.base import Retriever
 
 
 class Observer(Protocol):
-    """Stands in the retriever's place while leret runs a program; ``searches`` takes what each search added."""
+    """Stands in the place of retrievers and tools while leret runs a program; ``dspy.settings`` carry it."""
 
-    searches: list[Ranking]
-
-    def search(self, query: str, k: int) -> Ranking:
+    def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking:
         """The retriever's answer."""
         ...
 
+    def call_tool(self, name: str, arguments: Any, ask: Callable[[], Any]) -> Any:
+        """The result of a search tool, which ``ask`` makes."""
+        ...
 
-observed: ContextVar[Observer | None] = ContextVar("leret_search_observer", default=None)
-"""Set while leret runs a program; searches then go to the observer."""
+    def add(self, query: str, added: Ranking) -> None:
+        """Takes what a search brought."""
+        ...
+
+
+def observer() -> Observer | None:
+    """Set while leret runs a program; searches then go to it."""
+    return cast(Observer | None, carried_run())
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,7 @@ class Search(dspy.Module):
 
     def __call__(self, query: str | Sequence[str], found: Found | None = None) -> Found:
         """As ``forward``; without DSPy's bookkeeping, which costs more than the rest, while leret runs the program."""
-        if observed.get() is not None:
+        if observer() is not None:
             return type(self).forward(self, query, found)
         answer: Found = super().__call__(query, found)
         return answer
@@ -95,15 +104,15 @@ class Search(dspy.Module):
     def forward(self, query: str | Sequence[str], found: Found | None = None) -> Found:
         """Search once a query and return what is found by now."""
         searches = found.searches if found is not None else ()
-        observer = observed.get()
+        watching = observer()
         for text in [query] if isinstance(query, str) else query:
             seen = {p.doc_id for ranking in searches for p in ranking} if self.exclude_seen else ()
-            search = observer.search if observer is not None else self._retrieve
-            added = search(str(text), self.k + len(seen))
+            k = self.k + len(seen)
+            added = self._retrieve(text, k) if watching is None else watching.search(str(text), k, self.retriever)
             if seen or len(added) > self.k:
                 added = tuple([p for p in added if p.doc_id not in seen])[: self.k]
-            if observer is not None:
-                observer.searches.append(added)
+            if watching is not None:
+                watching.add(str(text), added)
             searches = (*searches, added)
         return Found(searches)
 
@@ -114,7 +123,79 @@ class Search(dspy.Module):
                 "Search has no retriever: pass one as Search(retriever=...), or call dspy.configure(rm=...); "
                 "leret.load(DIRECTORY) sets the one that a program was trained with"
             )
-        return tuple(retriever.search([query], k)[0])
+        return tuple(retriever.search([str(query)], k)[0])
 
     def __deepcopy__(self, memo: dict[int, object]) -> Search:
         return Search(self.k, self.exclude_seen, self.retriever)
+
+
+def search_tool(fn: Any = None, *, ids: Callable[[Any], str] | None = None, name: str | None = None) -> Any:
+    """A search function, a ``dspy.ColBERTv2``, or any callable that returns a list of rows, so that leret sees it.
+
+    Outside of leret it is what it wraps, with its name, signature and documentation, so `dspy.ReAct` and `dspy.Tool`
+    take it. While leret runs a program, results are recorded: a query is asked once, however often the program is
+    replayed, and what was found is what rewards are computed from.
+
+    Args:
+        fn: the callable; without it, a decorator.
+        ids: names the document of a row; by default its ``doc_id``, ``pid``, ``id`` or ``title``, or its text up to
+            `` | ``.
+        name: of the tool, where the callable has none of its own.
+    """
+    if fn is None:
+        return functools.partial(search_tool, ids=ids, name=name)
+    target = fn if inspect.isroutine(fn) else type(fn).__call__.__get__(fn)
+    label: str = name or str(getattr(fn, "__name__", type(fn).__name__))
+    if inspect.iscoroutinefunction(target):
+        raise ProgramError(f"search_tool({label}): the function is async; wrap a synchronous one")
+
+    @functools.wraps(target)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        watching = observer()
+        if watching is None:
+            return fn(*args, **kwargs)
+        rows = watching.call_tool(label, [args, kwargs], lambda: fn(*args, **kwargs))
+        watching.add(f"{label} {args} {kwargs}", ranking_of(rows, ids))
+        return rows
+
+    call.__name__ = label
+    return call
+
+
+def ranking_of(rows: Iterable[Any], ids: Callable[[Any], str] | None = None) -> Ranking:
+    """Rows of a search as passages; where they have no ``score``, the first place counts 1, the second 1/2, ..."""
+    passages = []
+    for place, row in enumerate(rows, start=1):
+        doc_id = ids(row) if ids is not None else _document_of(row)
+        score = _get(row, "score")
+        title, text = _get(row, "title") or "", _get(row, "long_text") or _get(row, "text") or ""
+        value = float(score) if isinstance(score, int | float) else 1.0 / place
+        passages.append(Passage(str(doc_id), str(title), str(text or (row if isinstance(row, str) else "")), value))
+    return tuple(passages)
+
+
+def as_rm(query: str, k: int = 3, **kwargs: Any) -> list[dict[str, Any]]:
+    """What ``dspy.settings.rm`` is while leret runs a program over a retriever of its own, for `dspy.Retrieve`."""
+    watching = observer()
+    if watching is None:
+        raise ProgramError("no program is run by leret here")
+    added = watching.search(query, k)
+    watching.add(query, added)
+    return [
+        dspy.dsp.utils.dotdict(long_text=f"{p.title} | {p.text}" if p.title else p.text, pid=p.doc_id, score=p.score)
+        for p in added
+    ]
+
+
+def _document_of(row: Any) -> str:
+    if isinstance(row, str):
+        return row.split(" | ", 1)[0]
+    for name in ("doc_id", "pid", "id", "title", "long_text", "text"):
+        value = _get(row, name)
+        if value is not None:
+            return str(value).split(" | ", 1)[0]
+    raise ProgramError(f"search_tool cannot name the document of {row!r}; pass search_tool(fn, ids=...)")
+
+
+def _get(row: Any, name: str) -> Any:
+    return row.get(name) if hasattr(row, "get") else getattr(row, name, None)

@@ -8,15 +8,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
-from leret.core.types import Hop, Passage, Ranking, Task
+from leret.core.types import Passage, Ranking, Task
 from leret.rewards import reward
 from leret.sampling.bank.bank import n_bank_questions
 from leret.sampling.rollouts.environment import Environment, located
 from leret.sampling.store.store import Store
+
+if TYPE_CHECKING:
+    from leret.programs.replay import NeedsCompletion
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,15 @@ def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> P
 
 def steps_of(environment: Environment) -> int | None:
     """LM calls of one run, found by running the program on made-up outputs and empty rankings."""
-    hops, why = _made_up_hops(environment, Task.question("?", "?"), iter(()))
-    return None if why else len(hops)  # it needs outputs that make sense
+    needs, why = _made_up_path(environment, Task.question("?", "?"), iter(()))
+    return None if why else len(needs)  # it needs outputs that make sense
 
 
-def _made_up_hops(environment: Environment, task: Task, passages: Iterator[Passage]) -> tuple[list[Hop], str | None]:
+def _made_up_path(
+    environment: Environment, task: Task, passages: Iterator[Passage]
+) -> tuple[list[NeedsCompletion], str | None]:
     """The calls of one run, and why there are no more; a new search takes the next passages."""
-    from leret.programs.checks import made_up_hops
+    from leret.programs.checks import made_up_path
     from leret.retrieval.batching import SearchBatcher
 
     class Passages:
@@ -88,10 +93,10 @@ def _made_up_hops(environment: Environment, task: Task, passages: Iterator[Passa
         def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
             return [tuple(islice(passages, k)) for _ in queries]
 
-    async def run() -> tuple[list[Hop], str | None]:
+    async def run() -> tuple[list[NeedsCompletion], str | None]:
         searches = SearchBatcher(Passages())
         try:
-            return await made_up_hops(environment.runner(searches), task)
+            return await made_up_path(environment.runner(searches), task)
         finally:
             searches.close()
 
@@ -118,10 +123,10 @@ def _lengths(bench: Environment, questions: Sequence[Task]) -> tuple[int | None,
     demos: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     longest = 0
     for question in questions:
-        for hop in _made_up_hops(bench, question, passages)[0]:
-            name, own = hop.predictor, demos[hop.predictor]
-            zero_shot.encode(formatter.messages(name, hop.inputs))
-            messages = formatter.messages(name, hop.inputs, Prompt("1", {name: own[:n_demos]}))
+        for need in _made_up_path(bench, question, passages)[0]:
+            name, own = need.predictor, demos[need.predictor]
+            zero_shot.encode(formatter.messages(need))
+            messages = formatter.messages(need, Prompt("1", {name: own[:n_demos]}))
             longest = max(longest, len(few_shot.encode(messages).token_ids))
-            own.append({**hop.inputs, **dict.fromkeys(formatter.signature(name).output_fields, question.text)})
+            own.append({**need.inputs, **dict.fromkeys(need.call.signature.output_fields, question.text)})
     return longest or None, positions

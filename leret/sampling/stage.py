@@ -105,13 +105,16 @@ async def sample_tasks(
     Raises:
         LeretError: too many samples failed or did not parse, or the store cannot be written; what is done is kept.
     """
+    from leret.programs.checks import check_path
     from leret.programs.prompts import Formatter
     from leret.programs.replay import Replay
     from leret.programs.runner import ProgramRunner
     from leret.sampling.rollouts.branching import StateSampler
     from leret.sampling.rollouts.scheduler import Scheduler
 
-    runner = ProgramRunner(Replay(program, adapter), Formatter(program, adapter), search)
+    other = program.deepcopy()
+    replay = Replay(program, adapter)
+    runner = ProgramRunner(replay, Formatter(replay), search)
     scheduler = Scheduler(
         runner,
         StateSampler(runner, policy, store, plan, usage),
@@ -120,6 +123,7 @@ async def sample_tasks(
         seed=plan.seed,
         max_error_rate=settings.max_error_rate,
         max_unparsed_rate=settings.max_unparsed_rate,
+        check_path=lambda task, steps, results: check_path(other, runner, task, steps, results, plan.prompts),
         facts=facts,
     )
     return await scheduler.run(tasks, settings.concurrency, progress)
@@ -246,7 +250,6 @@ async def sample_session(
 ) -> tuple[list[Prompt], SamplingStats, list[str]]:
     """The bank, which all tasks make; samples of them, or of ``only`` some or none; notes. Closes the policy."""
     from leret.core.usage import UsageByPrompt, UsageEvents
-    from leret.programs.checks import check_messages
     from leret.retrieval.batching import SearchBatcher
     from leret.sampling.bank.bank import load_or_build_bank
     from leret.sampling.rollouts.branching import SamplingPlan
@@ -257,8 +260,7 @@ async def sample_session(
     try:
         async with AsyncFileLock(run.setup_lock, run_in_executor=False):
             prompts = await load_or_build_bank(run, bench, policy, search, tasks, progress)
-        _, stops = await check_messages(bench.program(), bench.runner(search), prompts, tasks[:20])
-        notes = [*stops, *bench.notes()]
+        notes = bench.notes()
         sampled = tasks if only is None else only
         if not sampled:
             return prompts, SamplingStats(), notes

@@ -171,7 +171,7 @@ def _check_examples(run: Run, states: Sequence[StateSamples], examples: Sequence
 def _check_states(formatter: Formatter, states: Iterable[StateSamples]) -> None:
     for state in (group.state for group in states):
         try:
-            today = _plain(formatter.messages(state.predictor, state.inputs))
+            today = _plain(formatter.messages(formatter.need(state.predictor, state.inputs)))
         except KeyError:
             raise TrainingError(
                 f"question {state.question_id}: the program has no predictor {state.predictor!r} any more, which "

@@ -72,4 +72,5 @@ def program(hops=2, reason=False, exclude_seen=False):
     """Replay and formatter of the shipped multi-hop program."""
     arguments = {"hops": hops, "reason": reason}
     module = load_program(ROOT / "pipelines/multihop.py", "MultiHop", arguments, k=1, exclude_seen=exclude_seen)
-    return Replay(module), Formatter(module, CompactAdapter())
+    replay = Replay(module, CompactAdapter())
+    return replay, Formatter(replay)

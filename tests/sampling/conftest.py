@@ -18,12 +18,12 @@ def program():
 
 @pytest.fixture
 def replay(program):
-    return Replay(program)
+    return Replay(program, CompactAdapter())
 
 
 @pytest.fixture
-def formatter(program):
-    return Formatter(program, CompactAdapter())
+def formatter(replay):
+    return Formatter(replay)
 
 
 @pytest.fixture

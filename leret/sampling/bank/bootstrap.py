@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from leret.core.dspy_internals import (
     ContextWindowExceededError,
     EngineLM,
     LMError,
+    carrying,
     lm15,
     messages_of,
     text_response,
@@ -25,7 +27,7 @@ from leret.core.errors import LeretError, PolicyError, ProgramError, RunError
 from leret.core.types import Outcome, Ranking, Rollout, Task, digest, merge
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import bound_inputs
-from leret.programs.search import observed
+from leret.programs.search import as_rm
 from leret.retrieval.base import Retriever
 from leret.rewards import Reward
 
@@ -179,8 +181,14 @@ class _Recorder:
         self._retriever = retriever
         self.searches: list[Ranking] = []
 
-    def search(self, query: str, k: int) -> Ranking:
+    def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking:
         return self._retriever.search([query], k)[0]
+
+    def call_tool(self, name: str, arguments: Any, ask: Callable[[], Any]) -> Any:
+        return ask()
+
+    def add(self, query: str, added: Ranking) -> None:
+        self.searches.append(added)
 
 
 class RetrievalStudent(dspy.Module):
@@ -190,6 +198,7 @@ class RetrievalStudent(dspy.Module):
         super().__init__()
         self.program = program
         self.monitor = monitor
+        self._is_async = not hasattr(type(program), "forward")
 
     def forward(self, task: Task) -> dspy.Prediction:
         """Run on one task."""
@@ -198,18 +207,17 @@ class RetrievalStudent(dspy.Module):
         if self.monitor.outage is not None:
             raise self.monitor.outage
         recorder = _Recorder(self.monitor.retriever)
-        token = observed.set(recorder)
         complete: Any = True
         self.monitor.n_runs += 1
         try:
-            self.program(**bound_inputs(self.program, task))
+            with carrying(recorder, rm=as_rm):
+                inputs = bound_inputs(self.program, task)
+                asyncio.run(self.program.acall(**inputs)) if self._is_async else self.program(**inputs)
         except (AdapterParseError, ContextWindowExceededError):
             complete = False  # a fact about the policy: what was found before counts
         except Exception as error:
             self.monitor.note(error)
             raise
-        finally:
-            observed.reset(token)
         return dspy.Prediction(ranking=merge(recorder.searches), complete=complete)
 
 

@@ -16,7 +16,7 @@ from leret.core.types import Outcome, Sample, State, Task, digest
 from leret.core.usage import UsageByPrompt
 from leret.policies.base import Messages, Policy, Request
 from leret.programs.prompts import ZERO_SHOT, Prompt
-from leret.programs.replay import Finished, NeedsCompletion, SearchResults
+from leret.programs.replay import Finished, NeedsCompletion, SearchResults, Step
 from leret.programs.runner import ProgramRunner
 from leret.rewards import Reward, reward
 from leret.sampling.rollouts.rollout import failure_of, unparsed
@@ -48,22 +48,22 @@ class BranchPoint:
 
     Attributes:
         need: the step that the program stands at, or its end.
-        outputs: of the steps before.
+        steps: of the path before.
         results: what this path has retrieved; scoring adds to it.
         parent: the sample that led here.
         fresh: the store held nothing of the task when the session began, so it need not be asked.
-        reached: outputs, and where they lead, by the outputs as JSON.
+        check: run every path several times, and refuse a program that comes to another place.
+        reached: steps, and where they lead, by their outputs as JSON.
     """
 
     task: Task
     need: NeedsCompletion | Finished
-    outputs: tuple[Mapping[str, Any], ...] = ()
+    steps: tuple[Step, ...] = ()
     results: SearchResults = field(default_factory=dict)
     parent: str | None = None
     fresh: bool = False
-    reached: dict[str, tuple[Mapping[str, Any], asyncio.Future[NeedsCompletion | Finished]]] = field(
-        default_factory=dict
-    )
+    check: bool = False
+    reached: dict[str, tuple[Step, asyncio.Future[NeedsCompletion | Finished]]] = field(default_factory=dict)
 
 
 class StateSampler:
@@ -101,12 +101,13 @@ class StateSampler:
 
     async def next_point(self, point: BranchPoint, state: State, sample: Sample) -> BranchPoint:
         """Where a sample leads to; a program that was run there already is not run again."""
-        outputs, future = point.reached.get(_encode(sample.outputs), (None, None))
-        if outputs is None:
-            outputs = self._runner.formatter.parse(state.predictor, sample.completion or "") or {}
-        path = (*point.outputs, outputs)
-        need = await (self._runner.advance(point.task, path, point.results) if future is None else future)
-        return BranchPoint(point.task, need, path, point.results, sample.id, point.fresh)
+        assert isinstance(point.need, NeedsCompletion)
+        step, future = point.reached.get(_key(sample.outputs, sample.completion), (None, None))
+        if step is None:
+            step = self._runner.formatter.step(point.need, sample.completion or "")
+        path = (*point.steps, step)
+        advance = self._runner.advance(point.task, path, point.results, point.check) if future is None else future
+        return BranchPoint(point.task, await advance, path, point.results, sample.id, point.fresh, point.check)
 
     async def _of_prompt(
         self, point: BranchPoint, state: State, prompt: Prompt, params: SamplingParams, stored: Mapping[str, Sample]
@@ -123,18 +124,21 @@ class StateSampler:
             return samples
         new = [samples[i] for i in todo]
         if any(sample.completion is None for sample in new):
-            new = await self._complete(state, prompt, new)
+            new = await self._complete(point, state, prompt, new)
         new = await self._score(point, state, new)
         for i, sample in zip(todo, new, strict=True):
             samples[i] = sample
         self._store.put_samples(new, params)
         return samples
 
-    async def _complete(self, state: State, prompt: Prompt, samples: Sequence[Sample]) -> list[Sample]:
+    async def _complete(
+        self, point: BranchPoint, state: State, prompt: Prompt, samples: Sequence[Sample]
+    ) -> list[Sample]:
+        assert isinstance(point.need, NeedsCompletion)
         blank = [sample for sample in samples if sample.completion is None]
         messages: Messages = tuple([dict(message) for message in state.messages])  # the zero-shot prompt's
         if prompt.digest != ZERO_SHOT.digest:
-            messages = self._runner.formatter.messages(state.predictor, state.inputs, prompt, messages[-1])
+            messages = self._runner.formatter.messages(point.need, prompt, messages[-1])
         plan, seeds = self._plan, tuple([sample.seed for sample in blank])
         began = time.monotonic()
         try:
@@ -165,39 +169,43 @@ class StateSampler:
 
         All of them are searched for at once, so that they share a batch of the retriever.
         """
-        formatter = self._runner.formatter
+        formatter, need = self._runner.formatter, point.need
+        assert isinstance(need, NeedsCompletion)
         parsed: list[tuple[dict[str, Any], str] | None] = []
         for sample in samples:
-            outputs = None if sample.completion is None else formatter.parse(state.predictor, sample.completion)
-            if outputs is None:
+            if sample.completion is None:
                 parsed.append(None)
                 continue
-            plain = to_jsonable_python(outputs, fallback=str)
-            key = _encode(plain)
+            step = formatter.step(need, sample.completion)
+            plain = {} if isinstance(step.outputs, Exception) or not step.outputs else step.outputs[0]
+            plain = to_jsonable_python(plain, fallback=str)
+            key = _key(plain, sample.completion)
             if key not in point.reached:  # equal outputs at one state lead to one place
-                advance = self._runner.advance(point.task, (*point.outputs, outputs), point.results)
-                point.reached[key] = outputs, asyncio.ensure_future(advance)
+                advance = self._runner.advance(point.task, (*point.steps, step), point.results, point.check)
+                point.reached[key] = step, asyncio.ensure_future(advance)
             parsed.append((plain, key))
         scored: list[Sample] = []
         for sample, entry in zip(samples, parsed, strict=True):
-            if entry is not None:
-                try:
-                    end = await point.reached[entry[1]][1]
-                except (RetrievalError, ProgramError) as error:
-                    scored.append(replace(sample, outputs=entry[0], failure=failure_of(error)))
-                else:
-                    scored.append(self._scored(point, sample, entry[0], end))
-            elif sample.completion is not None:
-                scored.append(replace(sample, failure=unparsed(formatter, state.predictor, sample.completion)))
-            else:
+            if entry is None:
                 scored.append(sample)
+                continue
+            try:
+                end = await point.reached[entry[1]][1]
+            except (RetrievalError, ProgramError) as error:
+                scored.append(replace(sample, outputs=entry[0], failure=failure_of(error)))
+                continue
+            if isinstance(end, Finished) and end.unparsed:
+                failure = unparsed(formatter, state.predictor, sample.completion or "")
+                scored.append(replace(sample, failure=failure))
+            else:
+                scored.append(self._scored(point, sample, entry[0], end))
         return scored
 
     def _scored(
         self, point: BranchPoint, sample: Sample, outputs: Mapping[str, Any], end: NeedsCompletion | Finished
     ) -> Sample:
         prediction = end.prediction if isinstance(end, Finished) else None
-        n_steps = len(point.outputs) + 1
+        n_steps = len(point.steps) + 1
         outcome = Outcome(point.task, sample.completion or "", outputs, end.ranking, prediction, n_steps)
         values = {name: value(outcome) for name, value in self._rewards.items()}
         if values[self._plan.reward] is None:
@@ -211,3 +219,7 @@ class StateSampler:
             components={name: value for name, value in values.items() if value is not None},
             failure=None,
         )
+
+
+def _key(outputs: Mapping[str, Any], completion: str | None) -> str:
+    return _encode(outputs) if outputs else f"unparsed {completion}"

@@ -132,7 +132,7 @@ class Environment:
         """Formats and parses the program's calls."""
         from leret.programs.prompts import Formatter
 
-        return Formatter(self.replay.program, self.adapter)
+        return Formatter(self.replay)
 
     def runner(self, searches: SearchBatcher) -> ProgramRunner:
         """Runs the program step by step over a retriever."""

@@ -14,7 +14,7 @@ from leret.core.errors import LeretError, PolicyError, ProgramError, RetrievalEr
 from leret.core.types import Failure, Hop, Rollout, Task, digest
 from leret.policies.base import Policy, PromptTooLongError, Request
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
-from leret.programs.replay import NeedsCompletion, SearchResults
+from leret.programs.replay import Finished, NeedsCompletion, SearchResults, Step
 from leret.programs.runner import ProgramRunner
 
 BOUNDARIES: Mapping[str, type[LeretError]] = {"retrieval": RetrievalError, "program": ProgramError}
@@ -24,8 +24,8 @@ BOUNDARIES: Mapping[str, type[LeretError]] = {"retrieval": RetrievalError, "prog
 class Actor(Protocol):
     """Answers the steps of a program: a policy, or a rule."""
 
-    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> Hop:
-        """The step's completion and outputs; its ranking is what was known before it."""
+    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[Hop, Step]:
+        """What the program goes on with, and the record of it; its ranking is what was known before it."""
         ...
 
 
@@ -41,15 +41,16 @@ class PolicyActor:
     seed: int = 0
     prompt: Prompt = ZERO_SHOT
 
-    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> Hop:
+    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[Hop, Step]:
         """One completion, parsed."""
-        messages = self.formatter.messages(need.predictor, need.inputs, self.prompt)
+        messages = self.formatter.messages(need, self.prompt)
         seed = seed_of(self.seed, task.id, step, self.prompt.digest, index)
         request = Request(messages, (seed,), self.temperature, self.max_tokens, self.top_p)
         [completion] = await self.policy.complete(request)
-        outputs = self.formatter.parse(need.predictor, completion.text)
+        made = self.formatter.step(need, completion.text)
+        outputs = None if isinstance(made.outputs, Exception) else (made.outputs or [{}])[0]
         tokens = completion.n_prompt_tokens, completion.n_completion_tokens
-        return Hop(need.predictor, need.inputs, messages, completion.text, outputs, need.ranking, *tokens)
+        return Hop(need.predictor, need.inputs, messages, completion.text, outputs, need.ranking, *tokens), made
 
 
 @dataclass(frozen=True)
@@ -80,21 +81,21 @@ class RolloutRunner:
     async def run_one(self, task: Task, index: int = 0) -> Rollout:
         """Run one task; what fails is in the rollout."""
         hops: list[Hop] = []
-        outputs: list[Mapping[str, Any]] = []
+        steps: list[Step] = []
         results: SearchResults = {}
 
         def ended(failure: Failure | None, prediction: Any = None) -> Rollout:
             return Rollout(task.id, tuple(hops), failure is None, failure, prediction, index)
 
         try:
-            need = await self.runner.advance(task, outputs, results)
+            need = await self.runner.advance(task, steps, results)
             while isinstance(need, NeedsCompletion):
-                hop = await self.actor.act(task, need, len(outputs), index)
+                hop, step = await self.actor.act(task, need, len(steps), index)
                 hops.append(hop)
-                if hop.outputs is None:
+                steps.append(step)
+                need = await self.runner.advance(task, steps, results)
+                if isinstance(need, Finished) and need.unparsed:
                     return ended(unparsed(self.runner.formatter, hop.predictor, hop.completion or ""))
-                outputs.append(hop.outputs)
-                need = await self.runner.advance(task, outputs, results)
                 hops[-1] = replace(hop, ranking=need.ranking)
         except (PolicyError, RetrievalError, ProgramError) as error:
             return ended(failure_of(error))
@@ -116,11 +117,11 @@ def failure_of(error: PolicyError | RetrievalError | ProgramError) -> Failure:
 
 def unparsed(formatter: Formatter, predictor: str, completion: str) -> Failure:
     """The record of a completion that is not in the adapter's format, with an example of it."""
-    example = formatter.completion(
-        predictor, {name: f"<{name}>" for name in formatter.signature(predictor).output_fields}
-    )
-    reads = f"{type(formatter.adapter).__name__} reads {example!r}"
-    return Failure("parse", f"{completion[:200]!r} is not in the adapter's format; {reads}")
+    reads = ""
+    if not predictor.startswith("("):
+        fields = {name: f"<{name}>" for name in formatter.signature(predictor).output_fields}
+        reads = f"; {type(formatter.adapter).__name__} reads {formatter.completion(predictor, fields)!r}"
+    return Failure("parse", f"{completion[:200]!r} is not in the adapter's format{reads}")
 
 
 def seed_of(*parts: Any) -> int:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 
 from leret.core.aio import for_each
 from leret.core.errors import PolicyError, ProgramError, RetrievalError, RunError
 from leret.core.memory import gc_frozen
 from leret.core.progress import Progress, Silent
 from leret.core.types import Failure, Sample, Task
-from leret.programs.replay import NeedsCompletion, SearchResults
+from leret.programs.replay import NeedsCompletion, SearchResults, Step
 from leret.programs.runner import ProgramRunner
 from leret.sampling.rollouts.branching import BranchPoint, StateSampler
 from leret.sampling.rollouts.rollout import BOUNDARIES, failure_of
@@ -28,6 +30,9 @@ from leret.sampling.store.store import Store
 
 _MIN_SAMPLES, _MIN_UNPARSED = 50, 5
 """Samples before the share of failures means anything; before it does where none parses."""
+
+_CHECKED = 4
+"""Tasks whose paths are checked before all others are sampled."""
 
 _SAVE_S = 0.2
 """Seconds that a sample waits for its commit, at most."""
@@ -96,6 +101,8 @@ class Scheduler:
         seed: of the choice of the next state.
         max_error_rate: share of samples that failed otherwise than by parsing that stops the run; None never.
         max_unparsed_rate: share of samples outside the adapter's format that stops it as well.
+        check_path: refuses a program that does not come to the same place again, or sends other messages; gets the
+            first tasks' paths, which are sampled before all others.
         facts: further facts for the progress line.
     """
 
@@ -106,6 +113,7 @@ class Scheduler:
     seed: int
     max_error_rate: float | None
     max_unparsed_rate: float = 1.0
+    check_path: Callable[[Task, Sequence[Step], SearchResults], Awaitable[None]] | None = None
     facts: Callable[[], Mapping[str, float | int | str]] = dict
     _begun: set[str] = field(default_factory=set)
 
@@ -116,8 +124,8 @@ class Scheduler:
         self._begun = self.store.begun(self.policy_digest)
         stats = SamplingStats()
 
-        async def one(task: Task) -> None:
-            await self._walk(task, stats)
+        async def one(task: Task, check: bool = False) -> None:
+            await self._walk(task, stats, check)
             stats.questions += 1
             counts = {"failures": stats.failures.total(), "samples": stats.samples}
             progress.advance(1, mean_reward=stats.mean_reward, **counts, **self.facts())
@@ -125,7 +133,10 @@ class Scheduler:
         saving = asyncio.create_task(self._save_repeatedly())
         try:
             with gc_frozen():
-                await for_each((task for task in tasks if task.id not in done), one, concurrency)
+                rest = (task for task in tasks if task.id not in done)
+                if self.check_path is not None:
+                    await for_each(islice(rest, _CHECKED), partial(one, check=True), concurrency)
+                await for_each(rest, one, concurrency)
         finally:
             saving.cancel()
             self.store.flush()
@@ -139,25 +150,29 @@ class Scheduler:
             with suppress(RunError):  # what could not be written is kept, and the next sample raises it
                 self.store.flush()
 
-    async def _walk(self, task: Task, stats: SamplingStats) -> None:
+    async def _walk(self, task: Task, stats: SamplingStats, check: bool) -> None:
         fresh = task.id not in self._begun
         path = {} if fresh else {step.step: step for step in self.store.visits(self.policy_digest, task.id)}
         results: SearchResults = {}
         try:
-            need = await self.runner.advance(task, (), results)
-            point: BranchPoint | None = BranchPoint(task, need, results=results, fresh=fresh)
+            need = await self.runner.advance(task, (), results, check)
+            last = BranchPoint(task, need, results=results, fresh=fresh, check=check)
+            point: BranchPoint | None = last
             while point is not None and isinstance(point.need, NeedsCompletion):
-                point = await self._step(point, point.need, path.get(len(point.outputs)), stats)
+                last, point = point, await self._step(point, point.need, path.get(len(point.steps)), stats)
         except (RetrievalError, ProgramError) as error:
             stats.fail(failure_of(error))
             stats.waiting += 1
             self._check(stats)
+            return
+        if check and self.check_path is not None:
+            await self.check_path(task, last.steps if point is None else point.steps, results)
 
     async def _step(
         self, point: BranchPoint, need: NeedsCompletion, before: PathStep | None, stats: SamplingStats
     ) -> BranchPoint | None:
         """Sample one state and go on from it; None where the path ends or waits."""
-        task, step = point.task, len(point.outputs)
+        task, step = point.task, len(point.steps)
         state = self.runner.state(task, need, step, point.parent)
         self.store.put_state(state)
         samples = await self.sampler.sample_state(point, state)

@@ -97,6 +97,6 @@ def test_program_that_does_not_end_is_a_failure():
                 self.ask(question=question)
 
     program = Endless()
-    rollouts, _ = roll(Replay(program), Formatter(program, CompactAdapter()), FakePolicy(), n=1)
+    rollouts, _ = roll(replay := Replay(program, CompactAdapter()), Formatter(replay), FakePolicy(), n=1)
     assert rollouts[0].failure.kind == "program"
     assert "more than 64 completions" in rollouts[0].failure.message
