@@ -60,16 +60,14 @@ class FakePolicy:
     digest = "fake-policy"
 
     def __init__(self, fail=lambda request: False, junk=0.0, delay_s=0.0):
-        self.fail = fail
-        self.junk = junk
-        self.delay_s = delay_s
+        self.fail, self.junk, self.delay_s = fail, junk, delay_s
         self.requests = []
 
     async def complete(self, request):
         self.requests.append(request)
         await asyncio.sleep(self.delay_s)
-        if self.fail(request):
-            raise PolicyError("the server is away")
+        if failed := self.fail(request):
+            raise failed if isinstance(failed, Exception) else PolicyError("the server is away")
         return [self._one(request, seed) for seed in request.seeds]
 
     def _one(self, request, seed):
@@ -132,3 +130,7 @@ def policy_is(policy):
 def content(run):
     with Store(run.store, read_only=True) as store:
         return list(store.groups())
+
+
+def preferences(run):
+    return (run.preferences / "train.parquet").read_bytes()

@@ -1,4 +1,4 @@
-"""A store made by hand."""
+"""Stores made by hand."""
 
 import pyarrow.parquet as pq
 import pytest
@@ -17,21 +17,24 @@ REWARDS = {
 }
 
 
-@pytest.fixture
-def run(tmp_path):
-    run = Run.create(tmp_path / "run")
+def stored(run, rewards):
     with Store(run.store) as store:
-        for (question, step), rows in REWARDS.items():
+        for (question, step), rows in rewards.items():
             state = f"{question}-{step}"
             messages = ({"role": "user", "content": f"ask {state}"},)
             store.put_state(State(state, question, step, "write", {"question": question}, messages))
-            store.put_samples([made(state, question, step, i, *row) for i, row in enumerate(rows)], ORIGIN)
+            store.put_samples([made(i, *row, question, step) for i, row in enumerate(rows)], ORIGIN)
             store.put_visit(PathStep(question, step, "P", state, f"{question}-0-0" if step else None, None, "solved"))
     return run
 
 
-def made(state, question, step, i, prompt, text, reward):
-    failure = Failure("parse", "") if reward is None else None
+@pytest.fixture
+def run(tmp_path):
+    return stored(Run.create(tmp_path / "run"), REWARDS)
+
+
+def made(i, prompt, text, reward, question="q", step=0):
+    state, failure = f"{question}-{step}", Failure("parse", "") if reward is None else None
     return Sample(f"{state}-{i}", state, question, step, prompt, i, i, completion=text, reward=reward, failure=failure)
 
 

@@ -2,47 +2,35 @@
 
 import pytest
 
-from leret.core.types import Failure, Sample
 from leret.sampling.preferences.pairs import distinct, make_pairs
+from tests.sampling.preferences.conftest import made
 
-
-def made(text, reward, name=None):
-    failure = Failure("parse", "") if reward is None else None
-    return Sample(name or text, "s", "q", 0, "0", 0, 0, completion=text, reward=reward, failure=failure)
-
-
-SAMPLES = [made("a", 1.0), made("b", 0.5), made("c", 0.5), made("d", 0.0)]
-
-
-def names(pairs):
-    return [chosen.id + rejected.id for chosen, rejected in pairs]
+SAMPLES = [
+    made(i, "0", text, reward) for i, (text, reward) in enumerate(zip("abcd", (1.0, 0.5, 0.5, 0.0), strict=True))
+]
+FLAT = [made(i, "0", text, 0.5) for i, text in enumerate("ab")]
 
 
 @pytest.mark.parametrize(
-    ("strategy", "margin", "expected"),
+    ("strategy", "limits", "expected"),
     [
-        ("adjacent", 0.0, ["ab", "ac", "bd", "cd"]),
-        ("best-worst", 0.0, ["ad"]),
-        ("all", 0.0, ["ab", "ac", "ad", "bd", "cd"]),
-        ("margin", 0.75, ["ad"]),
-        ("margin", 0.5, ["ab", "ac", "ad", "bd", "cd"]),
+        ("adjacent", {}, ["ab", "ac", "bd", "cd"]),
+        ("best-worst", {}, ["ad"]),
+        ("all", {}, ["ab", "ac", "ad", "bd", "cd"]),
+        ("margin", {"margin": 0.75}, ["ad"]),
+        ("margin", {"margin": 0.5}, ["ab", "ac", "ad", "bd", "cd"]),
+        ("all", {"max_pairs": 1}, ["ad"]),  # the widest margins, in their order
+        ("all", {"max_pairs": 3}, ["ab", "ac", "ad"]),
     ],
 )
-def test_strategies_by_hand(strategy, margin, expected):
-    assert names(make_pairs(SAMPLES, strategy, margin)) == expected
-
-
-def test_the_widest_margins_are_kept_in_their_order():
-    assert names(make_pairs(SAMPLES, "all", max_pairs=1)) == ["ad"]
-    assert names(make_pairs(SAMPLES, "all", max_pairs=3)) == ["ab", "ac", "ad"]
-    assert names(make_pairs(SAMPLES, "all", max_pairs=9)) == ["ab", "ac", "ad", "bd", "cd"]
-
-
-def test_one_level_gives_no_pair():
-    for strategy in ("adjacent", "best-worst", "all", "margin"):
-        assert make_pairs([made("a", 0.5), made("b", 0.5)], strategy) == []
+def test_strategies_by_hand(strategy, limits, expected):
+    pairs = make_pairs(SAMPLES, strategy, **limits)
+    assert [chosen.completion + rejected.completion for chosen, rejected in pairs] == expected
+    assert make_pairs(FLAT, strategy, **limits) == []
 
 
 def test_distinct_keeps_the_first_of_equal_completions_and_drops_failures():
-    samples = [made("x", 0.5, "1"), made("x", 0.5, "2"), made("y", 0.0, "3"), made("z", None, "4")]
-    assert [s.id for s in distinct(samples)] == ["1", "3"]
+    samples = [
+        made(i, "0", text, reward) for i, (text, reward) in enumerate([("x", 0.5), ("x", 0), ("y", 0), ("z", None)])
+    ]
+    assert distinct(samples) == [samples[0], samples[2]]
