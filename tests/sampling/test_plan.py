@@ -14,16 +14,15 @@ from tests.tiny import tiny_policy
 
 READING = """
 import dspy
-from leret.programs import Search
+from leret import Search
 
 class Reading(dspy.Module):
-    def __init__(self, k=3):
+    def __init__(self):
         super().__init__()
-        self.write, self.search = dspy.Predict("question -> query"), Search(k=k)
+        self.write, self.search = dspy.Predict("question -> query"), Search()
 
     def forward(self, question):
         query = self.write(question=question).query
-        self.search(query)
         if question != "?" and query[0] == "?":
             """
 

@@ -1,7 +1,6 @@
 """Sampling and evaluation against a server that lies, is away, or writes in another format."""
 
 import gc
-import json
 import logging
 from pathlib import Path
 
@@ -21,9 +20,8 @@ UNKNOWN = {"choices": [{"index": 0, "message": {"content": ""}, "finish_reason":
 @pytest.fixture
 def held_out(run):
     """The recipe of an evaluation on questions that were not sampled."""
-    rows = [json.loads(line) for line in Path("questions.jsonl").read_text().splitlines()[:12]]
-    rows = [{**row, "id": f"h{i}", "question": f"and {row['question']}"} for i, row in enumerate(rows)]
-    Path("held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = Path("questions.jsonl").read_text().replace('"id": "q', '"id": "h').replace("what follows", "and then what")
+    Path("held_out.jsonl").write_text(text)
     return EvalRecipe(questions="held_out.jsonl", split="all", systems=("base",), resamples=100)
 
 

@@ -45,10 +45,7 @@ def ids(*paths):
 
 
 def test_shards_make_what_one_process_makes(server, run):
-    Path("own").mkdir()
-    demo = {"question": "who", "context": [], "query": "find who"}
-    Prompt("mine", {"write_query": [demo]}, {}).save(Path("own/mine.json"))
-    recipe, alone = served(server, 24, prompts=2, samples=2, bank={"path": "own"}), Run.create(Path("alone"))
+    recipe, alone = served(server, 24, prompts=2, samples=2), Run.create(Path("alone"))
     whole = sample(recipe, alone)
     assert [sample_shard(recipe, run, Shard(i, 3)).questions for i in range(3)] == [8, 8, 8]
     assert len(shard_stores(run)) == 3

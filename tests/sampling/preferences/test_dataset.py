@@ -6,9 +6,11 @@ import pytest
 from leret.core.errors import RunError
 from leret.core.runs import Run
 from leret.sampling.preferences.dataset import COLUMNS, build_preferences, sft_targets
+from leret.sampling.preferences.pairs import distinct, make_pairs
 from leret.sampling.store.schema import PathStep, SamplingParams
 from leret.sampling.store.store import Store
-from tests.sampling.preferences.conftest import made, rows_of, stored
+from tests.sampling.fakes import made
+from tests.sampling.preferences.conftest import rows_of, sample_of, stored
 
 
 @pytest.fixture
@@ -36,12 +38,30 @@ def test_datasets_reads_the_directory_and_its_card(run):
     assert (tuple(loaded.column_names), len(loaded)) == (tuple(COLUMNS), 3)
 
 
-def test_the_same_store_gives_the_same_bytes(run):
-    build_preferences(run)
-    first = [path.read_bytes() for path in sorted(run.preferences.iterdir())]
-    build_preferences(run, "all")
-    build_preferences(run)
-    assert [path.read_bytes() for path in sorted(run.preferences.iterdir())] == first
+SAMPLES = [made("a", 1.0), made("b", 0.5), made("c", 0.5), made("d", 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "limits", "expected"),
+    [
+        ("adjacent", {}, ["ab", "ac", "bd", "cd"]),
+        ("best-worst", {}, ["ad"]),
+        ("all", {}, ["ab", "ac", "ad", "bd", "cd"]),
+        ("margin", {"margin": 0.75}, ["ad"]),
+        ("margin", {"margin": 0.5}, ["ab", "ac", "ad", "bd", "cd"]),
+        ("all", {"max_pairs": 1}, ["ad"]),  # the widest margins, in their order
+        ("all", {"max_pairs": 3}, ["ab", "ac", "ad"]),
+    ],
+)
+def test_strategies_by_hand(strategy, limits, expected):
+    pairs = make_pairs(SAMPLES, strategy, **limits)
+    assert [chosen.id + rejected.id for chosen, rejected in pairs] == expected
+    assert make_pairs(SAMPLES[1:3], strategy, **limits) == []
+
+
+def test_distinct_keeps_the_first_of_equal_completions_and_drops_failures():
+    samples = [made("x", 0.5), made("2", 0.0, completion="x"), made("y", 0.0), made("z")]
+    assert distinct(samples) == [samples[0], samples[2]]
 
 
 def test_strategies_and_limits_reach_the_rows(run):
@@ -52,7 +72,7 @@ def test_strategies_and_limits_reach_the_rows(run):
 
 def test_only_the_named_policys_samples_are_paired(run, store):
     store.put_visit(PathStep("q2", 0, "Q", "q2-0", None, None, "solved"))
-    rows = [made(i, "0", text, reward, "q2") for i, text, reward in ((10, "g", 1.0), (11, "h", 0.5))]
+    rows = [sample_of(i, "0", text, reward, "q2") for i, text, reward in ((10, "g", 1.0), (11, "h", 0.5))]
     store.put_samples(rows, SamplingParams("next", "Q", "D", 1.0, 1.0, 8))
     store.flush()
     assert build_preferences(run, policy_digest="Q").pairs == 1

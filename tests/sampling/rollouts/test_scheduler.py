@@ -55,17 +55,6 @@ def test_a_run_that_was_stopped_equals_one_that_was_not(tmp_path, replay, format
     assert len(second.requests) < len(whole.requests) or n == 1
 
 
-def test_an_outage_is_recorded_never_scored_and_tried_again(tmp_path, replay, formatter):
-    sample(tmp_path / "whole", replay, formatter)
-    away = FakePolicy(fail=lambda request: len(away.requests) % 3 == 0)
-    stats = sample(tmp_path / "db", replay, formatter, away)
-    assert min(stats.failures["policy"], stats.waiting) > 0
-    failed = [s for group in content(tmp_path / "db")[0] for s in group.samples if s.failure]
-    assert {(s.reward, s.completion) for s in failed} == {(None, None)}
-    sample(tmp_path / "db", replay, formatter)
-    assert content(tmp_path / "db") == content(tmp_path / "whole")
-
-
 def test_a_run_where_everything_failed_says_so(tmp_path, replay, formatter):
     with pytest.raises(PolicyError, match="the server is away"):
         sample(tmp_path / "db", replay, formatter, FakePolicy(fail=lambda request: True), n=3)

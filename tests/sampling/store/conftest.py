@@ -2,21 +2,22 @@
 
 import pytest
 
-from leret.core.types import Failure, Sample, State
+from leret.core.types import Failure, State
 from leret.sampling.store.schema import SamplingParams
 from leret.sampling.store.store import Store
+from tests.sampling import fakes
 
 ORIGIN = SamplingParams("fake", "P", "D", 1.0, 1.0, 8)
 STATE = State("s1", "q1", 0, "write", {"context": ["é", "\ud800"]}, ({"role": "user", "content": "who?"},))
 
 
-def made(name, prompt="0", index=0, **values):
+def made(name, **values):
     fields = {
-        "state_id": "s1", "question_id": "q1", "step": 0,
+        "state_id": "s1", "question_id": "q1", "seed": 2**63 - 1,
         "completion": "text", "outputs": {"query": "text"}, "doc_ids": ("d1", "d2"), "scores": (2.0, 1.5),
         "reward": 0.5, "components": {"ap": 0.5, "recall": 1.0}, "n_prompt_tokens": 3, "n_completion_tokens": 1,
     } | values  # fmt: skip
-    return Sample(id=name, prompt=prompt, index=index, seed=2**63 - 1, **fields)
+    return fakes.made(name, **{"failure": None, **fields})
 
 
 def failed(name, kind, message="away", **values):

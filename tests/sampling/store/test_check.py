@@ -30,9 +30,7 @@ def change(run, sql):
 
 def test_a_store_that_was_sampled_is_sound_and_stays_as_it_is(run):
     def files():
-        return {
-            file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in run.path.iterdir() if file.is_file()
-        }
+        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.path.iterdir() if path.is_file()}
 
     before, report = files(), check_store(run)
     assert files() == before

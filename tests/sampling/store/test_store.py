@@ -38,7 +38,7 @@ def test_a_sample_that_is_there_stays_and_an_outage_is_replaced(store):
 
 
 def test_samples_are_ordered_by_prompt_number_and_index(store):
-    store.put_samples([made(f"{p}-{i}", p, i) for p in ("10", "2", "0") for i in (1, 0)], ORIGIN)
+    store.put_samples([made(f"{p}-{i}", prompt=p, index=i) for p in ("10", "2", "0") for i in (1, 0)], ORIGIN)
     [group] = store.groups()
     assert [s.id for s in group.samples] == ["0-0", "0-1", "2-0", "2-1", "10-0", "10-1"]
 
