@@ -48,7 +48,7 @@ def model_of(arch, base):
 
 
 def trainer_of(model, base, tmp_path, algorithm, **keys):
-    recipe = ALGORITHMS[algorithm].recipe(per_device_train_batch_size=2, **keys)
+    recipe = ALGORITHMS[algorithm].settings(per_device_train_batch_size=2, **keys)
     inputs = TrainerInputs(model, AutoTokenizer.from_pretrained(base), PAIRS, tmp_path, "cpu")
     with training_process(tmp_path, 1):
         return ALGORITHMS[algorithm].make_trainer(recipe, inputs), recipe, ALGORITHMS[algorithm]

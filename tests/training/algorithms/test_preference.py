@@ -39,7 +39,7 @@ def logp(model, prompt, completion):
 
 
 def built(base, tmp_path, algorithm="ipo", **keys):
-    recipe = ALGORITHMS[algorithm].recipe(init_from="base", per_device_train_batch_size=4, **keys)
+    recipe = ALGORITHMS[algorithm].settings(init_from="base", per_device_train_batch_size=4, **keys)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
     with training_process(tmp_path, 1):
         return ALGORITHMS[algorithm].make_trainer(recipe, TrainerInputs(model, tokenizer, PAIRS, tmp_path, "cpu"))
