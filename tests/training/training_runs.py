@@ -80,6 +80,7 @@ def sampled_run(
             )
             store.put_visit(PathStep(id, 0, POLICY, state.id, None, None, "solved"))
     build_preferences(run)
+    run.held_out.write_text("[]")
     return run
 
 
