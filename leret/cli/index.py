@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.cli.console import AsJson, DryRun, FormatOption, SkipInvalid, done, facts, known_names, say, shown
+from leret.cli.console import (
+    AsJson,
+    DryRun,
+    FormatOption,
+    RetrieverOverrides,
+    SkipInvalid,
+    done,
+    facts,
+    known_names,
+    say,
+    shown,
+)
 
 if TYPE_CHECKING:
     from leret.config.data import DataSettings
@@ -22,8 +33,6 @@ app = typer.Typer(help="Build search indexes, and look at them.", no_args_is_hel
 IndexArgument = Annotated[Path, typer.Argument(metavar="INDEX", help="The index directory.")]
 CorpusOption = Annotated[str | None, typer.Option("--corpus", metavar="PATH", help="The corpus file, or hf:NAME.")]
 
-_TWO_ENGINES = "--set 'engines=[{kind: bm25}, {kind: bm25, stopwords: null}]'"
-
 
 @app.command("build", epilog="Example: leret index build --kind bm25 --corpus c.jsonl --out indexes/mine")
 def build(
@@ -33,10 +42,7 @@ def build(
     corpus: CorpusOption = None,
     form: FormatOption = None,
     model: Annotated[str | None, typer.Option(help="Model directory or hub name, of dense and colbert.")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A key of `retriever`: store=hnsw. Repeatable."),
-    ] = None,
+    overrides: RetrieverOverrides = None,
     skip_invalid: SkipInvalid = False,
     force: Annotated[bool, typer.Option("--force", help="Replace another index that is there.")] = False,
     dry_run: DryRun = False,
@@ -138,9 +144,7 @@ def _of_flags(
     elif kind in keys and not changes:
         raise ConfigError(f"--kind {kind} needs --model, a model directory (retriever.{keys[kind]})")
     if kind == "hybrid" and not any(change.startswith("retriever.engines") for change in changes):
-        raise ConfigError(
-            f"--kind hybrid needs two engines; add {_TWO_ENGINES}, say; one with a model is {{kind: dense, model: DIR}}"
-        )
+        raise ConfigError("--kind hybrid needs two engines; add --set 'engines=[{kind: bm25}, {kind: tantivy}]', say")
     flags = {"data.kind": "--format", "data.corpus": "--corpus", "retriever.kind": "--kind"}
     flags |= {f"retriever.{key}": "--model" for key in keys.values()}
     made = flag_recipe(
