@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.cli.console import (
-    AsJson,
-    DryRun,
-    FormatOption,
-    RetrieverOverrides,
-    SkipInvalid,
-    done,
-    facts,
-    known_names,
-    say,
-    shown,
-)
+from leret.cli import console
+from leret.cli.console import AsJson, DryRun, FormatOption, RetrieverOverrides, SkipInvalid
 
 if TYPE_CHECKING:
     from leret.config.data import DataSettings
@@ -63,17 +53,17 @@ def build(
     documents = load_corpus(data)
     planned = plan_index(settings, documents)
     if _is_there(out, planned, force):
-        say(f"{out} is this index already; nothing to do")
-        facts(planned.model_dump(), {})
+        console.say(f"{out} is this index already; nothing to do")
+        console.facts(planned.model_dump(), {})
         return
     if dry_run:
-        say(f"would build {out}")
-        facts(planned.model_dump(), _rows(planned))
+        console.say(f"would build {out}")
+        console.facts(planned.model_dump(), _rows(planned))
         return
-    with shown() as progress:
+    with console.shown() as progress:
         made = build_index(settings, documents, out, progress)
-    done(f"{out}: {made.documents:,} documents, {_megabytes(made):.1f} MB")
-    facts(made.model_dump(), {})
+    console.done(f"{out}: {made.documents:,} documents, {_megabytes(made):.1f} MB")
+    console.facts(made.model_dump(), {})
 
 
 @app.command("info", epilog="Example: leret index info indexes/mine")
@@ -83,13 +73,13 @@ def info(index: IndexArgument, as_json: AsJson = False) -> None:
     from leret.retrieval.index.manifest import read_manifest
 
     if PlaidIndex.exists(index):
-        say(str(index))
-        facts(PlaidIndex.open(index).describe())
+        console.say(str(index))
+        console.facts(PlaidIndex.open(index).describe())
         return
     manifest = read_manifest(index)
-    say(str(index))
+    console.say(str(index))
     size = f"{_megabytes(manifest):.1f} MB in {len(manifest.files)} files"
-    facts(manifest.model_dump(), {**_rows(manifest), "size": size})
+    console.facts(manifest.model_dump(), {**_rows(manifest), "size": size})
 
 
 @app.command("check", epilog="Example: leret index check indexes/mine --corpus c.jsonl")
@@ -107,10 +97,10 @@ def check(
     if PlaidIndex.exists(index):
         from leret.retrieval.engines.colbert import check_downloaded
 
-        done(f"{index}: sound; colbert, {check_downloaded(index, documents):,} documents")
+        console.done(f"{index}: sound; colbert, {check_downloaded(index, documents):,} documents")
         return
     manifest = check_index(index, documents)
-    done(f"{index}: sound; {manifest.engine}, {manifest.documents:,} documents")
+    console.done(f"{index}: sound; {manifest.engine}, {manifest.documents:,} documents")
 
 
 def _of_recipe(recipe: str, given: list[str], changes: list[str]) -> tuple[DataSettings, RetrieverSettings]:
@@ -121,7 +111,7 @@ def _of_recipe(recipe: str, given: list[str], changes: list[str]) -> tuple[DataS
 
     if given:
         raise ConfigError(f"a recipe names the engine and the corpus; leave {', '.join(given)} out, or the recipe")
-    found = load_recipe(recipe, SamplingRecipe, changes, optional=("policy.model",), check=known_names())
+    found = load_recipe(recipe, SamplingRecipe, changes, optional=("policy.model",), check=console.known_names())
     return found.data, found.retriever
 
 
