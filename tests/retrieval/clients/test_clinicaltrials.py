@@ -93,7 +93,7 @@ def test_a_query_of_bad_syntax_or_a_megabyte_finds_nothing():
     with loopback(answer) as server:
         engine = trials(server.url)
         assert [len(r) for r in engine.search(["((a", "good", "(((b", "x" * 60_000], 3)] == [0, 1, 0, 0]
-    assert engine.refusals.n == 3
+    assert engine.site.n_refused == 3
     assert sum(a.params["query.term"] == "heart" for a in server.asked) == 1
 
 
