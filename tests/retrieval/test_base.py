@@ -1,10 +1,10 @@
-"""What engines share: which queries they are asked, and k."""
+"""What engines share: which queries they are asked."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from leret.core.types import Passage
-from leret.retrieval.base import clip_k, has_terms, search_valid, to_valid_utf8
+from leret.retrieval.base import has_terms, search_valid, to_valid_utf8
 
 
 @given(st.lists(st.text(st.characters(codec=None))))
@@ -16,7 +16,3 @@ def test_an_engine_gets_valid_text_with_terms_and_its_rankings_find_their_querie
 
     found = search_valid(queries, search)
     assert found == [(Passage(to_valid_utf8(q), "", "", 1.0),) if has_terms(q) else () for q in queries]
-
-
-def test_k_is_at_most_all():
-    assert (clip_k(3, 9), clip_k(30, 9)) == (3, 9)

@@ -73,8 +73,6 @@ FAULTS = {
     "no list": Reply({"studies": "x"}),
     "an empty page that is not the last": Reply({"studies": [], "nextPageToken": "x"}),
     "500": Reply("no", 500),
-    "429": Reply("slow down", 429, {"Retry-After": "30"}),
-    "403": Reply("who are you", 403),
     "a refusal of every query": Reply("Unknown sort", 400),
 }
 
