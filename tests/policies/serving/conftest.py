@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -44,8 +46,6 @@ class Serve:
 
     def wait_for(self, text: str) -> None:
         """Read standard output up to a text."""
-        assert self.process is not None
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self.out += line
             if text in line:
@@ -53,29 +53,25 @@ class Serve:
         self.end()
         raise AssertionError(f"no {text!r} in:\n{self.out}\n{self.err}")
 
-    def end(self, stop: signal.Signals | None = None, timeout_s: float = 60) -> int:
+    def end(self, stop: signal.Signals | None = None) -> int:
         """The exit code."""
-        assert self.process is not None
         if stop is not None:
             self.process.send_signal(stop)
-        out, err = self.process.communicate(timeout=timeout_s)
+        out, err = self.process.communicate(timeout=60)
         self.out, self.err = self.out + out, self.err + err
         return self.process.returncode
 
-    def recorded(self, name: str, wait_s: float = 30) -> object:
+    def recorded(self, name: str) -> Any:
         """A record of the fake, as soon as it is whole."""
-        deadline = time.monotonic() + wait_s
-        while True:
-            try:
-                return json.loads((self.record / name).read_text())
-            except (OSError, ValueError):
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
 
-    def requests(self) -> list[dict[str, object]]:
-        path = self.record / "requests.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        def read() -> Any:
+            with suppress(OSError, ValueError):
+                return json.loads((self.record / name).read_text())
+
+        return within(30, read)
+
+    def requests(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.record / "requests.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture
@@ -103,11 +99,14 @@ def running(pid: int) -> bool:
         return False
 
 
-def gone(pids: list[int], wait_s: float = 10) -> bool:
+def gone(pids: list[int]) -> bool:
     """Whether all of them end within a while."""
-    deadline = time.monotonic() + wait_s
-    while any(running(pid) for pid in pids):
-        if time.monotonic() > deadline:
-            return False
+    return bool(within(10, lambda: not any(map(running, pids))))
+
+
+def within(seconds: float, look: Callable[[], Any]) -> Any:
+    """The first true value, or the last one."""
+    deadline = time.monotonic() + seconds
+    while not (value := look()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return True
+    return value
