@@ -49,30 +49,22 @@ def refusal(message: str, status: int = 400) -> web.Response:
     return web.json_response({"error": {"message": message}}, status=status)
 
 
-class ChatServer(Served):
-    """OpenAI's and Together's chat completions under /v1.
+class Server(Served):
+    """Goes through faults first; its settings are its attributes."""
 
-    Args:
-        faults: gone through first.
-        models: that it lists; none leaves the route out.
-        unknown: names that it refuses.
-        most_n: choices of a request; 1 ignores ``n``, as some servers do.
-        strict: refuses vLLM's extension.
-    """
-
-    key: str | None = None
-
-    def __init__(
-        self,
-        faults: list[Any] | None = None,
-        *,
-        models: tuple[str, ...] = (),
-        unknown: tuple[str, ...] = (),
-        most_n: int = 100,
-        strict: bool = False,
-    ) -> None:
+    def __init__(self, faults: list[Any] | None = None, **settings: Any) -> None:
         super().__init__(faults)
-        self.models, self.unknown, self.most_n, self.strict = models, unknown, most_n, strict
+        vars(self).update(settings)
+
+
+class ChatServer(Server):
+    """OpenAI's and Together's chat completions under /v1."""
+
+    models: tuple[str, ...] = ()  # that it lists; none leaves the route out
+    unknown: tuple[str, ...] = ()  # names that it refuses
+    most_n = 100  # choices of a request; 1 ignores ``n``, as some servers do
+    strict = False  # refuses vLLM's extension
+    key: str | None = None
 
     async def route(self, request: web.Request, body: Any) -> web.StreamResponse:
         if request.path not in {"/v1/chat/completions", *(["/v1/models"] if self.models else [])}:
@@ -89,7 +81,7 @@ class ChatServer(Served):
         return web.json_response(completion({**body, "n": min(n, self.most_n)}))
 
 
-class TgiServer(Served):
+class TgiServer(Server):
     """text-generation-inference's ``POST /generate`` and ``POST /``."""
 
     root_only = False
@@ -120,15 +112,7 @@ def tgi_sequence(text: str, seed: int | None, stop: str) -> dict[str, Any]:
 def completion(body: dict[str, Any]) -> dict[str, Any]:
     """A chat completion; the text names the seed."""
     n, told = body.get("n", 1), {"token_ids": [5, 6], "tokens": ["text", "x"], "token_logprobs": [-0.5, -1.0]}
-    choices = [
-        {
-            "index": index,
-            "message": {"role": "assistant", "content": f"text {body['seed']}.{index}"},
-            "finish_reason": "stop",
-            "seed": body["seed"],
-            "logprobs": told if body.get("logprobs") else None,
-        }
-        for index in range(n)
-    ]
-    usage = {"prompt_tokens": 5, "completion_tokens": 2 * n, "total_tokens": 5 + 2 * n}
-    return {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": choices, "usage": usage}
+    one = {"finish_reason": "stop", "logprobs": told if body.get("logprobs") else None}
+    texts = [f"text {body['seed']}.{index}" for index in range(n)]
+    choices = [{"index": i, "message": {"role": "assistant", "content": text}, **one} for i, text in enumerate(texts)]
+    return {"choices": choices, "usage": {"prompt_tokens": 5, "completion_tokens": 2 * n}}

@@ -32,12 +32,15 @@ class Served:
 
     name, digest = "served", "d"
 
-    def __init__(self, failure: str = "") -> None:
-        self.failure = failure
+    def __init__(self, failure: str = "", delay_s: float = 0.0) -> None:
+        self.failure, self.delay_s = failure, delay_s
         self.requests: list[Request] = []
+        self.begun = threading.Event()
 
     async def complete(self, request: Request) -> list[Completion]:
         self.requests.append(request)
+        self.begun.set()
+        await asyncio.sleep(self.delay_s)
         if self.failure:
             raise PolicyError(self.failure)
         return [Completion(f"query {seed}", "stop", 3, 2) for seed in request.seeds]
@@ -131,18 +134,11 @@ def test_failures_are_dspys_own_and_are_not_tried_again(lm: dspy.LM) -> None:
 
 
 def test_closing_an_engine_ends_what_waits_and_refuses_what_comes() -> None:
-    begun = threading.Event()
-
-    class Slow(Served):
-        async def complete(self, request: Request) -> list[Completion]:
-            begun.set()
-            await asyncio.sleep(60)
-            return []
-
-    lm = policy_lm(Slow())
+    slow = Served(delay_s=60)
+    lm = policy_lm(slow)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(lm, "the city")
-        assert begun.wait(20)
+        assert slow.begun.wait(20)
         lm.engine.close()
         with pytest.raises(LMProviderError, match="closed while it was asked"):
             waiting.result(20)

@@ -23,13 +23,16 @@ from tests.policies.servers import ChatServer, asked, completion, refusal, run, 
 ANSWER = completion({"seed": 1})
 
 
-def test_several_samples_are_one_request_where_the_server_was_seen_to_make_them() -> None:
+def test_several_samples_are_one_request_after_a_probe_and_greedy_ones_are_asked_once() -> None:
     server = ChatServer()
     assert len({completion.text for completion in asked(server, 1, 2, 3, stop=("\n",))}) == 3
     probe, several = server.bodies
     assert (probe["n"], probe["max_tokens"]) == (2, 1)
     assert (several["n"], several["max_tokens"], several["stop"], several["model"]) == (3, 8, ["\n"], "tiny")
     assert "Authorization" not in server.requests[0].headers
+    greedy = ChatServer()
+    one, other = asked(greedy, 1, 2, temperature=0.0)
+    assert (len(greedy.bodies), one) == (1, other)  # one seed needs no probe
 
 
 @pytest.mark.parametrize(
@@ -66,12 +69,6 @@ def test_a_probe_that_fails_is_made_again() -> None:
 
     assert len(run(server, work)) == 2
     assert [body.get("n") for body in server.bodies] == [2, 2, 2]
-
-
-def test_one_seed_needs_no_probe_and_greedy_asks_once() -> None:
-    server = ChatServer()
-    one, other = asked(server, 1, 2, temperature=0.0)
-    assert (len(server.bodies), one) == (1, other)
 
 
 def test_an_extension_that_a_strict_server_refuses_is_left_out() -> None:
@@ -190,24 +187,13 @@ def test_log_probabilities_and_token_ids_are_taken_where_they_are_given(given: A
     assert (own.token_ids, own.logprobs, own.n_completion_tokens) == tokens
 
 
-class EverySecond(ChatServer):
-    """Refuses every second request for a sample with the key in its words; answers the others."""
-
-    async def route(self, request: web.Request, body: Any) -> web.StreamResponse:
-        if body is None:
-            return web.Response(status=404)
-        if body["max_tokens"] > 1 and len(self.requests) % 2:
-            return refusal(f"no {request.headers['Authorization']}")
-        return web.json_response(completion({**body, "n": 1}))
-
-
 def test_a_run_keeps_no_key_and_its_command_prints_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "sk-0123456789abcdef"
     monkeypatch.setenv("TINY_KEY", f"{secret}\n")
     recipe, run = tmp_path / "r.yaml", tmp_path / "run"
 
     async def main() -> str:
-        async with serving(EverySecond(), under="/v1") as urls:
+        async with serving(ChatServer([None] * 3 + [refusal(f"no {secret}")] * 9), under="/v1") as urls:
             policy = {"kind": "openai", "model": "m", "api_key_env": "TINY_KEY", "retry_for_s": 0, "urls": urls}
             sections = {
                 "data": {"kind": "world", "limit": 4, "options": {}},

@@ -35,9 +35,9 @@ def asked(llama_dir: Path) -> Any:
 def test_each_sample_is_a_request_with_its_own_seed_and_comes_back_with_its_tokens(asked: Any) -> None:
     server = TgiServer()
     own = asked(server, 1, 2, 3)
-    seeds = [body["parameters"]["seed"] for body in server.bodies]
-    assert len(set(seeds)) == 3
-    assert sorted(completion.text for completion in own) == sorted(f"text {seed}.0" for seed in seeds)
+    seeds = {body["parameters"]["seed"] for body in server.bodies}
+    assert {completion.text for completion in own} == {f"text {seed}.0" for seed in seeds}
+    assert len(seeds) == 3
     assert (own[0].token_ids, own[0].logprobs) == ((11, 12, 2), (-0.5, -1.25, -0.125))
     assert (own[0].n_prompt_tokens, own[0].n_completion_tokens, own[0].finish_reason) == (7, 3, "stop")
     assert server.paths == ["/generate"] * 3
@@ -81,8 +81,7 @@ def test_the_samples_of_a_prompt_in_one_request(asked: Any, settings: Any, n_giv
 
 
 def test_behind_a_gateway_with_the_root_alone_that_is_found_once(llama_dir: Path) -> None:
-    server = TgiServer()
-    server.root_only = True
+    server = TgiServer(root_only=True)
 
     async def work(policy: TgiPolicy) -> Any:
         return [await policy.complete(ask("the city", seed)) for seed in (1, 2)]
@@ -92,9 +91,7 @@ def test_behind_a_gateway_with_the_root_alone_that_is_found_once(llama_dir: Path
 
 
 def test_prompt_tokens_are_counted_here_where_no_header_tells_them(asked: Any) -> None:
-    server = TgiServer()
-    server.headers = {}
-    assert asked(server)[0].n_prompt_tokens == 4  # <|user|> the city <|assistant|>
+    assert asked(TgiServer(headers={}))[0].n_prompt_tokens == 4  # <|user|> the city <|assistant|>
 
 
 def test_a_generation_that_failed_is_tried_again(asked: Any) -> None:
@@ -127,13 +124,12 @@ def lie(headers: dict[str, str] | None = None, *, text: str = "text", **details:
     "told",
     [
         lie(best_of_sequences=[{**DETAILS, "generated_text": "b"}]),
-        web.json_response({"generated_text": "text"}),
         lie(finish_reason="abort"),
         lie(text="a" * 10_000_000),
         lie(tokens=[{**TOKEN, "logprob": 0.5}]),
         lie({"x-prompt-tokens": "9" * 5000}),
     ],
-    ids=["a sequence too many", "no details", "reason", "text", "logprob", "token count"],
+    ids=["a sequence too many", "reason", "text", "logprob", "token count"],
 )
 def test_a_lie_of_status_200_is_a_failure(asked: Any, told: web.Response) -> None:
     with pytest.raises(PolicyError, match="gave up after 1 attempt"):

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ class Serve:
     out: str = ""
     err: str = ""
     process: subprocess.Popen[str] | None = None
-    environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
 
     @property
     def flags(self) -> list[str]:
@@ -42,7 +41,7 @@ class Serve:
         command = [sys.executable, "-m", "leret", "serve", "policy", *map(str, arguments)]
         added = {"FAKE_ENGINE": mode, "FAKE_RECORD": str(self.record), "TMPDIR": str(self.record.parent)}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(command, **pipes, env=self.environment | added | environment)
+        self.process = subprocess.Popen(command, **pipes, env=os.environ | added | environment)
 
     def wait_for(self, text: str) -> None:
         """Read standard output up to a text."""
@@ -61,17 +60,14 @@ class Serve:
         self.out, self.err = self.out + out, self.err + err
         return self.process.returncode
 
-    def recorded(self, name: str) -> Any:
+    def recorded(self, name: str, wait_s: float = 30) -> Any:
         """A record of the fake, as soon as it is whole."""
 
         def read() -> Any:
             with suppress(OSError, ValueError):
                 return json.loads((self.record / name).read_text())
 
-        return within(30, read)
-
-    def requests(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.record / "requests.jsonl").read_text().splitlines()]
+        return within(wait_s, read)
 
 
 @pytest.fixture
@@ -85,9 +81,8 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     if made.process is not None and made.process.poll() is None:
         made.process.kill()
         made.process.communicate()
-    pids = made.record / "pids.json"
-    for pid in json.loads(pids.read_text()) if pids.is_file() else []:
-        if running(pid):
+    for pid in made.recorded("pids.json", wait_s=0) or []:
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 

@@ -67,7 +67,7 @@ def test_a_server_is_started_warmed_named_and_stopped(serve: Serve, tmp_path: Pa
     serve.start("demo", *serve.flags, "--log", log, "--", "--max-model-len", "512")
     settings = served(serve)
     assert (settings.kind, settings.urls) == ("openai", (f"http://127.0.0.1:{serve.port}/v1",))
-    (warm,) = serve.requests()
+    warm = serve.recorded("request.json")
     assert (warm["body"]["model"], warm["key"]) == (settings.model, None)
 
     assert serve.end(stop) == 0, serve.err
@@ -80,9 +80,11 @@ def test_a_server_is_started_warmed_named_and_stopped(serve: Serve, tmp_path: Pa
     assert serve.out.splitlines()[0].endswith(arguments)
 
 
-def test_free_port_loopback_offline_cpu_defaults_and_a_key_that_is_never_shown(serve: Serve) -> None:
+def test_free_port_loopback_offline_cpu_defaults_and_a_key_that_is_never_shown(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("HF_HUB_OFFLINE", "VLLM_CPU_KVCACHE_SPACE"):
-        serve.environment.pop(name, None)
+        monkeypatch.delenv(name, raising=False)
     arguments = ["--executable", serve.executable, "--port", "0", "--api-key-env", "MY_KEY"]
     serve.start("demo", *arguments, CUDA_VISIBLE_DEVICES="", MY_KEY="s3cret-key")
     assert served(serve).api_key_env == "MY_KEY"
@@ -92,7 +94,7 @@ def test_free_port_loopback_offline_cpu_defaults_and_a_key_that_is_never_shown(s
     assert start["environment"] == cpu
     command = " ".join(start["arguments"])
     assert all(flag in command for flag in ("--host 127.0.0.1", "--dtype float32", "--enforce-eager"))
-    assert serve.requests()[0]["key"] == "Bearer s3cret-key"
+    assert serve.recorded("request.json")["key"] == "Bearer s3cret-key"
     assert "s3cret-key" not in serve.out + serve.err + command
 
 
@@ -132,6 +134,7 @@ def test_print_starts_nothing_and_needs_no_engine(monkeypatch: pytest.MonkeyPatc
         ("/no/such/policy", {}, "there is no policy /no/such/policy"),
         ("demo --run /no/run", {}, "/no/run is not a run directory"),
         ("demo --name a:b", {}, "--name 'a:b'"),
+        ("demo --name /a", {}, "--name '/a'"),
         ("demo --executable /bin/true --api-key-env NOT_SET", {}, "NOT_SET"),
         ("demo --executable /bin/true --host 192.0.2.1", {}, "--host 192.0.2.1"),
         ("demo --engine sglang --api-key-env K --print", {}, "on its command line only"),

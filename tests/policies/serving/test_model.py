@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from leret.core.errors import ConfigError, PolicyError
+from leret.core.errors import PolicyError
 from leret.core.runs import Run
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.serving.model import merge_adapter, merged_directory, resolve_policy
@@ -67,12 +67,6 @@ def test_the_policies_of_a_run_and_its_base(llama_dir: Path, tmp_path: Path) -> 
     run.update(sampling={"policy": {"kind": "openai", "model": "llama-8b"}})
     with pytest.raises(PolicyError, match="was sampled from 'llama-8b' on a server"):
         resolve_policy("base", run)
-
-
-@pytest.mark.parametrize("name", ["a b", "a=b", "a:b", "", "/a"])
-def test_a_name_that_a_server_could_not_take_is_refused(llama_dir: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="--name"):
-        resolve_policy(str(llama_dir), name=name)
 
 
 def test_an_adapter_is_served_on_its_base_and_refused_without_it(adapter: Path, copy: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +49,7 @@ def test_a_failed_server_is_stopped_and_its_last_words_told(
         raise AssertionError("it was called ready")
     assert [text for text in says if text not in str(caught.value)] == []
     assert "s3cret-key" not in f"{caught.value} {told}"
-    pids = serve.record / "pids.json"
-    assert gone(json.loads(pids.read_text()) if pids.is_file() else [])
+    assert gone(serve.recorded("pids.json", wait_s=0) or [])
 
 
 def test_a_server_that_ignores_the_end_is_killed_with_its_children(serve: Serve, server: Any, told: list[str]) -> None:
@@ -64,4 +62,4 @@ def test_a_server_that_ignores_the_end_is_killed_with_its_children(serve: Serve,
 
 def test_a_tgi_that_lists_a_path_is_ready(serve: Serve, server: Any) -> None:
     with server("well", "tgi", timeout_s=30):
-        assert serve.requests()[0]["body"]["model"] == "mine"
+        assert serve.recorded("request.json")["body"]["model"] == "mine"
