@@ -5,7 +5,6 @@ import pickle
 import sqlite3
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -110,14 +109,6 @@ def test_a_damaged_cache_costs_no_ranking_and_loads_no_pickle(harm, tmp_path, ca
     cached = CachedRetriever(Engine(), tmp_path / "cache")
     assert cached.search(["a"], 2) == cached.search(["a"], 2) == [ranking("a")]
     assert caplog.text.count("cannot be used") == 1
-
-
-def test_threads_share_it(tmp_path):
-    cached = CachedRetriever(Engine(), tmp_path)
-    queries = [f"q{i % 37}" for i in range(150)]
-    with ThreadPoolExecutor(6) as pool:
-        found = list(pool.map(lambda query: cached.search([query], 2)[0], queries))
-    assert found == [ranking(query) for query in queries]
 
 
 WRITER = """

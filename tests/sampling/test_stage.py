@@ -13,6 +13,7 @@ import pytest
 from leret.config.evaluation import EvalRecipe
 from leret.core.errors import ConfigError, DataError, PolicyError
 from leret.core.runs import Run
+from leret.datasets.splits import split_of
 from leret.evaluation.stage import evaluate
 from leret.policies.base import Completion, PromptTooLongError
 from leret.sampling.plan import plan
@@ -34,6 +35,14 @@ def test_a_recipe_becomes_a_bank_a_store_and_preferences(run):
     assert run.manifest()["sampling"]["data"]["corpus"] == str(Path("corpus.jsonl").resolve())
     assert set(run.manifest()["digests"]) == {"corpus", "retriever", "program", "questions", "policy"}
     assert [event["event"] for event in run.events()] == ["started", "bank", "accounts", "built", "finished"]
+
+
+def test_what_no_training_may_see_is_noted_and_noted_again_where_it_is_lost(run):
+    test = [f"q{i:02d}" for i in range(30) if split_of(f"q{i:02d}") == "test"]
+    for _ in range(2):
+        assert not sample(recipe_of(data={"limit": 5}), run).already
+        assert json.loads(run.held_out.read_text()) == test
+        run.held_out.unlink()
 
 
 def test_a_finished_run_opens_nothing_again_and_leaves_pairs_made_by_hand(run, made):
