@@ -67,8 +67,6 @@ def test_a_larger_limit_adds_questions_to_the_same_bank(run):
     first, second = (sample(recipe_of(data={"limit": limit}), run) for limit in (20, 30))
     assert (first.questions, second.questions, second.new_questions) == (20, 30, 10)
     assert second.prompts == first.prompts
-    os.utime("questions.jsonl")
-    assert not sample(recipe_of(), run).new_samples
 
 
 def test_a_smaller_limit_closes_a_run_that_an_outage_stopped(run):
@@ -180,7 +178,6 @@ def held_out(run):
 
 
 def about_7(lie):
-    """The lie is told about question number 7 alone."""
     return lambda body: lie if "number 7" in body["messages"][-1]["content"] else {}
 
 

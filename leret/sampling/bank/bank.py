@@ -100,12 +100,11 @@ async def _bootstrapped(
     plan = BankPlan(settings.prompts, settings.bank.max_demos, settings.bank.candidates, threshold)
     parts = bench.program(), bench.adapter, cold, bench.retriever, reward(settings.reward)
     told: dict[str, Any] = {"teacher": teacher, "on_scored": lambda: progress.advance(1), "stop": stop}
-    # in a thread: DSPy's optimizers are not async
     work = asyncio.create_task(asyncio.to_thread(bootstrap_prompts, *parts, train, dev, plan, **told))
     try:
         return await asyncio.shield(work)
     finally:
-        stop.set()  # the thread cannot be cancelled; its next run of the program ends it
+        stop.set()  # DSPy's thread cannot be cancelled; its next run of the program ends it
         for lm in (cold, warm):
             lm.engine.close()  # and what it waits for now
         await asyncio.gather(work, return_exceptions=True)

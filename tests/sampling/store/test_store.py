@@ -16,7 +16,6 @@ from tests.sampling.store.conftest import ORIGIN, STATE, failed, made
 
 
 def find(store, name):
-    """A sample by its id."""
     return {sample.id: sample for group in store.groups() for sample in group.samples}.get(name)
 
 
