@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,10 @@ SMALL = asks("raw-question")
 BASE = asks("raw-question", "base", limit=4)
 
 
+GOLD = r'\["(\w+)", "\w+"\]', r'["\1"]'
+"""Leaves one of a question's two gold documents."""
+
+
 def but(recipe, **keys):
     return recipe.model_copy(update=keys)
 
@@ -29,42 +35,26 @@ def run(tmp_path, sampling_recipe):
     return run
 
 
-def rewrite(path, **changes):
-    """Every line of a file of data with another value of a key, made of the old line."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows = [{**row, **{key: make(row) for key, make in changes.items()}} for row in rows]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def rewrite(path, pattern, text):
+    path.write_text(re.sub(pattern, text, path.read_text()))
 
 
 @pytest.mark.parametrize(
-    ("file", "changes"),
+    ("file", "pattern", "text"),
     [
-        ("program.py", None),
-        ("corpus.jsonl", {"text": lambda row: "zzz"}),
-        ("questions.jsonl", {"question": lambda row: f"zzz {row['id']}"}),
-        ("questions.jsonl", {"relevant_doc_ids": lambda row: [row["question"].split()[2]]}),
+        ("program.py", "class MultiHop", "# searches for something else\nclass MultiHop"),
+        ("corpus.jsonl", "leads to", "zzz"),
+        ("questions.jsonl", "what follows", "zzz"),
+        ("questions.jsonl", *GOLD),
     ],
 )
-def test_what_changed_since_an_evaluation_is_named_and_refused(run, tmp_path, file, changes):
+def test_what_changed_since_an_evaluation_is_named_and_refused(run, tmp_path, file, pattern, text):
     evaluate(SMALL, run)
-    path = tmp_path / file
-    if changes:
-        rewrite(path, **changes)
-    else:
-        path.write_text(path.read_text() + "\n# searches for something else\n")
+    rewrite(tmp_path / file, pattern, text)
     for recipe in (SMALL, but(SMALL, systems=("raw-question", "oracle-titles"))):
         for stage in (evaluate, plan):
-            with pytest.raises(RunError, match=f"{path.stem}: its content"):
+            with pytest.raises(RunError, match=f"{Path(file).stem}: its content"):
                 stage(recipe, run)
-
-
-def test_files_that_were_only_touched_cost_no_call(run, tmp_path):
-    evaluate(BASE, run)
-    for name in ("program.py", "corpus.jsonl", "questions.jsonl"):
-        os.utime(tmp_path / name)
-    report = evaluate(BASE, run)
-    assert (report.already, report.asked) == (False, ())
-    assert evaluate(BASE, run).already
 
 
 def test_a_held_out_question_that_changed_is_refused(run, tmp_path):
@@ -72,7 +62,7 @@ def test_a_held_out_question_that_changed_is_refused(run, tmp_path):
     path.write_text((tmp_path / "questions.jsonl").read_text())
     other = but(SMALL, questions=str(path))
     evaluate(other, run)
-    rewrite(path, relevant_doc_ids=lambda row: row["relevant_doc_ids"][:1])
+    rewrite(path, *GOLD)
     with pytest.raises(RunError, match=r"(?s)eval/other was .*questions: its content.*--set evaluation="):
         evaluate(other, run)
     assert evaluate(but(other, evaluation="one-gold"), run).asked == SMALL.systems
@@ -116,12 +106,14 @@ def test_the_program_is_that_of_the_runs_own_test_questions(run):
     assert evaluate(test, run).already
 
 
-def test_a_lost_file_is_written_again_and_a_damaged_one_is_refused(run):
+def test_files_that_were_touched_or_lost_cost_no_call_and_a_damaged_one_is_refused(run, tmp_path):
     evaluate(BASE, run)
-    for lost in ("program/policy.json", "eval/qrels.trec"):
-        (run.path / lost).unlink()
+    for change, name in ((os.utime, "program.py"), (os.utime, "corpus.jsonl"), (os.utime, "questions.jsonl"),
+                         (Path.unlink, "run/program/policy.json"), (Path.unlink, "run/eval/qrels.trec")):  # fmt: skip
+        change(tmp_path / name)
         report = evaluate(BASE, run)
-        assert (report.already, report.asked, (run.path / lost).is_file()) == (False, (), True)
+        assert (report.already, report.asked, (tmp_path / name).is_file()) == (False, (), True)
+    assert evaluate(BASE, run).already
     path = run.eval / "base/per_question.parquet"
     path.write_bytes(b"junk")
     with pytest.raises(RunError, match=f"{path} cannot be read"):

@@ -124,12 +124,6 @@ def test_an_interruption_keeps_what_is_done(make):
     assert rest.opened[0].n_calls <= 12
 
 
-def test_a_completion_that_does_not_parse_ends_the_run_there(make):
-    results, _ = make(lambda content: "" if " leads to " in content else follow(content)).evaluate(BASE)
-    assert all(row.unparsed and row.query is None for row in results.rows if row.hop == 2)
-    assert recalls(results) == [0.5] * 6
-
-
 def test_several_runs_where_it_is_not_greedy(make):
     results, _ = make(temperature=1.0, samples=3).evaluate(BASE)
     assert ({row.sample for row in results.rows}, results.lm_calls) == ({0, 1, 2}, 36)

@@ -96,13 +96,10 @@ def test_a_question_that_was_sampled_by_its_id_or_its_text_is_refused(run):
         ({"measures": ("recal",)}, "measures: unknown measure 'recal'"),
     ],
 )
-def test_unknown_systems_baselines_and_measures_are_refused_before_anything_is_opened(run, keys, says):
+def test_unknown_names_and_a_run_without_samples_are_refused_before_anything_is_opened(run, tmp_path, keys, says):
     with pytest.raises(ConfigError, match=says):
         evaluate(EvalRecipe(**keys), run)
     assert not run.eval.exists()
-
-
-def test_a_run_without_samples_is_refused(tmp_path):
     with pytest.raises(RunError, match="run `leret sample RECIPE"):
         evaluate(ALL, Run.create(tmp_path / "new"))
 
@@ -115,6 +112,3 @@ def test_a_plan_says_what_is_left_and_writes_nothing(run):
     assert not run.cache.exists()
     evaluate(ALL, run)
     assert plan(ALL, run).done
-    train(run, "sft", 1)
-    after = plan(ALL, run)
-    assert (after.to_ask, after.lm_calls, after.done) == (("sft",), 2 * after.questions, False)

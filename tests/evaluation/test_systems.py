@@ -77,7 +77,5 @@ def test_a_training_that_is_not_finished_is_no_policy(run):
 
 
 def test_a_fusion_brings_its_parts_and_comes_after_them(run):
-    systems = select(("fused:base", "rm3"), available(run, {}))
-    assert [s.name for s in systems] == ["raw-question", "rm3", "base", "fused:base"]
-    assert [part.name for part in systems[-1].parts] == ["raw-question", "base"]
-    assert systems[-1].rivals == ("base", "raw-question")
+    raw, rm3, base, fused = select(("fused:base", "rm3"), available(run, {}))
+    assert (rm3.name, fused.name, fused.parts, fused.rivals) == ("rm3", "fused:base", (raw, base), ("base", raw.name))

@@ -45,12 +45,6 @@ def test_the_next_step_sees_the_union_by_score_and_nothing_of_other_runs(replay)
     assert run(replay, "who?", [{"query": "a"}], known) == need
 
 
-def test_a_program_of_another_shape_replays_as_well():
-    replay = Replay(load_program(ROOT / "tests/programs/threehop.py", "ThreeHop", {}, k=3))
-    need = run(replay, "a claim", [{"lookup": "a"}], known)
-    assert (need.predictor, need.inputs) == ("then", {"claim": "a claim", "notes": ["T1", "T2"]})
-
-
 class Catching(dspy.Module):
     def __init__(self):
         super().__init__()
