@@ -27,18 +27,12 @@ ASKED = "what follows alpha and beta"
         (raw_question, {"hops": 1, "reason": True}, [(ASKED, ["alpha"])]),
         (oracle_titles(CORPUS, {"q": 2}), {}, [("beta", ["beta"]), ("gamma", ["beta", "gamma"])]),
     ],
-    ids=["raw question", "without what was seen", "one hop", "oracle"],
 )
 def test_a_rule_answers_every_step_of_the_program(script, options, hops):
-    async def rollouts():
-        searches, (replay, formatter) = SearchBatcher(FakeRetriever()), program(**options)
-        try:
-            runner = RolloutRunner(ProgramRunner(replay, formatter, searches), ScriptedPolicy(formatter, script))
-            return await runner.run([Task.question("q", ASKED, gold=("beta", "gamma"))])
-        finally:
-            searches.close()
-
-    (rollout,) = asyncio.run(rollouts())
+    searches, (replay, formatter) = SearchBatcher(FakeRetriever()), program(**options)
+    runner = RolloutRunner(ProgramRunner(replay, formatter, searches), ScriptedPolicy(formatter, script))
+    (rollout,) = asyncio.run(runner.run([Task.question("q", ASKED, gold=("beta", "gamma"))]))
+    searches.close()
     assert [(hop.query, [p.doc_id for p in hop.ranking]) for hop in rollout.hops] == hops
 
 

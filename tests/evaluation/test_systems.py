@@ -32,13 +32,11 @@ def test_bank_and_policies_stand_for_all_of_them_in_the_tables_order(run):
     trained(run, "ipo", parent="sft")
     trained(run, "sft")
     trained(run, "sft-more", match_steps_of="ipo")
-    found = available(run, {})
-    systems = select(("policies", "bank", "base"), found)
+    systems = select(("policies", "bank", "base"), available(run, {}))
     assert [s.name for s in systems] == ["base", "bank:1", "bank:2", "bank:10", "sft", "sft-more", "ipo"]
     assert systems[1].prompt.demos["write_query"][0]["question"] == "1"
     # compared with the parent, the control and the raw question
-    assert found["ipo"].rivals == ("sft", "sft-more", "raw-question")
-    assert found["sft"].rivals == ("raw-question",)
+    assert systems[-1].rivals == ("sft", "sft-more", "raw-question")
 
 
 def test_the_report_is_about_the_last_policy_that_is_no_control(run):

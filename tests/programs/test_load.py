@@ -34,26 +34,11 @@ def test_a_program_that_says_another_k_than_the_recipe_is_told():
         (None, "P", {}, "does not exist"),
         (MULTIHOP.read_text(), "Multihop", {}, "no dspy.Module 'Multihop'; it has MultiHop"),
         (MULTIHOP.read_text(), "WriteQuery", {}, "no dspy.Module"),
-        (
-            MULTIHOP.read_text(),
-            "MultiHop",
-            {"hoops": 3},
-            r"takes hops, k, reason; the recipe also gives program\.hoops",
-        ),
+        (MULTIHOP.read_text(), "MultiHop", {"hoops": 3}, r"takes hops, k, reason; .* also gives program\.hoops"),
         ("def (", "P", {}, "does not run: SyntaxError"),
         ("import nothing_of_this_name", "P", {}, "does not run: ModuleNotFoundError"),
         ("import dspy\nclass P(dspy.Module):\n    def forward(self, question): pass", "P", {}, "no leret.Search"),
         ("import dspy\nclass P(dspy.Module):\n    def __init__(self): 1 / 0", "P", {}, "ZeroDivisionError"),
-    ],
-    ids=[
-        "missing",
-        "misspelt class",
-        "not a module",
-        "unknown argument",
-        "syntax",
-        "import",
-        "no search",
-        "constructor",
     ],
 )
 def test_bad_programs_are_refused(tmp_path, source, name, arguments, message):

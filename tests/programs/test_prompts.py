@@ -95,19 +95,16 @@ def test_an_adapter_that_cannot_be_foretold_is_asked_every_time():
 
 
 TURNS = [{"question": f"q{i}", "query": f"a{i}"} for i in range(3)]
+HISTORIES = [{"history": dspy.History(messages=TURNS[:n]), "question": "?"} for n in (1, 2, 3, 1, 2, 0, 1)]
 MARKED = '<<CUSTOM-TYPE-START-IDENTIFIER>>[{"type": "text", "text": "x"}]<<CUSTOM-TYPE-END-IDENTIFIER>>'
 
 
 @pytest.mark.parametrize(
     ("program", "asked"),
     [
-        (
-            Asks("history: dspy.History, question -> query"),
-            [{"history": dspy.History(messages=TURNS[:n]), "question": "?"} for n in (1, 2, 3, 1, 2, 0, 1)],
-        ),
+        (Asks("history: dspy.History, question -> query"), HISTORIES),
         (Asks(), [*INPUTS[:6], {"question": MARKED, "context": [], "hop": 0}, INPUTS[7]]),
     ],
-    ids=["history", "marker"],
 )
 def test_what_dspy_lays_out_over_several_messages_is_left_to_it(program, asked):
     adapter = make_adapter(AdapterSettings())

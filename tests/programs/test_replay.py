@@ -81,12 +81,9 @@ def test_a_crash_names_the_program_and_the_question():
         run(Replay(variant(lambda self, question: {}["x"])), "who", [])
 
 
-def test_inputs_are_bound_by_name():
+def test_inputs_are_bound_by_name_and_a_predictor_under_two_names_is_replayed_under_both():
     two = variant(lambda self, left, right: self.ask(question=f"{left} {right}"))
     assert Replay(two).run(Task("t", {"left": "a", "right": "b"}), [], {}).inputs == {"question": "a b"}
-
-
-def test_a_predictor_under_two_names_is_replayed_under_both():
     twice = variant(lambda self, question: self.again(question=self.ask(question=question).query))
     assert run(Replay(twice), "q", [{"query": "x"}]).inputs == {"question": "x"}
 
