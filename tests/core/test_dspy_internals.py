@@ -1,4 +1,7 @@
-"""What leret expects of DSPy beyond its documented interface; a failure here names what a new version changed."""
+"""What leret expects of DSPy beyond its documented interface; a failure here names what a new version changed.
+
+Adapters with a format of their own, and messages that DSPy splits, are in tests/programs/test_prompts.py.
+"""
 
 import copy
 
@@ -6,7 +9,7 @@ import dspy
 import pytest
 
 from leret.core import dspy_internals
-from leret.core.dspy_internals import is_turn_by_turn, lm15, messages_of, parse_value, without_bookkeeping
+from leret.core.dspy_internals import is_turn_by_turn, messages_of, parse_value, without_bookkeeping
 
 SIGNATURE = dspy.Signature("question -> answer")
 
@@ -33,17 +36,6 @@ def test_only_the_last_message_depends_on_the_inputs(kind):
     assert last == dspy_internals.last_message(adapter, SIGNATURE, {"question": "who"})
 
 
-def test_a_format_of_its_own_is_noticed():
-    own = type("Own", (dspy.ChatAdapter,), {"format": lambda self, signature, demos, inputs: []})
-    assert (is_turn_by_turn(own(), []), is_turn_by_turn(own(), [own])) == (False, True)
-
-
-def test_a_marker_splits_a_message():
-    marker = dspy_internals.PART_MARKER
-    marked = f'{marker}START-IDENTIFIER>>[{{"type": "text", "text": "x"}}]{marker}END-IDENTIFIER>>'
-    assert not isinstance(dspy.ChatAdapter().format(SIGNATURE, [], {"question": marked})[-1]["content"], str)
-
-
 def test_an_engine_of_a_function_gets_the_messages_and_gives_the_text():
     def echo(request):
         return dspy_internals.text_response(request, messages_of(request)[-1]["content"].split()[-1], 3, 1)
@@ -51,11 +43,6 @@ def test_an_engine_of_a_function_gets_the_messages_and_gives_the_text():
     lm = dspy_internals.EngineLM("echo", echo, temperature=0.5)
     assert lm("say hello") == ["hello"]
     assert copy.deepcopy(lm)("say hello") == ["hello"], "optimizers copy programs with their LM"
-
-
-def test_messages_are_those_of_a_request_with_the_systems_first():
-    request = lm15.Request(model="m", messages=(lm15.Message.user([lm15.TextPart("hi")]),), system="be brief")
-    assert messages_of(request) == ({"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"})
 
 
 def test_calls_without_bookkeeping_need_no_context(caplog):

@@ -4,7 +4,7 @@ import pytest
 
 from leret.core.errors import ConfigError
 from leret.http.answers import RejectedError, RetryableError
-from leret.http.endpoints import EndpointPool, RateLimit, checked_urls, shared_rate
+from leret.http.endpoints import EndpointPool, RateLimit, checked_urls
 
 
 class Clock:
@@ -89,11 +89,6 @@ def test_requests_start_apart_and_a_late_waker_takes_no_ones_place(clock):
     assert limit.wait_s() == 0
     clock.now = 101.0
     assert round(limit.wait_s(), 6) == 0.2
-
-
-def test_clients_of_a_site_share_its_rate():
-    assert shared_rate("http://site", 3.0) is shared_rate("http://site", 3.0)
-    assert shared_rate("http://site", 3.0) is not shared_rate("http://other", 3.0)
 
 
 @pytest.mark.parametrize("url", ["host:80", "ftp://x", "http://", "http://h:x", "http://h:99999", "", "http://h/?a=b"])

@@ -29,10 +29,6 @@ def test_a_score_is_the_formula_by_hand():
     assert passage == ("Cat", "Cat", "cat sat mat", pytest.approx(expected, rel=1e-6))
 
 
-def test_a_query_without_a_known_word_has_an_empty_ranking():
-    assert BM25.build(ANIMALS).search(["the of and", "cat", "unheard", "a"], 2)[::2] == [(), ()]
-
-
 @settings(deadline=None, max_examples=40)
 @given(st.lists(ANY_TEXT, max_size=6), st.text())
 def test_any_text_is_a_document_or_the_corpus_is_refused(texts, query):

@@ -32,20 +32,12 @@ def test_the_interpolation_by_hand():
     assert interpolated({"x": 1}, {"y": 1.0}, 0.0) == {"y": 1.0}
 
 
-def test_a_document_without_any_word_of_the_query_is_found_by_the_words_of_the_first_ones():
-    bm25 = BM25.build(CORPUS)
-    assert [p.doc_id for p in bm25.search(["aspirin"], 4)[0]] == ["a", "b"]
-    found = RM3(bm25).search(["aspirin"], 4)[0]
-    assert sorted(p.doc_id for p in found) == ["a", "b", "c"]
-    assert found[-1].doc_id == "c"
-
-
 def test_scores_are_the_weighted_sums_of_bm25s_own():
     bm25 = BM25.build(CORPUS)
     rm3 = RM3(bm25, RM3Settings(original_weight=0.5))
     words = rm3.expanded("aspirin", bm25.search(["aspirin"], 10)[0])
     assert sum(words.values()) == pytest.approx(1.0)
-    expected = dict.fromkeys("abc", 0.0)
+    expected = dict.fromkeys("abc", 0.0)  # c by a word of the feedback documents alone
     for word, weight in words.items():
         for passage in bm25.search([word], 9)[0]:
             expected[passage.doc_id] += weight * passage.score

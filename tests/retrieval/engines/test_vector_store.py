@@ -42,10 +42,6 @@ def test_the_nearest_are_those_of_all_inner_products(written, tmp_path):
 def test_a_store_that_is_gone_is_said(written, tmp_path):
     store, settings = written
     path = tmp_path / store.name
-    if path.is_dir():
-        shutil.rmtree(path)
-        path.mkdir()
-    else:
-        path.write_bytes(b"")
+    path.write_bytes(b"") if path.is_file() else shutil.rmtree(path)
     with pytest.raises(RetrievalError, match=r"build (it|the index) again"):
         store.open(tmp_path, settings)
