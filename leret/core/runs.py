@@ -67,9 +67,7 @@ class Run:
         """An existing run; RunError where there is none, or one of another version."""
         run = cls(path)
         if not run.manifest_path.is_file():
-            raise RunError(
-                f"{path} is not a run directory (it has no run.yaml); `leret sample RECIPE --run {path}` makes one"
-            )
+            raise RunError(f"{path} is not a run directory (no run.yaml); `leret sample RECIPE --run {path}` makes one")
         run.manifest()
         return run
 
@@ -87,7 +85,7 @@ class Run:
             path.mkdir(parents=True, exist_ok=True)
             with FileLock(run.setup_lock):  # shards of a run may all begin at once
                 if not run.manifest_path.is_file():
-                    versions = {package: _version(package) for package in _PACKAGES}
+                    versions = {package: installed_version(package) for package in _PACKAGES}
                     run.update(versions={"python": platform.python_version()} | versions)
         return run
 
@@ -186,7 +184,8 @@ def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
     return change(value) if isinstance(value, str) else value
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Of an installed package; None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
