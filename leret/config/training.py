@@ -38,9 +38,7 @@ class TrainingRecipe(Settings):
     per_device_train_batch_size: PositiveInt = Field(16, description="examples a batch and device")
     gradient_accumulation_steps: PositiveInt = Field(1, description="batches a step")
     max_grad_norm: float = Field(1.0, gt=0)
-    max_length: PositiveInt = Field(
-        2048, description="prompt and completion tokens; longer examples are dropped, counted"
-    )
+    max_length: PositiveInt = Field(2048, description="prompt and completion tokens; longer examples are dropped")
     lora: LoraSettings | None = None
     seed: int = 0
     device: Annotated[str, Free()] = "auto"

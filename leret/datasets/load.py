@@ -53,7 +53,7 @@ def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Load
     Gold ids must be in ``corpus``, where one is given; one that is there under another Unicode normalisation takes the
     corpus's form. An empty split is a DataError.
     """
-    source = _named(data)
+    source = data.questions or data.kind
     problems = Problems()
     sizes: Counter[str] = Counter()
 
@@ -94,11 +94,6 @@ def limited(tasks: Iterable[Task], limit: int | None, seed: int = 0) -> tuple[Ta
     return tuple(heapq.nsmallest(limit, tasks, key=lambda task: rank_of(task.id, seed, "limit")))
 
 
-def _named(data: DataSettings) -> str:
-    """The source of the tasks, as messages call it."""
-    return str(data.questions) if data.questions else data.kind
-
-
 def _tasks(data: DataSettings, problems: Problems, corpus: Container[str] | None) -> Iterator[Task]:
     seen: dict[str, int] = {}
     for record, task in reader_of(data.kind).tasks(data, problems):
@@ -126,7 +121,7 @@ def _with_gold(task: Task, corpus: Container[str]) -> Task:
 def _read_corpus(data: DataSettings) -> tuple[Corpus, Problems]:
     if not has_corpus(data):
         raise DataError(f"data.corpus is missing: a file of kind {data.kind} holds questions alone; name the corpus")
-    source = data.corpus or _named(data)
+    source = data.corpus or data.questions or data.kind
     problems = Problems()
     corpus = Corpus(_documents(data, problems))
     problems.check(source, data.skip_invalid, len(corpus) > 0)

@@ -1,13 +1,10 @@
 """Systems without an LM: rules, RM3 and fusion."""
 
-from __future__ import annotations
-
 import asyncio
 
 import dspy
 import pytest
 
-from leret.config.evaluation import EvalRecipe
 from leret.core.errors import ConfigError
 from leret.core.types import Document, Passage, Task
 from leret.evaluation.baselines import ScriptedPolicy, answer_fields, fuse, oracle_titles, raw_question, rm3_retriever
@@ -17,42 +14,33 @@ from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
 from leret.retrieval.fusion import reciprocal_rank_fusion
 from leret.sampling.rollouts.rollout import RolloutRunner
-from tests.evaluation import test_stage
-from tests.evaluation.eval_fakes import CORPUS, Titles, program
+from tests.evaluation.eval_fakes import CORPUS, Titles, asks, program
 
-base, run = test_stage.base, test_stage.run
-QUESTIONS = [
-    Task.question("q1", "Who knew Ann and Bob?", gold=("d0", "d1")),
-    Task.question("q2", "Bob?", gold=("d1", "d2")),
-]
+ASKED = "Who knew Ann and Bob?"
+GOLD = {ASKED: ("d0", "d1"), "Bob?": ("d1", "d2")}
 
 
-def hops_of(script, **options):
-    """The queries, and the documents found, of each question by hop."""
-
-    async def main():
+@pytest.mark.parametrize(
+    ("script", "text", "options", "hops"),
+    [
+        (raw_question, ASKED, {}, [(ASKED, ["d0"]), (ASKED, ["d0"])]),
+        (raw_question, ASKED, {"exclude_seen": True}, [(ASKED, ["d0"]), (ASKED, ["d0", "d1"])]),
+        (raw_question, ASKED, {"hops": 1, "reason": True}, [(ASKED, ["d0"])]),
+        (oracle_titles(CORPUS, {"q": 2}), "Bob?", {}, [("Bob", ["d1"]), ("Cid", ["d1", "d2"])]),
+    ],
+    ids=["raw question", "without what was seen", "one hop", "oracle"],
+)
+def test_a_rule_answers_every_step_of_the_program(script, text, options, hops):
+    async def rollouts():
         searches, (replay, formatter) = SearchBatcher(Titles()), program(**options)
         try:
-            runner = ProgramRunner(replay, formatter, searches)
-            return await RolloutRunner(runner, ScriptedPolicy(formatter, script)).run(QUESTIONS)
+            runner = RolloutRunner(ProgramRunner(replay, formatter, searches), ScriptedPolicy(formatter, script))
+            return await runner.run([Task.question("q", text, gold=GOLD[text])])
         finally:
             searches.close()
 
-    rollouts = asyncio.run(main())
-    return [[(hop.query, [p.doc_id for p in hop.ranking]) for hop in rollout.hops] for rollout in rollouts]
-
-
-def test_the_raw_question_is_asked_at_every_hop():
-    asked = "Who knew Ann and Bob?"
-    assert hops_of(raw_question)[0] == [(asked, ["d0"]), (asked, ["d0"])]
-    assert hops_of(raw_question, exclude_seen=True)[0] == [(asked, ["d0"]), (asked, ["d0", "d1"])]
-    assert hops_of(raw_question, hops=1, reason=True)[0] == [(asked, ["d0"])]
-
-
-def test_the_oracle_asks_for_one_title_a_hop():
-    one, two = hops_of(oracle_titles(CORPUS, {"q1": 2, "q2": 2}))
-    assert [query for query, _ in one] == ["Ann", "Bob"]
-    assert two == [("Bob", ["d1"]), ("Cid", ["d1", "d2"])]
+    (rollout,) = asyncio.run(rollouts())
+    assert [(hop.query, [p.doc_id for p in hop.ranking]) for hop in rollout.hops] == hops
 
 
 @pytest.mark.parametrize(
@@ -100,7 +88,7 @@ def test_rm3_and_a_fusion_are_rows_of_the_summary(run, tmp_path):
     sampled = run.section("sampling", "")  # RM3 reads the index behind the cache
     sampled["retriever"]["cache"] = {"use": "on", "path": str(tmp_path / "rankings")}
     run.update(sampling=sampled)
-    recipe = EvalRecipe(resamples=100, systems=("fused:base", "rm3"), limit=6)
+    recipe = asks("fused:base", "rm3", limit=6)
     rows = {row["system"]: row for row in evaluate(recipe, run).summary["rows"]}
     assert list(rows) == ["raw-question", "rm3", "base", "fused:base"]
     assert {rows[name][key] for name in ("fused:base", "rm3") for key in ("lm_calls", "failed")} == {0}
@@ -112,8 +100,5 @@ def test_rm3_and_a_fusion_are_rows_of_the_summary(run, tmp_path):
         parts = [tuple(Passage(i, "", "", 0.0) for i in found[name][key]) for name in ("raw-question", "base")]
         assert list(fused) == [p.doc_id for p in reciprocal_rank_fusion(parts, (1, 1))]
     assert evaluate(recipe, run).already
-
-
-def test_rm3_needs_bm25():
     with pytest.raises(ConfigError, match=r"rm3 cannot be evaluated.*leave it out"):
         rm3_retriever(Titles())

@@ -12,10 +12,11 @@ from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
 from leret.evaluation.systems import System
 from leret.policies.local.chat_template import PromptTooLongError
 from leret.programs.prompts import ZERO_SHOT, Prompt
-from tests.evaluation.eval_fakes import CORPUS, QUESTIONS, Rule, Titles, copy_question, follow, program
+from tests.evaluation.eval_fakes import CORPUS, QUESTIONS, Rule, Titles, follow, program
 
 BASE = System("base", "base", "base", prompt=ZERO_SHOT)
 FEW_SHOT = Prompt("1", {"write_query": [{"question": "a", "query": "b"}]})
+TOO_LONG = PromptTooLongError("a prompt of 517 tokens does not fit")
 
 
 @pytest.fixture
@@ -30,9 +31,8 @@ def make(tmp_path):
             opened.append(Rule(rule, digest))
             return opened[-1]
 
-        given = {"questions": questions, "corpus": CORPUS, "measures": all_measures(()), "key": key}
         policies = Policies(lambda system: digest, open_policy)
-        made = Evaluator(run, run.eval, setup, policies, progress=Silent(), **given)
+        made = Evaluator(run, run.eval, setup, policies, questions, CORPUS, all_measures(()), key, Silent())
         made.opened = opened
         return made
 
@@ -47,15 +47,23 @@ def failures(results):
     return [row.failure for row in results.rows if row.failure]
 
 
-def test_a_policy_that_follows_the_passages_finds_both(make):
-    results, asked = make().evaluate(BASE)
-    assert asked
-    assert (recalls(results, 1), recalls(results), results.lm_calls) == ([0.5] * 6, [1.0] * 6, 12)
-    assert [row.query for row in results.rows][:2] == ["Whom does Ann know?", "Fay"]
+def failing(name, error=None):
+    """Follows the passages, but fails on the question with this name."""
+
+    def rule(content):
+        if name not in content.splitlines()[0]:
+            return follow(content)
+        if error is not None:
+            raise error
+        return None
+
+    return rule
 
 
-def test_a_policy_is_not_asked_twice(make):
-    first, _ = make().evaluate(BASE)
+def test_a_policy_that_follows_the_passages_finds_both_and_is_not_asked_twice(make):
+    first, asked = make().evaluate(BASE)
+    assert (asked, recalls(first, 1), recalls(first), first.lm_calls) == (True, [0.5] * 6, [1.0] * 6, 12)
+    assert [row.query for row in first.rows][:2] == ["Whom does Ann know?", "Fay"]
     again = make()
     second, asked = again.evaluate(BASE)
     assert (asked, again.opened, second.rows) == (False, [], first.rows)
@@ -75,22 +83,10 @@ def test_more_questions_ask_only_the_new_ones(make):
 )
 def test_another_policy_setting_or_prompt_is_evaluated_anew(make, change):
     make().evaluate(BASE)
-    other = make(**{k: v for k, v in change.items() if k != "prompt"})
-    other.evaluate(replace(BASE, prompt=change.get("prompt", ZERO_SHOT)))
+    prompt = change.pop("prompt", ZERO_SHOT)
+    other = make(**change)
+    other.evaluate(replace(BASE, prompt=prompt))
     assert other.opened[0].n_calls == 12
-
-
-def failing(name, error=None):
-    """Follows the passages, but fails on the question with this name."""
-
-    def rule(content):
-        if name not in content.splitlines()[0]:
-            return follow(content)
-        if error is not None:
-            raise error
-        return None
-
-    return rule
 
 
 def test_an_outage_is_counted_and_tried_again(make):
@@ -100,9 +96,6 @@ def test_an_outage_is_counted_and_tried_again(make):
     results, asked = later.evaluate(BASE)
     assert (asked, later.opened[0].n_calls) == (True, 2)
     assert (recalls(results), failures(results)) == ([1.0] * 6, [])
-
-
-TOO_LONG = PromptTooLongError("a prompt of 517 tokens does not fit")
 
 
 @pytest.mark.parametrize(
@@ -116,8 +109,7 @@ def test_an_evaluation_of_which_most_fails_stops(make, error, says):
 def test_a_prompt_that_does_not_fit_stops_no_evaluation_of_others(make):
     for _ in range(2):  # it is tried again, alone
         results, _ = make(failing("Cid", TOO_LONG)).evaluate(BASE)
-        assert failures(results) == ["prompt: a prompt of 517 tokens does not fit"]
-        assert results.lm_calls == 10
+        assert (failures(results), results.lm_calls) == (["prompt: a prompt of 517 tokens does not fit"], 10)
 
 
 def test_an_interruption_keeps_what_is_done(make):
@@ -132,7 +124,7 @@ def test_an_interruption_keeps_what_is_done(make):
 
 
 def test_a_completion_that_does_not_parse_ends_the_run_there(make):
-    results, _ = make(lambda content: "" if " knows " in content else copy_question(content)).evaluate(BASE)
+    results, _ = make(lambda content: "" if " knows " in content else follow(content)).evaluate(BASE)
     assert all(row.unparsed and row.query is None for row in results.rows if row.hop == 2)
     assert recalls(results) == [0.5] * 6
 
@@ -146,16 +138,13 @@ def test_a_baseline_asks_no_policy(make):
 
 def test_several_runs_where_it_is_not_greedy(make):
     results, _ = make(temperature=1.0, samples=3).evaluate(BASE)
-    assert {row.sample for row in results.rows} == {0, 1, 2}
-    assert results.lm_calls == 36
+    assert ({row.sample for row in results.rows}, results.lm_calls) == ({0, 1, 2}, 36)
 
 
 def test_one_policy_is_held_at_a_time(make):
     evaluator = make()
-    evaluator.evaluate(BASE)
-    evaluator.evaluate(replace(BASE, name="bank:1", prompt=FEW_SHOT))
-    assert len(evaluator.opened) == 1
-    evaluator.evaluate(replace(BASE, name="sft", policy="sft"))
+    for name, policy, prompt in (("base", "base", ZERO_SHOT), ("bank:1", "base", FEW_SHOT), ("sft", "sft", ZERO_SHOT)):
+        evaluator.evaluate(replace(BASE, name=name, policy=policy, prompt=prompt))
     assert [policy.closed for policy in evaluator.opened] == [True, False]
     evaluator.close()
     assert evaluator.opened[1].closed

@@ -7,37 +7,36 @@ import pytest
 from leret.core.errors import ProgramError
 from leret.programs.load import differing_k, load_program
 
-ROOT = Path(__file__).parents[2]
-MULTIHOP = ROOT / "pipelines/multihop.py"
+MULTIHOP = Path(__file__).parents[2] / "pipelines/multihop.py"
+FIXED = """import dspy
+from leret.programs import Search
+class MultiHop(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.search = Search(k=4)
+"""
 
 
-def test_k_reaches_a_constructor_that_takes_it():
-    assert load_program(MULTIHOP, "MultiHop", {}, k=7).search.k == 7
-    assert load_program(MULTIHOP, "MultiHop", {"k": 2}, k=7).search.k == 2
-
-
-def test_a_program_that_says_another_k_than_the_recipe_is_told(tmp_path):
-    def told(path, name, arguments, k):
-        return differing_k(load_program(path, name, arguments, k=k), arguments, k)
-
-    assert told(MULTIHOP, "MultiHop", {}, 3) == []
-    assert told(MULTIHOP, "MultiHop", {}, 10) == ["MultiHop has k 3, retriever.k is 10: a search brings 10 passages"]
-    assert told(MULTIHOP, "MultiHop", {"k": 2}, 10) == [
-        "MultiHop has k 2, retriever.k is 10: a search brings 2 passages"
-    ]
-    fixed = tmp_path / "fixed.py"
-    fixed.write_text(
-        "import dspy\nfrom leret.programs import Search\n"
-        "class P(dspy.Module):\n    def __init__(self):\n"
-        "        super().__init__()\n        self.search = Search(k=4)\n"
-    )
-    assert told(fixed, "P", {}, 10) == ["P has k 4, retriever.k is 10: a search brings 4 passages"]
+@pytest.mark.parametrize(
+    ("source", "arguments", "k", "says"),
+    [
+        (None, {}, 3, []),
+        (None, {}, 10, ["MultiHop has k 3, retriever.k is 10: a search brings 10 passages"]),
+        (None, {"k": 2}, 10, ["MultiHop has k 2, retriever.k is 10: a search brings 2 passages"]),
+        (FIXED, {}, 10, ["MultiHop has k 4, retriever.k is 10: a search brings 4 passages"]),
+    ],
+)
+def test_a_program_that_says_another_k_than_the_recipe_is_told(tmp_path, source, arguments, k, says):
+    path = tmp_path / "fixed.py" if source else MULTIHOP
+    if source:
+        path.write_text(source)
+    assert differing_k(load_program(path, "MultiHop", arguments, k=k), arguments, k) == says
 
 
 @pytest.mark.parametrize(
     ("path", "name", "arguments", "message"),
     [
-        (ROOT / "pipelines/none.py", "MultiHop", {}, "does not exist"),
+        (MULTIHOP.with_name("none.py"), "MultiHop", {}, "does not exist"),
         (MULTIHOP, "Multihop", {}, "no dspy.Module 'Multihop'; it has MultiHop"),
         (MULTIHOP, "WriteQuery", {}, "no dspy.Module"),
         (MULTIHOP, "MultiHop", {"hoops": 3}, r"takes hops, k, reason; the recipe also gives program\.hoops"),

@@ -10,7 +10,7 @@ import pytest
 
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import PolicyError, RetrievalError
-from leret.core.types import Passage, Task
+from leret.core.types import Failure, Passage, Sample, Task
 from leret.policies import load
 from leret.policies.base import Completion
 from leret.sampling.store.store import Store
@@ -29,6 +29,13 @@ def questions(n=12):
         Task.question(f"q{i:02d}", f"what follows {WORDS[i % 6]} number {i}", gold=(WORDS[i % 6], WORDS[(i + 1) % 6]))
         for i in range(n)
     ]
+
+
+def made(name, reward=None, **values):
+    """A sample; one without a reward did not parse."""
+    failure = Failure("parse", "") if reward is None else None
+    fields = {"state_id": "s", "question_id": "q", "step": 0, "prompt": "0", "index": 0, "seed": 0, "completion": name}
+    return Sample(id=name, reward=reward, **fields | {"failure": failure} | values)
 
 
 class FakeRetriever:
@@ -60,16 +67,14 @@ class FakePolicy:
     digest = "fake-policy"
 
     def __init__(self, fail=lambda request: False, junk=0.0, delay_s=0.0):
-        self.fail = fail
-        self.junk = junk
-        self.delay_s = delay_s
+        self.fail, self.junk, self.delay_s = fail, junk, delay_s
         self.requests = []
 
     async def complete(self, request):
         self.requests.append(request)
         await asyncio.sleep(self.delay_s)
-        if self.fail(request):
-            raise PolicyError("the server is away")
+        if failed := self.fail(request):
+            raise failed if isinstance(failed, Exception) else PolicyError("the server is away")
         return [self._one(request, seed) for seed in request.seeds]
 
     def _one(self, request, seed):
@@ -88,22 +93,17 @@ def write_data(directory, n=30):
         (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def recipe_of(**sampling):
-    data = sampling.pop("data", {})
-    policy = sampling.pop("policy", {})
-    return SamplingRecipe.model_validate(
-        {
-            "data": {"kind": "jsonl", "corpus": "corpus.jsonl", "questions": "questions.jsonl", "split": "all", **data},
-            "retriever": {"k": 2, "stopwords": None},
-            "policy": {"model": "fake", "max_tokens": 8, **policy},
-            "program": {"path": f"{ROOT}/pipelines/multihop.py:MultiHop", "hops": 2, "adapter": {"kind": "compact"}},
-            "sampling": {
-                "prompts": 3, "samples": 2, "seed": 1,
-                "bank": {"train_questions": 10, "dev_questions": 10, "candidates": 4, "max_demos": 2},
-                **sampling,
-            },
-        }
-    )  # fmt: skip
+def recipe_of(data=(), policy=(), **sampling):
+    bank = {"train_questions": 10, "dev_questions": 10, "candidates": 4, "max_demos": 2}
+    files = {"kind": "jsonl", "corpus": "corpus.jsonl", "questions": "questions.jsonl", "split": "all"}
+    recipe = {
+        "data": files | dict(data),
+        "retriever": {"k": 2, "stopwords": None},
+        "policy": {"model": "fake", "max_tokens": 8} | dict(policy),
+        "program": {"path": f"{ROOT}/pipelines/multihop.py:MultiHop", "hops": 2, "adapter": {"kind": "compact"}},
+        "sampling": {"prompts": 3, "samples": 2, "seed": 1, "bank": bank, **sampling},
+    }
+    return SamplingRecipe.model_validate(recipe)
 
 
 def open_fakes(patch):
@@ -132,3 +132,7 @@ def policy_is(policy):
 def content(run):
     with Store(run.store, read_only=True) as store:
         return list(store.groups())
+
+
+def preferences(run):
+    return (run.preferences / "train.parquet").read_bytes()

@@ -1,7 +1,6 @@
 """Sampling and evaluation against a server that lies, is away, or writes in another format."""
 
 import gc
-import json
 import logging
 from pathlib import Path
 
@@ -12,31 +11,30 @@ from leret.core.errors import PolicyError
 from leret.core.runs import Run
 from leret.evaluation.stage import evaluate
 from leret.sampling.stage import sample
-from tests.sampling.fakes import content, questions, recipe_of
+from tests.sampling.fakes import content, recipe_of
 from tests.sampling.seeded_server import AWAY, blank, served
 
-UNKNOWN = [{"index": 0, "message": {"content": ""}, "finish_reason": "content_filter"}]
+UNKNOWN = {"choices": [{"index": 0, "message": {"content": ""}, "finish_reason": "content_filter"}]}
 
 
 @pytest.fixture
-def held_out(tmp_path):
-    rows = [
-        {"id": f"h{i}", "question": f"and {q.text}", "answer": "", "relevant_doc_ids": list(q.gold)}
-        for i, q in enumerate(questions(12))
-    ]
-    (tmp_path / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return tmp_path / "held_out.jsonl"
+def held_out(run):
+    """The recipe of an evaluation on questions that were not sampled."""
+    text = Path("questions.jsonl").read_text().replace('"id": "q', '"id": "h').replace("what follows", "and then what")
+    Path("held_out.jsonl").write_text(text)
+    return EvalRecipe(questions="held_out.jsonl", split="all", systems=("base",), resamples=100)
 
 
-def of_question(number, lie):
-    return lambda body: lie if f"number {number}" in body["messages"][-1]["content"] else {}
+def about_7(lie):
+    """The lie is told about question number 7 alone."""
+    return lambda body: lie if "number 7" in body["messages"][-1]["content"] else {}
 
 
-@pytest.mark.parametrize("lie", [AWAY, {"choices": UNKNOWN}], ids=["error", "content filter"])
+@pytest.mark.parametrize("lie", [AWAY, UNKNOWN], ids=["error", "content filter"])
 def test_failures_of_status_200_are_outages_and_are_asked_again(run, server, lie):
     whole = Run.create(Path("whole"))
     sample(served(server), whole)
-    server.lie = of_question(7, lie)
+    server.lie = about_7(lie)
     report = sample(served(server), run)
     assert (report.waiting, set(report.failures)) == (1, {"policy"})
     assert all(s.reward is None for g in content(run) for s in g.samples if s.failure)
@@ -48,12 +46,10 @@ def test_failures_of_status_200_are_outages_and_are_asked_again(run, server, lie
 def test_an_evaluation_scores_no_failure_and_leaves_no_connection_open(run, held_out, server, caplog):
     gc.collect()  # what earlier tests left is not counted
     sample(served(server, prompts=3), run)
-    recipe = EvalRecipe(questions=str(held_out), split="all", systems=("base", "bank"), resamples=100)
-    server.lie = of_question(7, {"choices": UNKNOWN})
-    assert {row["failed"] for row in evaluate(recipe, run).summary["rows"]} == {1}
-    server.lie = lambda body: {}
-    report = evaluate(recipe, run)
-    assert {row["failed"] for row in report.summary["rows"]} == {0}
+    recipe = held_out.model_copy(update={"systems": ("base", "bank")})
+    for lie, n_failed in ((UNKNOWN, 1), ({}, 0)):
+        server.lie = about_7(lie)
+        assert {row["failed"] for row in evaluate(recipe, run).summary["rows"]} == {n_failed}
     with caplog.at_level(logging.ERROR, "asyncio"):
         gc.collect()
     assert "Unclosed" not in caplog.text
@@ -61,13 +57,11 @@ def test_an_evaluation_scores_no_failure_and_leaves_no_connection_open(run, held
 
 def test_an_evaluation_asks_for_its_server_only_where_it_needs_it(run, held_out, server):
     sample(served(server), run)
-    recipe = EvalRecipe(questions=str(held_out), split="all", systems=("base",), resamples=100)
-    evaluate(recipe, run)
+    evaluate(held_out, run)
     server.close()
-    more = recipe.model_copy(update={"systems": ("base", "raw-question")})
-    assert evaluate(more, run).asked == ("raw-question",)
+    assert evaluate(held_out.model_copy(update={"systems": ("base", "raw-question")}), run).asked == ("raw-question",)
     with pytest.raises(PolicyError, match="/v1/models cannot be reached"):
-        evaluate(recipe.model_copy(update={"evaluation": "warm", "temperature": 0.5}), run)
+        evaluate(held_out.model_copy(update={"evaluation": "warm", "temperature": 0.5}), run)
 
 
 def test_a_dead_server_is_told_before_the_data_is_read(tmp_path):
@@ -80,9 +74,7 @@ def test_a_dead_server_is_told_before_the_data_is_read(tmp_path):
 def test_a_run_whose_completions_do_not_parse_stops_and_shows_one(run, server):
     server.lie = blank(1.0)
     for _ in range(2):  # the second time nothing is left to be sampled
-        with pytest.raises(
-            PolicyError, match=r"30 of 30 completions .*: ' ' is .*CompactAdapter reads '<query>'.* a new run directory"
-        ):
+        with pytest.raises(PolicyError, match=r"30 of 30 completions .*: ' ' is .*Adapter reads.* a new run directory"):
             sample(served(server, samples=1), run)
     raised = sample(served(server, samples=1, max_unparsed_rate=1.0), run)
     assert (raised.failures, raised.pairs) == ({"parse": 30}, 0)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,9 @@ from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.stage import sample
 from leret.sampling.store.check import check_store
 from leret.sampling.store.store import Store
-from tests.sampling.fakes import ROOT, FakePolicy, content, policy_is, recipe_of
+from tests.sampling.fakes import ROOT, FakePolicy, content, policy_is, preferences, recipe_of
 
-
-def preferences(run):
-    return (run.preferences / "train.parquet").read_bytes()
+TOO_LONG = PromptTooLongError("a prompt of 517 tokens does not fit")
 
 
 def test_a_recipe_becomes_a_bank_a_store_and_preferences(run):
@@ -27,22 +27,22 @@ def test_a_recipe_becomes_a_bank_a_store_and_preferences(run):
     assert report.questions == report.new_questions == 30
     assert report.samples == sum(len(group.samples) for group in content(run))
     assert report.pairs > 0
-    assert list(report.prompts) == [path.stem for path in sorted(run.prompts.glob("*.json"))]
-    assert len(report.prompts) == 3
+    assert list(report.prompts) == [path.stem for path in sorted(run.prompts.glob("*.json"))] == ["0", "1", "2"]
     manifest = run.manifest()
     assert manifest["sampling"]["data"]["corpus"] == str(Path("corpus.jsonl").resolve())
     assert set(manifest["digests"]) == {"corpus", "retriever", "program", "questions", "policy"}
     assert manifest["rounds"] == [{"policy": "fake", "model": "fake", "digest": "fake-policy"}]
     assert [event["event"] for event in run.events()] == ["started", "bank", "accounts", "built", "finished"]
-    assert (run.preferences / "README.md").is_file()
 
 
-def test_a_finished_run_opens_nothing_again(run, made):
-    first, again = sample(recipe_of(), run), sample(recipe_of(), run)
+def test_a_finished_run_opens_nothing_again_and_leaves_pairs_made_by_hand(run, made):
+    first, _ = sample(recipe_of(), run), build_preferences(run, "best-worst")
+    again = sample(recipe_of(), run)
     assert len(made) == 1
-    assert again.already
-    assert not again.new_samples
-    assert (again.samples, again.pairs, again.prompts) == (first.samples, first.pairs, first.prompts)
+    assert (again.already, again.new_samples, again.samples, again.pairs) == (True, 0, first.samples, first.pairs)
+    assert run.manifest()["preferences"]["strategy"] == "best-worst"
+    assert sample(recipe_of(strategy="all"), run).pairs >= first.pairs  # another strategy asks nothing either
+    assert not made[1].requests
 
 
 def test_two_runs_of_one_recipe_are_equal(run):
@@ -68,32 +68,22 @@ def test_a_smaller_limit_closes_a_run_that_an_outage_stopped(run):
     away = FakePolicy(fail=lambda request: len(away.requests) > 150)
     with policy_is(away), pytest.raises(PolicyError, match="What is done is kept"):
         sample(recipe_of(concurrency=1, data={"limit": 30}), run)
-    with Store(run.store, read_only=True) as store:
-        n_done = len(store.done("fake-policy"))
-    assert 0 < n_done < 30
     pairs = build_preferences(run)
-    assert pairs.questions == n_done
-    closed = sample(recipe_of(data={"limit": n_done}), run)
-    assert (closed.questions, closed.new_samples, closed.pairs) == (n_done, 0, pairs.pairs)
+    assert 0 < pairs.questions < 30
+    closed = sample(recipe_of(data={"limit": pairs.questions}), run)
+    assert (closed.questions, closed.new_samples, closed.pairs) == (pairs.questions, 0, pairs.pairs)
     sample(recipe_of(), run)
     assert content(run) == content(whole)
     assert preferences(run) == preferences(whole)
 
 
-class Narrow(FakePolicy):
-    """Some prompts do not fit it."""
-
-    async def complete(self, request):
-        if self.fail(request):
-            raise PromptTooLongError("a prompt of 517 tokens does not fit")
-        return [self._one(request, seed) for seed in request.seeds]
-
-
 def test_a_prompt_that_does_not_fit_costs_its_samples_alone(run):
-    with policy_is(Narrow(fail=lambda r: len(r.messages) > 1 and "number 3" in r.messages[-1]["content"])):
+    def narrow(request):
+        return len(request.messages) > 1 and "number 3" in request.messages[-1]["content"] and TOO_LONG
+
+    with policy_is(FakePolicy(fail=narrow)):
         report = sample(recipe_of(), run)
-    assert (report.questions, report.waiting) == (30, 0)
-    assert set(report.failures) == {"prompt"}
+    assert (report.questions, report.waiting, set(report.failures)) == (30, 0, {"prompt"})
     assert 0 < report.failures["prompt"] < report.samples / 2
     assert any(note.endswith("do not fit the policy") for note in report.notes)
     assert sample(recipe_of(), run).already
@@ -101,24 +91,9 @@ def test_a_prompt_that_does_not_fit_costs_its_samples_alone(run):
 
 
 def test_prompts_of_which_most_do_not_fit_stop_the_run(run):
-    with (
-        policy_is(Narrow(fail=lambda request: True)),
-        pytest.raises(PolicyError, match=r"max_error_rate = 0\.1.*517 tokens.*a new run directory"),
-    ):
+    stops = pytest.raises(PolicyError, match=r"max_error_rate = 0\.1.*517 tokens.*a new run directory")
+    with policy_is(FakePolicy(fail=lambda request: TOO_LONG)), stops:
         sample(recipe_of(prompts=1), run)
-
-
-def test_another_strategy_rebuilds_the_pairs_without_a_sample(run, made):
-    first, second = sample(recipe_of(), run), sample(recipe_of(strategy="all"), run)
-    assert second.pairs >= first.pairs
-    assert not made[1].requests
-
-
-def test_pairs_made_by_hand_are_not_undone(run):
-    sample(recipe_of(), run)
-    build_preferences(run, "best-worst")
-    assert sample(recipe_of(), run).already
-    assert run.manifest()["preferences"]["strategy"] == "best-worst"
 
 
 def test_another_policy_is_another_round_and_the_base_stays(run):
@@ -140,14 +115,11 @@ def test_any_measure_of_evaluation_is_a_reward(run, name):
     assert check_store(run).rewards_recomputed == report.samples
 
 
-def test_samples_at_temperature_zero_would_all_be_the_same(run):
-    with pytest.raises(ConfigError, match="temperature 0"):
+def test_what_cannot_be_sampled_is_refused(run):
+    with pytest.raises(ConfigError, match="temperature 0"):  # all samples would be the same
         sample(recipe_of(policy={"temperature": 0}), run)
-
-
-def test_questions_without_gold_cannot_be_sampled(run):
     Path("questions.jsonl").write_text('{"id": "q", "question": "who", "relevant_doc_ids": []}\n')
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, match="nothing can be scored"):
         sample(recipe_of(), run)
 
 
@@ -159,37 +131,33 @@ def test_a_report_says_why_there_are_few_prompts_and_little_spread(run, monkeypa
     assert "retriever.k is 2" in plan(recipe_of(), run).notes[0]
 
 
-def test_bad_lines_that_were_skipped_are_told(run):
-    with Path("questions.jsonl").open("a") as file:
-        file.write("{broken\n")
-    sample(recipe_of(data={"skip_invalid": True}, prompts=1), run)
-    [skipped] = [event for event in run.events() if event["event"] == "skipped"]
-    assert sum(n for name, n in skipped.items() if name not in {"time", "stage", "event"}) == 1
-
-
 def test_a_program_of_another_shape_is_sampled_by_its_path_alone(run):
     program = {"path": f"{ROOT}/tests/programs/threehop.py:ThreeHop", "adapter": {"kind": "compact"}}
-    recipe = SamplingRecipe.model_validate({**recipe_of().model_dump(), "program": program})
-    report = sample(recipe, run)
-    assert plan(recipe, run).steps == 3
-    groups = content(run)
-    assert {(group.state.step, group.state.predictor) for group in groups} == {(0, "first"), (1, "then"), (2, "then")}
-    assert groups[0].state.messages[-1]["content"].startswith("claim: what follows")
-    assert report.pairs > 0
-    if "1" in report.prompts:
-        assert set(json.loads((run.prompts / "1.json").read_text())["demos"]) == {"first", "then"}
+    sample(SamplingRecipe.model_validate({**recipe_of().model_dump(), "program": program}), run)
+    states = [group.state for group in content(run)]
+    assert {(state.step, state.predictor) for state in states} == {(0, "first"), (1, "then"), (2, "then")}
+    assert set(json.loads((run.prompts / "1.json").read_text())["demos"]) == {"first", "then"}
 
 
-@pytest.mark.parametrize("name", ["rollouts.db", "preferences/train.parquet"])
-def test_a_finished_run_sees_a_file_that_was_cut(run, name):
-    recipe = recipe_of(data={"limit": 5})
-    sample(recipe, run)
-    path = run.path / name
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    if name == "rollouts.db":
-        with pytest.raises(RunError, match=r"rollouts\.db is damaged"):
-            sample(recipe, run)
-    else:
-        assert not sample(recipe, run).already
-        assert path.read_bytes() == whole
+def test_a_finished_run_sees_a_file_that_was_cut(run):
+    sample(recipe_of(), run)
+    pairs, table = run.preferences / "train.parquet", preferences(run)
+    pairs.write_bytes(table[: len(table) // 2])
+    assert not sample(recipe_of(), run).already
+    assert preferences(run) == table
+    run.store.write_bytes(run.store.read_bytes()[:20_000])
+    with pytest.raises(RunError, match=r"rollouts\.db is damaged"):
+        sample(recipe_of(), run)
+
+
+@pytest.mark.parametrize("faults", [0.0, 0.3], ids=["sound replies", "30 % faulty replies"])
+def test_a_run_killed_three_times_equals_one_that_was_not(faults):
+    """`benchmarks/kills.py` is the long version of this."""
+    command = [sys.executable, "benchmarks/kills.py", "--kills", "3", "--questions", "40"]
+    command += ["--faults", str(faults), "--samples", "1", "--timeout-s", "3", "--stall-s", "30"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    assert ended.returncode in {0, 1}, ended.stderr
+    told = json.loads(ended.stdout)
+    assert (told["equal"], told["asked_twice"], len(told["at"]), bool(told["faults"])) == (True, 0, 3, bool(faults))
+    assert 40 * 4 < told["requests"] <= 40 * 2 * 4

@@ -1,10 +1,10 @@
 """The bank of a run: made once, of a policy that is there, by a command that may be stopped."""
 
-import json
 import os
 import signal
 import threading
 import time
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -12,42 +12,35 @@ from aiohttp import web
 
 from leret.core.errors import PolicyError
 from leret.core.runs import Run
+from leret.programs.prompts import Prompt
 from leret.sampling.stage import sample
 from tests.sampling.fakes import FakePolicy, content, policy_is, recipe_of
 from tests.sampling.seeded_server import AWAY, blank, served
 
 
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_own_prompts_are_taken_from_a_directory(run):
     Path("own").mkdir()
-    demo = {"question": "who", "context": [], "query": "find who"}
-    value = {"name": "mine", "score": None, "demos": {"write_query": [demo]}, "instructions": {}}
-    Path("own/mine.json").write_text(json.dumps(value))
-    report = sample(recipe_of(bank={"path": "own"}), run)
-    assert list(report.prompts) == ["0", "1"]
+    Prompt("mine", {"write_query": [{"question": "who", "context": [], "query": "find who"}]}).save(Path("own/m.json"))
+    assert list(sample(recipe_of(bank={"path": "own"}), run).prompts) == ["0", "1"]
     assert {s.prompt for group in content(run) for s in group.samples} == {"0", "1"}
 
 
 def test_a_run_stopped_while_it_makes_its_bank_is_finished_by_the_same_command(run):
     whole = Run.create(Path("whole"))
     sample(recipe_of(), whole)
-
-    class Stopping(FakePolicy):
-        async def complete(self, request):
-            if len(self.requests) == 40:
-                os.kill(os.getpid(), signal.SIGINT)
-            return await super().complete(request)
-
-    with policy_is(Stopping()), pytest.raises(KeyboardInterrupt):
+    number = count()
+    with (
+        policy_is(FakePolicy(fail=lambda request: next(number) == 40 and interrupt())),
+        pytest.raises(KeyboardInterrupt),
+    ):
         sample(recipe_of(), run)
     assert "bank" not in run.manifest()
     sample(recipe_of(), run)
     assert content(run) == content(whole)
-
-
-def test_a_failure_of_status_200_ends_the_prompt_bank_with_its_cause(run, server):
-    server.lie = lambda body: AWAY
-    with pytest.raises(PolicyError, match=r"the prompt bank could not be made: http.*upstream is away"):
-        sample(served(server, prompts=3), run)
 
 
 @pytest.mark.parametrize("wait", ["for an answer", "for the end of a Retry-After"])
@@ -57,7 +50,7 @@ def test_a_bank_that_waits_for_its_server_is_stopped_at_once(run, server, wait):
     def stall(body):
         if not body["temperature"] and not stalled:  # of the candidates' scoring, in threads of DSPy's
             stalled.append(body)
-            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            threading.Timer(0.5, interrupt).start()
         if stalled and wait == "for an answer":
             server.delay_s = 60.0
         return bool(stalled) and wait != "for an answer" and web.Response(status=429, headers={"Retry-After": "40"})
@@ -69,8 +62,15 @@ def test_a_bank_that_waits_for_its_server_is_stopped_at_once(run, server, wait):
     assert time.monotonic() - began < 30
 
 
-def test_a_bank_of_which_nothing_parses_is_not_made(run, server):
-    server.lie = blank(1.0)
-    with pytest.raises(PolicyError, match=r"10 of 10 completions .*: ' ' is .*CompactAdapter reads '<query>'"):
+@pytest.mark.parametrize(
+    ("lie", "says", "n_answered"),
+    [
+        (lambda body: AWAY, r"the prompt bank could not be made: http.*upstream is away", None),
+        (blank(1.0), r"10 of 10 completions .*: ' ' is .*CompactAdapter reads '<query>'", 10),
+    ],
+)
+def test_a_bank_of_failures_is_not_made(run, server, lie, says, n_answered):
+    server.lie = lie
+    with pytest.raises(PolicyError, match=says):
         sample(served(server, prompts=3), run)
-    assert server.answered == 10
+    assert n_answered in {None, server.answered}

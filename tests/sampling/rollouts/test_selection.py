@@ -5,66 +5,53 @@ from collections import Counter
 import pytest
 from scipy.stats import chisquare
 
-from leret.core.types import Failure, Sample, Task
+from leret.core.types import Task
 from leret.sampling.rollouts.selection import reward_levels, select_next
+from tests.sampling.fakes import made
 
 TASK = Task.question("q", "?", gold=("d1", "d2"))
+TWO_LEVELS = {"a": 0.5, "b": 0.25, "c": 0.5}
 
 
-def made(name, reward, doc_ids=("x", "d1")):
-    failure = Failure("parse", "") if reward is None else None
-    return Sample(name, "s", "q", 0, "0", 0, 0, completion=name, doc_ids=doc_ids, reward=reward, failure=failure)
+def samples_of(doc_ids=("x", "d1"), **rewards):
+    return [made(name, reward, doc_ids=doc_ids) for name, reward in rewards.items()]
 
 
-def select(samples, seed, state_id):
-    return select_next(samples, TASK, seed, state_id)
+def drawn(samples, n=1, seed=0):
+    """What goes on at each of ``n`` states."""
+    chosen = [select_next(samples, TASK, seed, f"s{i}") for i in range(n)]
+    return [sample and sample.id for sample in chosen]
 
 
 def test_levels_go_from_high_to_low_and_pass_over_failures():
-    samples = [made("a", 0.5), made("b", 1.0), made("c", None), made("d", 0.5)]
-    assert [(reward, [s.id for s in members]) for reward, members in reward_levels(samples)] == [
-        (1.0, ["b"]),
-        (0.5, ["a", "d"]),
-    ]
-
-
-def test_a_rounding_error_is_no_level_of_its_own():
-    assert len(reward_levels([made("a", 0.1 + 0.2), made("b", 0.3)])) == 1
+    levels = reward_levels(samples_of(a=0.5, b=1.0, c=None, d=0.5, e=0.1 + 0.2, f=0.3))  # a rounding error is no level
+    names = {reward: "".join(sample.id for sample in members) for reward, members in levels}
+    assert list(names.items()) == [(1.0, "b"), (0.5, "ad"), (0.3, "ef")]
 
 
 @pytest.mark.parametrize("reward", [1.0, -3.5, 7.0])
 def test_solved_samples_do_not_go_on_whatever_their_reward(reward):
-    done, waiting = made("done", reward, ("d2", "d1")), made("open", 0.0)
-    assert {select([done, waiting], 0, f"s{i}").id for i in range(20)} == {"open"}
-    assert select([done], 0, "s") is None
-    assert select([made("broken", None)], 0, "s") is None
-    assert select([], 0, "s") is None
+    done = samples_of(("d2", "d1"), done=reward)
+    assert set(drawn([*done, *samples_of(open=0.0)], 20)) == {"open"}
+    assert [drawn(samples) for samples in (done, samples_of(broken=None), [])] == [[None]] * 3
 
 
 def test_rewards_are_any_real_numbers():
-    assert select([made("a", -3.5)], 0, "s").id == "a"
-    samples = [made("a", -3.5), made("b", -1.0), made("c", 40.0)]
-    counts = Counter(select(samples, 0, f"s{i}").id for i in range(2000))
+    assert drawn(samples_of(a=-3.5)) == drawn(samples_of(a=0.0)) == ["a"]
+    counts = Counter(drawn(samples_of(a=-3.5, b=-1.0, c=40.0), 2000))
     assert counts["a"] == 0, "the lowest level weighs nothing"
     assert 0.02 < counts["b"] / 2000 < 0.09, "2.5 of 46.5"
 
 
-def test_a_state_where_nothing_was_found_goes_on_all_the_same():
-    assert select([made("a", 0.0)], 0, "s").id == "a"
-
-
 def test_the_draw_is_repeatable_and_each_states_own():
-    samples = [made(name, reward) for name, reward in (("a", 0.5), ("b", 0.25), ("c", 0.5))]
-    draws = [select(samples, 3, f"s{i}").id for i in range(50)]
-    assert draws == [select(samples, 3, f"s{i}").id for i in range(50)]
-    assert len(set(draws)) == 3
-    assert draws != [select(samples, 4, f"s{i}").id for i in range(50)]
+    draws = drawn(samples_of(**TWO_LEVELS), 50, seed=3)
+    assert draws == drawn(samples_of(**TWO_LEVELS), 50, seed=3) != drawn(samples_of(**TWO_LEVELS), 50, seed=4)
+    assert set(draws) == set("abc")
 
 
 def test_a_level_is_drawn_by_its_reward_with_a_bonus_for_the_highest_then_a_member():
     # levels .5 (a, c) and .25 (b) and 0 (d): weights .5 + .5, .25, 0 -> 1/1.25 = .8, .2, 0; a and c share their .8
-    samples = [made("a", 0.5), made("b", 0.25), made("c", 0.5), made("d", 0.0)]
     n = 4000
-    counts = Counter(select(samples, 0, f"s{i}").id for i in range(n))
+    counts = Counter(drawn(samples_of(**TWO_LEVELS, d=0.0), n))
     assert counts["d"] == 0
     assert chisquare([counts["a"], counts["b"], counts["c"]], [0.4 * n, 0.2 * n, 0.4 * n]).pvalue > 0.001
