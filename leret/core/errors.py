@@ -34,11 +34,7 @@ class LeretError(Exception):
 
 
 class ConfigError(LeretError):
-    """One or more faults of a recipe, all of them listed together.
-
-    Args:
-        problems: one line a fault, each with its place (file, line, key) and its mend.
-    """
+    """Faults of a recipe, listed together: a line each, with its place (file, line, key) and its mend."""
 
     def __init__(self, problems: str | Sequence[str]) -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)

@@ -21,12 +21,6 @@ def test_a_run_is_found_again_with_its_sections(run):
         run.section("training", "leret train")
 
 
-def test_a_file_is_no_run(tmp_path):
-    (tmp_path / "notes.txt").touch()
-    with pytest.raises(RunError, match="is a file"):
-        Run.create(tmp_path / "notes.txt")
-
-
 @pytest.mark.parametrize("text", ["schema: 1\n", "{", "", "[]"])
 def test_a_manifest_of_another_version_or_damaged_is_refused(run, text):
     run.manifest_path.write_text(text)
