@@ -14,11 +14,9 @@ _ASIDE = ["onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot"]
 
 
 def find_model(name: str, key: str) -> Path:
-    """The directory of a model.
+    """The directory of a model: ``name``, or ``owner/name`` of the Hugging Face hub, downloaded where it is not yet.
 
-    Args:
-        name: a directory, or ``owner/name`` of the Hugging Face hub, which is downloaded where it is not yet.
-        key: of the recipe, for the message.
+    ``key`` is that of the recipe, for the message.
     """
     path = Path(name).expanduser()
     if path.is_dir():

@@ -155,17 +155,15 @@ class ColbertIndex(IndexEngine):
             if not all((folder / name).exists() for name in _CODEC):
                 shutil.rmtree(folder, ignore_errors=True)  # the library can only go on after its centroids
             folder.mkdir(exist_ok=True)
-            batch_size = self.settings.batch_size
-            config = _library_config(
-                colbert, self.checkpoint, folder, self.settings, resume=True, index_bsize=batch_size
-            )
+            at_once = self.settings.batch_size
+            config = _library_config(colbert, self.checkpoint, folder, self.settings, resume=True, index_bsize=at_once)
             checkpoint = open_checkpoint(colbert, self.checkpoint, config)
             texts = [self._text(corpus[doc_id]) for doc_id in corpus]
             progress.start("encode documents", None)
             try:
                 with colbert.Run().context(config, inherit_config=False):
                     indexer = colbert.indexer(config, texts, checkpoint)
-                    indexer.encoder = _Encoder(checkpoint, batch_size, len(texts), progress)
+                    indexer.encoder = _Encoder(checkpoint, at_once, len(texts), progress)
                     indexer.run([])
             except (RuntimeError, AssertionError, AttributeError, ValueError) as error:
                 raise RetrievalError(f"{directory}: colbert-ai could not build the index ({reason(error)})") from error
