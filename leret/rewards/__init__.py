@@ -31,7 +31,7 @@ REWARDS: dict[str, Reward] = {
 
 
 def reward(name: str, key: str = "") -> Reward:
-    """A reward by its name: ``ap`` or, with a cut-off, ``recall@10``; ConfigError, with the recipe's key, for no name."""
+    """A reward by its name: ``ap`` or, with a cut-off, ``recall@10``; else a ConfigError, with the recipe's ``key``."""
     base, at, cut = name.partition("@")
     found = REWARDS.get(base)
     takes_cut = found is not None and "k" in inspect.signature(found).parameters
