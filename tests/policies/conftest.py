@@ -26,11 +26,6 @@ def llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_policy(tmp_path_factory.mktemp("policies") / "tiny-llama")
 
 
-@pytest.fixture(scope="session")
-def opt_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_policy(tmp_path_factory.mktemp("policies") / "tiny-opt", arch="opt")
-
-
 @pytest.fixture(scope="module")
 def policy(llama_dir: Path) -> Iterator[LocalPolicy]:
     loaded = LocalPolicy(llama_dir, threads=1)
