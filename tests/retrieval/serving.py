@@ -89,21 +89,6 @@ def started(*arguments):
 
 
 @dataclass
-class Asked:
-    """A request as it came in."""
-
-    method: str
-    path: str
-    params: dict
-    body: bytes
-    headers: dict
-
-    @property
-    def json(self):
-        return json.loads(self.body)
-
-
-@dataclass
 class Reply:
     """An answer. ``cut`` sends a longer Content-Length than body, then hangs up."""
 
@@ -115,10 +100,10 @@ class Reply:
 
 
 @contextmanager
-def loopback(answer, port=0):
-    """A server until the end of the block: its ``url``, and what it was ``asked``.
+def loopback(answer):
+    """A server until the end of the block: its ``url``, and the requests that it was ``asked``.
 
-    ``answer`` makes a Reply of an Asked, in several threads at once; a Reply alone is the answer to everything.
+    ``answer`` makes a Reply of a request, in several threads at once; a Reply alone is the answer to everything.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -129,7 +114,14 @@ def loopback(answer, port=0):
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             text = parts.query if self.command == "GET" else body.decode("utf-8", "replace")
             params = {name: values[0] for name, values in parse_qs(text, keep_blank_values=True).items()}
-            asked = Asked(self.command, parts.path, params, body, dict(self.headers))
+            asked = SimpleNamespace(
+                method=self.command,
+                path=parts.path,
+                params=params,
+                body=body,
+                json=json.loads(body) if body.startswith(b"{") else None,
+                headers=dict(self.headers),
+            )
             server.asked.append(asked)
             reply = answer if isinstance(answer, Reply) else answer(asked)
             time.sleep(reply.delay_s)
@@ -147,7 +139,7 @@ def loopback(answer, port=0):
         def log_message(self, *args):
             pass
 
-    httpd = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server = SimpleNamespace(url=f"http://127.0.0.1:{httpd.server_port}", asked=[])
     thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

@@ -59,10 +59,7 @@ def minilm():
 def colbert_checkpoint(directory: Path, *, tiny: bool = False, dim: int = 128) -> Path:
     """A ColBERT checkpoint whose projection is random and orthogonal, and was never trained: it tests plumbing.
 
-    Args:
-        directory: written.
-        tiny: a random BERT of one layer instead of MiniLM's weights.
-        dim: of the token vectors.
+    A ``tiny`` one has a random BERT of one layer instead of MiniLM's weights.
     """
     import torch
     from safetensors.torch import save_file

@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from leret.core.errors import RetrievalError
 from leret.retrieval.batching import SearchBatcher
 from tests.sampling.fakes import FakeRetriever
 
@@ -60,18 +59,6 @@ def test_searches_that_come_while_a_batch_is_out_are_the_next_batch():
 
     run(retriever, work)
     assert retriever.batches == [["alpha"], ["beta", "gamma"]]
-
-
-def test_a_failure_is_not_remembered():
-    retriever = FakeRetriever(broken=["alpha"])
-
-    async def work(batcher):
-        with pytest.raises(RetrievalError):
-            await batcher.search(["alpha"], 2)
-        retriever.broken.clear()
-        return await batcher.search(["alpha"], 2)
-
-    assert run(retriever, work)[0][0]
 
 
 class Where(FakeRetriever):

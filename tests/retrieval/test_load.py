@@ -7,21 +7,20 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import pytest
 
 from leret.config.base import free_keys
 from leret.config.load import load_recipe
-from leret.config.retriever import BM25Settings, EngineSettings, HybridSettings
+from leret.config.retriever import BM25Settings, HybridSettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.files import is_incomplete
-from leret.core.types import Document, Passage
+from leret.core.types import Document
 from leret.datasets.corpus import Corpus
-from leret.retrieval.index.manifest import IndexEngine, check_files, read_manifest
+from leret.retrieval.engines.bm25 import BM25Index
+from leret.retrieval.index.manifest import check_files, read_manifest
 from leret.retrieval.load import ENGINES, EngineKind, check_index, load_retriever, open_index
 from tests.retrieval.small import ANIMALS, KINDS, settings
 
@@ -220,38 +219,19 @@ def test_a_killed_build_is_noticed_and_the_next_one_finishes_it(kind, folder, tm
     assert not [path for path in tmp_path.rglob("*") if path.suffix == ".building"]
 
 
-class ToySettings(EngineSettings):
+class ToySettings(BM25Settings):
     """A kind that leret does not have."""
 
     kind: Literal["toy"] = "toy"
     letters: int = 1
 
 
-@dataclass(frozen=True)
-class ToyIndex(IndexEngine):
-    """Finds titles that begin as a query does; builds nothing beside the documents."""
-
-    settings: ToySettings
-    kind: ClassVar[str] = "toy"
+class ToyIndex(BM25Index):
+    kind = "toy"
 
     @classmethod
     def from_manifest(cls, manifest, directory):
-        return cls(ToySettings(**manifest.settings))
-
-    def ranking_keys(self):
-        return self.settings.ranking_keys()
-
-    def write(self, corpus, directory, progress):
-        pass
-
-    def open(self, directory, documents):
-        n = self.settings.letters
-        rows = [documents.at(row) for row in range(len(documents))]
-        return SimpleNamespace(
-            search=lambda queries, k: [
-                tuple(Passage(*row, 1.0) for row in rows if row[1][:n] == query[:n])[:k] for query in queries
-            ]
-        )
+        return cls(ToySettings(**{name: value for name, value in manifest.settings.items() if name != "method"}))
 
 
 def test_a_kind_is_a_class_of_settings_an_engine_and_a_line(tmp_path, monkeypatch):
@@ -271,8 +251,8 @@ def test_a_kind_is_a_class_of_settings_an_engine_and_a_line(tmp_path, monkeypatc
     for wrong, message in (("{kind: toi}", "toy"), ("{kind: toy, leters: 1}", "retriever.letters")):
         with pytest.raises(ConfigError, match=f"did you mean {message}"):
             read(wrong)
-    assert load_retriever(toy, ANIMALS, tmp_path).search(["Dogs bark"], 2)[0][0].doc_id == "dog"
-    assert open_index(tmp_path / "toy").search(["Cattle"], 2)[0][0].doc_id == "cat"
+    assert load_retriever(toy, ANIMALS, tmp_path).search(["a dog barks"], 2)[0][0].doc_id == "dog"
+    assert open_index(tmp_path / "toy").search(["a cat"], 2)[0][0].doc_id == "cat"
     with pytest.raises(RetrievalError, match=r"letters: 3 there, 1 in the recipe"):
         load_retriever(ToySettings(index=toy.index), ANIMALS, tmp_path)
 

@@ -147,7 +147,6 @@ def test_a_run_over_pubmed_needs_no_corpus_and_replays_without_a_network(place, 
 @pytest.mark.parametrize(
     ("retriever", "says"),
     [
-        ("{kind: remote, urls: [http://h], protocol: soap}", "soap"),
         ("{kind: pubmed, max_date: soon}", "is no date"),
         ("{kind: clinicaltrials, max_date: 2001/05/01}", "is no date"),
         ("{kind: pubmed, emial: x}", "did you mean retriever.email"),

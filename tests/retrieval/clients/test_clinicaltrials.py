@@ -70,11 +70,8 @@ FAULTS = {
     "html": Reply("<html>"),
     "no studies": Reply({"totalCount": 1}),
     "no id": Reply({"studies": [{}]}),
-    "no list": Reply({"studies": "x"}),
     "an empty page that is not the last": Reply({"studies": [], "nextPageToken": "x"}),
     "500": Reply("no", 500),
-    "429": Reply("slow down", 429, {"Retry-After": "30"}),
-    "403": Reply("who are you", 403),
     "a refusal of every query": Reply("Unknown sort", 400),
 }
 
@@ -93,7 +90,7 @@ def test_a_query_of_bad_syntax_or_a_megabyte_finds_nothing():
     with loopback(answer) as server:
         engine = trials(server.url)
         assert [len(r) for r in engine.search(["((a", "good", "(((b", "x" * 60_000], 3)] == [0, 1, 0, 0]
-    assert engine.refusals.n == 3
+    assert engine.site.n_refused == 3
     assert sum(a.params["query.term"] == "heart" for a in server.asked) == 1
 
 
