@@ -64,6 +64,7 @@ class Run:
         self.eval = path / "eval"
         self.report = path / "report.html"
         self.cache = path / "cache"
+        self.setup_lock = path / ".setup.lock"  # held by the process that makes what all shards of the run use
         self._record: tuple[tuple[int, int, int], Any] | None = None  # run.yaml as it was read last
 
     @classmethod
@@ -71,9 +72,7 @@ class Run:
         """An existing run; RunError where there is none, or one of another version."""
         run = cls(path)
         if not run.manifest_path.is_file():
-            raise RunError(
-                f"{path} is not a run directory (it has no run.yaml); `leret sample RECIPE --run {path}` makes one"
-            )
+            raise RunError(f"{path} is not a run directory (no run.yaml); `leret sample RECIPE --run {path}` makes one")
         run.manifest()
         return run
 
@@ -93,11 +92,6 @@ class Run:
                 if not run.manifest_path.is_file():
                     run.update(versions=versions())
         return run
-
-    @property
-    def setup_lock(self) -> Path:
-        """Locked by one of several processes that sample shards, while it makes what all of them use."""
-        return self.path / ".setup.lock"
 
     def manifest(self) -> dict[str, Any]:
         """Content of run.yaml, its files located on this machine."""
@@ -183,7 +177,7 @@ class Run:
 
 def versions() -> dict[str, str | None]:
     """Of Python and of the packages that decide what a run holds, as they are installed; None where one is not."""
-    return {"python": platform.python_version()} | {package: _version(package) for package in _PACKAGES}
+    return {"python": platform.python_version()} | {package: installed_version(package) for package in _PACKAGES}
 
 
 def program_digest(program: Mapping[str, Any]) -> str:
@@ -205,7 +199,8 @@ def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
     return change(value) if isinstance(value, str) else value
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Of an installed package; None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -262,7 +262,7 @@ async def sample_session(
             tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens, settings.reward
         )
         usage = UsageByPrompt(lm.price_prompt, lm.price_completion)
-        events = UsageEvents(run, usage, policy, search)
+        events = UsageEvents(run, usage, policy, search.counts)
         done = store.done(policy.digest)
         progress.start("sampling", sum(task.id not in done for task in sampled))
         async with events:
