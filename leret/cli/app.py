@@ -18,7 +18,7 @@ import typer
 import typer.core
 
 import leret
-from leret.cli import data, demo, index, run, sample, search, serve, store
+from leret.cli import data, demo, index, run, sample, search, serve
 from leret.cli.console import as_json, complain, plain
 from leret.core.errors import ConfigError, LeretError, MissingDependency
 from leret.core.memory import tune_malloc
@@ -94,7 +94,7 @@ for panel, name, function, example in (
     app.command(name, rich_help_panel=panel, epilog=f"Example: leret {name} {example}")(function)
 for panel, name, group in (
     (_START, "recipes", demo.app),
-    (_LOOP, "store", store.app),
+    (_LOOP, "store", sample.app),
     (_DATA, "data", data.app),
     (_DATA, "index", index.app),
     (_SERVING, "serve", serve.app),

@@ -43,14 +43,12 @@ RunOption = Annotated[Path, typer.Option("--run", metavar="DIR", help="The run d
 Overrides = Annotated[list[str] | None, _set("sampling.samples=2")]
 TrainingOverrides = Annotated[list[str] | None, _set("learning_rate=1e-6")]
 DataOverrides = Annotated[list[str] | None, _set("data.split=dev")]
+RetrieverOverrides = Annotated[list[str] | None, _set("store=hnsw")]
 EvalOverrides = Annotated[list[str] | None, _set("limit=100")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what it costs; do nothing.")]
 AsJson = Annotated[bool, typer.Option("--json", callback=as_json, help="Print one JSON object alone.")]
 SkipInvalid = Annotated[bool, typer.Option("--skip-invalid", help="Leave out bad lines of the data, and count them.")]
-FormatOption = Annotated[
-    str | None,
-    typer.Option("--format", help="Of the data: jsonl, beir, hotpotqa, hover, musique, 2wiki; jsonl if not given."),
-]
+FormatOption = Annotated[str | None, typer.Option("--format", help="jsonl, beir, hotpotqa, hover, musique or 2wiki.")]
 Host = Annotated[str, typer.Option(help="Where to listen; other machines reach it only if you say so.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
 IndexOrUrl = Annotated[str, typer.Argument(metavar="INDEX", help="An index directory, or the URL of a server.")]

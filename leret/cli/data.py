@@ -47,7 +47,6 @@ def inspect(
 
 
 def _show(report: DataReport) -> None:
-
     say(f"{report.n_questions:,} questions, {report.n_documents:,} documents")
     facts(
         report,

@@ -59,9 +59,7 @@ def pretrain(
 def init(
     questions: Annotated[str, typer.Option(metavar="PATH", help="The question file, a BEIR folder, or hf:NAME.")],
     corpus: Annotated[str | None, typer.Option(metavar="PATH", help="The corpus, where it is another file.")] = None,
-    policy: Annotated[
-        str | None, typer.Option(help="demo, a model directory or a server's URL.", show_default="made from MiniLM")
-    ] = None,
+    policy: Annotated[str | None, typer.Option(help="demo, a directory or a URL; made from MiniLM if absent.")] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Of a URL: the served model.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Gets sample.yaml and eval.yaml.")] = Path(),
 ) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.cli.console import AsJson, DryRun, FormatOption, SkipInvalid, done, facts, known_names, say, shown
+from leret.cli import console
+from leret.cli.console import AsJson, DryRun, FormatOption, RetrieverOverrides, SkipInvalid
 
 if TYPE_CHECKING:
     from leret.config.data import DataSettings
@@ -22,8 +23,6 @@ app = typer.Typer(help="Build search indexes, and look at them.", no_args_is_hel
 IndexArgument = Annotated[Path, typer.Argument(metavar="INDEX", help="The index directory.")]
 CorpusOption = Annotated[str | None, typer.Option("--corpus", metavar="PATH", help="The corpus file, or hf:NAME.")]
 
-_TWO_ENGINES = "--set 'engines=[{kind: bm25}, {kind: bm25, stopwords: null}]'"
-
 
 @app.command("build", epilog="Example: leret index build --kind bm25 --corpus c.jsonl --out indexes/mine")
 def build(
@@ -33,10 +32,7 @@ def build(
     corpus: CorpusOption = None,
     form: FormatOption = None,
     model: Annotated[str | None, typer.Option(help="Model directory or hub name, of dense and colbert.")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A key of `retriever`: store=hnsw. Repeatable."),
-    ] = None,
+    overrides: RetrieverOverrides = None,
     skip_invalid: SkipInvalid = False,
     force: Annotated[bool, typer.Option("--force", help="Replace another index that is there.")] = False,
     dry_run: DryRun = False,
@@ -57,17 +53,17 @@ def build(
     documents = load_corpus(data)
     planned = plan_index(settings, documents)
     if _is_there(out, planned, force):
-        say(f"{out} is this index already; nothing to do")
-        facts(planned.model_dump(), {})
+        console.say(f"{out} is this index already; nothing to do")
+        console.facts(planned.model_dump(), {})
         return
     if dry_run:
-        say(f"would build {out}")
-        facts(planned.model_dump(), _rows(planned))
+        console.say(f"would build {out}")
+        console.facts(planned.model_dump(), _rows(planned))
         return
-    with shown() as progress:
+    with console.shown() as progress:
         made = build_index(settings, documents, out, progress)
-    done(f"{out}: {made.documents:,} documents, {_megabytes(made):.1f} MB")
-    facts(made.model_dump(), {})
+    console.done(f"{out}: {made.documents:,} documents, {_megabytes(made):.1f} MB")
+    console.facts(made.model_dump(), {})
 
 
 @app.command("info", epilog="Example: leret index info indexes/mine")
@@ -77,13 +73,13 @@ def info(index: IndexArgument, as_json: AsJson = False) -> None:
     from leret.retrieval.index.manifest import read_manifest
 
     if PlaidIndex.exists(index):
-        say(str(index))
-        facts(PlaidIndex.open(index).describe())
+        console.say(str(index))
+        console.facts(PlaidIndex.open(index).describe())
         return
     manifest = read_manifest(index)
-    say(str(index))
+    console.say(str(index))
     size = f"{_megabytes(manifest):.1f} MB in {len(manifest.files)} files"
-    facts(manifest.model_dump(), {**_rows(manifest), "size": size})
+    console.facts(manifest.model_dump(), {**_rows(manifest), "size": size})
 
 
 @app.command("check", epilog="Example: leret index check indexes/mine --corpus c.jsonl")
@@ -101,10 +97,10 @@ def check(
     if PlaidIndex.exists(index):
         from leret.retrieval.engines.colbert import check_downloaded
 
-        done(f"{index}: sound; colbert, {check_downloaded(index, documents):,} documents")
+        console.done(f"{index}: sound; colbert, {check_downloaded(index, documents):,} documents")
         return
     manifest = check_index(index, documents)
-    done(f"{index}: sound; {manifest.engine}, {manifest.documents:,} documents")
+    console.done(f"{index}: sound; {manifest.engine}, {manifest.documents:,} documents")
 
 
 def _of_recipe(recipe: str, given: list[str], changes: list[str]) -> tuple[DataSettings, RetrieverSettings]:
@@ -115,7 +111,7 @@ def _of_recipe(recipe: str, given: list[str], changes: list[str]) -> tuple[DataS
 
     if given:
         raise ConfigError(f"a recipe names the engine and the corpus; leave {', '.join(given)} out, or the recipe")
-    found = load_recipe(recipe, SamplingRecipe, changes, optional=("policy.model",), check=known_names())
+    found = load_recipe(recipe, SamplingRecipe, changes, optional=("policy.model",), check=console.known_names())
     return found.data, found.retriever
 
 
@@ -138,9 +134,7 @@ def _of_flags(
     elif kind in keys and not changes:
         raise ConfigError(f"--kind {kind} needs --model, a model directory (retriever.{keys[kind]})")
     if kind == "hybrid" and not any(change.startswith("retriever.engines") for change in changes):
-        raise ConfigError(
-            f"--kind hybrid needs two engines; add {_TWO_ENGINES}, say; one with a model is {{kind: dense, model: DIR}}"
-        )
+        raise ConfigError("--kind hybrid needs two engines; add --set 'engines=[{kind: bm25}, {kind: tantivy}]', say")
     flags = {"data.kind": "--format", "data.corpus": "--corpus", "retriever.kind": "--kind"}
     flags |= {f"retriever.{key}": "--model" for key in keys.values()}
     made = flag_recipe(

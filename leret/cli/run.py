@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from leret.cli import console
-from leret.cli.console import (
-    AsJson,
-    DryRun,
-    EvalOverrides,
-    Overrides,
-    RecipeArgument,
-    RunOption,
-    SkipInvalid,
-    TrainingOverrides,
-)
+from leret.cli.console import AsJson, DryRun, Overrides, RecipeArgument, RunOption, SkipInvalid
 
 if TYPE_CHECKING:
     from leret.evaluation.stage import EvalReport
@@ -25,7 +16,7 @@ if TYPE_CHECKING:
 def train(
     recipe: RecipeArgument,
     run: RunOption,
-    overrides: TrainingOverrides = None,
+    overrides: console.TrainingOverrides = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -51,7 +42,7 @@ def train(
 def evaluate(
     recipe: RecipeArgument,
     run: RunOption,
-    overrides: EvalOverrides = None,
+    overrides: console.EvalOverrides = None,
     dry_run: DryRun = False,
     all_: Annotated[bool, typer.Option("--all", help="Also show every measure after every hop.")] = False,
     as_json: AsJson = False,

@@ -1,8 +1,10 @@
-"""``leret sample`` and ``leret pairs``."""
+"""``leret sample``, ``leret pairs`` and ``leret store``."""
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -10,10 +12,9 @@ import typer
 from leret.cli import console
 from leret.cli.console import AsJson, DryRun, Overrides, RecipeArgument, RunOption, SkipInvalid
 
+app = typer.Typer(help="Check, merge and export the samples of a run.", no_args_is_help=True)
+
 Strategy = Literal["adjacent", "best-worst", "all", "margin"]
-"""How pairs are made of the samples at a state."""
-Engine = Literal["process", "ray"]
-"""Where sampling is done."""
 
 
 def sample(
@@ -24,14 +25,12 @@ def sample(
     dry_run: DryRun = False,
     as_json: AsJson = False,
     shard: Annotated[
-        str | None,
-        typer.Option(metavar="I/N", help="Sample every N-th question from the I-th (from 0) into R/shards alone."),
+        str | None, typer.Option(metavar="I/N", help="Every N-th question from the I-th (from 0).")
     ] = None,
-    engine: Annotated[Engine, typer.Option(help="Sample in this process, or on a Ray cluster.")] = "process",
+    engine: Annotated[Literal["process", "ray"], typer.Option(help="This process, or a Ray cluster.")] = "process",
     workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Of engine ray: processes.")] = None,
     address: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Of engine ray: auto, HOST:PORT, ray://; else one starts here."),
+        str | None, typer.Option(help="Of engine ray: auto, HOST:PORT, ray://; else one starts.")
     ] = None,
 ) -> None:
     """Try several queries at every state of a program, and score what they retrieve."""
@@ -58,8 +57,9 @@ def sample(
         part = Shard.parse(shard)
         with console.shown() as progress:
             stats = sample_shard(settings, Run.create(run), part, progress=progress)
-        merge = f"`leret sample {recipe} --run {run}` merges all shards"
-        console.done(f"shard {shard} is in {part.store(Run(run))}; {merge}")
+        console.done(
+            f"shard {shard} is in {part.store(Run(run))}; `leret sample {recipe} --run {run}` merges all shards"
+        )
         console.facts(stats)
         return
     with nullcontext() if workers is None else RayCluster(workers, address) as cluster, console.shown() as progress:
@@ -87,3 +87,56 @@ def pairs(
     report = build_preferences(opened, strategy, margin, max_pairs)
     console.done(f"{report.pairs:,} pairs in {report.path}")
     console.facts(report)
+
+
+@app.command("check", epilog="Example: leret store check --run runs/mine")
+def check(run: RunOption, as_json: AsJson = False) -> None:
+    """Prove that a store is sound: file, rows, paths, rewards; writes nothing, exits 1 where something is wrong."""
+    from leret.core.errors import RunError
+    from leret.core.runs import Run
+    from leret.sampling.store.check import check_store
+
+    opened = Run.open(run)
+    report = check_store(opened)
+    console.facts(report, vars(report) | {"faults": None})
+    if report.faults:
+        listed = "\n".join(f"  {fault}" for fault in report.faults)
+        raise RunError(f"{opened.store} has {len(report.faults)} kinds of faults:\n{listed}").failed()
+    console.done(f"{opened.store} is sound")
+
+
+@app.command("merge", epilog="Example: leret store merge runs/mine /disk2/mine /disk3/mine")
+def merge(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory that gets the samples.")],
+    shards: Annotated[
+        list[Path] | None, typer.Argument(metavar="SHARD", help="Runs that were sampled elsewhere.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put what shards have sampled into a run, each sample once; without SHARD, the run's own R/shards."""
+    from leret.core.runs import Run
+    from leret.sampling.store.merge import merge_shards
+
+    counts = merge_shards(Run.open(run), shards or ())
+    console.done(f"merged; `leret sample RECIPE --run {run}` samples what is left, and makes the preferences")
+    console.facts(counts)
+
+
+@app.command("export", epilog="Example: leret store export --run runs/mine --out samples.jsonl")
+def export(
+    run: RunOption,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to; - is standard output, for jsonl.")],
+    to: Annotated[Literal["jsonl", "parquet"], typer.Option(help="The format.")] = "jsonl",
+    messages: Annotated[bool, typer.Option("--messages", help="Add the messages of each sample's state.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE where it is there.")] = False,
+) -> None:
+    """Write one row a sample: question, step, prompt, completion, query, ranking, reward, error."""
+    from leret.core.runs import Run
+    from leret.sampling.store.export import export_store
+
+    opened = Run.open(run)
+    if str(out) == "-":
+        export_store(opened, to, sys.stdout, messages=messages)
+        return
+    n = export_store(opened, to, out, messages=messages, force=force)
+    console.done(f"{n:,} samples in {out}")

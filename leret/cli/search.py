@@ -7,25 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.cli.console import (
-    AsJson,
-    IndexOrUrl,
-    SkipInvalid,
-    TokenEnv,
-    complain,
-    done,
-    draw,
-    facts,
-    plain,
-    say,
-    shown,
-    table,
-)
+from leret.cli import console
+from leret.cli.console import AsJson, IndexOrUrl, SkipInvalid, TokenEnv
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from leret.core.types import Ranking
+    from leret.core.types import Ranking, Task
     from leret.evaluation.retriever import RetrieverReport
     from leret.retrieval.load import OpenRetriever
 
@@ -50,11 +38,11 @@ def search(
             {"rank": rank, "doc_id": found.doc_id, "title": found.title, "text": found.text, "score": found.score}
             for rank, found in enumerate(ranking, start=1)
         ]
-        facts({"query": query, "ranking": rows})
+        console.facts({"query": query, "ranking": rows})
     elif ranking:
         _show_ranking(ranking, query)
     else:
-        say("nothing was found")
+        console.say("nothing was found")
 
 
 def _show_ranking(ranking: Ranking, query: str) -> None:
@@ -72,7 +60,7 @@ def _show_ranking(ranking: Ranking, query: str) -> None:
         table.add_row(
             str(rank), f"{found.score:.4g}", _marked(named, pattern), _marked(_part(found.text, pattern), pattern)
         )
-    draw(table)
+    console.draw(table)
 
 
 def _pattern(query: str) -> Any:
@@ -96,7 +84,7 @@ def _marked(text: str, pattern: Any) -> Text:
     """Text for a terminal, in which words of the query stand out."""
     from rich.text import Text
 
-    marked = Text(plain(" ".join(text.split())))
+    marked = Text(console.plain(" ".join(text.split())))
     if pattern is not None:
         marked.highlight_regex(pattern, "bold yellow")
     return marked
@@ -106,21 +94,15 @@ def eval_retriever(
     index: IndexOrUrl,
     questions: Annotated[str, typer.Option(metavar="PATH", help="Questions with their relevant documents.")],
     measures: Annotated[str, typer.Option(help="R@k, AP, RR, nDCG@k, Success@k, P@k, with commas.")] = "R@10,AP",
-    form: Annotated[
-        str | None, typer.Option("--format", help="Of the questions' file.", show_default="told by its first record")
-    ] = None,
+    form: Annotated[str | None, typer.Option("--format", help="Of the questions; told by the first record.")] = None,
     split: Annotated[str, typer.Option(help="train, dev, test or all.")] = "all",
     limit: Annotated[int | None, typer.Option(min=1, help="Questions at most.")] = None,
-    depth: Annotated[
-        int | None, typer.Option(min=1, help="Documents a question.", show_default="100, or as needed")
-    ] = None,
+    depth: Annotated[int | None, typer.Option(min=1, help="Documents a question; 100, or as needed.")] = None,
     rm3: Annotated[bool, typer.Option("--rm3", help="Expand queries by RM3; the index must be of kind bm25.")] = False,
     fb_docs: Annotated[int, typer.Option(min=1, help="Of RM3: feedback documents.")] = 10,
     fb_terms: Annotated[int, typer.Option(min=0, help="Of RM3: feedback terms.")] = 10,
     original_weight: Annotated[float, typer.Option(min=0, max=1, help="Of RM3: of the query's own words.")] = 0.5,
-    rewrites: Annotated[
-        Path | None, typer.Option(metavar="PATH", help='Search for these instead: JSON lines {"id", "query"}.')
-    ] = None,
+    rewrites: Annotated[Path | None, typer.Option(help='Search for these: JSON lines {"id", "query"}.')] = None,
     fuse: Annotated[bool, typer.Option("--fuse", help="Fuse what question and rewrite find.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="For run.trec, qrels.trec, summary.json.")] = None,
     as_json: AsJson = False,
@@ -130,69 +112,65 @@ def eval_retriever(
     skip_invalid: SkipInvalid = False,
 ) -> None:
     """Measure a retriever on questions whose relevant documents are known."""
-    from leret.config.load import flag_recipe
-    from leret.config.retriever import RM3Settings
-    from leret.core.errors import ConfigError
-    from leret.datasets.formats import detect_kind
-    from leret.datasets.load import load_tasks
-    from leret.evaluation import retriever as ir
-    from leret.evaluation.retriever import depth_for, evaluate_retriever, read_rewrites
+    from leret.evaluation.retriever import evaluate_retriever
     from leret.retrieval.load import open_retriever
 
-    if fuse and rewrites is None:
-        raise ConfigError("--fuse fuses the question with its rewrite; name the rewritten queries with --rewrites")
-    names = measures.split(",")
-    depth_for(list(ir.parse_measures(names)), depth)  # a mistake in them is told before anything is opened
-    queries = None if rewrites is None else read_rewrites(rewrites)
+    names, texts = measures.split(","), _rewrites(measures, depth, rewrites, fuse)
     opened = open_retriever(index, token_env=token_env)
-    given: dict[str, Any] = {
-        "kind": form or detect_kind(questions),
-        "questions": questions,
-        "split": split,
-        "limit": limit,
-    }
-    data = flag_recipe(
-        {"data": {**given, "seed": seed, "skip_invalid": skip_invalid}}, _FLAGS, (), ("data.corpus",)
-    ).data
-    loaded = load_tasks(data, opened.ids())
-    if loaded.skipped:
-        complain(f"{sum(loaded.skipped.values())} bad lines of {questions} are left out", "warning: ")
-    retriever = opened.retriever
+    data = {"kind": form, "questions": questions, "split": split, "limit": limit, "seed": seed}
+    tasks, engine = _load({**data, "skip_invalid": skip_invalid}, opened), opened.retriever
     if rm3:
+        from leret.config.retriever import RM3Settings
         from leret.retrieval.engines.rm3 import RM3
 
-        settings = RM3Settings(fb_docs=fb_docs, fb_terms=fb_terms, original_weight=original_weight)
-        retriever = RM3(retriever, settings)
-    with shown() as progress:
+        engine = RM3(engine, RM3Settings(fb_docs=fb_docs, fb_terms=fb_terms, original_weight=original_weight))
+    with console.shown() as bar:
         report = evaluate_retriever(
-            retriever,
-            list(loaded),
-            names,
-            rewrites=queries,
-            fuse=fuse,
-            depth=depth,
-            resamples=resamples,
-            seed=seed,
-            progress=progress,
+            engine, tasks, names, rewrites=texts, fuse=fuse, depth=depth, resamples=resamples, seed=seed, progress=bar
         )
+    _show_measures(report, opened, questions, index, out)
+
+
+def _rewrites(measures: str, depth: int | None, path: Path | None, fuse: bool) -> dict[str, str] | None:
+    """Rewritten queries by question id, if there are any; mistakes in flags are told before anything is opened."""
+    from leret.core.errors import ConfigError
+    from leret.evaluation.retriever import depth_for, parse_measures, read_rewrites
+
+    if fuse and path is None:
+        raise ConfigError("--fuse fuses the question with its rewrite; name the rewritten queries with --rewrites")
+    depth_for(list(parse_measures(measures.split(","))), depth)
+    return None if path is None else read_rewrites(path)
+
+
+def _load(given: dict[str, Any], opened: OpenRetriever) -> list[Task]:
+    from leret.config.load import flag_recipe
+    from leret.datasets.formats import detect_kind
+    from leret.datasets.load import load_tasks
+
+    given["kind"] = given["kind"] or detect_kind(given["questions"])
+    loaded = load_tasks(flag_recipe({"data": given}, _FLAGS, (), ("data.corpus",)).data, opened.ids())
+    if n := sum(loaded.skipped.values()):
+        console.complain(f"{n} bad lines of {given['questions']} are left out", "warning: ")
+    return list(loaded)
+
+
+def _show_measures(
+    report: RetrieverReport, opened: OpenRetriever, questions: str, index: str, out: Path | None
+) -> None:
     if not report.finds_gold:
-        complain(f"no relevant document was found; are {questions} questions about what {index} holds?", "warning: ")
+        what = f"no relevant document was found; are {questions} questions about what {index} holds?"
+        console.complain(what, "warning: ")
     if out is not None:
         report.save(out)
-    _show_measures(report, opened, index, out)
-
-
-def _show_measures(report: RetrieverReport, opened: OpenRetriever, index: str, out: Path | None) -> None:
-
     n = len(report.questions)
     rows = [
         (name, f"{value:.4f}", f"[{report.intervals[name][0]:.4f}, {report.intervals[name][1]:.4f}]")
         for name, value in report.measures.items()
     ]
     title = f"{n:,} questions, {report.system}, {index} ({opened.engine})"
-    table(("measure", "mean", "95 % interval"), rows, title, values=report.brief())
+    console.table(("measure", "mean", "95 % interval"), rows, title, values=report.brief())
     if report.n_empty:
-        say(f"nothing was found for {report.n_empty:,} of them; they count with 0")
-    say(f"{report.depth} documents a question at most; {n / max(report.seconds, 1e-9):,.0f} questions/s")
+        console.say(f"nothing was found for {report.n_empty:,} of them; they count with 0")
+    console.say(f"{report.depth} documents a question at most; {n / max(report.seconds, 1e-9):,.0f} questions/s")
     if out is not None:
-        done(f"{out}/run.trec  {out}/qrels.trec  {out}/summary.json  {out}/per_question.jsonl")
+        console.done(f"{out}/run.trec  {out}/qrels.trec  {out}/summary.json  {out}/per_question.jsonl")

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Literal
@@ -34,15 +35,13 @@ def policy(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     name: Annotated[str | None, typer.Option(help="Of the model in requests.", show_default="with its digest")] = None,
-    executable: Annotated[
-        str | None, typer.Option(metavar="PATH", help="The engine's.", show_default="on PATH")
-    ] = None,
+    executable: Annotated[str | None, typer.Option(help="The engine's.", show_default="on PATH")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge an adapter into its base first.")] = False,
     api_key_env: Annotated[str | None, typer.Option(metavar="VAR", help="Holds the key that clients send.")] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds until it must answer.")] = 600.0,
     grace: Annotated[float, typer.Option(min=0, help="Seconds to end in before it is killed.")] = 15.0,
     log: Annotated[Path | None, typer.Option(metavar="FILE", help="Gets the server's output.")] = None,
-    print_only: Annotated[bool, typer.Option("--print", help="Print the command and end.")] = False,
+    dry: Annotated[bool, typer.Option("--print", help="Print the command and end.")] = False,
 ) -> None:
     """Start a real LM server for a policy, wait until it answers, and stop it on Ctrl-C."""
     from leret.core.errors import PolicyError
@@ -54,26 +53,14 @@ def policy(
     served = resolve_policy(policy, None if run is None else Run.open(run), name)
     at = Listening(host, port or free_port(host))
     planned = plan(
-        served,
-        engine,
-        at,
-        executable=executable,
-        extra=extra or (),
-        merge=merge,
-        api_key_env=api_key_env,
-        dry=print_only,
+        served, engine, at, executable=executable, extra=extra or (), merge=merge, api_key_env=api_key_env, dry=dry
     )
     say(planned.line)
-    if print_only:
+    if dry:
         return
-    ready = False
+    ready, tell = False, partial(complain, label="")
     try:
-        with (
-            _stopping(),
-            run_server(
-                planned, timeout_s=timeout, grace_s=grace, log=log, tell=lambda text: complain(text, label="")
-            ) as child,
-        ):
+        with _stopping(), run_server(planned, timeout_s=timeout, grace_s=grace, log=log, tell=tell) as child:
             ready = True
             done(f"{planned.served.name} is served at {at.url}/v1")
             say(planned.recipe)
@@ -82,7 +69,7 @@ def policy(
             told = f"the server ended by itself with code {child.exit_code()}; its log is {child.log}"
             raise PolicyError(f"{told}. It ends with:\n{child.tail()}").failed()
     except _Stopped as stopped:
-        complain(f"stopped ({stopped})", label="")
+        tell(f"stopped ({stopped})")
         if not ready:
             raise typer.Exit(128 + stopped.number) from None
 
@@ -109,7 +96,7 @@ def retriever(
     host: Host = "127.0.0.1",
     port: Port = 8893,
     token_env: Annotated[
-        str | None, typer.Option(metavar="VAR", help="Environment variable with the token that clients must send.")
+        str | None, typer.Option(metavar="VAR", help="Holds the token that clients must send.")
     ] = None,
     max_waiting: Annotated[int, typer.Option(min=1, help="Queries in the queue; more are answered 503.")] = 1024,
     max_batch: Annotated[int, typer.Option(min=1, help="Queries that the engine is asked at once.")] = 64,
@@ -125,9 +112,8 @@ def retriever(
 
     token = ApiKey.from_env(token_env, "--token-env").reveal()
     if token is None and not _is_loopback(host):
-        complain(
-            f"{host} can be reached by other machines, and no --token-env is given: everybody may search", "warning: "
-        )
+        told = "can be reached by other machines, and no --token-env is given: everybody may search"
+        complain(f"{host} {told}", "warning: ")
     opened = open_retriever(index)
     settings = ServerSettings(
         token=token, host=host, max_waiting=max_waiting, max_batch=max_batch, max_k=max_k, max_documents=max_documents,

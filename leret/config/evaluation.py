@@ -14,14 +14,10 @@ from leret.config.base import Free, RecipePath, Settings
 class EvalRecipe(Settings):
     """`leret eval`: systems on held-out questions of the run's data."""
 
-    evaluation: str | None = Field(
-        None, pattern=r"^\w[\w.-]*$", description="directory in R/eval; None: of the split (test has none) and the file"
-    )
+    evaluation: str | None = Field(None, pattern=r"^\w[\w.-]*$", description="in R/eval; None: of split and file")
     split: Literal["dev", "test", "all"] = "test"
     limit: Annotated[PositiveInt | None, Free()] = None
-    questions: Annotated[str | None, RecipePath("question file")] = Field(
-        None, description="another question file over the run's corpus"
-    )
+    questions: Annotated[str | None, RecipePath("question file")] = Field(None, description="over the run's corpus")
     systems: Annotated[tuple[str, ...], Free()] = Field(
         ("raw-question", "oracle-titles", "base", "bank", "policies"),
         description="`bank` = every few-shot prompt on the base, `policies` = every trained one, or single names",
@@ -30,16 +26,12 @@ class EvalRecipe(Settings):
         dict[str, Annotated[str, RecipePath("prompt file", "name a JSON file as in R/prompts")]], Free()
     ] = Field(default_factory=dict, description="extra systems: name to a prompt file, base policy")
     measures: Annotated[tuple[str, ...], Free()] = ("recall", "ap")
-    baseline: Annotated[str, Free()] = Field(
-        "base", description="the system that others are compared with, beside their predecessor"
-    )
+    baseline: Annotated[str, Free()] = Field("base", description="the system that others are compared with")
     temperature: float = Field(0.0, ge=0)
     samples: Annotated[PositiveInt, Free()] = Field(1, description="runs a question, averaged, where temperature > 0")
     resamples: Annotated[PositiveInt, Free()] = Field(10_000, description="of the bootstrap")
     confidence: Annotated[float, Free()] = Field(0.95, gt=0, lt=1)
-    examples: Annotated[NonNegativeInt, Free()] = Field(
-        10, description="most improved and most worsened questions in the report"
-    )
+    examples: Annotated[NonNegativeInt, Free()] = Field(10, description="most improved and most worsened questions")
     seed: int = 0
 
     @property

@@ -7,16 +7,16 @@ the folder around that, and at last among what leret ships.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from leret.config.base import RecipePath, with_paths
-from leret.config.conflicts import Clash, clashes
+from leret.config.data import QUESTIONS_ALONE
 from leret.config.evaluation import EvalRecipe
-from leret.config.messages import describe, key_of
+from leret.config.messages import describe, key_of, sections
 from leret.config.sampling import SamplingRecipe
 from leret.config.training import TrainingRecipe
 from leret.core import bundled as shipped
@@ -25,15 +25,13 @@ from leret.core.yaml import Key, Placed, dotted, parse
 
 Recipe = SamplingRecipe | TrainingRecipe | EvalRecipe
 R = TypeVar("R", SamplingRecipe, TrainingRecipe, EvalRecipe)
-Check = Callable[[Recipe], Iterable[Clash]]
+Clash = tuple[tuple[str, ...], str]
+"""Dotted keys that take part, the one to mend first, and what is wrong with it."""
+Check = Callable[[Recipe], Iterable[Clash]] | None
 """What only other packages know to be wrong with a recipe: names that their tables lack."""
 
 _FOLDERS: dict[Any, str] = {SamplingRecipe: "sampling", TrainingRecipe: "training", EvalRecipe: "eval"}
 _COMMANDS: dict[Any, str] = {SamplingRecipe: "sample", TrainingRecipe: "train", EvalRecipe: "eval"}
-
-
-def _nothing(recipe: Recipe) -> Iterable[Clash]:
-    return ()
 
 
 def load_recipe(
@@ -42,7 +40,7 @@ def load_recipe(
     overrides: Sequence[str] = (),
     *,
     optional: Collection[str] = (),
-    check: Check = _nothing,
+    check: Check = None,
 ) -> R:
     """Read a recipe: a YAML file, or the name of a shipped one; a ConfigError lists all faults with their places.
 
@@ -67,7 +65,7 @@ def flag_recipe(
     """
     whole = {"program": {"adapter": {"kind": "compact"}}, **value}
     placed = Placed(whole, {tuple(key.split(".")): flag for key, flag in flags.items()})
-    return _checked(placed, SamplingRecipe, Path.cwd(), overrides, optional, _nothing)
+    return _checked(placed, SamplingRecipe, Path.cwd(), overrides, optional)
 
 
 def find_recipe(path: str | Path, *folders: str) -> Path:
@@ -78,7 +76,7 @@ def find_recipe(path: str | Path, *folders: str) -> Path:
     return file if file.is_file() else shipped.find(str(path), *folders)
 
 
-def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: Check = _nothing) -> list[Recipe]:
+def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: Check = None) -> list[Recipe]:
     """Read recipes of several stages; an override goes to each of them that has its first key.
 
     A short name that several stages have (``demo``) is of sampling where it comes first, and of another stage later.
@@ -90,7 +88,8 @@ def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: 
     for i, path in enumerate(paths):
         try:
             file = find_recipe(path, *(_FOLDERS.values() if i == 0 else ("training", "eval", "sampling")))
-            stage, keys = stage_of(file), _class_of(stage_of(file), _read(file).value).model_fields
+            stage = stage_of(file)
+            keys = {key for one in sections(stage, (), _read(file).value) for key in one.model_fields}
             own = [override for override in overrides if override.partition("=")[0].split(".")[0].strip() in keys]
             taken |= set(own)
             loaded.append(load_recipe(file, stage, own, check=check))
@@ -126,11 +125,6 @@ def _stage(value: Mapping[str, Any]) -> Any:
     return fits[0] if len(fits) == 1 else None
 
 
-def _class_of(model: Any, value: Mapping[str, Any]) -> Any:
-    """The recipe class of the algorithm that is named, for a training."""
-    return getattr(model, "kinds", {}).get(str(value.get("algorithm")), model)
-
-
 def _read(file: Path) -> Placed:
     try:
         text = file.read_text(encoding="utf-8-sig")
@@ -148,7 +142,12 @@ def _read(file: Path) -> Placed:
 
 
 def _checked(
-    placed: Placed, model: type[R], beside: Path, overrides: Sequence[str], optional: Collection[str], check: Check
+    placed: Placed,
+    model: type[R],
+    beside: Path,
+    overrides: Sequence[str],
+    optional: Collection[str],
+    check: Check = None,
 ) -> R:
     problems = [*placed.problems, *(fault for override in overrides for fault in _override(placed, override))]
     recipe, faults = _validate(placed, model, check, optional)
@@ -191,27 +190,63 @@ def _validate(placed: Placed, model: type[R], check: Check, optional: Collection
 
     Where some values are faulty, the rest is validated without them, for impossible combinations and missing files.
     """
-    chosen = _class_of(model, placed.value)
     problems: list[str] = []
     faulty: set[Key] = set()
     value = placed.value
-    for sections in (False, False, True):
+    for whole in (False, False, True):
         try:
-            recipe: R = chosen.model_validate(value)
+            recipe: R = model.model_validate(value)
             break
         except ValidationError as error:
             if not problems:
-                problems = [describe(detail, chosen, placed) for detail in error.errors()]
+                problems = [describe(detail, model, placed) for detail in error.errors()]
             keys = {key_of(detail, placed.value) for detail in error.errors()}
-            faulty |= {key[:1] for key in keys} if sections else keys
+            faulty |= {key[:1] for key in keys} if whole else keys
             value = _without(placed.value, faulty)
     else:
         return None, problems
-    for names, message in (*clashes(recipe), *check(recipe)):
+    for names, message in (*_clashes(recipe), *(check(recipe) if check else ())):
         parts = [tuple(name.split(".")) for name in names]
         if names[0] not in optional and not any(part[: len(bad)] == bad for part in parts for bad in faulty):
             problems.append(f"{placed.at(parts[0])}{names[0]}: {message}")
     return recipe, problems
+
+
+def _clashes(recipe: Recipe) -> Iterator[Clash]:
+    """Every impossible combination of a recipe whose single values are valid."""
+    if isinstance(recipe, SamplingRecipe):
+        yield from _clashes_of_sampling(recipe)
+    elif isinstance(recipe, TrainingRecipe):
+        if recipe.warmup_ratio and recipe.lr_scheduler_type == "constant":
+            mend = "lr_scheduler_type constant has no warm-up; set constant_with_warmup, or remove it"
+            yield ("warmup_ratio", "lr_scheduler_type"), mend
+        if recipe.init_from == recipe.policy_name:
+            yield ("init_from", "name"), f"{recipe.init_from} would start from itself; give the new policy a name"
+    elif recipe.samples > 1 and recipe.temperature == 0:
+        runs = f"at temperature 0 the {recipe.samples} runs of a question are the same; set samples: 1"
+        yield ("samples", "temperature"), runs
+
+
+def _clashes_of_sampling(recipe: SamplingRecipe) -> Iterator[Clash]:
+    data, policy, settings, adapter = recipe.data, recipe.policy, recipe.sampling, recipe.program.adapter.kind
+    if data.kind in QUESTIONS_ALONE and not data.corpus and recipe.retriever.needs_corpus:
+        told = f"missing; kind {data.kind} has questions alone, and retriever {recipe.retriever.kind} needs a corpus"
+        yield ("data.corpus", "data.kind", "retriever.kind"), told
+    if policy.kind == "local" and policy.model == "demo" and adapter != "compact":
+        told = f"policy.model demo reads only prompts of kind compact, not {adapter}; set it, or name another model"
+        yield ("program.adapter.kind", "policy.model"), told
+    if settings.prompts * settings.samples < 2:
+        told = "one prompt and one sample give one completion a state, and nothing to compare it with"
+        yield ("sampling.samples", "sampling.prompts"), f"{told}; raise sampling.prompts or sampling.samples"
+    if policy.temperature == 0 and settings.samples > 1:
+        told = f"at policy.temperature 0 the {settings.samples} samples of a prompt are the same; raise it, or set 1"
+        yield ("sampling.samples", "policy.temperature"), told
+    if settings.margin and settings.strategy != "margin":
+        told = f"strategy {settings.strategy} takes none; set sampling.strategy: margin, or remove it"
+        yield ("sampling.margin", "sampling.strategy"), told
+    if settings.prompts - 1 > settings.bank.candidates:
+        told = f"{settings.prompts - 1} few-shot prompts cannot be the best of {settings.bank.candidates} candidates"
+        yield ("sampling.prompts", "sampling.bank.candidates"), f"{told}; raise sampling.bank.candidates"
 
 
 def _without(value: Any, faulty: Collection[Key], key: Key = ()) -> Any:

@@ -20,6 +20,7 @@ class PolicySettings(KindSettings):
 
     default_kind = "local"
 
+    kind: str
     model: str
     temperature: float = Field(1.0, ge=0, description="of sampling; evaluation is greedy unless its recipe says so")
     top_p: float = Field(1.0, gt=0, le=1)
@@ -53,13 +54,9 @@ class ServedPolicySettings(PolicySettings):
 
     model: Annotated[str, Free()] = Field(description="the served model's name")
     urls: Annotated[BaseUrls, Free()] = Field(min_length=1, description="base URLs; several share the load")
-    api_key_env: Annotated[str | None, Free()] = Field(
-        None, description="environment variable that holds the server's key"
-    )
+    api_key_env: Annotated[str | None, Free()] = Field(None, description="variable that holds the server's key")
     timeout_s: Annotated[float, Free()] = Field(60.0, gt=0, description="deadline of an attempt")
-    retry_for_s: Annotated[float, Free()] = Field(
-        300.0, ge=0, description="an outage is waited for so long, then it is an error; 0 tries once"
-    )
+    retry_for_s: Annotated[float, Free()] = Field(300.0, ge=0, description="outages are waited for; 0 tries once")
     concurrency: Annotated[PositiveInt, Free()] = Field(32, description="requests in flight at most")
 
     @field_validator("api_key_env")
@@ -67,9 +64,7 @@ class ServedPolicySettings(PolicySettings):
     def _names_a_variable(cls, value: str | None) -> str | None:
         # The value is not repeated: it may well be the key.
         if value is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", value):
-            raise ValueError(
-                "names an environment variable, in capitals (TOGETHER_API_KEY, say), and does not hold the key itself"
-            )
+            raise ValueError("names an environment variable, in capitals (TOGETHER_API_KEY, say), never the key itself")
         return value
 
 

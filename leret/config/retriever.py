@@ -54,6 +54,7 @@ class RetrieverSettings(KindSettings):
 
     default_kind = "bm25"
 
+    kind: str
     k: PositiveInt = Field(3, description="passages a search")
     exclude_seen: bool = Field(False, description="a search skips what earlier searches found (off in the paper)")
     cache: Annotated[CacheSettings | None, Free()] = Field(None, description="the cache of rankings on disk")
@@ -87,9 +88,8 @@ class RetrieverSettings(KindSettings):
 class IndexedSettings(RetrieverSettings):
     """What the engines with an index share."""
 
-    index: Annotated[str | None, Free(), RecipePath("index directory", may_be_missing=True)] = Field(
-        None, description="index directory; None keeps it in the run directory's cache"
-    )
+    index: Annotated[str | None, Free(), RecipePath("index directory", may_be_missing=True)] = None
+    """None keeps it in the run directory's cache."""
 
     @property
     def index_kind(self) -> str | None:
@@ -150,9 +150,7 @@ class DenseSettings(EngineSettings):
     """An embedding model, and where its vectors are searched."""
 
     kind: Literal["dense"] = "dense"
-    model: ModelPath = Field(
-        min_length=1, description="directory of a sentence-transformers model, or its name on the hub"
-    )
+    model: ModelPath = Field(min_length=1, description="of sentence-transformers: a directory, or a name on the hub")
     query_prefix: str = Field("", description='put before a query: "query: " for E5')
     document_prefix: str = Field("", description='put before a document: "passage: " for E5')
     separator: str = Field(". ", description="between the title and the text of a document")
@@ -170,12 +168,8 @@ class ColbertSettings(EngineSettings):
     """A ColBERT checkpoint, and its PLAID index."""
 
     kind: Literal["colbert"] = "colbert"
-    checkpoint: ModelPath | None = Field(
-        None, description="its directory; None takes one inside of the downloaded index"
-    )
-    index_root: Annotated[str | None, RecipePath("directory of indexes")] = Field(
-        None, description="of a downloaded index: the folder it is in"
-    )
+    checkpoint: ModelPath | None = Field(None, description="None takes the one inside of the downloaded index")
+    index_root: Annotated[str | None, RecipePath("directory of indexes")] = Field(None, description="of index_name")
     index_name: str | None = Field(None, description="of a downloaded index: its name in index_root")
     nbits: Literal[1, 2, 4, 8] = Field(2, description="bits a dimension of a residual")
     separator: str = Field(" | ", description="between the title and the text of a document")
@@ -237,9 +231,7 @@ class HybridSettings(IndexedSettings, FusionSettings):
 
 class _HttpSettings(RetrieverSettings):
     timeout_s: Annotated[float, Free()] = Field(30.0, gt=0, description="an attempt's deadline")
-    retry_for_s: Annotated[float, Free()] = Field(
-        300.0, ge=0, description="an outage is waited for so long, then it is an error"
-    )
+    retry_for_s: Annotated[float, Free()] = Field(300.0, ge=0, description="outages are waited for so long")
     concurrency: Annotated[PositiveInt, Free()] = Field(16, description="requests in flight")
 
 
@@ -247,22 +239,14 @@ class RemoteSettings(_HttpSettings):
     """A search engine behind HTTP."""
 
     kind: Literal["remote"] = "remote"
-    urls: Annotated[BaseUrls, Free()] = Field(
-        min_length=1, description="equal servers, as in http://127.0.0.1:8893; the least busy gets the next request"
-    )
+    urls: Annotated[BaseUrls, Free()] = Field(min_length=1, description="equal servers, as in http://127.0.0.1:8893")
     protocol: Literal["leret", "colbert", "colbert-get", "retrieve"] = "leret"
     name: str | None = Field(None, description="of what is served; name it anew when its index changes")
-    doc_id: Literal["id", "title", "row"] = Field(
-        "id", description="what names a document: the server's id, its title, or its row in data.corpus"
-    )
-    accept_empty: bool | None = Field(
-        None, description="an empty ranking is an answer; by default only under protocol leret, which reports failures"
-    )
+    doc_id: Literal["id", "title", "row"] = Field("id", description="what names a document; row: that in data.corpus")
+    accept_empty: bool | None = Field(None, description="an empty ranking is an answer; None: under protocol leret")
     requests_per_s: Annotated[float | None, Free()] = Field(None, gt=0, description="None sets no limit")
     queries_per_request: Annotated[PositiveInt, Free()] = Field(64, description="of the protocols with batches")
-    token_env: Annotated[str | None, Free()] = Field(
-        None, description="environment variable that holds the bearer token, or `Basic ...`"
-    )
+    token_env: Annotated[str | None, Free()] = Field(None, description="variable of the bearer token, or `Basic ...`")
 
     @property
     def needs_corpus(self) -> bool:
@@ -279,12 +263,8 @@ class PubMedSettings(_SiteSettings):
 
     kind: Literal["pubmed"] = "pubmed"
     url: BaseUrl = "https://eutils.ncbi.nlm.nih.gov/entrez/eutils"
-    api_key_env: Annotated[str, Free()] = Field(
-        "NCBI_API_KEY", description="its key, where the variable is set, allows 10 requests/s"
-    )
-    email: Annotated[str | None, Free()] = Field(
-        None, description="NCBI asks for it, to write to you before it blocks you"
-    )
+    api_key_env: Annotated[str, Free()] = Field("NCBI_API_KEY", description="a key there allows 10 requests/s")
+    email: Annotated[str | None, Free()] = Field(None, description="NCBI writes to you before it blocks you")
     tool: Annotated[str, Free()] = "leret"
     sort: Literal["relevance", "pub_date", "Author", "JournalName"] = "relevance"
     min_date: PartialDate | None = Field(None, description="YYYY, YYYY/MM or YYYY/MM/DD, of publication")

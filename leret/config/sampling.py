@@ -52,9 +52,7 @@ class BankSettings(Settings):
     max_demos: PositiveInt = 3
     candidates: PositiveInt = Field(8, description="candidate prompts that are scored; the best are kept")
     temperature: float = Field(0.7, ge=0, description="of the bootstrapping calls")
-    path: Annotated[str | None, RecipePath("directory of prompts")] = Field(
-        None, description="directory of your own prompts (*.json, as in R/prompts), not bootstrapped"
-    )
+    path: Annotated[str | None, RecipePath("directory of prompts")] = Field(None, description="as R/prompts")
 
 
 class SamplingSettings(Settings):
@@ -65,17 +63,11 @@ class SamplingSettings(Settings):
     seed: int = 0
     reward: str = Field("ap", description="any measure that evaluation takes too, with a cut-off or not")
     concurrency: Annotated[PositiveInt, Free()] = Field(128, description="questions in flight")
-    max_error_rate: Annotated[float, Free()] = Field(
-        0.1, ge=0, le=1, description="share of failed samples that stops the run"
-    )
-    max_unparsed_rate: Annotated[float, Free()] = Field(
-        0.5, ge=0, le=1, description="share of unparsed completions that stops the run"
-    )
+    max_error_rate: Annotated[float, Free()] = Field(0.1, ge=0, le=1, description="of failed samples: stops the run")
+    max_unparsed_rate: Annotated[float, Free()] = Field(0.5, ge=0, le=1, description="of completions: stops the run")
     strategy: Annotated[Literal["adjacent", "best-worst", "all", "margin"], Free()] = "adjacent"
     margin: Annotated[float, Free()] = Field(0.0, ge=0, description="of strategy margin: least difference of rewards")
-    max_pairs: Annotated[PositiveInt | None, Free()] = Field(
-        None, description="pairs kept a state, the widest margins first"
-    )
+    max_pairs: Annotated[PositiveInt | None, Free()] = Field(None, description="of a state, the widest margins first")
     bank: BankSettings = BankSettings()
 
 

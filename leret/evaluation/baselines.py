@@ -71,10 +71,8 @@ def answer_fields(signature: type[dspy.Signature], texts: Sequence[str]) -> dict
         elif info.annotation == list[str]:
             outputs[name] = list(texts)
         else:
-            raise ConfigError(
-                f"systems: raw-question and oracle-titles need a program that writes texts, but {signature.__name__}."
-                f"{name} is {info.annotation}; leave them out of `systems`"
-            )
+            why = f"need a program that writes texts, but {signature.__name__}.{name} is {info.annotation}"
+            raise ConfigError(f"systems: raw-question and oracle-titles {why}; leave them out of `systems`")
     return outputs
 
 

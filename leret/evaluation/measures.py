@@ -52,20 +52,11 @@ class Scorer:
         for i, hop in enumerate(rollout.hops, 1):
             prediction = rollout.prediction if i == n_hops else None
             outcome = Outcome(task, hop.completion or "", hop.outputs or {}, hop.ranking, prediction, i)
-            rows.append(
-                ScoredHop(
-                    question_id=task.id,
-                    type=task.type,
-                    sample=rollout.index,
-                    hop=i,
-                    query=hop.query,
-                    completion=hop.completion,
-                    doc_ids=outcome.doc_ids,
-                    scores=tuple(passage.score for passage in hop.ranking),
-                    measures={} if rollout.error else self._values(outcome),
-                    unparsed=rollout.unparsed and i == n_hops,
-                )
-            )
+            place = (task.id, task.type, rollout.index, i, hop.query, hop.completion)
+            scores = tuple(passage.score for passage in hop.ranking)
+            values = {} if rollout.error else self._values(outcome)
+            unparsed = rollout.unparsed and i == n_hops
+            rows.append(ScoredHop(*place, outcome.doc_ids, scores, values, unparsed))
         if rollout.error is not None or not rows:  # a program that ended without a step found nothing
             values = {} if rollout.error else self._values(Outcome(task, prediction=rollout.prediction, n_steps=0))
             end = (task.id, task.type, rollout.index, n_hops + 1, None, None, (), (), values)

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from leret.core.errors import RunError
-from leret.core.files import write_atomically
+from leret.core.files import atomic_file, write_atomically
 from leret.core.types import Task
 
 
@@ -65,13 +65,8 @@ def write_rows(path: Path, rows: Iterable[ScoredHop], measures: Sequence[str]) -
     for name in measures:
         columns[name] = [row.measures.get(name) for row in kept]
     schema = pa.schema([*_FIXED.items(), *((name, pa.float64()) for name in measures)])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.part")
-    try:
-        pq.write_table(pa.table(columns, schema=schema), unfinished)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with atomic_file(path, "wb") as file:
+        pq.write_table(pa.table(columns, schema=schema), file)
 
 
 def read_rows(path: Path) -> list[ScoredHop]:
@@ -122,14 +117,16 @@ class SystemResults:
     def only(self, question_ids: Sequence[str], samples: int) -> SystemResults:
         """The rows of runs that are asked for and did not fail, in the order of the questions."""
         failed = {(row.question_id, row.sample) for row in self.rows if row.failure is not None}
+        rows = [row for row in self.rows if row.sample < samples and (row.question_id, row.sample) not in failed]
+        asked = set(question_ids)
+        found = SystemResults(self.key, [row for row in rows if row.question_id in asked], self.seconds)
+        found.sort(question_ids)
+        return found
+
+    def sort(self, question_ids: Sequence[str]) -> None:
+        """By sample, question and hop."""
         place = {question_id: i for i, question_id in enumerate(question_ids)}
-        rows = [
-            row
-            for row in self.rows
-            if row.question_id in place and row.sample < samples and (row.question_id, row.sample) not in failed
-        ]
-        rows.sort(key=lambda row: (row.sample, place[row.question_id], row.hop))
-        return SystemResults(self.key, rows, self.seconds)
+        self.rows.sort(key=lambda row: (row.sample, place[row.question_id], row.hop))
 
     def runs(self) -> set[tuple[str, int]]:
         """(question id, sample) of every run."""

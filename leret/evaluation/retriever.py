@@ -48,10 +48,8 @@ def parse_measures(names: Sequence[str]) -> dict[str, Any]:
         if not known or (at and not cut) or (base == "Rprec" and at):
             near = _NEAR.get(base.lower())
             meant = f"did you mean {near}{at}{text}? There" if near and not known else "there"
-            problems.append(
-                f"measures: {name!r} is none; {meant} are {', '.join([*_OURS, *_OTHERS])}, as in R@10 and AP, "
-                f"with cut-offs from 1 to {_DEEPEST}"
-            )
+            such = f"{', '.join([*_OURS, *_OTHERS])}, as in R@10 and AP, with cut-offs from 1 to {_DEEPEST}"
+            problems.append(f"measures: {name!r} is none; {meant} are {such}")
         elif base in {"R", "P", "Success"} and not at:
             problems.append(f"measures: {name} needs a cut-off; write {base}@10, say")
         else:
@@ -147,7 +145,6 @@ class RetrieverReport:
             "seconds": round(self.seconds, 3),
         }
         try:
-            directory.mkdir(parents=True, exist_ok=True)
             write_run(directory / "run.trec", self.system, rankings)
             write_qrels(directory / "qrels.trec", self.questions)
             write_atomically(directory / "per_question.jsonl", "".join(rows))
@@ -165,7 +162,6 @@ def evaluate_retriever(
     fuse: bool = False,
     depth: int | None = None,
     resamples: int = 10_000,
-    confidence: float = 0.95,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> RetrieverReport:
@@ -201,7 +197,7 @@ def evaluate_retriever(
     seconds = time.monotonic() - began
     scores = values(wanted, questions, rankings)
     means = {name: float(scores[:, i].sum() / len(questions)) for i, name in enumerate(wanted)}
-    bounds = bootstrap_intervals(scores, resamples, confidence, seed)
+    bounds = bootstrap_intervals(scores, resamples, seed=seed)
     return RetrieverReport(
         system="raw-question" if rewritten is None else "fused" if fuse else "rewritten",
         retriever=retriever.digest,
@@ -244,10 +240,10 @@ def read_rewrites(path: Path) -> dict[str, str]:
         try:
             value = json.loads(line)
             question_id, query = value["id"], value["query"]
+            if not isinstance(question_id, str) or not isinstance(query, str):
+                raise TypeError("both should be texts")
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f'{path}:{number}: write {{"id": ..., "query": ...}} ({error}): {line[:60]!r}') from error
-        if not isinstance(question_id, str) or not isinstance(query, str):
-            raise DataError(f"{path}:{number}: id and query should be texts: {line[:60]!r}")
         if question_id in found:
             raise DataError(f"{path}:{number}: id {question_id!r} was there before")
         found[question_id] = query

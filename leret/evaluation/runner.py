@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -13,10 +12,10 @@ from pathlib import Path
 from leret.core.errors import PolicyError
 from leret.core.progress import Progress
 from leret.core.runs import Run
-from leret.core.types import Document, Rollout, Task, digest
+from leret.core.types import Document, Failure, Rollout, Task, digest
 from leret.evaluation.baselines import Script, ScriptedPolicy, fuse, oracle_titles, raw_question, rm3_retriever
 from leret.evaluation.measures import Scorer
-from leret.evaluation.results import ScoredHop, SystemResults, read_results, write_results
+from leret.evaluation.results import SystemResults, read_results, write_results
 from leret.evaluation.systems import ORACLE, RM3, System
 from leret.policies.base import Policy
 from leret.programs.prompts import Formatter
@@ -25,6 +24,33 @@ from leret.programs.runner import ProgramRunner
 from leret.retrieval.base import Retriever
 from leret.retrieval.batching import SearchBatcher
 from leret.sampling.rollouts.rollout import BOUNDARIES, Actor, PolicyActor, RolloutRunner
+
+CONCURRENCY = 256
+"""Questions in flight: what waits together is decoded together."""
+
+_MIN_RUNS = 50
+_MAX_FAILED = 0.5
+"""Where more than half of at least fifty runs failed, the cause is not in the questions."""
+
+
+@dataclass(frozen=True)
+class EvaluationSetup:
+    """A program over a retriever, and how completions are asked for.
+
+    Attributes:
+        engine: the retriever without its cache, whose index RM3 reads.
+        samples: runs a question; 1 where ``temperature`` is 0, since all would be the same.
+    """
+
+    replay: Replay
+    formatter: Formatter
+    retriever: Retriever
+    engine: Retriever
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    samples: int = 1
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,18 +100,14 @@ class Evaluator:
         if system.prompt is not None:
             self._policy(system)  # loading it is not the system's time
         began = time.monotonic()
-        new: list[ScoredHop] = []
         try:
-            self._ask(system, todo, lambda rollout: new.extend(self._scorer.rows(rollout)), len(kept.runs()))
+            self._ask(system, todo, lambda rollout: kept.rows.extend(self._scorer.rows(rollout)), len(kept.runs()))
         finally:  # an interruption or an outage keeps what is done
-            kept.rows += new
             kept.seconds += time.monotonic() - began
-            place = {question.id: i for i, question in enumerate(self.questions)}
-            rows = sorted(kept.rows, key=lambda row: (row.sample, place[row.question_id], row.hop))
-            everything = SystemResults(kept.key, rows, kept.seconds)
+            kept.sort([question.id for question in self.questions])
             with self.run.writing(), ThreadPoolExecutor(1) as writer:  # which Ctrl-C does not interrupt
-                writer.submit(write_results, self.directory / system.name, everything, self.measures).result()
-        return everything, True
+                writer.submit(write_results, self.directory / system.name, kept, self.measures).result()
+        return kept, True
 
     def missing(self, system: System) -> tuple[SystemResults, dict[int, list[Task]]]:
         """What is there of a system, and the questions that are not, by sample."""
@@ -114,44 +136,52 @@ class Evaluator:
     def _ask(
         self, system: System, todo: Mapping[int, Sequence[Task]], on_rollout: Callable[[Rollout], None], n_before: int
     ) -> None:
-        self.progress.start(f"evaluating {system.name}", sum(map(len, todo.values())))
-        failures = 0
+        setup, n_runs = self.setup, sum(map(len, todo.values()))
+        self.progress.start(f"evaluating {system.name}", n_runs)
+        n_done = n_failed = 0
 
         def ended(rollout: Rollout) -> None:
-            nonlocal failures
+            nonlocal n_done, n_failed
             on_rollout(rollout)
-            failures += rollout.error is not None
-            self.progress.advance(1, failures=failures)
+            n_done += 1
+            n_failed += rollout.error is not None
+            self.progress.advance(1, failures=n_failed)
+            if rollout.failure and not (rollout.unparsed or system.parts) and n_done >= min(_MIN_RUNS, n_runs):
+                _stop_where_most_failed(rollout.failure, n_failed, n_done, n_before)
 
-        setup, retriever = self.setup, self.setup.retriever
+        def run_script(
+            script: Script, on_done: Callable[[Rollout], None], retriever: Retriever = setup.retriever
+        ) -> None:
+            asyncio.run(self._run(retriever, ScriptedPolicy(setup.formatter, script), todo, on_done))
+
         try:
             if system.prompt is not None:
                 policy, loop = self._policy(system)
                 settings = setup.max_tokens, setup.temperature, setup.top_p, setup.seed
                 actor = PolicyActor(policy, setup.formatter, *settings, system.prompt)
-                loop.run(run_system(setup, retriever, actor, todo, ended, n_before))
+                loop.run(self._run(setup.retriever, actor, todo, ended))
             elif system.parts:
                 for rollout in fuse([self.missing(part)[0].rows for part in system.parts], todo[0]):
                     ended(rollout)
             elif system.name == ORACLE:
                 n_steps: dict[str, int] = {}
-                self._ask_script(retriever, raw_question, todo, lambda r: n_steps.update({r.question_id: len(r.hops)}))
-                self._ask_script(retriever, oracle_titles(self.corpus, n_steps), todo, ended)
+                run_script(raw_question, lambda rollout: n_steps.update({rollout.question_id: len(rollout.hops)}))
+                run_script(oracle_titles(self.corpus, n_steps), ended)
             else:
-                asked = rm3_retriever(setup.engine) if system.name == RM3 else retriever
-                self._ask_script(asked, raw_question, todo, ended)
+                run_script(raw_question, ended, rm3_retriever(setup.engine) if system.name == RM3 else setup.retriever)
         finally:
             self.progress.finish()
 
-    def _ask_script(
-        self,
-        retriever: Retriever,
-        script: Script,
-        todo: Mapping[int, Sequence[Task]],
-        on_rollout: Callable[[Rollout], None],
+    async def _run(
+        self, retriever: Retriever, actor: Actor, todo: Mapping[int, Sequence[Task]], on_done: Callable[[Rollout], None]
     ) -> None:
-        actor = ScriptedPolicy(self.setup.formatter, script)
-        asyncio.run(run_system(self.setup, retriever, actor, todo, on_rollout))
+        searches = SearchBatcher(retriever)
+        runner = RolloutRunner(ProgramRunner(self.setup.replay, self.setup.formatter, searches), actor)
+        try:
+            for index, tasks in todo.items():
+                await runner.run(tasks, index=index, concurrency=CONCURRENCY, on_done=on_done)
+        finally:
+            searches.close()
 
     def _policy(self, system: System) -> tuple[Policy, asyncio.Runner]:
         """The system's policy; systems of one policy follow each other, so one is held at a time."""
@@ -162,65 +192,10 @@ class Evaluator:
         return self._open[1:]
 
 
-CONCURRENCY = 256
-"""Questions in flight: what waits together is decoded together."""
-
-_MIN_RUNS = 50
-_MAX_FAILED = 0.5
-"""Where more than half of at least fifty runs failed, the cause is not in the questions."""
-
-
-@dataclass(frozen=True)
-class EvaluationSetup:
-    """A program over a retriever, and how completions are asked for.
-
-    Attributes:
-        engine: the retriever without its cache, whose index RM3 reads.
-        samples: runs a question; 1 where ``temperature`` is 0, since all would be the same.
-    """
-
-    replay: Replay
-    formatter: Formatter
-    retriever: Retriever
-    engine: Retriever
-    max_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    samples: int = 1
-    seed: int = 0
-
-
-async def run_system(
-    setup: EvaluationSetup,
-    retriever: Retriever,
-    actor: Actor,
-    todo: Mapping[int, Sequence[Task]],
-    on_rollout: Callable[[Rollout], None],
-    n_before: int = 0,
-) -> None:
-    """Run every question."""
-    searches = SearchBatcher(retriever)
-    runner = RolloutRunner(ProgramRunner(setup.replay, setup.formatter, searches), actor)
-    n_runs, n_done, failures = sum(map(len, todo.values())), 0, Counter[str]()
-
-    def done(rollout: Rollout) -> None:
-        nonlocal n_done
-        on_rollout(rollout)
-        n_done += 1
-        failure = rollout.failure
-        if failure is None or failure.kind == "parse":
-            return
-        failures[failure.kind] += 1
-        n_failed = failures.total()
-        n_all = n_done + (n_before if failure.kind == "prompt" else 0)  # which fails at every call again
-        if n_failed > _MAX_FAILED * n_all and n_done >= min(_MIN_RUNS, n_runs):
-            raise BOUNDARIES.get(failure.kind, PolicyError)(
-                f"{n_failed} of {n_all} runs failed, so the evaluation stopped; the last one: "
-                f"{failure.message}. What is done is kept: correct the cause and run the same command again"
-            )
-
-    try:
-        for index, tasks in todo.items():
-            await runner.run(tasks, index=index, concurrency=CONCURRENCY, on_done=done)
-    finally:
-        searches.close()
+def _stop_where_most_failed(failure: Failure, n_failed: int, n_done: int, n_before: int) -> None:
+    n_all = n_done + (n_before if failure.kind == "prompt" else 0)  # which fails at every call again
+    if n_failed > _MAX_FAILED * n_all:
+        raise BOUNDARIES.get(failure.kind, PolicyError)(
+            f"{n_failed} of {n_all} runs failed, so the evaluation stopped; the last one: "
+            f"{failure.message}. What is done is kept: correct the cause and run the same command again"
+        )

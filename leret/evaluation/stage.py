@@ -1,15 +1,11 @@
-"""`leret eval`: systems on held-out questions of a run's data.
-
-`evaluate` makes the objects from a recipe and a run (`leret.evaluation.plan`); `evaluate_systems` and `summarise` work
-on objects alone: tasks, program, adapter, retriever, policies.
-"""
+"""`leret eval`: systems on held-out questions of a run's data."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,12 +63,7 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
     with Environment.open(run) as environment:
         tasks, data = held_out(evaluation, environment)
         evaluator = open_evaluator(evaluation, environment, tasks, data, progress or Silent())
-        asked, results = evaluate_systems(
-            evaluator,
-            evaluation.systems,
-            lambda systems: _probe({settings_of(system, environment.recipe.policy) for system in systems}),
-            lambda system, result: _note(evaluation, system, result),
-        )
+        asked, results = _evaluate_systems(evaluation, evaluator, environment.recipe.policy)
         summary = _summary(evaluation, tasks, data, results)
         shown = _examples(evaluation, environment, tasks, results)
         with run.writing():
@@ -88,36 +79,23 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
     return EvalReport(summary, path, page, asked, seconds=time.monotonic() - began)
 
 
-def evaluate_systems(
-    evaluator: Evaluator,
-    systems: Sequence[System],
-    on_start: Callable[[Sequence[System]], None] = lambda systems: None,
-    on_evaluated: Callable[[System, SystemResults], None] = lambda system, results: None,
+def _evaluate_systems(
+    evaluation: Evaluation, evaluator: Evaluator, base: PolicySettings
 ) -> tuple[tuple[str, ...], dict[str, SystemResults]]:
-    """Every system's results, and the names of those that anything was asked of.
-
-    Args:
-        evaluator: of tasks, program, adapter, retriever and policies; closed afterwards.
-        systems: in the order in which they are asked.
-        on_start: gets the systems whose policies will be asked.
-        on_evaluated: gets every system that was asked.
-    """
+    """The names of the systems that anything was asked of, and the results of all; the evaluator is closed."""
     asked, results = [], {}
     try:
-        on_start([system for system in systems if system.prompt is not None and evaluator.missing(system)[1]])
-        for system in systems:
+        incomplete = [s for s in evaluation.systems if s.prompt is not None and evaluator.missing(s)[1]]
+        for settings in {settings_of(system, base) for system in incomplete}:
+            asyncio.run(probe(settings))
+        for system in evaluation.systems:
             results[system.name], new = evaluator.evaluate(system)
             if new:
                 asked.append(system.name)
-                on_evaluated(system, results[system.name])
+                _note(evaluation, system, results[system.name])
     finally:
         evaluator.close()
     return tuple(asked), results
-
-
-def _probe(policies: Iterable[PolicySettings]) -> None:
-    for settings in policies:
-        asyncio.run(probe(settings))
 
 
 def _note(evaluation: Evaluation, system: System, results: SystemResults) -> None:
@@ -126,14 +104,9 @@ def _note(evaluation: Evaluation, system: System, results: SystemResults) -> Non
     with evaluation.run.writing():
         rankings = ((row.question_id, row.doc_ids, row.scores) for row in last.values())
         write_run(evaluation.directory / system.name / "run.trec", system.name, rankings)
-    evaluation.run.event(
-        "eval",
-        "evaluated",
-        name=evaluation.recipe.evaluation_name,
-        system=system.name,
-        seconds=round(results.seconds, 3),
-        failed=sum(row.failure is not None for row in results.rows),
-    )
+    facts = {"seconds": round(results.seconds, 3), "failed": sum(row.failure is not None for row in results.rows)}
+    name = evaluation.recipe.evaluation_name
+    evaluation.run.event("eval", "evaluated", name=name, system=system.name, **facts)
 
 
 def _summary(
@@ -144,13 +117,10 @@ def _summary(
     statistics = Statistics(recipe.resamples, recipe.confidence, recipe.seed)
     return {
         **summarise(evaluated, tasks, evaluation.measures, recipe.baseline, statistics),
+        **recipe.model_dump(include={"split", "temperature", "samples", "seed"}),
         "name": recipe.evaluation_name,
         "data": data,
         "focus": focus(evaluation.systems),
-        "split": recipe.split,
-        "temperature": recipe.temperature,
-        "samples": recipe.samples,
-        "seed": recipe.seed,
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "key": evaluation.key,
     }
@@ -183,11 +153,10 @@ def _deliver(run: Run, environment: Environment, system: System | None) -> None:
 
 def _mark(evaluation: Evaluation, summary: Mapping[str, Any]) -> None:
     """Note that nothing is left, unless questions failed: they are asked again."""
-    whole = not any(row["failed"] for row in summary["rows"])
-    names = ["summary.json", "qrels.trec"]
-    names += [f"{s.name}/{file}" for s in evaluation.systems for file in ("evaluated.json", "per_question.parquet")]
-    files = [evaluation.page, *(evaluation.directory / name for name in names)]
-    mark_completed(evaluation.directory, "eval", evaluation.key if whole else "", {}, files)
+    key = "" if any(row["failed"] for row in summary["rows"]) else evaluation.key
+    names = [f"{s.name}/{file}" for s in evaluation.systems for file in ("evaluated.json", "per_question.parquet")]
+    files = (evaluation.directory / name for name in ("summary.json", "qrels.trec", *names))
+    mark_completed(evaluation.directory, "eval", key, {}, [evaluation.page, *files])
 
 
 def _write_json(path: Path, value: Any) -> None:

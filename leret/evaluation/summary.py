@@ -38,7 +38,6 @@ from leret.evaluation.statistics import (
 )
 from leret.evaluation.systems import System
 
-SCHEMA = 1
 _MAIN = ("recall", "ap", "all_found")
 """Measures of the console's table."""
 
@@ -78,10 +77,10 @@ def summarise(
     }
     everything = compared.pop(None)
     return {
-        "schema": SCHEMA,
+        "schema": 1,
         "measures": list(measures),
         "n_questions": len(questions),
-        "n_by_type": {str(name): len(members) for name, members in groups.items() if name is not None},
+        "n_by_type": {name: len(members) for name, members in groups.items() if name is not None},
         "n_hops": hops,
         "baseline": baseline,
         "confidence": statistics.confidence,
@@ -171,8 +170,7 @@ def _means(
     values = np.stack([s.values[members] for s in scores.values()], axis=1)
     flat = values.reshape(len(members), -1)
     bounds = bootstrap_intervals(flat, statistics.resamples, statistics.confidence, statistics.seed)
-    means = nan_mean(flat).reshape(values.shape[1:])
-    bounds = bounds.reshape(*values.shape[1:], 2)
+    means, bounds = nan_mean(flat).reshape(values.shape[1:]), bounds.reshape(*values.shape[1:], 2)
     return {
         system: [
             {"hop": hop + 1}

@@ -108,44 +108,27 @@ def training_facts(run: Run) -> dict[str, dict[str, Any]]:
     facts = {}
     for path in sorted(run.policies.glob("*/training.json")):
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            if not path.parent.name.startswith("."):
+                facts[path.parent.name] = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
             raise RunError(f"{path} cannot be read ({error}); delete {path.parent} and train it again") from error
-        if not isinstance(value, dict):
-            raise RunError(f"{path} is not what `leret train` wrote; delete {path.parent} and train it again")
-        if not path.parent.name.startswith("."):
-            facts[path.parent.name] = value
-    parents = {name: str(fact.get("parent")) for name, fact in facts.items()}
-    return {name: facts[name] for name in sorted(facts, key=lambda name: (_depth(name, parents), name))}
+
+    def depth(name: str) -> int:
+        parent = facts[name].get("parent")
+        return 1 + depth(parent) if parent in facts else 0
+
+    return {name: facts[name] for name in sorted(facts, key=lambda name: (depth(name), name))}
 
 
 def _policies(run: Run) -> list[System]:
     facts = training_facts(run)
-    parents = {name: str(fact.get("parent")) for name, fact in facts.items()}
     recipes = {name: (fact.get("key") or {}).get("recipe") or {} for name, fact in facts.items()}
     controlled = {name: recipe.get("match_steps_of") for name, recipe in recipes.items()}
     systems = []
-    for name in facts:
-        rivals = [parents[name]] if parents[name] in facts else []
+    for name, fact in facts.items():
+        rivals = [fact["parent"]] if fact.get("parent") in facts else []
         rivals += [control for control, of in controlled.items() if of == name]
-        systems.append(
-            System(
-                name,
-                "policy",
-                name,
-                run.policies / name,
-                ZERO_SHOT,
-                rivals=(*rivals, RAW),
-                control=controlled[name] is not None or recipes[name].get("targets") == "random",
-            )
-        )
+        control = controlled[name] is not None or recipes[name].get("targets") == "random"
+        system = System(name, "policy", name, run.policies / name, ZERO_SHOT, (*rivals, RAW), control)
+        systems.append(system)
     return systems
-
-
-def _depth(name: str, parents: Mapping[str, str]) -> int:
-    depth, seen = 0, {name}
-    parent = parents[name]
-    while parent in parents and parent not in seen:
-        seen.add(parent)
-        depth, parent = depth + 1, parents[parent]
-    return depth

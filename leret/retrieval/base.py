@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from leret.core.errors import RetrievalError
+from leret.core.errors import LeretError, RetrievalError
 from leret.core.types import Document, Ranking
 
 
@@ -47,25 +47,10 @@ class PartialResultsError(RetrievalError):
         answered: the rankings of the others, by query.
     """
 
-    def __init__(self, failure: RetrievalError, answered: Mapping[str, Ranking]) -> None:
+    def __init__(self, failure: LeretError, answered: Mapping[str, Ranking]) -> None:
         super().__init__(str(failure))
         self.exit_code = failure.exit_code
         self.answered = dict(answered)
-
-
-def raise_if_partial(queries: Sequence[str], outcomes: Sequence[Ranking | RetrievalError]) -> list[Ranking]:
-    """The rankings of a batch, where there is one for each query.
-
-    Raises:
-        PartialResultsError: some failed; the first failure, with what is known of the others.
-    """
-    rankings = [outcome for outcome in outcomes if not isinstance(outcome, RetrievalError)]
-    if len(rankings) == len(queries):
-        return rankings
-    pairs = list(zip(queries, outcomes, strict=True))
-    failure = next(outcome for _, outcome in pairs if isinstance(outcome, RetrievalError))
-    answered = {query: outcome for query, outcome in pairs if not isinstance(outcome, RetrievalError)}
-    raise PartialResultsError(failure, answered) from failure
 
 
 class Documents(Protocol):

@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from leret.core.errors import RetrievalError
@@ -22,11 +22,7 @@ _N_RECENT = 20_000
 
 
 class QueueFullError(Exception):
-    """The queue has no room; nothing is wrong with the request.
-
-    Args:
-        wait_s: when there should be room again.
-    """
+    """The queue has no room; nothing is wrong with the request, and after ``wait_s`` there should be room again."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__(f"the queue is full; try again in {wait_s:g} s")
@@ -67,7 +63,6 @@ class SearchBatcher:
         self._waiting: deque[_Entry] = deque()
         self._task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="leret-search")
-        self._running: Future[list[Ranking]] | None = None
         self._only_computes = getattr(retriever, "only_computes", False)
         self._recent: dict[tuple[str, int], Ranking] = {}
         self._cpu_s = math.inf  # a query, in the last batch
@@ -116,11 +111,6 @@ class SearchBatcher:
     def counts(self) -> dict[str, int]:
         """Queries ``asked`` for, those ``searched`` (the others equal one of their batch), and ``batches`` awaited."""
         return dict(self._counts)
-
-    @property
-    def is_searching(self) -> bool:
-        """Whether the retriever is at work in its thread."""
-        return self._running is not None and not self._running.done()
 
     def close(self) -> None:
         """End the thread when its batch is done."""
@@ -179,8 +169,7 @@ class SearchBatcher:
     async def _search(self, queries: list[str], k: int) -> list[Ranking]:
         self._counts["batches"] += 1
         self._counts["searched"] += len(queries)
-        self._running = self._thread.submit(self._timed, queries, k)
-        rankings = await asyncio.wrap_future(self._running)
+        rankings = await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, queries, k)
         if len(rankings) != len(queries):
             raise RetrievalError(f"the engine sent {len(rankings)} rankings for {len(queries)} queries").failed()
         return rankings

@@ -48,7 +48,6 @@ class CachedRetriever:
         self.retriever = retriever
         self._directory = directory
         self._cache: Any = None
-        self.n_hits = self.n_misses = 0
         try:
             self._cache = diskcache.Cache(
                 str(directory), size_limit=max_bytes, eviction_policy="least-recently-used", disk=JsonDisk, timeout=10
@@ -67,8 +66,6 @@ class CachedRetriever:
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         rankings = self._read(queries, k)
         new = [query for query in dict.fromkeys(queries) if query not in rankings]
-        self.n_hits += len(rankings)
-        self.n_misses += len(new)
         if new:
             try:
                 found = dict(zip(new, self.retriever.search(new, k), strict=True))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leret.config.retriever import FusionSettings, HybridSettings, LocalEngine
-from leret.core.errors import RetrievalError
 from leret.core.types import Passage, Ranking, digest
-from leret.retrieval.base import Retriever
+from leret.retrieval.base import Retriever, clip_k
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float], constant: float = 60.0) -> Ranking:
@@ -46,9 +45,7 @@ def linear_fusion(rankings: Sequence[Ranking], weights: Sequence[float]) -> Rank
     return _sum(rankings, shares, weights)
 
 
-def _sum(
-    rankings: Sequence[Ranking], shares: Sequence[Sequence[float]], weights: Sequence[float]
-) -> tuple[Passage, ...]:
+def _sum(rankings: Sequence[Ranking], shares: Sequence[Sequence[float]], weights: Sequence[float]) -> Ranking:
     totals: dict[str, float] = {}
     passages: dict[str, Passage] = {}
     for ranking, parts, weight in zip(rankings, shares, weights, strict=True):
@@ -78,18 +75,12 @@ class Hybrid:
         return dict(zip(("first", "second"), settings.engines, strict=True))
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        if k < 1:
-            raise RetrievalError(f"k is {k}; ask for one document at least")
         settings = self._settings
-        found = [retriever.search(queries, max(k, settings.depth)) for retriever in self._retrievers]
+        depth = max(clip_k(k, k), settings.depth)
+        pairs = zip(*(retriever.search(queries, depth) for retriever in self._retrievers), strict=True)
         if settings.fusion == "rrf":
-            fused = [
-                reciprocal_rank_fusion(pair, settings.weights, settings.rank_constant)
-                for pair in zip(*found, strict=True)
-            ]
-        else:
-            fused = [linear_fusion(pair, settings.weights) for pair in zip(*found, strict=True)]
-        return [ranking[:k] for ranking in fused]
+            return [reciprocal_rank_fusion(pair, settings.weights, settings.rank_constant)[:k] for pair in pairs]
+        return [linear_fusion(pair, settings.weights)[:k] for pair in pairs]
 
 
 def hybrid_digest(parts: Sequence[str], settings: FusionSettings) -> str:

@@ -1,4 +1,4 @@
-"""A tiny policy, and overrides that make a sampling short."""
+"""A tiny policy, overrides that make a sampling short, and a folder with data of a user's own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.first_steps import write_world
 from tests.tiny import tiny_policy
 
 
@@ -18,6 +19,13 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small(policy: Path) -> list[str]:
     """Overrides that make the demo's sampling a matter of seconds."""
-    values = {"policy.model": policy, "data.limit": 6, "sampling.samples": 2, "policy.max_tokens": 6,
-              "sampling.prompts": 1}  # fmt: skip
-    return [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
+    values = {"policy.model": policy, "data.limit": 6, "sampling.samples": 2, "policy.max_tokens": 6}
+    return [part for name, value in {**values, "sampling.prompts": 1}.items() for part in ("--set", f"{name}={value}")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with data of a user's own and nothing else."""
+    monkeypatch.chdir(tmp_path)
+    write_world(tmp_path)
+    return tmp_path

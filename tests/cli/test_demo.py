@@ -9,74 +9,59 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from leret.cli.app import app
 from leret.core import yaml
 from leret.core.bundled import demo_policy
 from leret.datasets.world.generate import generate
 from leret.policies.serving.model import resolve_policy
+from tests.cli.test_app import ROOT, leret
 from tests.datasets.writing import DOCUMENTS, json_lines
 from tests.first_steps import write_world
-from tests.tiny import tiny_policy
 
-ROOT = Path(__file__).resolve().parents[2]
 FILES = ["--questions", "questions.jsonl", "--corpus", "corpus.jsonl"]
+DRY = ["--run", "r", "--dry-run"]
 KNOWS_NOTHING = "warning: policy.model demo knows the words of leret's generated world alone"
 
 
-def leret(*args: str | Path) -> tuple[int, str]:
-    """Exit code and all output of a command."""
-    result = CliRunner().invoke(app, [str(arg) for arg in args])
-    return result.exit_code, result.output
+def made(*flags: str, name: str = "sample.yaml") -> Any:
+    """The recipe that `leret init` writes."""
+    code, out = leret("init", *FILES, *flags)
+    assert code == 0, out
+    return yaml.load(Path(name).read_text(encoding="utf-8"))
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory, with data of a user's own and nothing else."""
-    monkeypatch.chdir(tmp_path)
-    write_world(tmp_path)
-    return tmp_path
-
-
-def write_questions(folder: Path, n: int, n_gold: int = 1, **fields: object) -> None:
+def write_questions(folder: Path, n_gold: int = 1, splits: tuple[str | None, ...] = (None,) * 20) -> None:
     gold = [document["doc_id"] for document in DOCUMENTS[:n_gold]]
-    records = [{"id": f"q{i}", "question": f"Who {i}?", "relevant_doc_ids": gold, **fields} for i in range(n)]
+    records = [{"id": f"q{i}", "question": f"Who {i}?", "relevant_doc_ids": gold, **({"split": split} if split else {})}
+               for i, split in enumerate(splits)]  # fmt: skip
     json_lines(folder / "questions.jsonl", records)
     json_lines(folder / "corpus.jsonl", DOCUMENTS)
-
-
-def recipe(name: str = "sample.yaml") -> dict[str, dict[str, object]]:
-    value: dict[str, dict[str, object]] = yaml.load(Path(name).read_text(encoding="utf-8"))
-    return value
 
 
 def test_a_recipe_for_what_is_at_hand_is_written_with_the_next_commands(folder: Path) -> None:
     code, out = leret("init", *FILES)
     assert code == 0, out
-    sampling = recipe()
-    assert sampling["data"]["kind"] == "jsonl"
+    sampling = yaml.load(Path("sample.yaml").read_text())
+    assert (sampling["data"]["kind"], sampling["program"]["hops"]) == ("jsonl", 2)
     assert (sampling["policy"]["model"], sampling["pretrain"]["kind"]) == ("policies/minilm", "minilm")
-    assert sampling["program"]["hops"] == 2
-    commands = [line.strip() for line in out.splitlines() if line.startswith("  leret ")]
-    assert [command.split()[1] for command in commands] == ["pretrain", "sample", "train", "train", "eval"]
-    bare = [block for block in Path("sample.yaml").read_text().split("\n\n") if "#" not in block]
-    assert not bare, "a section without a comment"
+    commands = [line.split()[1] for line in out.splitlines() if line.startswith("  leret ")]
+    assert commands == ["pretrain", "sample", "train", "train", "eval"]
+    assert all("#" in block for block in Path("sample.yaml").read_text().split("\n\n")), "a section without a comment"
 
 
-def test_a_policy_at_hand_is_checked_and_named(folder: Path) -> None:
-    tiny_policy(folder / "mine")
-    assert leret("init", *FILES, "--policy", "mine", "--out", "own")[0] == 0
-    assert recipe("own/sample.yaml")["policy"]["model"] == "mine"
-    assert leret("sample", "own/sample.yaml", "--run", "r", "--dry-run")[0] == 0
-    code, out = leret("init", *FILES, "--policy", "http://127.0.0.1:1/v1", "--model", "a: b", "--out", "served")
-    assert (code, "train sft --run runs/first --set init_from=" in out) == (0, True), out
-    policy = recipe("served/sample.yaml")["policy"]
-    assert (policy["kind"], policy["model"], policy["urls"]) == ("openai", "a: b", ["http://127.0.0.1:1/v1"])
-    assert leret("init", *FILES, "--policy", "demo", "--out", "demo")[0] == 0
-    assert leret("sample", "demo/sample.yaml", "--run", "r", "--dry-run")[0] == 0
+def test_a_policy_at_hand_is_checked_and_named(folder: Path, policy: Path) -> None:
+    for named in (str(policy), "demo"):
+        out = folder / Path(named).name
+        assert made("--policy", named, "--out", str(out), name=f"{out}/sample.yaml")["policy"]["model"] == named
+        assert leret("sample", out / "sample.yaml", *DRY)[0] == 0
+    url = "http://127.0.0.1:1/v1"
+    code, told = leret("init", *FILES, "--policy", url, "--model", "a: b", "--out", "served")
+    assert (code, "train sft --run runs/first --set init_from=" in told) == (0, True), told
+    lm = yaml.load(Path("served/sample.yaml").read_text())["policy"]
+    assert (lm["kind"], lm["model"], lm["urls"]) == ("openai", "a: b", [url])
 
 
 @pytest.mark.parametrize(
@@ -99,48 +84,34 @@ def test_a_file_that_is_there_is_never_overwritten(folder: Path, name: str) -> N
     assert (folder / name).read_text() == "mine"
 
 
-@pytest.mark.parametrize(("n_gold", "hops"), [(1, 1), (3, 3)])
-def test_a_question_gets_as_many_hops_as_gold_documents(folder: Path, n_gold: int, hops: int) -> None:
-    write_questions(folder, 20, n_gold)
-    assert leret("init", *FILES)[0] == 0
-    assert recipe()["program"]["hops"] == hops
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_question_gets_as_many_hops_as_gold_documents(folder: Path, n: int) -> None:
+    write_questions(folder, n)
+    assert made()["program"]["hops"] == n
 
 
 def test_the_splits_of_the_data_are_kept(folder: Path) -> None:
-    write_questions(folder, 20, split="train")
+    write_questions(folder, splits=("train",) * 20)
     code, out = leret("init", *FILES)
     assert (code, "questions.jsonl has 20 in train; leret samples from train, and evaluates on" in out) == (2, True)
-    lines = (folder / "questions.jsonl").read_text().splitlines()
-    lines[0] = lines[0].replace('"train"', '"validation"')
-    (folder / "questions.jsonl").write_text("\n".join(lines))
-    assert leret("init", *FILES)[0] == 0
-    assert recipe("eval.yaml")["split"] == "dev"
+    write_questions(folder, splits=("validation", *["train"] * 19))
+    assert made(name="eval.yaml")["split"] == "dev"
 
 
 def test_the_shipped_policy_says_that_it_knows_its_own_world_alone(folder: Path) -> None:
-    served = resolve_policy("demo").name
     assert leret("init", *FILES, "--policy", "demo")[1].count(KNOWS_NOTHING) == 1
-    for command in ("sample", "run"):
-        assert KNOWS_NOTHING in leret(command, "sample.yaml", "--run", "r", "--dry-run")[1]
-    values = ["policy.kind=openai", 'policy.urls=["http://127.0.0.1:1/v1"]', f"policy.model={served}"]
-    sets = [part for value in values for part in ("--set", value)]
-    assert KNOWS_NOTHING in leret("sample", "sample.yaml", "--run", "r", "--dry-run", *sets)[1]
-    assert KNOWS_NOTHING not in leret("sample", "demo", "--run", "r", "--dry-run")[1]
+    served = f"policy={{kind: openai, urls: ['http://127.0.0.1:1/v1'], model: {resolve_policy('demo').name}}}"
+    for command in (["sample"], ["run"], ["sample", "--set", served]):
+        assert KNOWS_NOTHING in leret(*command, "sample.yaml", *DRY)[1]
+    assert KNOWS_NOTHING not in leret("sample", "demo", *DRY)[1]
     small = ["--set", "data.limit=2", "--set", "sampling.prompts=1", "--set", "policy.max_tokens=2"]
     assert leret("sample", "sample.yaml", "--run", "r", *small)[0] == 0
-    assert KNOWS_NOTHING in leret("eval", "eval.yaml", "--run", "r", "--dry-run")[1]
+    assert KNOWS_NOTHING in leret("eval", "eval.yaml", *DRY)[1]
 
 
 def test_the_question_of_the_readme_is_one_of_the_demos_world() -> None:
     (question,) = re.findall(r'search\(question="(.*?)"\)', (ROOT / "README.md").read_text(encoding="utf-8"))
     assert question in {asked.text for asked in generate(0)[1] if asked.split == "test"}
-
-
-def readme_path() -> list[list[str]]:
-    """The commands of README's section on data of one's own."""
-    section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Your own data\n")[1].split("\n## ")[0]
-    (block,) = re.findall(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    return [line.split("#")[0].split() for line in block.splitlines()]
 
 
 SMALL = {
@@ -149,6 +120,15 @@ SMALL = {
     "eval": ["limit=4", "resamples=100"],
 }
 """What makes README's path a matter of seconds."""
+
+
+def readme_path() -> list[list[str]]:
+    """The commands of README's section on data of one's own, with small values."""
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Your own data\n")[1].split("\n## ")[0]
+    (block,) = re.findall(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    typed = [line.split("#")[0].split()[1:] for line in block.splitlines()]
+    return [[*words, *(part for value in SMALL.get(words[0], ()) for part in ("--set", value))] for words in typed]
+
 
 DRIVER = """
 import json, sys
@@ -181,17 +161,16 @@ def test_the_path_of_the_readme_runs_from_a_wheel_in_an_empty_directory(
     tmp_path: Path, wheel: Path, pretrains: bool
 ) -> None:
     write_world(tmp_path)
-    commands = [[*words[1:], *(part for value in SMALL.get(words[1], ()) for part in ("--set", value))]
-                for words in readme_path()]  # fmt: skip
+    commands = readme_path()
     assert [command[0] for command in commands] == ["init", "data", "pretrain", "sample", "train", "train", "eval"]
     if pretrains:  # two steps teach nothing: no query finds more than another, and there is nothing to train on
         commands = [command for command in commands if command[0] != "train"]
     else:  # the shipped policy stands where pretraining would put one
         commands.pop(2)
         shutil.copytree(demo_policy(), tmp_path / "policies" / "minilm")
+    command = [sys.executable, "-c", DRIVER, str(wheel), json.dumps(commands)]
     environment = {**os.environ, "PYTHONPATH": str(wheel)}
-    driven = subprocess.run([sys.executable, "-c", DRIVER, str(wheel), json.dumps(commands)], cwd=tmp_path,
-                            env=environment, capture_output=True, text=True, check=False)  # fmt: skip
+    driven = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert driven.returncode == 0, driven.stderr
     rows = json.loads((tmp_path / "runs/first/eval/summary.json").read_text())["rows"]
     trained = set() if pretrains else {"sft", "ipo"}

@@ -1,4 +1,4 @@
-"""`leret sample` and `leret pairs`: flags that do not go together, dry runs, shards."""
+"""`leret sample`: flags that do not go together, dry runs, bad lines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_app import leret
+from tests.datasets.writing import json_lines
 
 
 @pytest.mark.parametrize(
@@ -31,17 +32,11 @@ def test_a_dry_run_tells_the_calls_and_writes_nothing(tmp_path: Path, small: lis
 
 
 def test_bad_lines_of_the_data_are_left_out_by_a_flag_of_sample(tmp_path: Path, small: list[str]) -> None:
-    (tmp_path / "c.jsonl").write_text('{"doc_id": "d", "title": "T", "text": "words"}\n')
-    (tmp_path / "q.jsonl").write_text('{"id": "q", "question": "Who?", "relevant_doc_ids": ["d"]}\n{"id": 3}\n')
-    data = {
-        "kind": "jsonl",
-        "questions": tmp_path / "q.jsonl",
-        "corpus": tmp_path / "c.jsonl",
-        "split": "all",
-        "options": "{}",
-    }
-    args = ["sample", "demo", "--run", str(tmp_path / "r"), "--dry-run", *small]
-    args += [part for name, value in data.items() for part in ("--set", f"data.{name}={value}")]
+    corpus, questions = tmp_path / "c.jsonl", tmp_path / "q.jsonl"
+    json_lines(corpus, [{"doc_id": "d", "title": "T", "text": "words"}])
+    json_lines(questions, [{"id": "q", "question": "Who?", "relevant_doc_ids": ["d"]}, {"id": 3}])
+    data = f"data={{kind: jsonl, questions: {questions}, corpus: {corpus}, split: all}}"
+    args = ["sample", "demo", "--run", tmp_path / "r", "--dry-run", "--set", data, *small]
     code, out = leret(*args)
     assert (code, "--skip-invalid" in out) == (2, True)
     code, out = leret(*args, "--skip-invalid", "--json")

@@ -7,23 +7,23 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from leret.config.base import Free, RecipePath, Settings, free_keys, paths_in, with_paths
-from leret.config.sampling import SamplingRecipe
 
 
 class Words(Settings):
     kind: Literal["words"] = "words"
-    k: int = 3
+    k1: float = Field(1.5, ge=0)
     batch: Annotated[int, Free()] = 8
 
 
 class Vectors(Settings):
-    kind: Literal["vectors"]
-    model: Annotated[str, RecipePath("model", hub=True)]
-    k: Annotated[int, Free()] = 3
+    kind: Literal["vectors"] = "vectors"
+    model: Annotated[str, RecipePath("model", hub=True)] = Field(description="its directory")
+    nbits: Literal[1, 2] = 2
+    k1: Annotated[float, Free()] = 3
 
 
 class Both(Settings):
-    kind: Literal["both"]
+    kind: Literal["both"] = "both"
     engines: tuple[Annotated[Words | Vectors, Field(discriminator="kind")], ...]
 
 
@@ -39,29 +39,14 @@ RECIPE = Recipe.model_validate(
 )
 
 
-def test_free_keys_are_found_through_unions_and_lists() -> None:
+def test_a_key_is_free_where_it_decides_under_no_kind() -> None:
+    assert free_keys(Vectors) == {"k1"}
     assert free_keys(Recipe) == {"engine.batch", "engine.engines.batch", "log"}
 
 
-def test_a_key_that_decides_under_one_kind_is_not_free() -> None:
-    assert "engine.k" not in free_keys(Recipe)
-    assert free_keys(Vectors) == {"k"}
-
-
-def test_paths_are_found_through_unions_lists_and_mappings() -> None:
+def test_paths_change_in_place_and_nothing_else_does() -> None:
     found = {key: path for key, path, _ in paths_in(RECIPE)}
     assert found == {("engine", "engines", 1, "model"): "m", ("program",): "p.py", ("demos", "a"): "d"}
-
-
-def test_changed_paths_keep_the_class_behind_them_and_all_else() -> None:
-    moved = with_paths(RECIPE, lambda key, path, mark: f"/x/{path}")
-    assert moved.program == "/x/p.py:P"
-    assert moved.demos == {"a": "/x/d"}
-    assert isinstance(moved.engine, Both)
-    assert [getattr(engine, "model", None) for engine in moved.engine.engines] == [None, "/x/m"]
-
-
-def test_what_decides_a_sample_is_not_free() -> None:
-    free = free_keys(SamplingRecipe)
-    assert {"data.corpus", "policy.model", "sampling.strategy", "retriever.index"} <= free
-    assert not {"data.seed", "data.split", "retriever.k", "sampling.seed", "policy.temperature"} & free
+    expected = RECIPE.model_dump() | {"program": "/x/p.py:P", "demos": {"a": "/x/d"}}
+    expected["engine"]["engines"][1]["model"] = "/x/m"
+    assert with_paths(RECIPE, lambda key, path, mark: f"/x/{path}") == Recipe.model_validate(expected)

@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import pytest
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
-from leret.config.base import Settings
 from leret.config.messages import describe
 from leret.core.yaml import parse
-
-
-class Words(Settings):
-    kind: Literal["words"] = "words"
-    k1: float = Field(1.5, ge=0)
-
-
-class Vectors(Settings):
-    kind: Literal["vectors"] = "vectors"
-    model: str = Field(description="its directory")
-    nbits: Literal[1, 2] = 2
-
-
-class Both(Settings):
-    kind: Literal["both"] = "both"
-    engines: tuple[Annotated[Words | Vectors, Field(discriminator="kind")], ...] = Field(min_length=1)
-
-
-class Recipe(Settings):
-    engine: Annotated[Words | Vectors | Both, Field(discriminator="kind")]
+from tests.config.test_base import Recipe
 
 
 @pytest.mark.parametrize(
@@ -39,7 +19,6 @@ class Recipe(Settings):
         ("engine:\n  kind: words\n  k1: many\n", "f:3: engine.k1: must be a number, is 'many'"),
         ("engine:\n  kind: words\n  k2: 1\n", "f:3: engine.k2: unknown key; did you mean engine.k1?"),
         ("engine:\n  kind: words\n  model: m\n", "f:3: engine.model: not of this kind, but of vectors; remove it"),
-        ("engine:\n  kind: vectors\n", "f:1: engine.model: missing; add it (its directory)"),
         ("engine:\n  kind: vector\n", "f:2: engine.kind: 'vector' is not one of words, vectors, both; did you mean"),
         ("engine: {k1: 1}\n", "f:1: engine.kind: missing; add it"),
         ("engine: {kind: vectors, model: m, nbits: 3}\n", "f:1: engine.nbits: 3 is not one of 1, 2"),

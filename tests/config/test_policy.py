@@ -7,19 +7,19 @@ from pydantic import ValidationError
 
 from leret.config.policy import LocalPolicySettings, PolicySettings
 
+OPENAI = {"kind": "openai", "model": "m"}
+
 
 @pytest.mark.parametrize(
     ("given", "place"),
     [
         ({"kind": "magic", "model": "m"}, "magic"),
-        ({"kind": "openai", "model": "m"}, "urls"),
-        ({"kind": "tgi", "urls": ["http://a"]}, "model"),
+        (OPENAI, "urls"),
         ({"kind": "together"}, "model"),
         ({"kind": "local", "urls": ["http://a"]}, "urls"),
-        ({"kind": "together", "model": "m", "enable_thinking": False}, "enable_thinking"),
-        ({"kind": "openai", "model": "m", "urls": ["http://a"], "api_key_env": "sk-live-0123"}, "api_key_env"),
-        ({"kind": "openai", "model": "m", "urls": ["http://user:pw@a/v1"]}, "urls"),
-        ({"kind": "openai", "model": "m", "urls": ["http://a/v1?key=pw"]}, "urls"),
+        ({**OPENAI, "urls": ["http://a"], "api_key_env": "sk-live-0123"}, "api_key_env"),
+        ({**OPENAI, "urls": ["http://user:pw@a/v1"]}, "urls"),
+        ({**OPENAI, "urls": ["http://a/v1?key=pw"]}, "urls"),
     ],
 )
 def test_settings_that_do_not_fit_their_kind_are_refused(given: dict[str, Any], place: str) -> None:
@@ -27,11 +27,7 @@ def test_settings_that_do_not_fit_their_kind_are_refused(given: dict[str, Any], 
         PolicySettings.model_validate(given)
 
 
-def test_settings_have_defaults_of_their_kind() -> None:
-    assert PolicySettings.model_validate({}) == LocalPolicySettings(model="demo")
-    together: Any = PolicySettings.model_validate({"kind": "together", "model": "m"})
-    assert (together.urls, together.api_key_env) == (("https://api.together.ai/v1",), "TOGETHER_API_KEY")
-    tgi: Any = PolicySettings.model_validate({"kind": "tgi", "model": "m", "urls": ["http://a"]})
+def test_a_served_policy_is_sampled_in_process_with_the_same_settings() -> None:
+    tgi: Any = PolicySettings.model_validate({"kind": "tgi", "model": "m", "urls": ["http://a"], "temperature": 0.5})
     assert tgi.tokenizer == "m"
-    local = tgi.model_copy(update={"temperature": 0.5, "enable_thinking": False}).in_process("mine")
-    assert local == LocalPolicySettings(model="mine", temperature=0.5, enable_thinking=False)
+    assert tgi.in_process("mine") == LocalPolicySettings(model="mine", temperature=0.5)

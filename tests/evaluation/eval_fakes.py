@@ -1,76 +1,62 @@
-"""A corpus, a retriever and a policy that fit on a page."""
+"""A policy that answers by a rule, trained policies of random weights, and recipes."""
 
-from pathlib import Path
+import json
 
-from leret.core.errors import PolicyError
-from leret.core.types import Document, Passage, Task
+from leret.config.evaluation import EvalRecipe
+from leret.core.types import Document
 from leret.policies.base import Completion
 from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
+from tests.sampling.fakes import DOCS, ROOT
+from tests.tiny import tiny_policy
 
-ROOT = Path(__file__).parents[2]
-TITLES = ["Ann", "Bob", "Cid", "Dee", "Eve", "Fay"]
-CORPUS = {f"d{i}": Document(f"d{i}", title, f"{title} knows {TITLES[i - 1]}") for i, title in enumerate(TITLES)}
-QUESTIONS = [
-    Task.question(
-        f"q{i}", f"Whom does {title} know?", gold=(f"d{i}", f"d{(i - 1) % 6}"), type=("bridge", "comparison")[i % 2]
-    )
-    for i, title in enumerate(TITLES)
-]
-
-
-class Titles:
-    """Finds the documents whose title stands in the query."""
-
-    digest = "titles"
-
-    def search(self, queries, k):
-        return [
-            tuple(
-                Passage(d.doc_id, d.title, d.text, 9.0 - i)
-                for i, d in enumerate(d for d in CORPUS.values() if d.title in query)
-            )[:k]
-            for query in queries
-        ]
+CORPUS = {word: Document(word, word, text) for word, text in DOCS.items()}
 
 
 class Rule:
-    """A policy that answers by a rule on the last message; None from the rule is an outage."""
+    """A policy that answers by a rule on the last message."""
 
     name = "rule"
 
-    def __init__(self, rule, digest="rule"):
-        self.rule = rule
-        self.digest = digest
-        self.n_calls = 0
-        self.closed = False
+    def __init__(self, rule, digest):
+        self.rule, self.digest = rule, digest
+        self.n_calls, self.closed = 0, False
 
     async def complete(self, request):
         self.n_calls += 1
-        text = self.rule(request.messages[-1]["content"])
-        if text is None:
-            raise PolicyError("the server is down")
-        return [Completion(text, "stop", 5, 3) for _ in request.seeds]
+        return [Completion(self.rule(request.messages[-1]["content"]), "stop", 5, 3) for _ in request.seeds]
 
     async def aclose(self):
         self.closed = True
 
 
-def copy_question(content):
-    """The question's words."""
-    return content.splitlines()[0].removeprefix("question: ")
-
-
 def follow(content):
-    """The name that the first passage knows, where there is a passage."""
-    return content.split(" knows ")[1].split()[0] if " knows " in content else copy_question(content)
+    """The word that the first passage leads to; the question's words, where there is no passage."""
+    if " leads to " in content:
+        return content.split(" leads to ")[1].split()[0]
+    return content.splitlines()[0].removeprefix("question: ")
 
 
 def program(hops=2, reason=False, exclude_seen=False):
     """Replay and formatter of the shipped multi-hop program."""
-    arguments = {"hops": hops, "reason": reason}
-    module = load_program(ROOT / "pipelines/multihop.py", "MultiHop", arguments, k=1, exclude_seen=exclude_seen)
+    path, arguments = ROOT / "pipelines/multihop.py", {"hops": hops, "reason": reason}
+    module = load_program(path, "MultiHop", arguments, k=1, exclude_seen=exclude_seen)
     replay = Replay(module, CompactAdapter())
     return replay, Formatter(replay)
+
+
+def train(run, name, seed, parent="base"):
+    """A policy as `leret train` leaves it, of random weights."""
+    record = {
+        **{"parent": parent, "examples": 10, "steps": 4, "seconds": 1.0},
+        "key": {"recipe": {"algorithm": "sft", "learning_rate": 0.001, "seed": 0}},
+        "log_history": [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}],
+    }
+    (tiny_policy(run.policies / name, seed=seed) / "training.json").write_text(json.dumps(record))
+
+
+def asks(*systems, **keys):
+    """A recipe for these systems."""
+    return EvalRecipe(**{"systems": systems, "resamples": 20, **keys})

@@ -13,16 +13,17 @@ from leret.evaluation.systems import System
 from leret.programs.prompts import ZERO_SHOT
 
 QUESTIONS = [Task.question(f"q{i}", "?", type="bridge" if i < 3 else "comparison") for i in range(5)]
-STATISTICS = Statistics(500, 0.95, 0)
+NAN = [np.nan] * 2
+
+
+def row(question, hop, recall, sample=0, **more):
+    measures = {} if recall is None else {"recall": recall}
+    return ScoredHop(question, None, sample, hop, "x", "x", (), (), measures, **more)
 
 
 def system(name, recalls, rivals=(), failed=()):
-    rows = []
-    for i, (first, second) in enumerate(recalls):
-        for hop, value in enumerate((first, second), start=1):
-            rows.append(ScoredHop(f"q{i}", None, 0, hop, "x", "x", (), (), {"recall": value}))
-        if i in failed:
-            rows.append(ScoredHop(f"q{i}", None, 0, 3, None, None, (), (), {}, failure="down"))
+    rows = [row(f"q{i}", hop, value) for i, values in enumerate(recalls) for hop, value in enumerate(values, 1)]
+    rows += [row(f"q{i}", 3, None, failure="down") for i in failed]
     return System(name, "policy", name, prompt=ZERO_SHOT, rivals=rivals), SystemResults("key", rows, 1.5)
 
 
@@ -31,76 +32,60 @@ def summary():
     base = system("base", [(0.0, 0.5)] * 5)
     sft = system("sft", [(0.5, 1.0)] * 3 + [(0.0, 0.5)] * 2)
     ipo = system("ipo", [(0.5, 1.0)] * 5, rivals=("sft",), failed=(4,))
-    return summarise([base, sft, ipo], QUESTIONS, ["recall"], "base", STATISTICS)
+    return summarise([base, sft, ipo], QUESTIONS, ["recall"], "base", Statistics(500, 0.95, 0))
 
 
-def test_means_by_hop(summary):
+def test_means_by_hop_and_type_leave_failed_questions_out(summary):
+    _, sft, ipo = summary["rows"]
     # sft: hop 1 (3 x .5 + 2 x 0) / 5 = .3; hop 2 (3 x 1 + 2 x .5) / 5 = .8
-    assert [hop["recall"] for hop in summary["rows"][1]["hops"]] == [0.3, 0.8]
-    low, high = summary["rows"][1]["hops"][1]["recall_ci"]
+    assert [hop["recall"] for hop in sft["hops"]] == [0.3, 0.8]
+    low, high = sft["hops"][1]["recall_ci"]
     assert 0.5 <= low <= 0.8 <= high <= 1.0
-
-
-def test_types_apart_and_failed_questions_out_of_the_mean(summary):
-    ipo = summary["rows"][2]
     assert (ipo["failed"], ipo["n"], ipo["hops"][1]["recall"]) == (1, 4, 1.0)
-    by_type = summary["rows"][1]["by_type"]
-    assert by_type["bridge"] == {"n": 3, "hops": by_type["bridge"]["hops"]}
-    assert [by_type[t]["hops"][1]["recall"] for t in ("bridge", "comparison")] == [1.0, 0.5]
+    by_type = [(row["by_type"][t]["n"], row["by_type"][t]["hops"][1]["recall"]) for row in (sft, ipo)
+               for t in ("bridge", "comparison")]  # fmt: skip
+    assert by_type == [(3, 1.0), (2, 0.5), (3, 1.0), (1, 1.0)]
     assert summary["n_by_type"] == {"bridge": 3, "comparison": 2}
-    assert summary["rows"][2]["by_type"]["comparison"]["n"] == 1
 
 
 def test_comparisons_are_one_a_pair_and_measure_after_the_last_hop(summary):
-    found = {(c["a"], c["b"]): c for c in summary["comparisons"]}
-    assert list(found) == [("sft", "base"), ("ipo", "base"), ("ipo", "sft")]
-    assert all(c["hop"] == 2 for c in summary["comparisons"])
-    # ipo - sft on the four questions that both were scored on: 0 0 0 .5
-    assert (found["ipo", "sft"]["difference"], found["ipo", "sft"]["n"]) == (0.125, 4)
-    # one non-zero difference: both signs are as large, p = 1
-    assert found["ipo", "sft"]["p"] == found["ipo", "sft"]["p_holm"] == 1.0
-    # sft - base: .5 .5 .5 0 0: 2 of 8 flips, p = .25; ipo - base: four of .5: 2 of 16, p = .125, times 3
-    assert found["sft", "base"]["p"] == 0.25
-    assert (found["ipo", "base"]["p"], found["ipo", "base"]["p_holm"]) == (0.125, 0.375)
+    found = {(c["a"], c["b"]): (c["hop"], c["n"], c["difference"], c["p"], c["p_holm"]) for c in summary["comparisons"]}
+    assert found == {
+        ("sft", "base"): (2, 5, 0.3, 0.25, 0.5),  # .5 .5 .5 0 0: 2 of 8 flips, times 2
+        ("ipo", "base"): (2, 4, 0.5, 0.125, 0.375),  # four of .5: 2 of 16, times 3
+        ("ipo", "sft"): (2, 4, 0.125, 1.0, 1.0),  # 0 0 0 .5: both signs are as large
+    }
 
 
 def test_earlier_hops_and_types_stand_apart_and_all_is_json_without_nan(summary):
     assert {c["hop"] for c in summary["comparisons_by_hop"]} == {1}
     assert {c["type"] for c in summary["comparisons_by_type"]} == {"bridge", "comparison"}
-    json.dumps(summary, allow_nan=False)
-    nothing = summarise([], QUESTIONS, ["recall"], "base", STATISTICS)
+    nothing = summarise([], QUESTIONS, ["recall"], "base", Statistics(500))
     assert (nothing["rows"], nothing["comparisons"]) == ([], [])
+    json.dumps([summary, nothing], allow_nan=False)
 
 
 def test_the_tables_of_the_console(summary):
     columns, rows = table(summary)
     assert columns == ["system", "recall", "failed", "LM calls"]
-    assert (rows[2][0], rows[2][1][:7], rows[2][2:]) == ("ipo", "1.000 [", ["1", "10"])
+    assert (rows[2][0], rows[2][1][:7], rows[2][2:]) == ("ipo", "1.000 [", ["1", "11"])
     columns, rows = table_by_hop(summary)
     assert columns == ["system", "hop", "recall", "seconds"]
     assert rows[4:6] == [["ipo", "1", "0.500", ""], ["ipo", "2", "1.000", "1.5"]]
 
 
-def row(question, hop, recall, sample=0, **more):
-    measures = {} if recall is None else {"recall": recall}
-    return ScoredHop(question, None, sample, hop, "x", None, (), (), measures, **more)
-
-
-NAN = [np.nan]
-
-
 @pytest.mark.parametrize(
     ("rows", "values", "counts"),
     [
-        ([row("a", 1, 0.5)], [[0.5, 0.5], NAN * 2], (1, 0)),  # one that ended early keeps its last ranking
-        ([row("a", 1, 0.5), row("b", 1, 0.0), row("b", 2, None, failure="x")], [[0.5, 0.5], NAN * 2], (1, 0)),
-        ([row("a", 1, 0.0, unparsed=True)], [[0.0, 0.0], NAN * 2], (1, 1)),  # scored with what was found before
+        ([row("a", 1, 0.5)], [[0.5, 0.5], NAN], (1, 0)),  # one that ended early keeps its last ranking
+        ([row("a", 1, 0.5), row("b", 1, 0.0), row("b", 2, None, failure="x")], [[0.5, 0.5], NAN], (1, 0)),
+        ([row("a", 1, 0.0, unparsed=True)], [[0.0, 0.0], NAN], (1, 1)),  # scored with what was found before
         (
             [row("a", 1, 1.0), row("a", 1, 0.5, sample=1), row("a", 1, None, sample=2, failure="x")],
-            [[0.75, 0.75], NAN * 2],  # the mean of the runs that did not fail
+            [[0.75, 0.75], NAN],  # the mean of the runs that did not fail
             (1, 0),
         ),
-        ([row("a", 1, None), row("b", 1, 1.0)], [NAN * 2, [1.0, 1.0]], (0, 0)),  # no value on this question
+        ([row("a", 1, None), row("b", 1, 1.0)], [NAN, [1.0, 1.0]], (0, 0)),  # no value on this question
     ],
 )
 def test_rows_are_arranged_by_question_and_hop(rows, values, counts):

@@ -9,8 +9,6 @@ from leret.core.runs import Run
 from leret.evaluation.systems import available, focus, select
 from leret.programs.prompts import Prompt
 
-DEFAULT = ("raw-question", "oracle-titles", "base", "bank", "policies")
-
 
 @pytest.fixture
 def run(tmp_path):
@@ -18,61 +16,51 @@ def run(tmp_path):
 
 
 def trained(run, name, parent="base", **recipe):
-    directory = run.policies / name
-    directory.mkdir(parents=True)
-    (directory / "training.json").write_text(
-        json.dumps({"parent": parent, "key": {"recipe": recipe}, "log_history": []})
-    )
+    (run.policies / name).mkdir(parents=True)
+    (run.policies / name / "training.json").write_text(json.dumps({"parent": parent, "key": {"recipe": recipe}}))
 
 
-def bank(run, *names):
-    run.prompts.mkdir(exist_ok=True)
-    for name in names:
-        Prompt(name, {"write_query": [{"question": name, "query": "x"}]}).save(run.prompts / f"{name}.json")
+def prompt_file(path, name):
+    path.parent.mkdir(exist_ok=True)
+    Prompt(name, {"write_query": [{"question": name, "query": "x"}]}).save(path)
+    return str(path)
 
 
 def test_bank_and_policies_stand_for_all_of_them_in_the_tables_order(run):
-    bank(run, "10", "0", "2", "1")
+    for name in ("10", "0", "2", "1"):
+        prompt_file(run.prompts / f"{name}.json", name)
     trained(run, "ipo", parent="sft")
     trained(run, "sft")
     trained(run, "sft-more", match_steps_of="ipo")
     systems = select(("policies", "bank", "base"), available(run, {}))
     assert [s.name for s in systems] == ["base", "bank:1", "bank:2", "bank:10", "sft", "sft-more", "ipo"]
     assert systems[1].prompt.demos["write_query"][0]["question"] == "1"
-
-
-def test_a_policy_is_compared_with_its_parent_its_control_and_the_raw_question(run):
-    trained(run, "sft")
-    trained(run, "ipo", parent="sft")
-    trained(run, "sft-more", match_steps_of="ipo")
-    systems = available(run, {})
-    assert systems["ipo"].rivals == ("sft", "sft-more", "raw-question")
-    assert systems["sft"].rivals == ("raw-question",)
+    # compared with the parent, the control and the raw question
+    assert systems[-1].rivals == ("sft", "sft-more", "raw-question")
 
 
 def test_the_report_is_about_the_last_policy_that_is_no_control(run):
     trained(run, "sft")
     trained(run, "sft-more", parent="sft", match_steps_of="ipo")
     trained(run, "sft-random", targets="random")
-    assert focus(select(DEFAULT, available(run, {}))) == "sft"
-    assert focus(select(("base", "sft-more"), available(run, {}))) == "sft-more"
-    assert focus(select(("base",), available(run, {}))) is None
+    chosen = [("base", "policies"), ("base", "sft-more"), ("base",)]
+    assert [focus(select(names, available(run, {}))) for names in chosen] == ["sft", "sft-more", None]
 
 
 def test_unknown_names_are_listed_together_with_what_there_is(run):
     trained(run, "sft")
     with pytest.raises(ConfigError) as caught:
-        select(("sftt", "base", "bank:7"), available(run, {}))
-    assert len(caught.value.problems) == 2
+        select(("sftt", "base", "bank:7", "fused:nope"), available(run, {}))
+    assert len(caught.value.problems) == 3
     assert "'sftt' is not in this run; did you mean sft? it has raw-question" in caught.value.problems[0]
 
 
 def test_demos_are_extra_systems_on_the_base(run, tmp_path):
-    Prompt("x", {"write_query": [{"question": "mine", "query": "x"}]}).save(tmp_path / "mine.json")
-    systems = select(("base",), available(run, {"mine": str(tmp_path / "mine.json")}), ["mine"])
+    mine = prompt_file(tmp_path / "mine.json", "x")
+    systems = select(("base",), available(run, {"mine": mine}), ["mine"])
     assert [(s.name, s.policy, s.kind) for s in systems][1] == ("mine", "base", "prompt")
     with pytest.raises(ConfigError, match="'base' cannot name a system"):
-        available(run, {"base": str(tmp_path / "mine.json")})
+        available(run, {"base": mine})
     with pytest.raises(RunError, match="is not a prompt"):
         available(run, {"other": str(tmp_path / "absent.json")})
 
@@ -87,9 +75,5 @@ def test_a_training_that_is_not_finished_is_no_policy(run):
 
 
 def test_a_fusion_brings_its_parts_and_comes_after_them(run):
-    systems = select(("fused:base", "rm3"), available(run, {}))
-    assert [s.name for s in systems] == ["raw-question", "rm3", "base", "fused:base"]
-    assert [part.name for part in systems[-1].parts] == ["raw-question", "base"]
-    assert systems[-1].rivals == ("base", "raw-question")
-    with pytest.raises(ConfigError, match="'fused:nope' is not in this run"):
-        select(("fused:nope",), available(run, {}))
+    raw, rm3, base, fused = select(("fused:base", "rm3"), available(run, {}))
+    assert (rm3.name, fused.name, fused.parts, fused.rivals) == ("rm3", "fused:base", (raw, base), ("base", raw.name))

@@ -11,25 +11,16 @@ TWO = dspy.Signature("question -> reasoning, n: int")
 
 
 def test_inputs_become_lines_and_lists_are_clipped():
-    adapter = CompactAdapter(words_per_item=3, items=2)
-    messages = adapter.format(ONE, [], {"question": "Who\nwas it?", "context": ["A | b c d e", "F", "G"]})
-    assert messages == [{"role": "user", "content": "question: Who was it?\ncontext:\nA | b\nF"}]
+    inputs = {"question": "Who\nwas it?", "context": ["A | b c d e", "F", "G"]}
+    (message,) = CompactAdapter(words_per_item=3, items=2).format(ONE, [], inputs)
+    assert message == {"role": "user", "content": "question: Who was it?\ncontext:\nA | b\nF"}
 
 
-def test_an_empty_list_is_left_out():
-    assert CompactAdapter().format(ONE, [], {"question": "q", "context": []})[0]["content"] == "question: q"
-
-
-def test_demos_are_turns_without_their_context():
+def test_demos_are_turns_without_their_context_after_instructions_where_asked_for():
     demo = {"question": "p", "context": ["A | b"], "query": "x"}
-    messages = CompactAdapter().format(ONE, [demo], {"question": "q", "context": []})
-    assert [m["role"] for m in messages] == ["user", "assistant", "user"]
-    assert [m["content"] for m in messages] == ["question: p", "x", "question: q"]
-
-
-def test_instructions_are_a_system_message_when_asked_for():
-    messages = CompactAdapter(instructions=True).format(ONE.with_instructions("Be brief."), [], {"question": "q"})
-    assert messages[0] == {"role": "system", "content": "Be brief."}
+    adapter, signature = CompactAdapter(instructions=True), ONE.with_instructions("Be brief.")
+    turns = [(m["role"], m["content"]) for m in adapter.format(signature, [demo], {"question": "q", "context": []})]
+    assert turns == [("system", "Be brief."), ("user", "question: p"), ("assistant", "x"), ("user", "question: q")]
 
 
 @pytest.mark.parametrize(("signature", "outputs"), [(ONE, {"query": "a b"}), (TWO, {"reasoning": "since", "n": 3})])

@@ -36,32 +36,19 @@ def test_it_stops_at_a_step_and_at_a_search_that_are_not_known(replay):
     assert run(replay, "who?", [{"query": "a"}]) == NeedsSearch("a", 2)
 
 
-def test_the_next_step_sees_the_union_by_score(replay):
+def test_the_next_step_sees_the_union_by_score_and_nothing_of_other_runs(replay):
     need = run(replay, "who?", [{"query": "a"}], known)
     assert need.inputs["context"] == ["T1 | one", "T2 | two"]
     done = run(replay, "who?", [{"query": "a"}, {"query": "b"}], known)
     assert isinstance(done, Finished)
-    assert [p.doc_id for p in done.ranking] == ["d2", "d1", "d3"]
-    assert done.prediction.doc_ids == ["d2", "d1", "d3"]
-
-
-def test_runs_do_not_leak_into_each_other(replay):
-    first = run(replay, "who?", [{"query": "a"}], known)
-    run(replay, "else?", [{"query": "b"}], known)
-    assert run(replay, "who?", [{"query": "a"}], known) == first
-
-
-def test_a_program_of_another_shape_replays_as_well():
-    program = load_program(ROOT / "tests/programs/threehop.py", "ThreeHop", {}, k=3)
-    replay = Replay(program)
-    need = run(replay, "a claim", [{"lookup": "a"}], known)
-    assert (need.predictor, need.inputs) == ("then", {"claim": "a claim", "notes": ["T1", "T2"]})
+    assert [p.doc_id for p in done.ranking] == done.prediction.doc_ids == ["d2", "d1", "d3"]
+    assert run(replay, "who?", [{"query": "a"}], known) == need
 
 
 class Catching(dspy.Module):
     def __init__(self):
         super().__init__()
-        self.ask = dspy.Predict("question -> query")
+        self.ask = self.again = dspy.Predict("question -> query")
         self.search = Search(k=1)
 
     def forward(self, question):
@@ -72,26 +59,33 @@ class Catching(dspy.Module):
         return dspy.Prediction(doc_ids=found.doc_ids)
 
 
-def test_a_program_that_catches_everything_still_stops():
-    assert isinstance(run(Replay(Catching()), "q", []), NeedsCompletion)
+def variant(forward):
+    """The program with another ``forward``."""
+    return type("Variant", (Catching,), {"forward": forward})()
+
+
+def test_a_program_that_catches_everything_still_stops_and_an_outage_passes_it():
+    def away(query, k):
+        raise RetrievalError("away")
+
+    program = Catching()
+    assert isinstance(run(Replay(program), "q", []), NeedsCompletion)
+    with pytest.raises(RetrievalError, match="away"):
+        run(Replay(program), "q", [{"query": "x"}], away)
+    # classes of the program stay as they are
+    assert (type(program), type(program.search), "forward" in vars(program)) == (Catching, Search, False)
 
 
 def test_a_crash_names_the_program_and_the_question():
-    class Broken(Catching):
-        def forward(self, question):
-            raise KeyError("x")
-
-    with pytest.raises(ProgramError, match="Broken failed on 'who' after 0 completions: KeyError"):
-        run(Replay(Broken()), "who", [])
+    with pytest.raises(ProgramError, match="Variant failed on 'who' after 0 completions: KeyError"):
+        run(Replay(variant(lambda self, question: {}["x"])), "who", [])
 
 
-def test_inputs_are_bound_by_name():
-    class Two(Catching):
-        def forward(self, left, right):
-            return self.ask(question=f"{left} {right}")
-
-    task = Task("t", {"left": "a", "right": "b"})
-    assert Replay(Two()).run(task, [], {}).inputs == {"question": "a b"}
+def test_inputs_are_bound_by_name_and_a_predictor_under_two_names_is_replayed_under_both():
+    two = variant(lambda self, left, right: self.ask(question=f"{left} {right}"))
+    assert Replay(two).run(Task("t", {"left": "a", "right": "b"}), [], {}).inputs == {"question": "a b"}
+    twice = variant(lambda self, question: self.again(question=self.ask(question=question).query))
+    assert run(Replay(twice), "q", [{"query": "x"}]).inputs == {"question": "x"}
 
 
 @pytest.mark.parametrize(
@@ -101,31 +95,3 @@ def test_inputs_are_bound_by_name():
 def test_a_program_without_a_predictor_or_an_input_is_refused(base, forward, message):
     with pytest.raises(ProgramError, match=message):
         Replay(type("Program", (base,), {"forward": forward})())
-
-
-def test_a_predictor_under_two_names_is_replayed_under_both():
-    class Twice(Catching):
-        def __init__(self):
-            super().__init__()
-            self.again = self.ask
-
-        def forward(self, question):
-            return self.again(question=self.ask(question=question).query)
-
-    assert run(Replay(Twice()), "q", [{"query": "x"}]).inputs == {"question": "x"}
-
-
-def test_classes_of_the_program_stay_as_they_are():
-    program = Catching()
-    Replay(program)
-    assert type(program) is Catching
-    assert type(program.search) is Search
-    assert "forward" not in vars(program)
-
-
-def test_an_outage_of_the_retriever_passes_the_programs_own_handlers():
-    def away(query, k):
-        raise RetrievalError("away")
-
-    with pytest.raises(RetrievalError, match="away"):
-        run(Replay(Catching()), "q", [{"query": "x"}], away)

@@ -19,18 +19,13 @@ class Shelf:
 
 def test_what_is_found_is_told_in_the_order_of_the_scores():
     found = Found(((TWO, THREE), (ONE, TWO)))
-    assert (found.doc_ids, found.titles) == (["d1", "d2", "d3"], ["T1", "T2", ""])
-    assert (found.scores, found.texts) == ([3.0, 2.0, 1.0], ["text 1", "text 2", "text 3"])
-    assert found.passages == ["T1 | text 1", "T2 | text 2", "text 3"]
-    assert Found().passages == []
+    assert (found.doc_ids, found.scores) == (["d1", "d2", "d3"], [3.0, 2.0, 1.0])
+    assert (found.titles, found.passages) == (["T1", "T2", ""], ["T1 | text 1", "T2 | text 2", "text 3"])
 
 
 def test_several_queries_may_exclude_what_was_seen_and_the_retriever_is_dspys():
     with dspy.context(rm=Shelf()):
         assert Search(k=1)(["a", "b"]).searches == ((ONE,), (ONE,))
         assert Search(k=1, exclude_seen=True)(["a", "b"], Found(((TWO,),))).searches == ((TWO,), (ONE,), (THREE,))
-
-
-def test_a_search_without_a_retriever_says_what_to_do():
     with pytest.raises(ProgramError, match=r"dspy\.configure\(rm=\.\.\.\)"):
         Search()("a")

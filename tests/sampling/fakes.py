@@ -1,22 +1,27 @@
-"""A policy and a retriever of twenty lines each, deterministic and without a model; data and a recipe for them."""
+"""A policy, a retriever and a server, deterministic and without a model; data and a recipe for them."""
 
 import asyncio
 import json
 import random
-from contextlib import contextmanager
+from collections import Counter
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from anyio.from_thread import start_blocking_portal
 
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import PolicyError, RetrievalError
-from leret.core.types import Passage, Task
+from leret.core.types import Failure, Passage, Sample, Task
 from leret.policies import load
 from leret.policies.base import Completion
 from leret.sampling.store.store import Store
+from tests.http.servers import Served, serving
 
 ROOT = Path(__file__).parents[2]
 
+AWAY = {"error": {"message": "upstream is away"}}
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta")
 """A document a word; its text names the next one, so that a second hop has something to read."""
 
@@ -29,6 +34,13 @@ def questions(n=12):
         Task.question(f"q{i:02d}", f"what follows {WORDS[i % 6]} number {i}", gold=(WORDS[i % 6], WORDS[(i + 1) % 6]))
         for i in range(n)
     ]
+
+
+def made(name, reward=None, **values):
+    """A sample; one without a reward did not parse."""
+    failure = Failure("parse", "") if reward is None else None
+    fields = {"state_id": "s", "question_id": "q", "step": 0, "prompt": "0", "index": 0, "seed": 0, "completion": name}
+    return Sample(id=name, reward=reward, **fields | {"failure": failure} | values)
 
 
 class FakeRetriever:
@@ -60,16 +72,14 @@ class FakePolicy:
     digest = "fake-policy"
 
     def __init__(self, fail=lambda request: False, junk=0.0, delay_s=0.0):
-        self.fail = fail
-        self.junk = junk
-        self.delay_s = delay_s
+        self.fail, self.junk, self.delay_s = fail, junk, delay_s
         self.requests = []
 
     async def complete(self, request):
         self.requests.append(request)
         await asyncio.sleep(self.delay_s)
-        if self.fail(request):
-            raise PolicyError("the server is away")
+        if failed := self.fail(request):
+            raise failed if isinstance(failed, Exception) else PolicyError("the server is away")
         return [self._one(request, seed) for seed in request.seeds]
 
     def _one(self, request, seed):
@@ -88,22 +98,18 @@ def write_data(directory, n=30):
         (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def recipe_of(**sampling):
-    data = sampling.pop("data", {})
-    policy = sampling.pop("policy", {})
-    return SamplingRecipe.model_validate(
-        {
-            "data": {"kind": "jsonl", "corpus": "corpus.jsonl", "questions": "questions.jsonl", "split": "all", **data},
-            "retriever": {"k": 2, "stopwords": None},
-            "policy": {"model": "fake", "max_tokens": 8, **policy},
-            "program": {"path": f"{ROOT}/pipelines/multihop.py:MultiHop", "hops": 2, "adapter": {"kind": "compact"}},
-            "sampling": {
-                "prompts": 3, "samples": 2, "seed": 1,
-                "bank": {"train_questions": 10, "dev_questions": 10, "candidates": 4, "max_demos": 2},
-                **sampling,
-            },
-        }
-    )  # fmt: skip
+def recipe_of(data=(), policy=(), program=None, **sampling):
+    multihop = {"path": f"{ROOT}/pipelines/multihop.py:MultiHop", "hops": 2}
+    bank = {"train_questions": 10, "dev_questions": 10, "candidates": 4, "max_demos": 2}
+    files = {"kind": "jsonl", "corpus": "corpus.jsonl", "questions": "questions.jsonl", "split": "all"}
+    recipe = {
+        "data": files | dict(data),
+        "retriever": {"k": 2, "stopwords": None},
+        "policy": {"model": "fake", "max_tokens": 8} | dict(policy),
+        "program": {"adapter": {"kind": "compact"}} | (program or multihop),
+        "sampling": {"prompts": 3, "samples": 2, "seed": 1, "bank": bank, **sampling},
+    }
+    return SamplingRecipe.model_validate(recipe)
 
 
 def open_fakes(patch):
@@ -132,3 +138,60 @@ def policy_is(policy):
 def content(run):
     with Store(run.store, read_only=True) as store:
         return list(store.groups())
+
+
+def preferences(run):
+    return (run.preferences / "train.parquet").read_bytes()
+
+
+def served(server, **sampling):
+    """The recipe of the fakes, with this server's policy."""
+    policy = {"kind": "openai", "model": "seeded", "urls": [server.url], "retry_for_s": 0, **sampling.pop("policy", {})}
+    return recipe_of(policy=policy, **{"prompts": 1, "max_error_rate": 1.0, **sampling})
+
+
+def blank(share):
+    """Every so many completions are empty, which the compact adapter cannot read."""
+    choice = {"index": 0, "message": {"content": " "}, "finish_reason": "stop"}
+    return lambda body: {"choices": [choice]} if body["seed"] % 100 < 100 * share else {}
+
+
+class SeededServer(Served):
+    """OpenAI-compatible and in a thread, started as it is made; completions follow from messages and seed.
+
+    It gives one choice whatever ``n`` says, so that every sample is a request with its own seed. ``broken`` says of a
+    request's body whether it is refused, or how it is answered; ``lie`` what is changed in the answer to it; ``asked``
+    counts requests by seed; a reply takes ``delay_s``.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.delay_s = 0.0
+        self.asked = Counter()
+        self.answered = 0
+        self.broken = lambda body: False
+        self.lie = lambda body: {}
+        with ExitStack() as stack:
+            portal = stack.enter_context(start_blocking_portal())
+            stack.enter_context(portal.wrap_async_context_manager(serving(self, under="/v1")))
+            self.close = stack.pop_all().close
+
+    @property
+    def n_asked(self):
+        return sum(self.asked.values())
+
+    async def route(self, request, body):
+        if request.path == "/v1/models":
+            return web.json_response({"object": "list", "data": [{"id": "seeded", "object": "model"}]})
+        is_sample = body["max_tokens"] > 1  # a probe asks for a single token
+        self.asked[body.get("seed")] += is_sample
+        await asyncio.sleep(self.delay_s)
+        if broken := self.broken(body):
+            refused = web.json_response({"error": {"message": "this question is refused"}}, status=400)
+            return broken if isinstance(broken, web.Response) else refused
+        self.answered += is_sample
+        text = " ".join(random.Random(json.dumps([body["messages"], body.get("seed")])).choices(WORDS, k=2))
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
+        answer = {"object": "chat.completion", "model": "seeded", "choices": [choice], "usage": usage}
+        return web.json_response(answer | self.lie(body))

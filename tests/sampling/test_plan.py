@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.policies.base import PromptTooLongError
 from leret.sampling.plan import plan
@@ -12,34 +11,38 @@ from leret.sampling.stage import sample
 from tests.sampling.fakes import recipe_of
 from tests.tiny import tiny_policy
 
+READING = """
+import dspy, leret
+
+class Reading(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.write, self.search = dspy.Predict("question -> query"), leret.Search()
+
+    def forward(self, question):
+        query = self.write(question=question).query
+        if question != "?" and query[0] == "?":
+            """
+
 
 def test_the_plan_sees_a_prompt_that_does_not_fit(made, tmp_path):
     narrow = tiny_policy(tmp_path / "narrow")
-    wide = plan(recipe_of(policy={"model": str(narrow)}), Run(tmp_path / "run"))
+    recipe, run = recipe_of(policy={"model": str(narrow)}), Run(tmp_path / "run")
     config = json.loads((narrow / "config.json").read_text())
-    assert wide.positions == config["max_position_embeddings"]
-    assert 20 < wide.prompt_tokens < wide.positions
+    wide = plan(recipe, run)
+    assert 20 < wide.prompt_tokens < wide.positions == config["max_position_embeddings"]
     (narrow / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8}))
     with pytest.raises(PromptTooLongError, match="8 positions"):
-        plan(recipe_of(policy={"model": str(narrow)}), Run(tmp_path / "run"))
+        plan(recipe, run)
 
 
 @pytest.mark.parametrize("body", ["raise KeyError('x')", "while True: self.write(question=question)"])
 def test_the_plan_lets_pass_what_made_up_outputs_do_to_a_program(made, tmp_path, body):
-    (tmp_path / "reading.py").write_text(
-        "import dspy\nfrom leret.programs import Search\n\n\nclass Reading(dspy.Module):\n"
-        "    def __init__(self, k=3):\n        super().__init__()\n"
-        "        self.write = dspy.Predict('question -> query')\n        self.search = Search(k=k)\n\n"
-        "    def forward(self, question):\n"
-        "        query = self.write(question=question).query\n        self.search(query)\n"
-        f"        if question != '?' and query[0] == '?':\n            {body}\n"
-    )
+    (tmp_path / "reading.py").write_text(READING + body)
     policy = {"model": str(tiny_policy(tmp_path / "tiny")), "enable_thinking": False}
-    recipe = recipe_of(policy=policy).model_dump()
-    recipe["program"] = {"path": f"{tmp_path}/reading.py:Reading", "adapter": {"kind": "compact"}}
-    planned = plan(SamplingRecipe.model_validate(recipe), Run(tmp_path / "run"))
-    assert planned.steps == 1
-    assert planned.prompt_tokens > 0
+    recipe = recipe_of(policy=policy, program={"path": f"{tmp_path}/reading.py:Reading"})
+    planned = plan(recipe, Run(tmp_path / "run"))
+    assert (planned.steps, planned.prompt_tokens > 0) == (1, True)
 
 
 def test_the_plan_bounds_what_the_stage_does_and_writes_nothing(made, tmp_path):
@@ -47,8 +50,7 @@ def test_the_plan_bounds_what_the_stage_does_and_writes_nothing(made, tmp_path):
     planned = plan(recipe_of(), run)
     assert not run.path.exists()
     assert (planned.questions, planned.steps, planned.states, planned.samples) == (30, 2, 60, 360)
-    assert planned.bank_calls == 2 * (10 + 4 * 10)
-    assert planned.lm_calls == 360 + 100
+    assert (planned.bank_calls, planned.lm_calls) == (2 * (10 + 4 * 10), 360 + 100)
     report = sample(recipe_of(), Run.create(run.path))
     assert report.samples <= planned.samples
     assert sum(len(request.seeds) for request in made[0].requests) <= planned.lm_calls

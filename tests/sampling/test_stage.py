@@ -1,25 +1,29 @@
-"""The stage from a recipe to preferences, with a fake policy and real files."""
+"""The stage from a recipe to preferences, with a fake policy, or a server that lies or is away, and real files."""
 
+import gc
 import json
+import logging
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from leret.config.sampling import SamplingRecipe
-from leret.core.errors import ConfigError, DataError, PolicyError, RunError
+from leret.config.evaluation import EvalRecipe
+from leret.core.errors import ConfigError, DataError, PolicyError
 from leret.core.runs import Run
+from leret.datasets.splits import split_of
+from leret.evaluation.stage import evaluate
 from leret.policies.base import Completion, PromptTooLongError
 from leret.sampling.plan import plan
 from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.stage import sample
 from leret.sampling.store.check import check_store
 from leret.sampling.store.store import Store
-from tests.sampling.fakes import ROOT, FakePolicy, content, policy_is, recipe_of
+from tests.sampling.fakes import AWAY, ROOT, FakePolicy, blank, content, policy_is, preferences, recipe_of, served
 
-
-def preferences(run):
-    return (run.preferences / "train.parquet").read_bytes()
+TOO_LONG = PromptTooLongError("a prompt of 517 tokens does not fit")
 
 
 def test_a_recipe_becomes_a_bank_a_store_and_preferences(run):
@@ -27,22 +31,28 @@ def test_a_recipe_becomes_a_bank_a_store_and_preferences(run):
     assert report.questions == report.new_questions == 30
     assert report.samples == sum(len(group.samples) for group in content(run))
     assert report.pairs > 0
-    assert list(report.prompts) == [path.stem for path in sorted(run.prompts.glob("*.json"))]
-    assert len(report.prompts) == 3
-    manifest = run.manifest()
-    assert manifest["sampling"]["data"]["corpus"] == str(Path("corpus.jsonl").resolve())
-    assert set(manifest["digests"]) == {"corpus", "retriever", "program", "questions", "policy"}
-    assert manifest["rounds"] == [{"policy": "fake", "model": "fake", "digest": "fake-policy"}]
+    assert list(report.prompts) == [path.stem for path in sorted(run.prompts.glob("*.json"))] == ["0", "1", "2"]
+    assert run.manifest()["sampling"]["data"]["corpus"] == str(Path("corpus.jsonl").resolve())
+    assert set(run.manifest()["digests"]) == {"corpus", "retriever", "program", "questions", "policy"}
     assert [event["event"] for event in run.events()] == ["started", "bank", "accounts", "built", "finished"]
-    assert (run.preferences / "README.md").is_file()
 
 
-def test_a_finished_run_opens_nothing_again(run, made):
-    first, again = sample(recipe_of(), run), sample(recipe_of(), run)
+def test_what_no_training_may_see_is_noted_and_noted_again_where_it_is_lost(run):
+    test = [f"q{i:02d}" for i in range(30) if split_of(f"q{i:02d}") == "test"]
+    for _ in range(2):
+        assert not sample(recipe_of(data={"limit": 5}), run).already
+        assert json.loads(run.held_out.read_text()) == test
+        run.held_out.unlink()
+
+
+def test_a_finished_run_opens_nothing_again_and_leaves_pairs_made_by_hand(run, made):
+    first, _ = sample(recipe_of(), run), build_preferences(run, "best-worst")
+    again = sample(recipe_of(), run)
     assert len(made) == 1
-    assert again.already
-    assert not again.new_samples
-    assert (again.samples, again.pairs, again.prompts) == (first.samples, first.pairs, first.prompts)
+    assert (again.already, again.new_samples, again.samples, again.pairs) == (True, 0, first.samples, first.pairs)
+    assert run.manifest()["preferences"]["strategy"] == "best-worst"
+    assert sample(recipe_of(strategy="all"), run).pairs >= first.pairs  # another strategy asks nothing either
+    assert not made[1].requests
 
 
 def test_two_runs_of_one_recipe_are_equal(run):
@@ -50,16 +60,13 @@ def test_two_runs_of_one_recipe_are_equal(run):
     sample(recipe_of(), run)
     sample(recipe_of(concurrency=3), other)
     assert content(run) == content(other)
-    for name in ("preferences/train.parquet", "prompts/1.json", "prompts/2.json"):
-        assert (run.path / name).read_bytes() == (other.path / name).read_bytes()
+    assert preferences(run) == preferences(other)
 
 
 def test_a_larger_limit_adds_questions_to_the_same_bank(run):
     first, second = (sample(recipe_of(data={"limit": limit}), run) for limit in (20, 30))
     assert (first.questions, second.questions, second.new_questions) == (20, 30, 10)
     assert second.prompts == first.prompts
-    os.utime("questions.jsonl")
-    assert not sample(recipe_of(), run).new_samples
 
 
 def test_a_smaller_limit_closes_a_run_that_an_outage_stopped(run):
@@ -68,32 +75,22 @@ def test_a_smaller_limit_closes_a_run_that_an_outage_stopped(run):
     away = FakePolicy(fail=lambda request: len(away.requests) > 150)
     with policy_is(away), pytest.raises(PolicyError, match="What is done is kept"):
         sample(recipe_of(concurrency=1, data={"limit": 30}), run)
-    with Store(run.store, read_only=True) as store:
-        n_done = len(store.done("fake-policy"))
-    assert 0 < n_done < 30
     pairs = build_preferences(run)
-    assert pairs.questions == n_done
-    closed = sample(recipe_of(data={"limit": n_done}), run)
-    assert (closed.questions, closed.new_samples, closed.pairs) == (n_done, 0, pairs.pairs)
+    assert 0 < pairs.questions < 30
+    closed = sample(recipe_of(data={"limit": pairs.questions}), run)
+    assert (closed.questions, closed.new_samples, closed.pairs) == (pairs.questions, 0, pairs.pairs)
     sample(recipe_of(), run)
     assert content(run) == content(whole)
     assert preferences(run) == preferences(whole)
 
 
-class Narrow(FakePolicy):
-    """Some prompts do not fit it."""
-
-    async def complete(self, request):
-        if self.fail(request):
-            raise PromptTooLongError("a prompt of 517 tokens does not fit")
-        return [self._one(request, seed) for seed in request.seeds]
-
-
 def test_a_prompt_that_does_not_fit_costs_its_samples_alone(run):
-    with policy_is(Narrow(fail=lambda r: len(r.messages) > 1 and "number 3" in r.messages[-1]["content"])):
+    def narrow(request):
+        return len(request.messages) > 1 and "number 3" in request.messages[-1]["content"] and TOO_LONG
+
+    with policy_is(FakePolicy(fail=narrow)):
         report = sample(recipe_of(), run)
-    assert (report.questions, report.waiting) == (30, 0)
-    assert set(report.failures) == {"prompt"}
+    assert (report.questions, report.waiting, set(report.failures)) == (30, 0, {"prompt"})
     assert 0 < report.failures["prompt"] < report.samples / 2
     assert any(note.endswith("do not fit the policy") for note in report.notes)
     assert sample(recipe_of(), run).already
@@ -101,24 +98,9 @@ def test_a_prompt_that_does_not_fit_costs_its_samples_alone(run):
 
 
 def test_prompts_of_which_most_do_not_fit_stop_the_run(run):
-    with (
-        policy_is(Narrow(fail=lambda request: True)),
-        pytest.raises(PolicyError, match=r"max_error_rate = 0\.1.*517 tokens.*a new run directory"),
-    ):
+    stops = pytest.raises(PolicyError, match=r"max_error_rate = 0\.1.*517 tokens.*a new run directory")
+    with policy_is(FakePolicy(fail=lambda request: TOO_LONG)), stops:
         sample(recipe_of(prompts=1), run)
-
-
-def test_another_strategy_rebuilds_the_pairs_without_a_sample(run, made):
-    first, second = sample(recipe_of(), run), sample(recipe_of(strategy="all"), run)
-    assert second.pairs >= first.pairs
-    assert not made[1].requests
-
-
-def test_pairs_made_by_hand_are_not_undone(run):
-    sample(recipe_of(), run)
-    build_preferences(run, "best-worst")
-    assert sample(recipe_of(), run).already
-    assert run.manifest()["preferences"]["strategy"] == "best-worst"
 
 
 def test_another_policy_is_another_round_and_the_base_stays(run):
@@ -140,14 +122,11 @@ def test_any_measure_of_evaluation_is_a_reward(run, name):
     assert check_store(run).rewards_recomputed == report.samples
 
 
-def test_samples_at_temperature_zero_would_all_be_the_same(run):
-    with pytest.raises(ConfigError, match="temperature 0"):
+def test_what_cannot_be_sampled_is_refused(run):
+    with pytest.raises(ConfigError, match="temperature 0"):  # all samples would be the same
         sample(recipe_of(policy={"temperature": 0}), run)
-
-
-def test_questions_without_gold_cannot_be_sampled(run):
     Path("questions.jsonl").write_text('{"id": "q", "question": "who", "relevant_doc_ids": []}\n')
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, match="nothing can be scored"):
         sample(recipe_of(), run)
 
 
@@ -159,37 +138,99 @@ def test_a_report_says_why_there_are_few_prompts_and_little_spread(run, monkeypa
     assert "retriever.k is 2" in plan(recipe_of(), run).notes[0]
 
 
-def test_bad_lines_that_were_skipped_are_told(run):
-    with Path("questions.jsonl").open("a") as file:
-        file.write("{broken\n")
-    sample(recipe_of(data={"skip_invalid": True}, prompts=1), run)
-    [skipped] = [event for event in run.events() if event["event"] == "skipped"]
-    assert sum(n for name, n in skipped.items() if name not in {"time", "stage", "event"}) == 1
-
-
 def test_a_program_of_another_shape_is_sampled_by_its_path_alone(run):
-    program = {"path": f"{ROOT}/tests/programs/threehop.py:ThreeHop", "adapter": {"kind": "compact"}}
-    recipe = SamplingRecipe.model_validate({**recipe_of().model_dump(), "program": program})
-    report = sample(recipe, run)
-    assert plan(recipe, run).steps == 3
-    groups = content(run)
-    assert {(group.state.step, group.state.predictor) for group in groups} == {(0, "first"), (1, "then"), (2, "then")}
-    assert groups[0].state.messages[-1]["content"].startswith("claim: what follows")
-    assert report.pairs > 0
-    if "1" in report.prompts:
-        assert set(json.loads((run.prompts / "1.json").read_text())["demos"]) == {"first", "then"}
+    sample(recipe_of(program={"path": f"{ROOT}/tests/programs/threehop.py:ThreeHop"}), run)
+    states = [group.state for group in content(run)]
+    assert {(state.step, state.predictor) for state in states} == {(0, "first"), (1, "then"), (2, "then")}
+    assert set(json.loads((run.prompts / "1.json").read_text())["demos"]) == {"first", "then"}
 
 
-@pytest.mark.parametrize("name", ["rollouts.db", "preferences/train.parquet"])
-def test_a_finished_run_sees_a_file_that_was_cut(run, name):
-    recipe = recipe_of(data={"limit": 5})
-    sample(recipe, run)
-    path = run.path / name
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    if name == "rollouts.db":
-        with pytest.raises(RunError, match=r"rollouts\.db is damaged"):
-            sample(recipe, run)
-    else:
-        assert not sample(recipe, run).already
-        assert path.read_bytes() == whole
+def test_a_finished_run_sees_a_file_that_was_cut(run):
+    sample(recipe_of(), run)
+    pairs, table = run.preferences / "train.parquet", preferences(run)
+    pairs.write_bytes(table[: len(table) // 2])
+    assert not sample(recipe_of(), run).already
+    assert preferences(run) == table
+
+
+@pytest.mark.parametrize("faults", [0.0, 0.3], ids=["sound replies", "30 % faulty replies"])
+def test_a_run_killed_three_times_equals_one_that_was_not(faults):
+    """`benchmarks/kills.py` is the long version of this."""
+    command = [sys.executable, "benchmarks/kills.py", "--kills", "3", "--questions", "40"]
+    command += ["--faults", str(faults), "--samples", "1", "--timeout-s", "3", "--stall-s", "30"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    assert ended.returncode in {0, 1}, ended.stderr
+    told = json.loads(ended.stdout)
+    assert (told["equal"], told["asked_twice"], len(told["at"]), bool(told["faults"])) == (True, 0, 3, bool(faults))
+    assert 40 * 4 < told["requests"] <= 40 * 2 * 4
+
+
+UNKNOWN = {"choices": [{"index": 0, "message": {"content": ""}, "finish_reason": "content_filter"}]}
+
+
+@pytest.fixture
+def held_out(run):
+    """The recipe of an evaluation on questions that were not sampled."""
+    text = Path("questions.jsonl").read_text().replace('"id": "q', '"id": "h').replace("what follows", "and then what")
+    Path("held_out.jsonl").write_text(text)
+    return EvalRecipe(questions="held_out.jsonl", split="all", systems=("base",), resamples=100)
+
+
+def about_7(lie):
+    return lambda body: lie if "number 7" in body["messages"][-1]["content"] else {}
+
+
+@pytest.mark.parametrize("lie", [AWAY, UNKNOWN], ids=["error", "content filter"])
+def test_failures_of_status_200_are_outages_and_are_asked_again(run, server, lie):
+    whole = Run.create(Path("whole"))
+    sample(served(server), whole)
+    server.lie = about_7(lie)
+    report = sample(served(server), run)
+    assert (report.waiting, set(report.failures)) == (1, {"policy"})
+    assert all(s.reward is None for g in content(run) for s in g.samples if s.failure)
+    server.lie = lambda body: {}
+    assert sample(served(server), run).waiting == 0
+    assert content(run) == content(whole)
+
+
+def test_an_evaluation_scores_no_failure_and_leaves_no_connection_open(run, held_out, server, caplog):
+    gc.collect()  # what earlier tests left is not counted
+    sample(served(server, prompts=3), run)
+    recipe = held_out.model_copy(update={"systems": ("base", "bank")})
+    for lie, n_failed in ((UNKNOWN, 1), ({}, 0)):
+        server.lie = about_7(lie)
+        assert {row["failed"] for row in evaluate(recipe, run).summary["rows"]} == {n_failed}
+    with caplog.at_level(logging.ERROR, "asyncio"):
+        gc.collect()
+    assert "Unclosed" not in caplog.text
+
+
+def test_an_evaluation_asks_for_its_server_only_where_it_needs_it(run, held_out, server):
+    sample(served(server), run)
+    evaluate(held_out, run)
+    server.close()
+    assert evaluate(held_out.model_copy(update={"systems": ("base", "raw-question")}), run).asked == ("raw-question",)
+
+
+def test_a_dead_server_is_told_before_the_data_is_read(tmp_path):
+    recipe = recipe_of(policy={"kind": "openai", "model": "m", "urls": ["http://127.0.0.1:9/v1"], "retry_for_s": 0})
+    with pytest.raises(PolicyError, match=r"http://127\.0\.0\.1:9/v1/models cannot be reached"):
+        sample(recipe, Run.create(tmp_path / "run"), base_dir=tmp_path)
+    assert Run.open(tmp_path / "run").manifest().get("sampling") is None
+
+
+def test_a_run_whose_completions_do_not_parse_stops_and_shows_one(run, server):
+    server.lie = blank(1.0)
+    for _ in range(2):  # the second time nothing is left to be sampled
+        with pytest.raises(PolicyError, match=r"30 of 30 completions .*: ' ' is .*Adapter reads.* a new run directory"):
+            sample(served(server, samples=1), run)
+    raised = sample(served(server, samples=1, max_unparsed_rate=1.0), run)
+    assert (raised.failures, raised.pairs) == ({"parse": 30}, 0)
+
+
+def test_a_long_run_whose_completions_do_not_parse_stops_early(run, server):
+    server.lie = blank(1.0)
+    with pytest.raises(PolicyError, match=r"completions do not parse"):
+        sample(served(server, samples=8, concurrency=2), run)
+    assert server.answered < 100

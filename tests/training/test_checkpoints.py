@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from leret.core import yaml
 from leret.core.errors import RunError
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.checkpoints import CheckpointDirectory, TrainingRecord, model_card
@@ -24,13 +25,11 @@ def test_an_interrupted_training_refuses_another_recipe(run):
 
 
 def test_two_processes_do_not_train_under_one_name(run):
-    with (
-        CheckpointDirectory(run.policies, "sft").lock(),
-        pytest.raises(RunError, match=r"\.sft is being trained by another"),
-    ):
+    directory = CheckpointDirectory(run.policies, "sft")
+    with directory.lock(), pytest.raises(RunError, match=r"\.sft is being trained by another"):
         train(SFT, run)
-    with pytest.raises(PowerCutError):
-        train(SFT, run, progress=Stopper(1, fail))
+    with directory.lock():
+        pass  # it ends with its owner
 
 
 def test_a_finished_policy_is_left_alone_unless_the_recipe_is_another(run):
@@ -69,12 +68,6 @@ def test_a_published_policy_has_its_record_and_card_and_nothing_else_stays(tmp_p
 
 
 def test_the_front_matter_of_the_card_survives_quotes():
-    front = model_card(RECORD, "a method", 'C:\\a "model"', peft=True).split("---")[1]
-    from leret.core import yaml
-
-    values = yaml.load(front)
-    assert (values["base_model"], values["library_name"], values["tags"]) == (
-        'C:\\a "model"',
-        "peft",
-        ["leret", "trl", "sft"],
-    )
+    values = yaml.load(model_card(RECORD, "a method", 'C:\\a "model"', peft=True).split("---")[1])
+    expected = {"base_model": 'C:\\a "model"', "library_name": "peft", "tags": ["leret", "trl", "sft"]}
+    assert expected.items() <= values.items()

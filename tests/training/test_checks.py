@@ -9,14 +9,7 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BertConfig,
-    BertLMHeadModel,
-    MistralConfig,
-    MistralForCausalLM,
-)
+from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, MistralConfig, MistralForCausalLM
 
 from leret.config.sampling import SamplingRecipe
 from leret.core.bundled import demo_policy
@@ -24,16 +17,16 @@ from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.policies.base import Request
 from leret.policies.local.policy import LocalPolicy
+from leret.sampling.rollouts.environment import Environment
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from leret.training.algorithms import ALGORITHMS
-from leret.training.algorithms.base import TrainerInputs
 from leret.training.algorithms.preference import IPORecipe, PairCollator, preference_rows
 from leret.training.checks import check_loss, check_parity
 from leret.training.data import Encoded, TokenEncoder, TrainingExample, end_token, read_preferences
 from leret.training.model import find_initial, load_for_training, stop_ids
-from leret.training.process import training_process
 from tests.tiny import tiny_policy
+from tests.training.training_runs import trainer_of
 
 ROOT = Path(__file__).parents[2]
 PAIRS = [Encoded([3, 40, 41, 4], ([50, 51, 5], [60, 5])), Encoded([3, 43, 4], ([54, 5], [61, 62, 63, 5]))]
@@ -41,17 +34,11 @@ SMALL = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 1, "num_atte
 SMALL |= {"intermediate_size": 64}
 
 
-def model_of(arch, base):
-    if arch == "mistral":  # of a kind whose batches are padded
-        return MistralForCausalLM(MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=None))
-    return AutoModelForCausalLM.from_pretrained(tiny_policy(base.parent / arch, arch))
-
-
-def trainer_of(model, base, tmp_path, algorithm, **keys):
-    recipe = ALGORITHMS[algorithm].recipe(per_device_train_batch_size=2, **keys)
-    inputs = TrainerInputs(model, AutoTokenizer.from_pretrained(base), PAIRS, tmp_path, "cpu")
-    with training_process(tmp_path, 1):
-        return ALGORITHMS[algorithm].make_trainer(recipe, inputs), recipe, ALGORITHMS[algorithm]
+def checked(model, base, directory, algorithm, **keys):
+    """The trainer of an algorithm and the error of its loss."""
+    recipe = ALGORITHMS[algorithm].settings(per_device_train_batch_size=2, **keys)
+    trainer = trainer_of(recipe, model, base, directory, PAIRS)
+    return trainer, check_loss(trainer, recipe, ALGORITHMS[algorithm])
 
 
 @pytest.mark.parametrize(
@@ -59,16 +46,18 @@ def trainer_of(model, base, tmp_path, algorithm, **keys):
     [
         ("llama", {"algorithm": "sft"}),
         ("opt", {"algorithm": "dpo"}),
-        ("mistral", {"algorithm": "sft"}),
-        ("mistral", {"algorithm": "ipo"}),
+        ("mistral", {"algorithm": "ipo"}),  # of a kind whose batches are padded
         ("llama", {"algorithm": "ipo", "reduction": "token", "sft_weight": 0.3}),
     ],
 )
 def test_one_matrix_heads_pass_and_keep_their_weights(tmp_path, base, arch, keys):
-    model = model_of(arch, base)
+    if arch == "mistral":
+        model = MistralForCausalLM(MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=None))
+    else:
+        model = AutoModelForCausalLM.from_pretrained(tiny_policy(tmp_path / arch, arch))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    trainer, recipe, algorithm = trainer_of(model, base, tmp_path / "out", **keys)
-    assert check_loss(trainer, recipe, algorithm) < 1e-5
+    trainer, error = checked(model, base, tmp_path / "out", **keys)
+    assert error < 1e-5
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
     assert trainer.model.training
 
@@ -78,7 +67,7 @@ def test_a_head_of_more_than_one_matrix_is_refused(tmp_path, base, algorithm):
     torch.manual_seed(0)
     bert = BertLMHeadModel(BertConfig(**SMALL, is_decoder=True))
     with pytest.raises(TrainingError, match=r"TRL computes a loss of .* for BertLMHeadModel where the model itself"):
-        check_loss(*trainer_of(bert, base, tmp_path, algorithm))
+        checked(bert, base, tmp_path, algorithm)
 
 
 @pytest.fixture(scope="module")
@@ -86,17 +75,21 @@ def original(tmp_path_factory):
     """A run of the demo's policy on a few questions of its world, under a copy of the program."""
     directory = tmp_path_factory.mktemp("parity")
     shutil.copy(ROOT / "pipelines/multihop.py", directory / "multihop.py")
-    recipe = SamplingRecipe.model_validate(
-        {
-            "data": {"kind": "world", "options": {"n_train": 20, "n_dev": 5, "n_test": 5}, "limit": 6},
-            "policy": {"kind": "local", "model": "demo", "max_tokens": 12},
-            "program": {"path": f"{directory}/multihop.py:MultiHop", "hops": 2, "adapter": {"kind": "compact"}},
-            "sampling": {"prompts": 1, "samples": 6},
-        }
-    )
+    recipe = {
+        "data": {"kind": "world", "options": {"n_train": 20, "n_dev": 5, "n_test": 5}, "limit": 6},
+        "policy": {"kind": "local", "model": "demo", "max_tokens": 12},
+        "program": {"path": f"{directory}/multihop.py:MultiHop", "hops": 2, "adapter": {"kind": "compact"}},
+        "sampling": {"prompts": 1, "samples": 6},
+    }
     run = Run.create(directory / "run")
-    assert sample(recipe, run).pairs > 0
+    assert sample(SamplingRecipe.model_validate(recipe), run).pairs > 0
     return run
+
+
+def change_program(run, **keys):
+    section = run.manifest()["sampling"]
+    section["program"] |= keys
+    run.update(sampling=section)
 
 
 @pytest.fixture
@@ -104,9 +97,7 @@ def run(original, tmp_path):
     """A copy, to be changed."""
     shutil.copytree(original.path.parent, tmp_path / "copy")
     copy = Run(tmp_path / "copy/run")
-    section = copy.manifest()["sampling"]
-    section["program"]["path"] = f"{tmp_path}/copy/multihop.py:MultiHop"
-    copy.update(sampling=section)
+    change_program(copy, path=f"{tmp_path}/copy/multihop.py:MultiHop")
     return copy
 
 
@@ -124,42 +115,31 @@ def check(run, encoder):
 def test_the_trainer_gets_the_tokens_that_the_engine_sampled(original, encoder):
     """Prompt and completion ids of the engine, against those of the preference rows that reach TRL's loss."""
     with Store(original.store, read_only=True) as store:
-        groups = list(store.groups())
+        requests = [Request(group.state.messages, tuple(range(4)), 1.0, 12) for group in store.groups()]
     policy = LocalPolicy(demo_policy(), threads=1)
     n = 0
     try:
-        for group in groups:
-            request = Request(group.state.messages, tuple(range(4)), 1.0, 12)
-            first, second = asyncio.run(policy.complete(request))[:2]
-            encoded = encoder.encode([TrainingExample("q", request.messages, (first.text, second.text))])
+        for request in requests:
+            pair = asyncio.run(policy.complete(request))[:2]
+            encoded = encoder.encode([TrainingExample("q", request.messages, tuple(one.text for one in pair))])
             row = {name: values[0] for name, values in preference_rows(encoded).items()}
             batch = PairCollator(encoder.tokenizer.pad_token_id, sequence=False)([row])
             prompt = list(policy._encoder.encode(request.messages).token_ids)
-            assert len(prompt) == first.n_prompt_tokens
-            for place, completion in enumerate((first, second)):
-                if completion.finish_reason != "stop":
-                    continue  # cut off: training adds the end that the sampler did not come to
-                ids = batch["input_ids"][place]
-                assert ids[batch["attention_mask"][place].bool()].tolist() == [*prompt, *completion.token_ids]
-                assert ids[batch["completion_mask"][place].bool()].tolist() == list(completion.token_ids)
-                n += 1
+            assert len(prompt) == pair[0].n_prompt_tokens
+            for place, completion in enumerate(pair):
+                if completion.finish_reason == "stop":  # to one cut off training adds the end
+                    ids, sampled = batch["input_ids"][place], list(completion.token_ids)
+                    assert ids[batch["attention_mask"][place].bool()].tolist() == prompt + sampled
+                    assert ids[batch["completion_mask"][place].bool()].tolist() == sampled
+                    n += 1
     finally:
         policy.close()
     assert n >= 10
 
 
-def rewrite_program(run, **names):
+def rewrite_program(run, old, new):
     path = run.path.parent / "multihop.py"
-    text = path.read_text()
-    for old, new in names.items():
-        text = text.replace(old, new)
-    path.write_text(text)
-
-
-def shorten_items(run):
-    section = run.manifest()["sampling"]
-    section["program"]["adapter"]["words_per_item"] = 2
-    run.update(sampling=section)
+    path.write_text(path.read_text().replace(old, new))
 
 
 def edit_preferences(run):
@@ -179,17 +159,16 @@ def count_other_tokens(run):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (
-            lambda run: rewrite_program(run, context="passages"),
-            r"the program no longer sends what was sampled:\n(.|\n)*sampled: (.|\n)*today: ",
-        ),
-        (lambda run: rewrite_program(run, write_query="ask"), "has no predictor 'write_query' any more"),
-        (shorten_items, "step 1: the program no longer sends what was sampled"),
+        (lambda run: rewrite_program(run, "context", "passages"),
+         r"the program no longer sends what was sampled:\n(.|\n)*sampled: (.|\n)*today: "),
+        (lambda run: rewrite_program(run, "write_query", "ask"), "has no predictor 'write_query' any more"),
+        (lambda run: change_program(run, adapter={"kind": "compact", "words_per_item": 2}),
+         "step 1: the program no longer sends what was sampled"),
         (edit_preferences, r"what would be trained is not what was sent(.|\n)*please(.|\n)*leret pairs"),
         (count_other_tokens, r"the sampler counted \d+ tokens in the zero-shot prompt; .* makes \d+"),
     ],
     ids=["inputs", "predictor", "adapter", "preferences", "counts"],
-)
+)  # fmt: skip
 def test_what_has_changed_since_sampling_is_refused(run, encoder, change, says):
     change(run)
     with pytest.raises(TrainingError, match=says):
@@ -198,23 +177,30 @@ def test_what_has_changed_since_sampling_is_refused(run, encoder, change, says):
 
 def test_a_tokenizer_that_encodes_prompts_in_two_ways_is_refused(original, encoder):
     class Twofold:
-        def __init__(self, inner):
-            self.inner = inner
-
         def __getattr__(self, name):
-            return getattr(self.inner, name)
+            return getattr(encoder.tokenizer, name)
 
         def __call__(self, texts, **settings):
-            return {"input_ids": [[5, *ids] for ids in self.inner(texts, **settings)["input_ids"]]}
+            return {"input_ids": [[5, *ids] for ids in encoder.tokenizer(texts, **settings)["input_ids"]]}
 
     with pytest.raises(TrainingError, match="the prompt that would be trained is not the one that is sampled, from"):
-        check(original, TokenEncoder(Twofold(encoder.tokenizer), encoder.end))
+        check(original, TokenEncoder(Twofold(), encoder.end))
+
+
+def test_a_program_is_opened_again_only_where_it_or_a_version_has_changed(run, encoder, monkeypatch):
+    monkeypatch.setattr(Environment, "open", lambda run: pytest.fail("opened"))
+    check(run, encoder)
+    run.update(versions={**run.manifest()["versions"], "dspy": "0"})
+    with pytest.raises(pytest.fail.Exception, match="opened"):
+        check(run, encoder)
 
 
 def test_a_run_as_it_was_sampled_passes_and_a_lost_program_is_noted(run, encoder):
+    def noted():
+        return json.dumps([event for event in run.events() if event["event"] == "messages not checked"])
+
     check(run, encoder)
-    assert not [event for event in run.events() if event["event"] == "messages not checked"]
+    assert noted() == "[]"
     (run.path.parent / "multihop.py").unlink()
     check(run, encoder)
-    events = [event for event in run.events() if event["event"] == "messages not checked"]
-    assert "multihop.py" in json.dumps(events)
+    assert "multihop.py" in noted()

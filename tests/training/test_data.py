@@ -10,9 +10,7 @@ from leret.core.errors import TrainingError
 from leret.training.data import TokenEncoder, TrainingExample, end_token, read_preferences
 from tests.tiny import TEMPLATE
 
-EXAMPLE = TrainingExample(
-    "q1", ({"role": "user", "content": "who wrote the book"},), ("book author", "the author of the book")
-)
+EXAMPLE = TrainingExample("q1", ({"role": "user", "content": "who wrote the book"},), ("book author", "the author"))
 
 
 @pytest.fixture
@@ -20,18 +18,13 @@ def tokenizer(base):
     return AutoTokenizer.from_pretrained(base)
 
 
-def test_a_prompt_a_completion_and_one_end_token(tokenizer):
+@pytest.mark.parametrize("after", ["", "\\n"], ids=["end", "newline after the end"])
+def test_a_prompt_a_completion_and_one_end_token(tokenizer, after):
+    tokenizer.chat_template = TEMPLATE.replace("{{ '<|end|>' }}", f"{{{{ '<|end|>{after}' }}}}")
     (encoded,) = TokenEncoder(tokenizer, end_token(tokenizer, [5])).encode([EXAMPLE])
-    words = tokenizer.convert_ids_to_tokens
-    assert words(encoded.prompt) == ["<|user|>", "who", "wrote", "the", "book", "<|assistant|>"]
-    assert words(encoded.completions[0]) == ["book", "author", "<|end|>"]
-    assert words(encoded.completions[1]) == ["the", "author", "of", "the", "book", "<|end|>"]
-
-
-def test_a_newline_after_the_end_token_is_not_trained(tokenizer):
-    tokenizer.chat_template = TEMPLATE.replace("{{ '<|end|>' }}", "{{ '<|end|>\\n' }}")
-    (encoded,) = TokenEncoder(tokenizer, end_token(tokenizer, [5])).encode([EXAMPLE])
-    assert [(ids[-1], ids.count(5)) for ids in encoded.completions] == [(5, 1), (5, 1)]
+    words = [tokenizer.convert_ids_to_tokens(ids) for ids in (encoded.prompt, *encoded.completions)]
+    prompt = ["<|user|>", "who", "wrote", "the", "book", "<|assistant|>"]
+    assert words == [prompt, ["book", "author", "<|end|>"], ["the", "author", "<|end|>"]]
 
 
 def test_the_end_token_is_the_one_that_the_template_writes(tokenizer):
@@ -46,24 +39,18 @@ def test_a_policy_that_does_not_know_the_words_of_the_probe_has_an_end_token():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "shown"),
+    ("template", "says"),
     [
-        ("{{ '<|end|>' }}", "{{ ' .' }}", "'answer .'"),
-        ("m['content'] }}", "'<|system|>' + m['content'] }}", "'<|system|> answer'"),
-        ("{{ '<|end|>' }}", "{{ '<|user|><|end|>' }}", "'answer <|user|>'"),
+        (TEMPLATE.replace("{{ '<|end|>' }}", "{{ ' .' }}"), r"'answer \.'.* generation stops \(<\|end\|>\)"),
+        (TEMPLATE.replace("m['content'] }}", "'<|system|>' + m['content'] }}"), r"'<\|system\|> answer'"),
+        (TEMPLATE.replace("{{ '<|end|>' }}", "{{ '<|user|><|end|>' }}"), r"'answer <\|user\|>'"),
+        (None, r"has no chat template; add chat_template\.jinja"),
     ],
-    ids=["no end", "mark before", "mark after"],
+    ids=["no end", "mark before", "mark after", "none"],
 )
-def test_a_template_whose_turns_no_text_of_the_sampler_gives_is_refused(tokenizer, old, new, shown):
-    tokenizer.chat_template = TEMPLATE.replace(old, new)
-    with pytest.raises(TrainingError, match=r"writes a turn as .* generation stops \(<\|end\|>\)") as caught:
-        end_token(tokenizer, [5])
-    assert shown in str(caught.value)
-
-
-def test_a_tokenizer_without_a_template_says_so(tokenizer):
-    tokenizer.chat_template = None
-    with pytest.raises(TrainingError, match=r"has no chat template; add chat_template\.jinja"):
+def test_a_template_whose_turns_no_text_of_the_sampler_gives_is_refused(tokenizer, template, says):
+    tokenizer.chat_template = template
+    with pytest.raises(TrainingError, match=says):
         end_token(tokenizer, [5])
 
 
@@ -72,13 +59,11 @@ def test_a_tokenizer_without_a_template_says_so(tokenizer):
     [
         (lambda path: path.unlink(), "is missing"),
         (lambda path: path.write_text("not parquet"), "cannot be read"),
-        (
-            lambda path: pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a"]}), path),
-            "has no column chosen, rejected, question_id",
-        ),
+        (lambda path: pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a"]}), path),
+         "has no column chosen, rejected, question_id"),
     ],
     ids=["missing", "text", "columns"],
-)
+)  # fmt: skip
 def test_preferences_that_cannot_be_read_are_named(run, damage, says):
     assert len(read_preferences(run.preferences)) == 48
     damage(run.preferences / "train.parquet")

@@ -20,15 +20,13 @@ def sequences(n=6):
     return [*found, found[0]]
 
 
-def model_of(arch, tmp_path, attention):
-    if arch == "qwen3":
-        torch.manual_seed(0)
-        config = Qwen3Config(
-            vocab_size=200, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
-            num_key_value_heads=1, head_dim=32, max_position_embeddings=128, attn_implementation=attention,
-        )  # fmt: skip
-        return Qwen3ForCausalLM(config)
-    return AutoModelForCausalLM.from_pretrained(tiny_policy(tmp_path / arch, arch), attn_implementation=attention)
+def model_of(arch, tmp_path, attention="sdpa"):
+    if arch != "qwen3":
+        return AutoModelForCausalLM.from_pretrained(tiny_policy(tmp_path / arch, arch), attn_implementation=attention)
+    torch.manual_seed(0)
+    shape = {"vocab_size": 200, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128}
+    return Qwen3ForCausalLM(Qwen3Config(**shape, **heads, attn_implementation=attention))
 
 
 @pytest.mark.parametrize(("arch", "attention"), [("llama", "sdpa"), ("opt", "eager"), ("qwen3", "sdpa")])
@@ -51,13 +49,12 @@ def test_packed_batches_have_the_hidden_states_and_gradients_of_padded_ones(tmp_
 
 
 def test_a_prepared_model_takes_plain_calls_and_another_kind_is_left_alone(tmp_path):
-    model = model_of("llama", tmp_path, "sdpa")
-    ids = torch.tensor([[3, 4, 5]])
+    model, ids = model_of("llama", tmp_path), torch.tensor([[3, 4, 5]])
     before = model(input_ids=ids).logits
     share_prompts(model)
     assert torch.equal(model(input_ids=ids).logits, before)
-    other = BertLMHeadModel(BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=1))
-    assert not share_prompts(other)
+    other = BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+    assert not share_prompts(BertLMHeadModel(other))
 
 
 def test_a_completion_sees_its_prompt_and_itself_alone():

@@ -1,4 +1,4 @@
-"""A sampled run without sampling: states, completions and rewards put into the store by hand."""
+"""A sampled run without sampling: states, completions and rewards put into the store by hand; and trainers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import random
 import signal
 from pathlib import Path
 
+from transformers import AutoTokenizer
+
 from leret.core.runs import Run
 from leret.core.types import Sample, State, digest
 from leret.datasets.splits import split_of
 from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.store.schema import PathStep, SamplingParams
 from leret.sampling.store.store import Store
+from leret.training.algorithms import ALGORITHMS
+from leret.training.algorithms.base import TrainerInputs
+from leret.training.process import training_process
 from tests.tiny import WORDS
 
 POLICY = "0" * 32
@@ -31,19 +36,21 @@ def interrupt() -> None:
 
 
 class Stopper:
-    """A progress that does something at a step."""
+    """A progress that keeps what it is told, and does something at a step."""
 
-    def __init__(self, step, what):
-        self.step, self.what, self.seen = step, what, 0
+    def __init__(self, step=0, what=lambda: None):
+        self.step, self.what, self.started, self.done, self.facts = step, what, [], 0, {}
 
-    def start(self, stage, total): ...
-
-    def finish(self): ...
+    def start(self, stage, total):
+        self.started.append((stage, total))
 
     def advance(self, n=1, **facts):
-        self.seen += n
-        if self.seen == self.step:
+        self.done += n
+        self.facts |= facts
+        if self.done == self.step:
             self.what()
+
+    def finish(self): ...
 
 
 def changed(recipe, **keys):
@@ -51,35 +58,37 @@ def changed(recipe, **keys):
     return type(recipe)(**{**recipe.model_dump(), **keys})
 
 
+def trainer_of(recipe, model, base, directory, pairs):
+    """The trainer that a recipe's algorithm makes, on one thread."""
+    inputs = TrainerInputs(model, AutoTokenizer.from_pretrained(base), pairs, directory, "cpu")
+    with training_process(directory, 1):
+        return ALGORITHMS[recipe.algorithm].make_trainer(recipe, inputs)
+
+
 def train_ids(n: int) -> list[str]:
     """The first ``n`` ids whose hash puts them into the train split."""
-    ids = (f"q{i}" for i in range(10 * n + 10))
-    return [id for id in ids if split_of(id) == "train"][:n]
+    return [id for id in (f"q{i}" for i in range(10 * n + 10)) if split_of(id) == "train"][:n]
 
 
-def sampled_run(
-    path: Path, base: Path, n_questions: int = 24, *, words: int = 8, spread: bool = True, system: str = ""
-) -> Run:
-    """Every question has one state with three completions of rewards 1, 0.5 and 0; all 0 without spread."""
+def sampled_run(path: Path, base: Path, *, words: int = 8, spread: bool = True, system: str = "") -> Run:
+    """24 questions, each with one state and three completions of rewards 1, 0.5 and 0; all 0 without spread."""
     run = Run.create(path)
-    run.update(
-        sampling={"policy": {"kind": "local", "model": str(base)}, "data": {"kind": "jsonl", "seed": 0}},
-        digests={"policy": POLICY},
-    )
+    policy, data = {"kind": "local", "model": str(base)}, {"kind": "jsonl", "seed": 0}
+    run.update(sampling={"policy": policy, "data": data}, digests={"policy": POLICY})
     rng = random.Random(0)
-    origin = SamplingParams("base", POLICY, "p", 1.0, 1.0, 16)
+    head = ({"role": "system", "content": system},) if system else ()
     with Store(run.store) as store:
-        for id in train_ids(n_questions):
+        for id in train_ids(24):
             asked = {"role": "user", "content": f"question: {_text(rng, rng.randint(3, words))}"}
-            messages = ({"role": "system", "content": system}, asked) if system else (asked,)
-            state = State(digest(id, "s"), id, 0, "write", {"question": id}, messages)
+            state = State(digest(id, "s"), id, 0, "write", {"question": id}, (*head, asked))
             store.put_state(state)
-            rewards = (1.0, 0.5, 0.0) if spread else (0.0, 0.0, 0.0)
-            store.put_samples(
-                [_sample(state, i, _text(rng, 2 + i), reward) for i, reward in enumerate(rewards)], origin
-            )
+            samples = [
+                _sample(state, i, _text(rng, 2 + i), reward * spread) for i, reward in enumerate((1.0, 0.5, 0.0))
+            ]
+            store.put_samples(samples, SamplingParams("base", POLICY, "p", 1.0, 1.0, 16))
             store.put_visit(PathStep(id, 0, POLICY, state.id, None, None, "solved"))
     build_preferences(run)
+    run.held_out.write_text("[]")
     return run
 
 
@@ -88,15 +97,6 @@ def _text(rng: random.Random, n: int) -> str:
 
 
 def _sample(state: State, index: int, completion: str, reward: float) -> Sample:
-    return Sample(
-        id=digest(state.id, index),
-        state_id=state.id,
-        question_id=state.question_id,
-        step=0,
-        prompt="0",
-        index=index,
-        seed=index,
-        completion=completion,
-        outputs={"query": completion},
-        reward=reward,
-    )
+    found = {"completion": completion, "outputs": {"query": completion}, "reward": reward}
+    where = {"id": digest(state.id, index), "state_id": state.id, "question_id": state.question_id}
+    return Sample(**where, step=0, prompt="0", index=index, seed=index, **found)

@@ -128,9 +128,8 @@ def _margins(run: Run) -> dict[int, list[float]]:
         try:
             table = pq.read_table(path, columns=["step", "score_chosen", "score_rejected"]).to_pydict()
         except (OSError, pa.ArrowException) as error:
-            raise RunError(
-                f"{path} cannot be read ({error}); make it again with `leret pairs --run {run.path}`"
-            ) from error
+            again = f"make it again with `leret pairs --run {run.path}`"
+            raise RunError(f"{path} cannot be read ({error}); {again}") from error
         for step, chosen, rejected in zip(*table.values(), strict=True):
             margins[step + 1].append(chosen - rejected)
     return dict(margins)

@@ -20,6 +20,7 @@ _EVERY_HOP = ("recall", "ap")
 _LEVEL = 0.05
 """A difference of a smaller adjusted p is told as one."""
 
+_DUMBBELLS = {"recall": "Recall by hop", "all_found": "All gold documents found, by hop"}
 _CARDS = ("recall", "all_found", "bridge_found", "ap")
 _KINDS = ("policy", "prompt", "base", "baseline")
 
@@ -72,12 +73,23 @@ def render(
         compared=_compared(summary),
         level=_LEVEL,
         types=[{"name": type_, "n": n} for type_, n in summary["n_by_type"].items()],
-        type_columns=[{"measure": m, "hop": last} for m in ("recall", "all_found") if m in measures],
+        type_columns=[{"measure": m, "hop": last} for m in _DUMBBELLS],
         labels={m: LABELS.get(m, m) for m in measures},
         percent=lambda share: f"{100 * share:g} %",
         any_failed=any(row["failed"] for row in summary["rows"]),
-        dumbbells=_dumbbells(summary),
-        histograms=_histograms(learned),
+        dumbbells=[
+            {"title": title, "svg": dumbbells(summary["rows"], measure, LABELS[measure])}
+            for measure, title in _DUMBBELLS.items()
+            if summary["rows"]
+        ],
+        histograms=[
+            {"title": title, "svg": bars_by_hop(name, label, by_hop)}
+            for name, title, label, by_hop in (
+                ("rewards", "Rewards of the samples", "reward", learned.rewards),
+                ("margins", "Margins of the pairs", "reward of chosen less rejected", learned.margins),
+            )
+            if any(by_hop.values())
+        ],
         sampled=_sampled(learned),
         curves=[
             {"title": f"Training of {policy}", "svg": training_curves(f"curves-{i}", panels)}
@@ -103,14 +115,15 @@ def _headline(summary: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) ->
     if found.get(RAW, 0.0) > found.get(best, 0.0) and p is not None and p < _LEVEL:
         shares = f"{found[RAW]:.0%} of the gold documents, against {found[best]:.0%} by {best}"
         return f"The question itself, searched for without an LM, finds more than every system with an LM: {shares}"
-    if not cards or cards[0]["what"] != _card_title("recall", summary):
+    card = next((card for card in cards if card["measure"] == "recall"), None)
+    if card is None:
         return None
-    card = cards[0]
     low, high = card["ci"]
-    verb = "finds more" if low is not None and low > 0 else ("finds less" if high is not None and high < 0 else None)
-    if verb is None:
+    if low <= 0 <= high:
         return f"{focus} finds about as much as {baseline}"
-    return f"{focus} {verb} than {baseline}: {card['after']:.0%} of the gold documents, against {card['before']:.0%}"
+    more = "more" if low > 0 else "less"
+    shares = f"{card['after']:.0%} of the gold documents, against {card['before']:.0%}"
+    return f"{focus} finds {more} than {baseline}: {shares}"
 
 
 def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -120,7 +133,8 @@ def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     compared = {(c["a"], c["b"], c["measure"]): c for c in summary["comparisons"]}
     return [
         {
-            "what": _card_title(measure, summary),
+            "measure": measure,
+            "what": f"{LABELS[measure]}, {baseline} to {focus}",
             "before": rows[baseline][measure],
             "after": rows[focus][measure],
             **{key: comparison[key] for key in ("difference", "ci", "p", "p_holm")},
@@ -128,10 +142,6 @@ def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
         for measure in _CARDS
         if (comparison := compared.get((focus, baseline, measure))) and comparison["difference"] is not None
     ]
-
-
-def _card_title(measure: str, summary: Mapping[str, Any]) -> str:
-    return f"{LABELS[measure]}, {summary['baseline']} to {summary['focus']}"
 
 
 def _compared(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,27 +169,6 @@ def _compared(summary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _dumbbells(summary: Mapping[str, Any]) -> list[dict[str, str]]:
-    titles = {"recall": "Recall by hop", "all_found": "All gold documents found, by hop"}
-    return [
-        {"title": title, "svg": dumbbells(summary["rows"], measure, LABELS[measure])}
-        for measure, title in titles.items()
-        if summary["rows"] and measure in summary["measures"]
-    ]
-
-
-def _histograms(learned: TrainingData) -> list[dict[str, str]]:
-    wanted = (
-        ("rewards", "Rewards of the samples", "reward", learned.rewards),
-        ("margins", "Margins of the pairs", "reward of chosen less rejected", learned.margins),
-    )
-    return [
-        {"title": title, "svg": bars_by_hop(name, label, by_hop)}
-        for name, title, label, by_hop in wanted
-        if any(len(values) for values in by_hop.values())
-    ]
-
-
 def _sampled(learned: TrainingData) -> str | None:
     if not learned.n_states:
         return None
@@ -196,17 +185,15 @@ def _sampled(learned: TrainingData) -> str | None:
 
 def _subtitle(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     """The run in a sentence."""
-    sampling = manifest.get("sampling") or {}
-    data, retriever, program = (sampling.get(key) or {} for key in ("data", "retriever", "program"))
+    data, retriever, program = (manifest["sampling"][key] for key in ("data", "retriever", "program"))
     hops = summary["n_hops"]
-    over = "a generated world" if data.get("kind") == "world" else data.get("kind", "unknown data")
+    over = "a generated world" if data["kind"] == "world" else data["kind"]
     raw = [row["hops"][-1]["recall"] for row in summary["rows"] if row["system"] == RAW]
     without = f" Searching for the question itself finds {raw[0]:.0%} of the gold documents." if raw and raw[0] else ""
     seen = ", passages already seen excluded" if retriever.get("exclude_seen") else ""
     return (
-        f"{str(program.get('path', '?')).rpartition(':')[2]} writes {hops} {'queries' if hops > 1 else 'query'} "
-        f"a question over {over}; "
-        f"{str(retriever.get('kind', '')).upper()} returns {retriever.get('k', '?')} passages for each{seen}. "
+        f"{program['path'].rpartition(':')[2]} writes {hops} {'queries' if hops > 1 else 'query'} "
+        f"a question over {over}; {retriever['kind'].upper()} returns {retriever['k']} passages for each{seen}. "
         f"{summary['n_questions']:,} held-out questions.{without}"
     )
 
@@ -215,34 +202,28 @@ def _facts(
     manifest: Mapping[str, Any], summary: Mapping[str, Any], training: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[str, str]]:
     """What the run was made with: label and text."""
-    sampling = manifest.get("sampling") or {}
-    bank, policy = sampling.get("sampling") or {}, sampling.get("policy") or {}
+    sampling = manifest["sampling"]
+    bank, policy = sampling["sampling"], sampling["policy"]
     runs = f"temperature {summary['temperature']:g}, {summary['samples']} runs a question"
     facts = [
         ("evaluated", f"{summary['when']} on split {summary['split']}, {runs if summary['temperature'] else 'greedy'}"),
-        *((section, _settings(sampling.get(section) or {})) for section in ("program", "retriever", "data")),
-        (
-            "base policy",
-            f"{policy.get('model')} ({policy.get('kind')}), at most {policy.get('max_tokens')} tokens a completion",
-        ),
+        *((section, _settings(sampling[section])) for section in ("program", "retriever", "data")),
+        ("base policy", f"{policy['model']} ({policy['kind']}), at most {policy['max_tokens']} tokens a completion"),
         (
             "sampling",
-            f"{bank.get('prompts')} prompts of {bank.get('samples')} samples at temperature "
-            f"{policy.get('temperature')}, reward {bank.get('reward')}, pairs {bank.get('strategy')}, "
-            f"seed {bank.get('seed')}",
+            f"{bank['prompts']} prompts of {bank['samples']} samples at temperature {policy['temperature']}, "
+            f"reward {bank['reward']}, pairs {bank['strategy']}, seed {bank['seed']}",
         ),
     ]
     for name, value in training.items():
-        recipe = (value.get("key") or {}).get("recipe") or {}
+        recipe = value["key"]["recipe"]
         text = (
-            f"{recipe.get('algorithm')} from {value.get('parent')}: {value.get('examples'):,} examples, "
-            f"{value.get('steps'):,} steps, learning rate {recipe.get('learning_rate'):g}, "
-            f"seed {recipe.get('seed')}, {value.get('seconds'):,.0f} s"
+            f"{recipe['algorithm']} from {value['parent']}: {value['examples']:,} examples, {value['steps']:,} steps, "
+            f"learning rate {recipe['learning_rate']:g}, seed {recipe['seed']}, {value['seconds']:,.0f} s"
         )
         facts.append((name, text))
-    versions = (manifest.get("versions") or {}).items()
-    facts.append(("versions", ", ".join(f"{name} {version}" for name, version in versions if version)))
-    return [(label, text) for label, text in facts if text]
+    versions = (f"{name} {version}" for name, version in manifest.get("versions", {}).items() if version)
+    return [(label, text) for label, text in (*facts, ("versions", ", ".join(versions))) if text]
 
 
 def _settings(values: Mapping[str, Any]) -> str:

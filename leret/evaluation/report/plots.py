@@ -30,7 +30,7 @@ _VARIABLES: Final = {
     "#090909": "--s-second",
 }
 _INK, _MUTED, _GRID, _CARD, _BASELINE, _BASE, _PROMPT, _POLICY, _SECOND = _VARIABLES
-KIND_COLOURS: Final = {"baseline": _BASELINE, "base": _BASE, "prompt": _PROMPT, "policy": _POLICY}
+_KIND_COLOURS: Final = {"baseline": _BASELINE, "base": _BASE, "prompt": _PROMPT, "policy": _POLICY}
 
 _SETTINGS: Final[Any] = {
     "svg.hashsalt": "leret",
@@ -84,23 +84,19 @@ def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> st
     return _svg(f"dumbbells-{measure}", f"{label}, after the last hop: {figures}", (6.2, 0.62 + 0.38 * len(rows)), draw)
 
 
-def bars_by_hop(name: str, label: str, by_hop: Mapping[int, Sequence[float]], bins: int = 10) -> str:
-    """A histogram, hops (from 1) beside each other: over [0, 1], and wider where values lie outside.
-
-    The name is unique in the page.
-    """
+def bars_by_hop(name: str, label: str, by_hop: Mapping[int, Sequence[float]]) -> str:
+    """A histogram, hops (from 1) beside each other: over [0, 1], and wider where values lie outside."""
     hops = sorted(by_hop)
     values = [value for hop in hops for value in by_hop[hop]]
     low, high = min(0.0, *values), max(1.0, *values)
-    edges = np.linspace(low, high, bins + 1)
+    edges = np.linspace(low, high, 11)
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        step = (high - low) / bins
-        width = 0.86 * step / max(1, len(hops))
+        step = (high - low) / 10
+        width = 0.86 * step / len(hops)
         for i, hop in enumerate(hops):
-            counts, _ = np.histogram(by_hop[hop], edges)
-            share = counts / max(1, counts.sum())
+            share = np.histogram(by_hop[hop], edges)[0] / max(1, len(by_hop[hop]))
             left = edges[:-1] + 0.07 * step + i * width
             colour = (_BASE, _POLICY, _SECOND, _PROMPT)[i % 4]
             axes.bar(left, share, width, align="edge", color=colour, label=f"hop {hop} (n = {len(by_hop[hop]):,})")
@@ -115,7 +111,7 @@ def bars_by_hop(name: str, label: str, by_hop: Mapping[int, Sequence[float]], bi
 
 
 def training_curves(name: str, curves: Sequence[tuple[str, Mapping[str, Sequence[tuple[float, float]]]]]) -> str:
-    """Small panels: each has a title, and (step, value) points by the line's name. The name is unique in the page."""
+    """Small panels: each has a title, and (step, value) points by the line's name."""
     n_columns = 2 if len(curves) > 1 else 1
     n_rows = -(-len(curves) // n_columns)
 
@@ -136,7 +132,7 @@ def training_curves(name: str, curves: Sequence[tuple[str, Mapping[str, Sequence
 
 
 def _dumbbell(axes: Axes, place: int, row: Mapping[str, Any], measure: str) -> None:
-    colour = KIND_COLOURS[row["kind"]]
+    colour = _KIND_COLOURS[row["kind"]]
     values = [(hop[measure], hop[f"{measure}_ci"]) for hop in row["hops"] if hop[measure] is not None]
     if not values:
         return
@@ -173,7 +169,7 @@ def _say(value: float | None) -> str:
 
 
 def _svg(name: str, description: str, size: tuple[float, float], draw: Callable[[Figure], None]) -> str:
-    """Draw, and turn the file into an element of the page."""
+    """Draw, and turn the file into an element of the page, in which the name is unique."""
     with rc_context(_SETTINGS):
         figure = Figure(figsize=size, layout="constrained")
         figure.patch.set_alpha(0)
@@ -185,8 +181,8 @@ def _svg(name: str, description: str, size: tuple[float, float], draw: Callable[
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<(metadata|style)[ >].*?</\1>", "", text, flags=re.DOTALL)  # its style would rule the whole page
-    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
-    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
+    for side in ("width", "height"):
+        text = re.sub(rf'(<svg[^>]*?) {side}="[^"]*"', r"\1", text, count=1)
     for colour, variable in _VARIABLES.items():
         text = text.replace(colour, f"var({variable})")
     text = re.sub(r"""(font:(?: \d+)? [\d.]+px) [^;"]+""", r"\1 var(--font)", text)

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from leret.config.retriever import ClinicalTrialsSettings, PubMedSettings, RemoteSettings
 from leret.core.aio import gathered, submit
@@ -17,7 +17,7 @@ from leret.core.types import Ranking
 from leret.http.answers import Answer, ApiKey, HttpError, RejectedError
 from leret.http.client import Call, Client
 from leret.http.endpoints import RateLimit
-from leret.retrieval.base import has_terms, raise_if_partial
+from leret.retrieval.base import PartialResultsError, has_terms
 
 T = TypeVar("T")
 Question = tuple[Call, Callable[[Answer], T]]
@@ -62,7 +62,7 @@ class SearchClient:
         """Send a request, and wait for its answer; RetrievalError where it failed."""
         outcome = self.ask_each([question])[0]
         if isinstance(outcome, HttpError):
-            raise retrieval_error(outcome) from outcome
+            raise PartialResultsError(outcome, {}) from outcome
         return outcome
 
     def ask_each(self, questions: Sequence[Question[T]]) -> list[T | HttpError]:
@@ -96,75 +96,74 @@ class SearchClient:
             return error
 
 
-def retrieval_error(error: HttpError) -> RetrievalError:
-    """A failed request as the retriever's failure."""
-    failure = RetrievalError(str(error))
-    failure.exit_code = error.exit_code
-    return failure
-
-
 def rankings_of(queries: Sequence[str], outcomes: Sequence[Ranking | HttpError]) -> list[Ranking]:
-    """One ranking a query; PartialResultsError where a request failed."""
-    return raise_if_partial(queries, [retrieval_error(one) if isinstance(one, HttpError) else one for one in outcomes])
+    """One ranking a query; PartialResultsError with the first failure and the other rankings where some failed."""
+    failure = next((outcome for outcome in outcomes if isinstance(outcome, HttpError)), None)
+    answered = [(q, found) for q, found in zip(queries, outcomes, strict=True) if not isinstance(found, HttpError)]
+    if failure is not None:
+        raise PartialResultsError(failure, dict(answered)) from failure
+    return [ranking for _, ranking in answered]
 
 
-def refuse_offline(queries: Sequence[str]) -> None:
-    """Refuse what reaches the engine: the cache, which stands before it, does not hold it."""
-    lacking = [query for query in queries if has_terms(query)]
-    if lacking:
-        raise RetrievalError(
-            f"retriever.offline is set, and the cache does not hold {len(lacking)} queries, "
-            f"{lacking[0][:80]!r} first; run with offline: false once, with the same cache"
-        )
-
-
-def pasted(query: str) -> str:
-    r"""One line, operators and quotes as they are; control characters and halves of surrogate pairs become a space.
-
-    >>> pasted('("heart attack"[MeSH]\nAND aspirin) ')
-    '("heart attack"[MeSH] AND aspirin)'
-    """
-    return _CONTROL.sub(" ", query).strip()
-
-
-class Refusals:
-    """Decides what refused queries mean.
+class Site(Generic[T]):
+    """A site whose queries have a syntax: what is asked offline, and what a refused query means.
 
     A query whose syntax a site refuses finds nothing, as it would for a user. But settings that are wrong, and sites
     that have broken down, refuse in the same way, and must not make every query find nothing: so after a refusal a
     plain query is sent under the same settings, and if that is refused too, the refusal is an error.
 
     Args:
-        site: as messages call it.
-        ask_plain: sends a query that has no syntax to be wrong; gives its answer, or its failure.
+        name: as messages call it.
+        most: passages a query.
+        client: sends the requests.
+        question: a query and k to a request.
+        nothing: the answer to a query that is refused for its syntax.
         statuses: of HTTP that may be about the query: malformed, too long.
     """
 
-    def __init__(self, site: str, ask_plain: Callable[[], object], statuses: Collection[int]) -> None:
-        self._site = site
-        self._ask_plain = ask_plain
-        self._statuses = statuses
-        self.n = 0
+    def __init__(
+        self,
+        name: str,
+        most: int,
+        client: SearchClient,
+        question: Callable[[str, int], Question[T]],
+        nothing: T,
+        statuses: Collection[int],
+    ) -> None:
+        self._name, self._most = name, most
+        self._client, self._question = client, question
+        self._nothing, self._statuses = nothing, statuses
+        self.n_refused = 0
         """Queries so far that were refused for their syntax."""
 
-    def settle(self, outcomes: Sequence[T | HttpError], nothing: T) -> list[T | HttpError]:
-        """The outcomes of a batch, with ``nothing`` for each query that is at fault itself."""
-        refused = {id(outcome): outcome for outcome in outcomes if self._of_the_query(outcome)}
+    def ask(self, queries: Sequence[str], k: int, offline: bool) -> tuple[list[str], dict[str, T | HttpError]]:
+        """The queries as one would paste them there, and the site's answer to each that is not blank."""
+        if not 1 <= k <= self._most:
+            raise RetrievalError(f"k is {k}; {self._name} gives from 1 to {self._most} documents a query")
+        terms = [_CONTROL.sub(" ", query).strip() for query in queries]
+        asked = list(dict.fromkeys(filter(has_terms, terms)))
+        if offline and asked:  # the cache stands before this
+            raise RetrievalError(
+                f"retriever.offline is set, and the cache does not hold {len(asked)} queries, {asked[0][:80]!r} first; "
+                "run with offline: false once, with the same cache"
+            )
+        answers = self._settle(self._client.ask_each([self._question(term, k) for term in asked]))
+        return terms, dict(zip(asked, answers, strict=True))
+
+    def _settle(self, outcomes: Sequence[T | HttpError]) -> list[T | HttpError]:
+        refused = {id(outcome): outcome for outcome in outcomes if self._is_of_the_query(outcome)}
         if not refused:
             return list(outcomes)
-        plain = self._ask_plain()
+        plain = self._client.ask_each([self._question("heart", 1)])[0]
         if isinstance(plain, HttpError):
-            fault = HttpError(f"{self._site} refuses every query under these settings: {plain}")
+            fault = HttpError(f"{self._name} refuses every query under these settings: {plain}")
             return [fault if id(outcome) in refused else outcome for outcome in outcomes]
-        if not self.n:
+        if not self.n_refused:
             first = next(iter(refused.values()))
-            _LOG.warning("%s refuses a query for its syntax; such queries find nothing: %s", self._site, first)
-        self.n += len(refused)
-        return [nothing if id(outcome) in refused else outcome for outcome in outcomes]
+            _LOG.warning("%s refuses a query for its syntax; such queries find nothing: %s", self._name, first)
+        self.n_refused += len(refused)
+        return [self._nothing if id(outcome) in refused else outcome for outcome in outcomes]
 
-    def _of_the_query(self, outcome: object) -> bool:
-        return (
-            isinstance(outcome, RejectedError)
-            and outcome.status in self._statuses
-            and not _OF_THE_KEY.search(str(outcome))
-        )
+    def _is_of_the_query(self, outcome: object) -> bool:
+        is_refusal = isinstance(outcome, RejectedError) and outcome.status in self._statuses
+        return is_refusal and not _OF_THE_KEY.search(str(outcome))

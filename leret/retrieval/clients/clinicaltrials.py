@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leret.config.retriever import ClinicalTrialsSettings
-from leret.core.errors import RetrievalError
 from leret.core.types import Passage, Ranking, digest
 from leret.http.answers import Answer, HttpError
 from leret.http.client import Call
 from leret.http.endpoints import shared_rate
-from leret.retrieval.base import has_terms
-from leret.retrieval.clients.base import Question, Refusals, SearchClient, pasted, rankings_of, refuse_offline
+from leret.retrieval.clients.base import Question, SearchClient, Site, rankings_of
 
 _SITE = ClinicalTrialsSettings().url
 _PAGE = 1_000
@@ -34,7 +32,7 @@ class ClinicalTrials:
     def __init__(self, settings: ClinicalTrialsSettings) -> None:
         self._settings = settings
         self._client = SearchClient([settings.url], settings, rate=shared_rate(settings.url, settings.requests_per_s))
-        self.refusals = Refusals("ClinicalTrials.gov", self._ask_plain, _SYNTAX)
+        self.site: Site[Page] = Site("ClinicalTrials.gov", _MOST, self._client, self._page, ([], None), _SYNTAX)
 
     def __deepcopy__(self, memo: dict[int, object]) -> ClinicalTrials:
         return self
@@ -48,51 +46,36 @@ class ClinicalTrials:
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """Rankings in the site's order, of queries as one would paste them there; ``k`` is 10,000 at most."""
-        if not 1 <= k <= _MOST:
-            raise RetrievalError(f"k is {k}; ask ClinicalTrials.gov for 1 to {_MOST} studies a query")
-        if self._settings.offline:
-            refuse_offline(queries)
-        terms = [pasted(query) for query in queries]
-        asked = list(dict.fromkeys(term for term in terms if has_terms(term)))
-        first = self._client.ask_each([self._page(term, min(k, _PAGE)) for term in asked])
-        pages = dict(zip(asked, self.refusals.settle(first, ([], None)), strict=True))
-        found = {
-            term: page if isinstance(page, HttpError) else self._studies(term, page, k) for term, page in pages.items()
-        }
+        terms, first = self.site.ask(queries, k, self._settings.offline)
+        found = {term: self._studies(term, page, k) for term, page in first.items()}
         return rankings_of(queries, [found.get(term, ()) for term in terms])
 
     def close(self) -> None:
         """Give up what is asked now, and close the connections."""
         self._client.close()
 
-    def _ask_plain(self) -> object:
-        return self._client.ask_each([self._page("heart", 1)])[0]
+    def _studies(self, term: str, page: Page | HttpError, k: int) -> Ranking | HttpError:
+        studies: dict[str, Passage] = {}
+        while not isinstance(page, HttpError):
+            for study in page[0]:
+                studies.setdefault(study.doc_id, study)
+            if page[1] is None or len(studies) >= k:
+                return tuple(s._replace(score=1 / rank) for rank, s in enumerate([*studies.values()][:k], 1))
+            page = self._client.ask_each([self._page(term, k, page[1])])[0]
+        return page
 
-    def _studies(self, term: str, first: Page, k: int) -> Ranking | HttpError:
-        studies, token = first
-        while token is not None and len(studies) < k:
-            page = self._client.ask_each([self._page(term, min(k, _PAGE), token)])[0]
-            if isinstance(page, HttpError):
-                return page
-            studies, token = [*studies, *page[0]], page[1]
-        unique: dict[str, Passage] = {}
-        for study in studies:
-            unique.setdefault(study.doc_id, study)
-        return tuple(Passage(s.doc_id, s.title, s.text, 1.0 / rank) for rank, s in enumerate([*unique.values()][:k], 1))
-
-    def _page(self, term: str, n: int, token: str | None = None) -> Question[Page]:
+    def _page(self, term: str, k: int, token: str | None = None) -> Question[Page]:
         s = self._settings
         params = {
             f"query.{s.area}": term,
-            "pageSize": str(n),
+            "pageSize": str(min(k, _PAGE)),
             "format": "json",
             "fields": _FIELDS if s.texts else "NCTId",
         }
         if s.sort:
             params["sort"] = s.sort
         if s.min_date or s.max_date:
-            dates = f"AREA[StudyFirstPostDate]RANGE[{s.min_date or 'MIN'},{s.max_date or 'MAX'}]"
-            params["filter.advanced"] = dates
+            params["filter.advanced"] = f"AREA[StudyFirstPostDate]RANGE[{s.min_date or 'MIN'},{s.max_date or 'MAX'}]"
         if token is not None:
             params["pageToken"] = token
         return Call("GET", "/studies", params), _read_page

@@ -12,13 +12,11 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 from leret.config.retriever import PubMedSettings
-from leret.core.errors import RetrievalError
 from leret.core.types import Passage, Ranking, digest
 from leret.http.answers import Answer, ApiKey, HttpError, RetryableError, one_line
 from leret.http.client import Call
 from leret.http.endpoints import shared_rate
-from leret.retrieval.base import has_terms
-from leret.retrieval.clients.base import Question, Refusals, SearchClient, pasted, rankings_of, refuse_offline
+from leret.retrieval.clients.base import Question, SearchClient, Site, rankings_of
 
 _LOG = logging.getLogger("leret")
 
@@ -50,13 +48,9 @@ class PubMed:
     def __init__(self, settings: PubMedSettings) -> None:
         self._settings = settings
         self._key = os.environ.get(settings.api_key_env, "").strip() or None
-        self._client = SearchClient(
-            [settings.url],
-            settings,
-            secret=ApiKey(self._key),
-            rate=shared_rate(settings.url, 10.0 if self._key else 3.0),
-        )
-        self.refusals = Refusals("PubMed", self._ask_plain, _SYNTAX)
+        rate = shared_rate(settings.url, 10.0 if self._key else 3.0)
+        self._client = SearchClient([settings.url], settings, secret=ApiKey(self._key), rate=rate)
+        self.site: Site[tuple[str, ...]] = Site("PubMed", _MOST, self._client, self._search, (), _SYNTAX)
 
     def __deepcopy__(self, memo: dict[int, object]) -> PubMed:
         return self
@@ -73,14 +67,7 @@ class PubMed:
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """Rankings in PubMed's order, of queries as one would paste them there; ``k`` is 9,999 at most."""
-        if not 1 <= k <= _MOST:
-            raise RetrievalError(f"k is {k}; PubMed gives from 1 to {_MOST} articles a query")
-        if self._settings.offline:
-            refuse_offline(queries)
-        terms = [pasted(query) for query in queries]
-        asked = list(dict.fromkeys(term for term in terms if has_terms(term)))
-        found = self._client.ask_each([self._search(term, k) for term in asked])
-        ids = dict(zip(asked, self.refusals.settle(found, ()), strict=True))
+        terms, ids = self.site.ask(queries, k, self._settings.offline)
         articles, failed = self._articles([i for some in ids.values() if isinstance(some, tuple) for i in some])
         outcomes: list[Ranking | HttpError] = []
         for term in terms:
@@ -93,9 +80,6 @@ class PubMed:
     def close(self) -> None:
         """Give up what is asked now, and close the connections."""
         self._client.close()
-
-    def _ask_plain(self) -> object:
-        return self._client.ask_each([self._search("heart", 1)])[0]
 
     def _search(self, term: str, k: int) -> Question[tuple[str, ...]]:
         s = self._settings
@@ -201,12 +185,8 @@ def _ranking(ids: Sequence[str], articles: Mapping[str, tuple[str, str]]) -> Ran
 
 
 def _title(article: ElementTree.Element) -> str:
-    for name in ("ArticleTitle", "VernacularTitle", "Book/BookTitle"):
-        element = article.find(name)
-        text = "" if element is None else _text(element)
-        if text:
-            return text
-    return ""
+    found = map(article.find, ("ArticleTitle", "VernacularTitle", "Book/BookTitle"))
+    return next(filter(None, (_text(element) for element in found if element is not None)), "")
 
 
 def _abstract(article: ElementTree.Element) -> str:

@@ -7,7 +7,7 @@ import pytest
 from leret.core.errors import RunError
 from leret.core.runs import Run
 from leret.core.types import Document, Failure, Sample, State, Task
-from leret.evaluation.report.content import TrainingData, curves_of, examples, training_data
+from leret.evaluation.report.content import TrainingData, examples, training_data
 from leret.evaluation.results import ScoredHop
 from leret.sampling.store.schema import SamplingParams
 from leret.sampling.store.store import Store
@@ -16,84 +16,60 @@ CORPUS = {"a": Document("a", "Ann", ""), "b": Document("b", "", "")}
 QUESTIONS = [Task.question(f"q{i}", f"text {i}", gold=("a", "b")) for i in range(4)]
 
 
-def rows(values, docs=("a",), failed=()):
-    made = []
-    for i, value in enumerate(values):
-        question = f"q{i}"
-        made.append(ScoredHop(question, None, 0, 1, "first", "first", (), (), {"ap": 0.0, "recall": 0.0}))
-        made.append(ScoredHop(question, None, 0, 2, "second", "second", docs, (), {"ap": value, "recall": value}))
-        if i in failed:
-            made.append(ScoredHop(question, None, 0, 3, None, None, (), (), {}, failure="down"))
-    return made
+def shown(ours, theirs, n=10, docs=("a",), failed=()):
+    """Examples of a policy and a rival that reached these values; the policy failed on some questions."""
+    rows = {"ipo": [], "base": []}
+    for name, values, found in (("ipo", ours, docs), ("base", theirs, ())):
+        for i, value in enumerate(values):
+            hops = [("first", (), {"ap": 0.0}), ("second", found, {"ap": value})]
+            rows[name] += [ScoredHop(f"q{i}", None, 0, n, q, q, ids, (), ap) for n, (q, ids, ap) in enumerate(hops, 1)]
+    rows["ipo"] += [ScoredHop(f"q{i}", None, 0, 3, None, None, (), (), {}, failure="down") for i in failed]
+    return examples(*rows.items(), QUESTIONS[::-1], CORPUS, n)
 
 
-def test_the_widest_differences_come_first_and_equal_ones_are_left_out():
-    shown = examples(("ipo", rows([1.0, 0.5, 0.0, 0.2])), ("base", rows([0.0, 0.0, 0.5, 0.2])), QUESTIONS, CORPUS, 10)
-    assert [(e["question_id"], e["difference"]) for e in shown["improved"]] == [("q0", 1.0), ("q1", 0.5)]
-    assert [(e["question_id"], e["difference"]) for e in shown["worsened"]] == [("q2", -0.5)]
-    assert examples(("ipo", rows([1.0, 0.5])), ("base", rows([0.0, 0.0])), QUESTIONS, CORPUS, 1)["improved"][1:] == []
-    ties = examples(("ipo", rows([1.0] * 4)), ("base", rows([0.0] * 4)), QUESTIONS[::-1], CORPUS, 2)["improved"]
-    assert [e["question_id"] for e in ties] == ["q0", "q1"]
+@pytest.mark.parametrize(
+    ("ours", "theirs", "more", "improved", "worsened"),
+    [
+        (
+            [1.0, 0.5, 0.0, 0.2],
+            [0.0, 0.0, 0.5, 0.2],
+            {},
+            [("q0", 1.0), ("q1", 0.5)],
+            [("q2", -0.5)],
+        ),  # but no equal ones
+        ([1.0] * 4, [0.0] * 4, {"n": 2}, [("q0", 1.0), ("q1", 1.0)], []),  # then by id
+        ([1.0, 1.0], [0.0, 0.0], {"failed": (0,)}, [("q1", 1.0)], []),  # what failed is not compared
+    ],
+)
+def test_the_widest_differences_come_first(ours, theirs, more, improved, worsened):
+    found = shown(ours, theirs, **more)
+    assert [(e["question_id"], e["difference"]) for e in found["improved"]] == improved
+    assert [(e["question_id"], e["difference"]) for e in found["worsened"]] == worsened
 
 
 def test_a_hop_shows_what_it_added_and_marks_the_gold():
-    shown = examples(("ipo", rows([1.0], ("x", "b"))), ("base", rows([0.0], ())), QUESTIONS, CORPUS, 10)["improved"][0]
-    first, second = shown["policy"]
-    assert (first["found"], first["query"]) == ([], "first")
-    assert second["found"] == [{"title": "x", "gold": False}, {"title": "b", "gold": True}]
-    assert shown["gold"] == ["Ann", "b"]
-    assert shown["rival"][1]["found"] == []
+    (example,) = shown([1.0], [0.0], docs=("x", "b"))["improved"]
+    added = [{"title": "x", "gold": False}, {"title": "b", "gold": True}]
+    assert [(hop["query"], hop["found"]) for hop in example["policy"]] == [("first", []), ("second", added)]
+    assert (example["gold"], example["rival"][1]["found"]) == (["Ann", "b"], [])
 
 
-def test_what_failed_is_not_compared():
-    shown = examples(("ipo", rows([1.0, 1.0], failed=(0,))), ("base", rows([0.0, 0.0])), QUESTIONS, CORPUS, 10)
-    assert [e["question_id"] for e in shown["improved"]] == ["q1"]
-
-
-LOG = [
-    {"step": i, "loss": 1 / i, "rewards/accuracies": 0.5, "rewards/chosen": 0.1 * i, "rewards/rejected": 0}
-    for i in (1, 2, 3)
-]
-
-
-def test_curves_of_a_log():
-    ((name, panels),) = curves_of({"ipo": {"log_history": LOG}, "sft": {"log_history": LOG[:1]}})
-    assert (name, [title for title, _ in panels]) == (
-        "ipo",
-        ["loss", "chosen preferred to rejected, share", "implicit rewards"],
-    )
-    assert panels[0][1] == {"loss": [(1, 1.0), (2, 0.5), (3, 1 / 3)]}
-
-
-ORIGIN = SamplingParams("p", "digest", "prompt", 1.0, 1.0, 8)
-
-
-@pytest.fixture
-def run(tmp_path):
-    return Run.create(tmp_path / "run")
-
-
-def test_rewards_by_hop_spread_and_failures(run):
-    with Store(run.store) as store:
-        for state, step, rewards in (("s1", 0, [0.5, 1.0]), ("s2", 1, [0.5, 0.5])):
-            store.put_state(State(state, "q", step, "write", {}, ()))
-            samples = [
-                Sample(f"{state}-{i}", state, "q", step, "0", i, i, "text", reward=reward)
-                for i, reward in enumerate(rewards)
-            ]
-            store.put_samples(samples, ORIGIN)
-        store.put_samples([Sample("bad", "s2", "q", 1, "0", 2, 2, "", failure=Failure("parse", "x"))], ORIGIN)
-    found = training_data(run)
-    assert found.rewards == {1: [0.5, 1.0], 2: [0.5, 0.5]}
-    assert (found.n_states, found.n_spread, found.failures) == (2, 1, {"parse": 1})
-
-
-def test_margins_by_hop(run):
+def test_rewards_by_hop_spread_failures_and_margins(tmp_path):
+    run = Run.create(tmp_path / "run")
     assert training_data(run) == TrainingData()
+    origin = SamplingParams("p", "digest", "prompt", 1.0, 1.0, 8)
+    with Store(run.store) as store:
+        for step, rewards in enumerate(([0.5, 1.0], [0.5, 0.5])):
+            state = f"s{step}"
+            store.put_state(State(state, "q", step, "write", {}, ()))
+            samples = [Sample(f"{state}-{i}", state, "q", step, "0", i, i, "", reward=r) for i, r in enumerate(rewards)]
+            store.put_samples(samples, origin)
+        store.put_samples([Sample("bad", "s1", "q", 1, "0", 2, 2, "", failure=Failure("parse", "x"))], origin)
     run.preferences.mkdir()
-    table = pa.table({"step": [0, 1], "score_chosen": [1.0, 0.5], "score_rejected": [0.5, 0.25], "prompt": ["a", "b"]})
-    pq.write_table(table, run.preferences / "train.parquet")
-    assert training_data(run).margins == {1: [0.5], 2: [0.25]}
-    (run.preferences / "train.parquet").write_bytes(b"no")
+    path = run.preferences / "train.parquet"
+    pq.write_table(pa.table({"step": [0, 1], "score_chosen": [1.0, 0.5], "score_rejected": [0.5, 0.25]}), path)
+    rewards, margins = {1: [0.5, 1.0], 2: [0.5, 0.5]}, {1: [0.5], 2: [0.25]}
+    assert training_data(run) == TrainingData(rewards, margins, n_states=2, n_spread=1, failures={"parse": 1})
+    path.write_bytes(b"no")
     with pytest.raises(RunError, match="make it again with `leret pairs"):
         training_data(run)

@@ -1,64 +1,72 @@
 """What clients of search servers share: one that is closed, threads, offline, and what a refused query means."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
 from leret.config.retriever import RemoteSettings
 from leret.core.errors import RetrievalError
-from leret.http.answers import HttpError, RejectedError
+from leret.http.answers import HttpError, RejectedError, RetryableError
 from leret.http.client import Call
-from leret.retrieval.clients.base import Refusals, SearchClient, rankings_of, refuse_offline
+from leret.retrieval.base import PartialResultsError
+from leret.retrieval.clients.base import SearchClient, Site, rankings_of
 from tests.retrieval.serving import Reply, loopback
 
 
-def client(url: str, retry_for_s: float = 0.0) -> SearchClient:
+def client(url, retry_for_s=0.0):
     return SearchClient((url,), RemoteSettings(urls=(url,), timeout_s=2.0, retry_for_s=retry_for_s))
 
 
-def asked(word: str) -> Any:
+def asked(word):
     return Call("GET", "/", {"q": word}), lambda answer: answer.json
 
 
-def test_closing_ends_a_wait() -> None:
+def test_closing_ends_a_wait():
     waits = client("http://127.0.0.1:9", retry_for_s=600)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(waits.ask, asked("a"))
         time.sleep(0.1)
         waits.close()
-        with pytest.raises(RetrievalError, match="closed"):
-            waiting.result(20)
-    with pytest.raises(RetrievalError, match="closed"):
-        waits.ask(asked("a"))
+        for ask in (lambda: waiting.result(20), lambda: waits.ask(asked("a"))):
+            with pytest.raises(RetrievalError, match="closed"):
+                ask()
 
 
-def test_many_threads_share_a_client_and_get_their_own_answers() -> None:
+def test_many_threads_share_a_client_and_get_their_own_answers():
     with loopback(lambda a: Reply({"is": a.params["q"]}, 500 if a.params["q"] == "3" else 200)) as server:
         shared = client(server.url)
         with ThreadPoolExecutor(8) as pool:
             found = list(pool.map(lambda i: shared.ask_each([asked(str(i))])[0], range(20)))
     assert [answer == {"is": str(i)} for i, answer in enumerate(found)] == [i != 3 for i in range(20)]
-    with pytest.raises(RetrievalError) as caught:
-        rankings_of(["a"], [found[3]])  # type: ignore[list-item]
-    assert caught.value.exit_code == 1
+    assert found[3].exit_code == 1
 
 
-def test_offline_only_blank_queries_need_no_cache() -> None:
-    refuse_offline(["", "?!"])
+def test_the_first_failure_of_a_batch_brings_what_was_answered():
+    with pytest.raises(PartialResultsError, match="down") as caught:
+        rankings_of(["a", "b", "c"], [(), RetryableError("down"), RejectedError("refused")])
+    assert (caught.value.answered, caught.value.exit_code) == ({"a": ()}, 1)
+
+
+def site(**answers):
+    """A site that gives these answers by query, in place of a client of one."""
+    client = SimpleNamespace(ask_each=lambda terms: [answers[term] for term in terms])
+    return Site("the site", 9, client, lambda term, k: term, (), {400})
+
+
+def test_offline_only_blank_queries_need_no_cache():
+    assert site().ask(["", "?!"], 1, offline=True)[1] == {}
     with pytest.raises(RetrievalError, match=r"does not hold 1 queries, 'a' first.*offline: false"):
-        refuse_offline(["", "a"])
+        site().ask(["", "a"], 1, offline=True)
 
 
-def test_a_refused_query_finds_nothing_while_a_plain_one_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_query_finds_nothing_while_a_plain_one_is_answered(caplog):
     syntax, key = RejectedError("answered 400: syntax", 400), RejectedError("answered 400: API key invalid", 400)
     away = HttpError("away")
-    refusals = Refusals("the site", lambda: (), {400})
-    assert refusals.settle([("a",), syntax, key, away], ()) == [("a",), (), key, away]
-    assert refusals.settle([syntax], ()) == [()]
-    assert (refusals.n, caplog.text.count("refuses a query for its syntax")) == (2, 1)
-    [fault] = Refusals("the site", lambda: away, {400}).settle([syntax], ())
+    good = site(a=("a",), b=syntax, c=key, d=away, heart=())
+    assert good.ask(["a", "b", "c", "d"], 1, offline=False)[1] == {"a": ("a",), "b": (), "c": key, "d": away}
+    assert good.ask(["b"], 1, offline=False)[1] == {"b": ()}
+    assert (good.n_refused, caplog.text.count("refuses a query for its syntax")) == (2, 1)
+    fault = site(a=syntax, heart=away).ask(["a"], 1, offline=False)[1]["a"]
     assert "refuses every query under these settings: away" in str(fault)

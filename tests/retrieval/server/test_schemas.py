@@ -1,9 +1,5 @@
 """What the server's requests may say, and how its answers are read by DSPy's client and by ours."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import dspy
 import pytest
 import requests
@@ -15,13 +11,10 @@ from tests.retrieval.serving import Echo, running
 ODD = ["", " ", "capital \x00 city", "\ud800 river", 'NOT (city OR *) "river^2 ~field:x', "é", "x" * 1_000_000]
 
 
-def test_dspys_client_reads_both_verbs_and_both_fields() -> None:
+def test_dspys_client_reads_both_verbs_and_both_fields():
     with running(Echo()) as server:
-        get = dspy.ColBERTv2(url=server.url)("a query & more=1", k=2)
-        assert [(p["pid"], p["long_text"]) for p in get] == [
-            ("a query & more=1#0", "T | x | y"),
-            ("a query & more=1#1", "T | x | y"),
-        ]
+        found = dspy.ColBERTv2(url=server.url)("a query & more=1", k=2)
+        assert [(p["pid"], p["long_text"]) for p in found] == [(f"a query & more=1#{i}", "T | x | y") for i in range(2)]
         post = dspy.ColBERTv2(url=f"{server.url}/api/search", post_requests=True)
         assert post("b", k=2, simplify=True) == ["T | x | y"] * 2
         host, port = server.url.rsplit(":", 1)
@@ -29,13 +22,12 @@ def test_dspys_client_reads_both_verbs_and_both_fields() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["leret", "colbert", "colbert-get", "retrieve"])
-def test_every_protocol_of_our_client_gives_what_the_engine_gave(protocol: Any) -> None:
-    engine = Echo()
+def test_every_protocol_of_our_client_gives_what_the_engine_gave(protocol):
     queries = [query for query in ODD if protocol != "colbert-get" or len(query) < 9_999]
-    with running(engine) as server:
+    replacement = "?" if protocol == "colbert-get" else "\ufffd"
+    with running(Echo()) as server:
         url = f"{server.url}/retrieve" if protocol == "retrieve" else server.url
         asker = Remote(RemoteSettings(urls=(url,), protocol=protocol, retry_for_s=0, accept_empty=True))
-        replacement = "?" if protocol == "colbert-get" else "\ufffd"
         want = Echo().search([query.replace("\ud800", replacement) for query in queries], 3)
         assert asker.search(queries, 3) == want
         asker.close()
@@ -48,16 +40,14 @@ def test_every_protocol_of_our_client_gives_what_the_engine_gave(protocol: Any) 
         ("GET", "/?query=a&k=x", None, 400, "k: input should be a valid integer, is 'x'"),
         ("GET", "/?query=a&k=0", None, 400, "k: input should be greater"),
         ("GET", "/?query=a&k=51", None, 400, "from 1 to 50"),
-        ("GET", "/?query=a&k=99999999999999999999", None, 400, "from 1 to 50"),
+        ("GET", "/?query=a&k=" + "9" * 20, None, 400, "from 1 to 50"),
         ("POST", "/", b"{", 400, "no JSON"),
         ("POST", "/", b"[]", 400, "no JSON object"),
         ("POST", "/", b'{"query": 3}', 400, "query: input should be a valid string"),
         ("POST", "/", b'{"query": "a", "k": true}', 400, "k: input should be a valid integer"),
-        ("POST", "/", b'{"query": "a", "k": 1.5}', 400, "k: input should be a valid integer"),
         ("POST", "/", b"\xff\xfe\x00", 400, "no JSON"),
         ("POST", "/", b"[" * 200_000, 400, "no JSON"),
         ("POST", "/search", b"{}", 400, "queries: field required"),
-        ("POST", "/search", b'{"queries": "a"}', 400, "queries: input should be a valid list"),
         ("POST", "/search", b'{"queries": [null]}', 400, "queries.0: input should be a valid string"),
         ("POST", "/search", b'{"queries": ["a","a","a","a","a"]}', 400, "takes 4 a request"),
         ("POST", "/search", b'{"queries": ["a","a","a"], "k": 50}', 400, "3 with k 50 ask for 150 documents"),
@@ -66,18 +56,13 @@ def test_every_protocol_of_our_client_gives_what_the_engine_gave(protocol: Any) 
         ("POST", "/search", b'{"queries": ["' + b"a" * 300_000 + b'"]}', 413, "larger than"),
         ("PUT", "/search", b"{}", 405, "Not Allowed"),
         ("GET", "/nowhere", None, 404, "Not Found"),
-        ("GET", "/?query=" + "a" * 300_000, None, 400, ""),
     ],
 )
-def test_a_bad_request_is_told_what_is_wrong(
-    method: str, path: str, body: bytes | None, status: int, says: str
-) -> None:
+def test_a_bad_request_is_told_what_is_wrong(method, path, body, status, says):
     engine = Echo()
     with running(engine, max_k=50, max_queries=4, max_documents=100, max_body=250_000) as server:
         answer = requests.request(method, f"{server.url}{path}", data=body, timeout=20)
         assert answer.status_code == status
-        if says:
-            assert answer.json()["error"] is True
-            assert says in answer.json()["message"]
+        assert (answer.json()["error"], says in answer.json()["message"]) == (True, True), answer.text
         assert engine.batches == []
         assert requests.get(f"{server.url}/?query=a&k=1", timeout=20).status_code == 200

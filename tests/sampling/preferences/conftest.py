@@ -1,12 +1,13 @@
-"""A store made by hand."""
+"""Stores made by hand."""
 
 import pyarrow.parquet as pq
 import pytest
 
 from leret.core.runs import Run
-from leret.core.types import Failure, Sample, State
+from leret.core.types import State
 from leret.sampling.store.schema import PathStep, SamplingParams
 from leret.sampling.store.store import Store
+from tests.sampling.fakes import made
 
 ORIGIN = SamplingParams("fake", "P", "D", 1.0, 1.0, 8)
 REWARDS = {
@@ -17,22 +18,25 @@ REWARDS = {
 }
 
 
-@pytest.fixture
-def run(tmp_path):
-    run = Run.create(tmp_path / "run")
+def stored(run, rewards):
     with Store(run.store) as store:
-        for (question, step), rows in REWARDS.items():
+        for (question, step), rows in rewards.items():
             state = f"{question}-{step}"
             messages = ({"role": "user", "content": f"ask {state}"},)
             store.put_state(State(state, question, step, "write", {"question": question}, messages))
-            store.put_samples([made(state, question, step, i, *row) for i, row in enumerate(rows)], ORIGIN)
+            store.put_samples([sample_of(i, *row, question, step) for i, row in enumerate(rows)], ORIGIN)
             store.put_visit(PathStep(question, step, "P", state, f"{question}-0-0" if step else None, None, "solved"))
     return run
 
 
-def made(state, question, step, i, prompt, text, reward):
-    failure = Failure("parse", "") if reward is None else None
-    return Sample(f"{state}-{i}", state, question, step, prompt, i, i, completion=text, reward=reward, failure=failure)
+@pytest.fixture
+def run(tmp_path):
+    return stored(Run.create(tmp_path / "run"), REWARDS)
+
+
+def sample_of(i, prompt, text, reward, question, step=0):
+    values = {"state_id": f"{question}-{step}", "question_id": question, "step": step, "completion": text}
+    return made(f"{question}-{step}-{i}", reward, prompt=prompt, index=i, **values)
 
 
 def rows_of(run):

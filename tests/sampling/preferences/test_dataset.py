@@ -5,90 +5,79 @@ import pytest
 
 from leret.core.errors import RunError
 from leret.core.runs import Run
-from leret.core.types import State
-from leret.sampling.preferences.dataset import COLUMNS, build_preferences, sft_targets
+from leret.sampling.preferences.dataset import build_preferences, sft_targets
+from leret.sampling.preferences.pairs import distinct, make_pairs
 from leret.sampling.store.schema import PathStep, SamplingParams
 from leret.sampling.store.store import Store
-from tests.sampling.preferences.conftest import ORIGIN, made, rows_of
+from tests.sampling.fakes import made
+from tests.sampling.preferences.conftest import rows_of, sample_of, stored
 
 
-def test_pairs_stand_on_the_zero_shot_prompt_with_both_rewards(run):
+@pytest.fixture
+def store(run):
+    with Store(run.store) as store:
+        yield store
+
+
+def test_datasets_reads_pairs_on_the_zero_shot_prompt_with_both_rewards(run):
     build_preferences(run)
-    rows = rows_of(run)
-    assert [(r["chosen"][0]["content"], r["rejected"][0]["content"]) for r in rows] == [
-        ("c", "a"),
-        ("a", "b"),
-        ("y", "x"),
-    ]
+    rows = datasets.load_dataset(str(run.preferences), cache_dir=str(run.cache))["train"].to_list()
+    assert [r["chosen"][0]["content"] + r["rejected"][0]["content"] for r in rows] == ["ca", "ab", "yx"]
     assert rows[0] == {
         "prompt": [{"role": "user", "content": "ask q1-0"}],
-        "chosen": [{"role": "assistant", "content": "c"}],
-        "rejected": [{"role": "assistant", "content": "a"}],
-        "score_chosen": 1.0,
-        "score_rejected": 0.5,
-        "question_id": "q1",
-        "state_id": "q1-0",
-        "step": 0,
-        "predictor": "write",
-        "chosen_id": "q1-0-3",
-        "rejected_id": "q1-0-0",
-        "chosen_prompt": "1",
-        "rejected_prompt": "0",
-    }
+        "chosen": [{"role": "assistant", "content": "c"}], "rejected": [{"role": "assistant", "content": "a"}],
+        "score_chosen": 1.0, "score_rejected": 0.5,
+        "question_id": "q1", "state_id": "q1-0", "step": 0, "predictor": "write",
+        "chosen_id": "q1-0-3", "rejected_id": "q1-0-0", "chosen_prompt": "1", "rejected_prompt": "0",
+    }  # fmt: skip
 
 
-def test_datasets_reads_the_directory_and_its_card(run):
-    build_preferences(run)
-    loaded = datasets.load_dataset(str(run.preferences), cache_dir=str(run.cache))["train"]
-    assert tuple(loaded.column_names) == tuple(COLUMNS)
-    assert len(loaded) == 3
-    card = (run.preferences / "README.md").read_text()
-    for line in (
-        "| duplicates dropped | 1 |",
-        "| parse | 1 |",
-        "| 2 | 1 |",
-        "no spread (all rewards equal) | 1 (33.3%)",
-    ):
-        assert line in card, line
+SAMPLES = [made("a", 1.0), made("b", 0.5), made("c", 0.5), made("d", 0.0)]
 
 
-def test_the_same_store_gives_the_same_bytes(run):
-    build_preferences(run)
-    first = [path.read_bytes() for path in sorted(run.preferences.iterdir())]
-    build_preferences(run, "all")
-    build_preferences(run)
-    assert [path.read_bytes() for path in sorted(run.preferences.iterdir())] == first
+@pytest.mark.parametrize(
+    ("strategy", "limits", "expected"),
+    [
+        ("adjacent", {}, ["ab", "ac", "bd", "cd"]),
+        ("best-worst", {}, ["ad"]),
+        ("all", {}, ["ab", "ac", "ad", "bd", "cd"]),
+        ("margin", {"margin": 0.75}, ["ad"]),
+        ("all", {"max_pairs": 1}, ["ad"]),  # the widest margins, in their order
+        ("all", {"max_pairs": 3}, ["ab", "ac", "ad"]),
+    ],
+)
+def test_strategies_by_hand(strategy, limits, expected):
+    pairs = make_pairs(SAMPLES, strategy, **limits)
+    assert [chosen.id + rejected.id for chosen, rejected in pairs] == expected
+    assert make_pairs(SAMPLES[1:3], strategy, **limits) == []
+
+
+def test_distinct_keeps_the_first_of_equal_completions_and_drops_failures():
+    samples = [made("x", 0.5), made("2", 0.0, completion="x"), made("y", 0.0), made("z")]
+    assert distinct(samples) == [samples[0], samples[2]]
 
 
 def test_strategies_and_limits_reach_the_rows(run):
-    assert build_preferences(run, "best-worst").pairs == 2
-    assert build_preferences(run, "all").pairs == 4
     assert build_preferences(run, "margin", margin=0.6).pairs == 1
     assert build_preferences(run, "all", max_pairs=1).pairs == 2
     assert run.manifest()["preferences"] == {"strategy": "all", "margin": 0.0, "max_pairs": 1, "pairs": 2}
 
 
-def test_only_the_named_policys_samples_are_paired(run):
-    other = SamplingParams("next", "Q", "D", 1.0, 1.0, 8)
-    with Store(run.store) as store:
-        store.put_visit(PathStep("q2", 0, "Q", "q2-0", None, None, "solved"))
-        store.put_samples([made("q2-0", "q2", 0, 10, "0", "g", 1.0), made("q2-0", "q2", 0, 11, "0", "h", 0.5)], other)
+def test_only_the_named_policys_samples_are_paired(run, store):
+    store.put_visit(PathStep("q2", 0, "Q", "q2-0", None, None, "solved"))
+    rows = [sample_of(i, "0", text, reward, "q2") for i, text, reward in ((10, "g", 1.0), (11, "h", 0.5))]
+    store.put_samples(rows, SamplingParams("next", "Q", "D", 1.0, 1.0, 8))
+    store.flush()
     assert build_preferences(run, policy_digest="Q").pairs == 1
-    run.update(digests={"policy": "Q"})
-    assert build_preferences(run).pairs == 1
-    run.update(digests={"policy": "P"})
-    assert build_preferences(run).pairs == 3
+    for policy, n in (("Q", 1), ("P", 3)):
+        run.update(digests={"policy": policy})
+        assert build_preferences(run).pairs == n
 
 
 def test_no_spread_anywhere_is_an_empty_data_set_that_says_so(tmp_path):
-    run = Run.create(tmp_path / "flat")
-    with Store(run.store) as store:
-        store.put_state(State("s", "q", 0, "write", {}, ({"role": "user", "content": "?"},)))
-        store.put_visit(PathStep("q", 0, "P", "s", None, None, "solved"))
-        store.put_samples([made("s", "q", 0, i, "0", text, 0.5) for i, text in enumerate("ab")], ORIGIN)
+    run = stored(Run.create(tmp_path / "flat"), {("q", 0): [("0", "a", 0.5), ("0", "b", 0.5)]})
     report = build_preferences(run)
-    assert (report.pairs, report.no_spread) == (0, 1)
-    assert rows_of(run) == []
+    assert (report.pairs, report.no_spread, rows_of(run)) == (0, 1, [])
 
 
 def test_a_run_without_samples_is_refused(tmp_path):
@@ -101,35 +90,23 @@ def test_a_run_without_samples_is_refused(tmp_path):
     assert not (run.preferences / "train.parquet").exists()
 
 
-def test_best_targets_are_of_the_highest_level_of_states_with_spread(run):
-    with Store(run.store, read_only=True) as store:
-        targets = sft_targets(store)
-        assert [(t["completion"], t["reward"], t["state_id"]) for t in targets] == [
-            ("c", 1.0, "q1-0"),
-            ("y", 0.75, "q1-1"),
-        ]
-        assert targets[0]["prompt"] == [{"role": "user", "content": "ask q1-0"}]
-        assert len(sft_targets(store, require_spread=False)) == 3
-        assert sft_targets(store, policy_digest="Q") == []
+def test_best_targets_are_of_the_highest_level_of_states_with_spread(store):
+    targets = sft_targets(store)
+    assert [(t["completion"], t["reward"], t["state_id"]) for t in targets] == [("c", 1.0, "q1-0"), ("y", 0.75, "q1-1")]
+    assert len(sft_targets(store, require_spread=False)) == 3
+    assert sft_targets(store, policy_digest="Q") == []
 
 
-def test_targets_are_of_finished_questions_alone(run):
-    with Store(run.store) as store:
-        store.put_visit(PathStep("q1", 0, "P", "q1-0", None, "q1-0-0", "next"))
-        store.put_visit(PathStep("q1", 1, "P", "q1-1", "q1-0-0", "q1-1-0", "next"))
-    with Store(run.store, read_only=True) as store:
-        assert {target["question_id"] for target in sft_targets(store, require_spread=False)} == {"q2"}
+def test_targets_are_of_finished_questions_alone(store):
+    store.put_visit(PathStep("q1", 0, "P", "q1-0", None, "q1-0-0", "next"))
+    store.put_visit(PathStep("q1", 1, "P", "q1-1", "q1-0-0", "q1-1-0", "next"))
+    assert {target["question_id"] for target in sft_targets(store, require_spread=False)} == {"q2"}
 
 
-def test_random_targets_come_from_any_level_as_often_as_sampled(run):
-    with Store(run.store, read_only=True) as store:
-        drawn = [sft_targets(store, "random", seed=seed)[0]["completion"] for seed in range(200)]
-        assert drawn == [sft_targets(store, "random", seed=seed)[0]["completion"] for seed in range(200)]
+def test_random_targets_come_from_any_level_as_often_as_sampled_and_differ(store):
+    drawn, again = ([sft_targets(store, "random", seed=seed)[0]["completion"] for seed in range(200)] for _ in range(2))
+    assert drawn == again
     # four scored samples at the first state: a, b, a, c
     assert {text: round(drawn.count(text) / 50) for text in "abc"} == {"a": 2, "b": 1, "c": 1}
-
-
-def test_several_targets_of_a_state_are_different_completions(run):
-    with Store(run.store, read_only=True) as store:
-        targets = sft_targets(store, "random", max_targets=5)
-    assert sorted(t["completion"] for t in targets if t["state_id"] == "q1-0") == ["a", "b", "c"]
+    several = sft_targets(store, "random", max_targets=5)
+    assert sorted(target["completion"] for target in several if target["state_id"] == "q1-0") == ["a", "b", "c"]

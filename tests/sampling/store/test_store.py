@@ -1,7 +1,5 @@
-"""The store: whole or not at all, by id, in order, and rows that break a rule are refused."""
+"""The store: whole or not at all, by id, in order, and what contradicts it is refused."""
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -11,46 +9,21 @@ from pathlib import Path
 import pytest
 
 from leret.core.errors import RunError
-from leret.core.types import Failure, Sample, State
-from leret.sampling.store.schema import PathStep, SamplingParams
+from leret.core.types import Failure
+from leret.sampling.store.schema import PathStep
 from leret.sampling.store.store import Store
-
-ORIGIN = SamplingParams("fake", "P", "D", 1.0, 1.0, 8)
-STATE = State("s1", "q1", 0, "write", {"context": ["é", "\ud800"]}, ({"role": "user", "content": "who?"},))
-
-
-def made(name, prompt="0", index=0, **values):
-    fields = {
-        "state_id": "s1", "question_id": "q1", "step": 0,
-        "completion": "text", "outputs": {"query": "text"}, "doc_ids": ("d1", "d2"), "scores": (2.0, 1.5),
-        "reward": 0.5, "components": {"ap": 0.5, "recall": 1.0}, "n_prompt_tokens": 3, "n_completion_tokens": 1,
-    } | values  # fmt: skip
-    return Sample(id=name, prompt=prompt, index=index, seed=2**63 - 1, **fields)
-
-
-def failed(name, kind, **values):
-    return made(name, completion=None, outputs={}, doc_ids=(), scores=(), reward=None, components={},
-                failure=Failure(kind, "away"), **values)  # fmt: skip
+from tests.sampling.store.conftest import ORIGIN, STATE, failed, made
 
 
 def find(store, name):
-    """A sample by its id."""
     return {sample.id: sample for group in store.groups() for sample in group.samples}.get(name)
 
 
-@pytest.fixture
-def store(tmp_path):
-    with Store(tmp_path / "rollouts.db") as store:
-        store.put_state(STATE)
-        yield store
-
-
 def test_what_is_put_comes_back_as_it_was(store):
-    samples = [made("a", reward=-3.5), failed("b", "parse", index=1)]
+    samples = [made("a", reward=-3.5), made("b", index=1, reward=None, failure=Failure("parse", "é"))]
     path = PathStep("q1", 0, "P", "s1", None, "a", "next")
     store.put_samples(samples, ORIGIN)
     store.put_visit(path)
-    assert [find(store, "a"), find(store, "b"), find(store, "c")] == [*samples, None]
     [group] = store.groups()
     assert (group.state, group.policy_digest, list(group.samples)) == (STATE, "P", samples)
     assert store.visits("P", "q1") == [path]
@@ -62,21 +35,17 @@ def test_a_sample_that_is_there_stays_and_an_outage_is_replaced(store):
     store.put_samples([made("a"), *(failed(x, kind, index=i) for i, (x, kind) in enumerate(kinds.items(), 1))], ORIGIN)
     store.put_samples([made(name, index=i, completion="new") for i, name in enumerate("abcd")], ORIGIN)
     assert [find(store, name).completion for name in "abcd"] == ["text", "new", "new", None]
+    assert find(store, "d").failure.message == "half a surrogate pair ?"
 
 
-def test_samples_are_ordered_by_prompt_number_and_index(store):
-    store.put_samples([made(f"{p}-{i}", p, i) for p in ("10", "2", "0") for i in (1, 0)], ORIGIN)
-    [group] = store.groups()
-    assert [s.id for s in group.samples] == ["0-0", "0-1", "2-0", "2-1", "10-0", "10-1"]
-
-
-def test_policies_are_kept_apart(store):
-    store.put_samples([made("a")], ORIGIN)
-    store.put_samples([made("b")], replace(ORIGIN, policy_digest="Q"))
-    assert [[s.id for s in g.samples] for g in store.groups()] == [["a"], ["b"]]
-    assert [[s.id for s in g.samples] for g in store.groups("Q")] == [["b"]]
-    assert store.policy_digests() == ["P", "Q"]
-    assert [s.id for s in store.samples_at("q1", 0, "s1", "Q")] == ["b"]
+def test_samples_are_ordered_by_policy_prompt_number_and_index(store):
+    store.put_samples([made("Q")], replace(ORIGIN, policy_digest="Q"))
+    store.put_samples([made(f"{p}-{i}", prompt=p, index=i) for p in ("10", "2", "0") for i in (1, 0)], ORIGIN)
+    ordered = [[s.id for s in group.samples] for group in store.groups()]
+    assert ordered == [["0-0", "0-1", "2-0", "2-1", "10-0", "10-1"], ["Q"]]
+    assert store.policy_digests() == ["Q", "P"]
+    [group] = store.groups("Q")
+    assert [s.id for s in store.samples_at("q1", 0, "s1", "Q")] == [s.id for s in group.samples] == ["Q"]
 
 
 def test_a_question_with_an_outage_is_not_done(store):
@@ -85,13 +54,7 @@ def test_a_question_with_an_outage_is_not_done(store):
     store.put_samples([failed("x", "program", question_id="q2"), made("y", question_id="q3")], ORIGIN)
     for question, chosen, outcome in (("q1", None, "solved"), ("q2", None, "solved"), ("q3", "y", "next")):
         store.put_visit(PathStep(question, 0, "P", "s1", None, chosen, outcome))
-    assert store.done("P") == {"q1"}
-    assert store.done("Q") == set()
-
-
-def test_half_a_surrogate_pair_in_a_message_can_be_kept(store):
-    store.put_samples([made("a", completion=None, reward=None, failure=Failure("policy", "bad \ud800"))], ORIGIN)
-    assert find(store, "a").failure.message == "bad ?"
+    assert (store.done("P"), store.done("Q")) == ({"q1"}, set())
 
 
 def test_a_second_writer_is_refused_and_readers_are_not(store):
@@ -103,24 +66,17 @@ def test_a_second_writer_is_refused_and_readers_are_not(store):
         assert find(reader, "a") is not None
 
 
-def test_the_lock_ends_with_the_writer(tmp_path):
-    Store(tmp_path / "db").close()
-    Store(tmp_path / "db").close()
-
-
 def test_a_full_disk_is_one_clear_error_and_the_store_stays(tmp_path):
-    path = tmp_path / "db"
-    store = Store(path)
+    store = Store(tmp_path / "db")
     store.put_state(STATE)
     store.put_samples([made("a")], ORIGIN)
     store.flush()
     store._database.execute("PRAGMA max_page_count = 1")  # what SQLite says then is what it says on a full disk
     store.put_samples([made(f"x{i}", index=i + 1, completion="word " * 500) for i in range(100)], ORIGIN)
-    with pytest.raises(RunError, match="the disk is full; free some space and run the same command again"):
-        store.flush()
-    with pytest.raises(RunError):
-        store.close()
-    with Store(path) as again:
+    for write in (store.flush, store.close):
+        with pytest.raises(RunError, match="the disk is full; free some space and run the same command again"):
+            write()
+    with Store(tmp_path / "db") as again:
         assert again.counts()["samples"] == 1
         again.put_samples([made("b", index=1)], ORIGIN)
 
@@ -147,14 +103,13 @@ def test_a_contradiction_is_not_merged(store, tmp_path):
         other.put_samples([made("z", completion="another answer to what a was asked")], ORIGIN)
     with pytest.raises(RunError, match=r"other\.db refuses a row: UNIQUE"):
         store.merge(tmp_path / "other.db")
-    assert store.counts()["samples"] == 1
-    assert len(store._read("SELECT * FROM states")) == 1
+    assert store.counts()["samples"] == len(store._read("SELECT * FROM states")) == 1
 
 
 WRITER = """
 import sys, pathlib
 sys.path.insert(0, sys.argv[2])
-from test_store import ORIGIN, STATE, made
+from tests.sampling.store.conftest import ORIGIN, STATE, made
 from leret.sampling.store.store import Store
 store = Store(pathlib.Path(sys.argv[1]))
 store.put_state(STATE)
@@ -167,16 +122,12 @@ for unit in range(10**9):
 
 
 def test_a_writer_killed_at_any_moment_leaves_whole_units(tmp_path):
-    path = tmp_path / "db"
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(path), str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
-    )
-    flushed = [int(process.stdout.readline()) for _ in range(4)][-1]
-    time.sleep(0.05)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    with Store(path) as store:
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "db"), str(Path(__file__).parents[3])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        flushed = [int(process.stdout.readline()) for _ in range(4)][-1]
+        time.sleep(0.05)
+        process.kill()
+    with Store(tmp_path / "db") as store:
         ids = {row["id"] for row in store._read("SELECT id FROM samples")}
     units = {name.split("-")[0] for name in ids}
     assert len(ids) == 4 * len(units)

@@ -5,19 +5,18 @@ from typing import Literal
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from leret.config.load import load_recipe
 from leret.config.training import TrainingRecipe
 from leret.core.errors import ConfigError, MissingDependency
-from leret.training.algorithms import ALGORITHMS, Algorithm, register, sft
+from leret.training.algorithms import ALGORITHMS, Algorithm, sft
 from leret.training.algorithms import base as shared
-from leret.training.algorithms.base import TrainerInputs
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.data import Encoded
-from leret.training.process import training_process
 from leret.training.stage import train
+from tests.training.training_runs import trainer_of
 
 ROOT = Path(__file__).parents[3]
 PAIRS = [Encoded([3, 40, 41, 4], ([50, 51, 5], [60, 5]))] * 16
@@ -36,9 +35,7 @@ TOY = Algorithm(ToyRecipe, first_targets, sft.make_trainer, sft.oracle_loss, lam
 
 
 def test_an_algorithm_is_added_by_its_file_and_a_line(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(TrainingRecipe, "kinds", dict(TrainingRecipe.kinds))
-    for name, algorithm in register(TOY).items():
-        monkeypatch.setitem(ALGORITHMS, name, algorithm)
+    monkeypatch.setitem(ALGORITHMS, "toy", TOY)
     (tmp_path / "toy.yaml").write_text("algorithm: toy\nn: 3\nper_device_train_batch_size: 2\n")
     report = train(load_recipe(tmp_path / "toy.yaml", TrainingRecipe), run)
     assert (report.path.name, report.examples, report.steps) == ("toy", 3, 2)
@@ -48,14 +45,14 @@ def test_an_algorithm_is_added_by_its_file_and_a_line(run, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("algorithm: ppo\n", "algorithm 'ppo'; available: dpo, ipo, sft"),
-        ("algorithm: sft\nbeta: 1\n", "beta: unknown key"),
-        ("algorithm: dpo\nreduction: token\n", "reduction: unknown key"),
-        ("algorithm: ipo\ninit: sft\n", "init: unknown key"),
-        ("algorithm: sft\noptim: RMSprop\n", "optim: "),
+        ("algorithm: ppo\n", "algorithm: 'ppo' is not one of sft, dpo, ipo; did you mean ipo"),
+        ("algorithm: sft\nbeta: 1\n", "beta: not of this kind, but of dpo, ipo; remove it"),
+        ("algorithm: dpo\nreduction: token\n", "reduction: not of this kind, but of ipo"),
         ("algorithm: sft\nwarmup_ratio: 0.1\nwarmup_steps: 5\n", "exclude each other"),
         ("algorithm: sft\nname: base\n", "cannot name a policy"),
         ("algorithm: sft\nname: .hidden\n", "cannot name a policy"),
+        ("algorithm: sft\nname: a/b\n", "cannot name a policy"),
+        ("algorithm: sft\nname: mine\ninit_from: mine\n", "mine would start from itself"),
     ],
 )
 def test_keys_that_an_algorithm_does_not_take_are_refused(tmp_path, text, message):
@@ -64,25 +61,17 @@ def test_keys_that_an_algorithm_does_not_take_are_refused(tmp_path, text, messag
         load_recipe(tmp_path / "r.yaml", TrainingRecipe)
 
 
-def trainer_of(recipe, directory, tmp_path):
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
-    with training_process(tmp_path, 1):
-        inputs = TrainerInputs(model, tokenizer, PAIRS, tmp_path, "cpu")
-        trainer = ALGORITHMS[recipe.algorithm].make_trainer(recipe, inputs)
-        trainer.create_optimizer_and_scheduler(num_training_steps=400)
-        return trainer
-
-
 @pytest.mark.parametrize(("name", "batch", "epochs"), [("leret-sft", 8, 1), ("leret-ipo", 4, 2)])
 def test_the_leret_recipes_have_the_settings_of_the_original(base, tmp_path, name, batch, epochs):
     recipe = load_recipe(ROOT / f"training/{name}.yaml", TrainingRecipe)
-    trainer = trainer_of(recipe, base, tmp_path)
+    trainer = trainer_of(recipe, AutoModelForCausalLM.from_pretrained(base), base, tmp_path, PAIRS)
+    trainer.create_optimizer_and_scheduler(num_training_steps=400)
     assert type(getattr(trainer.optimizer, "optimizer", trainer.optimizer)) is torch.optim.RMSprop
-    assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0.0}
-    assert {(group["alpha"], group["momentum"]) for group in trainer.optimizer.param_groups} == {(0.99, 0)}
-    assert trainer.args.max_grad_norm == 10
-    assert (trainer.args.train_batch_size, trainer.args.gradient_accumulation_steps) == (batch, 1)
-    assert trainer.args.num_train_epochs == epochs
+    groups = {(group["weight_decay"], group["alpha"], group["momentum"]) for group in trainer.optimizer.param_groups}
+    assert groups == {(0.0, 0.99, 0)}
+    given = trainer.args
+    assert (given.train_batch_size, given.gradient_accumulation_steps, given.num_train_epochs) == (batch, 1, epochs)
+    assert given.max_grad_norm == 10
     rates = []
     for _ in range(400):
         rates.append(trainer.lr_scheduler.get_last_lr()[0])

@@ -5,13 +5,11 @@ import math
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
-from leret.training.algorithms import ALGORITHMS
-from leret.training.algorithms.base import TrainerInputs
-from leret.training.algorithms.preference import PairCollator, dpo_loss, ipo_loss
+from leret.training.algorithms.preference import DPORecipe, IPORecipe, PairCollator, dpo_loss, ipo_loss
 from leret.training.data import Encoded
-from leret.training.process import training_process
+from tests.training.training_runs import trainer_of
 
 PAIRS = [
     Encoded([3, 40, 41, 42, 4], ([50, 51, 52, 53, 5], [60, 5])),
@@ -20,92 +18,83 @@ PAIRS = [
 ]
 
 
-def moved(model, seed=1):
-    """A copy with all weights moved."""
-    other = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(seed)
+@pytest.fixture
+def reference(base):
+    return AutoModelForCausalLM.from_pretrained(base)
+
+
+@pytest.fixture
+def policy(reference):
+    """The reference with all weights moved."""
+    other = copy.deepcopy(reference)
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
     return other
 
 
+@pytest.fixture
+def trl(base, policy, tmp_path):
+    """Loss and gradients that TRL's trainer has on the three pairs at the weights of ``policy``."""
+
+    def loss_and_gradients(recipe):
+        recipe = recipe.model_copy(update={"init_from": "base", "per_device_train_batch_size": 4})
+        trainer = trainer_of(recipe, AutoModelForCausalLM.from_pretrained(base), base, tmp_path, PAIRS)
+        trainer.model.load_state_dict(policy.state_dict())
+        batch = trainer.data_collator([trainer.train_dataset[i] for i in range(3)])
+        loss = trainer.compute_loss(trainer.model, batch)
+        loss.backward()
+        metrics = {name: values[-1] for name, values in trainer._metrics["train"].items()}
+        return float(loss.detach()), [parameter.grad.clone() for parameter in trainer.model.parameters()], metrics
+
+    return loss_and_gradients
+
+
 def logp(model, prompt, completion):
     """Sum of log-probabilities of a completion, one sequence at a time, in float64."""
-    ids = torch.tensor([prompt + completion])
-    logits = model(input_ids=ids).logits[0].double()
+    logits = model(input_ids=torch.tensor([prompt + completion])).logits[0].double()
     logps = torch.log_softmax(logits, dim=-1)
     return sum(logps[len(prompt) - 1 + i, token] for i, token in enumerate(completion))
 
 
-def built(base, tmp_path, algorithm="ipo", **keys):
-    recipe = ALGORITHMS[algorithm].recipe(init_from="base", per_device_train_batch_size=4, **keys)
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
-    with training_process(tmp_path, 1):
-        return ALGORITHMS[algorithm].make_trainer(recipe, TrainerInputs(model, tokenizer, PAIRS, tmp_path, "cpu"))
-
-
-def loss_and_gradients(trainer, model):
-    """TRL's loss on the three pairs at the weights of ``model``."""
-    trainer.model.load_state_dict(model.state_dict())
-    trainer.model.zero_grad()
-    batch = trainer.data_collator([trainer.train_dataset[i] for i in range(3)])
-    loss = trainer.compute_loss(trainer.model, batch)
-    loss.backward()
-    return float(loss.detach()), [parameter.grad.clone() for parameter in trainer.model.parameters()]
-
-
 def columns(policy, reference, divide=False):
-    values = []
-    for model in (policy, reference):
-        for side in (0, 1):
-            sums = [logp(model, pair.prompt, pair.completions[side]) for pair in PAIRS]
-            lengths = [len(pair.completions[side]) if divide else 1 for pair in PAIRS]
-            values.append(torch.stack([total / n for total, n in zip(sums, lengths, strict=True)]))
-    policy_chosen, policy_rejected, reference_chosen, reference_rejected = values
-    return policy_chosen, policy_rejected, reference_chosen.detach(), reference_rejected.detach()
+    """Log-probabilities of chosen and rejected under the policy, then under the reference; by token or in all."""
+
+    def column(model, side):
+        lengths = [len(pair.completions[side]) if divide else 1 for pair in PAIRS]
+        sums = [logp(model, pair.prompt, pair.completions[side]) for pair in PAIRS]
+        return torch.stack([total / n for total, n in zip(sums, lengths, strict=True)])
+
+    return *(column(policy, side) for side in (0, 1)), *(column(reference, side).detach() for side in (0, 1))
 
 
 @pytest.mark.parametrize("reduction", ["sequence", "token"])
-def test_ipo_of_trl_with_moved_weights_is_the_loss_written_out(base, tmp_path, reduction):
-    reference = AutoModelForCausalLM.from_pretrained(base)
-    policy = moved(reference)
-    trainer = built(base, tmp_path, reduction=reduction, beta=0.05)
+def test_ipo_of_trl_with_moved_weights_is_the_loss_written_out(policy, reference, trl, reduction):
     expected = ipo_loss(*columns(policy, reference, divide=reduction == "token"), beta=0.05).mean()
     expected.backward()
-    found, gradients = loss_and_gradients(trainer, policy)
+    found, gradients, _ = trl(IPORecipe(reduction=reduction, beta=0.05))
     assert found == pytest.approx(float(expected), rel=1e-5)
     assert abs(found - 100) > 0.1, "the weights must be off the reference, where every loss is 1 / (4 beta^2)"
     for ours, theirs in zip(policy.parameters(), gradients, strict=True):
         assert torch.allclose(ours.grad, theirs, rtol=1e-3, atol=1e-3 * float(ours.grad.abs().max()))
 
 
-def test_dpo_of_trl_with_moved_weights_is_the_loss_on_sums(base, tmp_path):
-    reference = AutoModelForCausalLM.from_pretrained(base)
-    policy = moved(reference)
+def test_dpo_of_trl_with_moved_weights_is_the_loss_on_sums(policy, reference, trl):
     expected = float(dpo_loss(*columns(policy, reference), beta=0.1).mean())
-    found = loss_and_gradients(built(base, tmp_path, algorithm="dpo", beta=0.1), policy)[0]
-    assert found == pytest.approx(expected, rel=1e-5)
+    assert trl(DPORecipe(beta=0.1))[0] == pytest.approx(expected, rel=1e-5)
 
 
-def test_sft_weight_adds_the_mean_likelihood_of_the_chosen_tokens(base, tmp_path):
-    policy = moved(AutoModelForCausalLM.from_pretrained(base))
-    plain = loss_and_gradients(built(base, tmp_path / "a"), policy)[0]
-    added = loss_and_gradients(built(base, tmp_path / "b", sft_weight=0.5), policy)[0]
+def test_sft_weight_adds_the_mean_likelihood_of_the_chosen_tokens(policy, trl):
     n_tokens = sum(len(pair.completions[0]) for pair in PAIRS)
     total = sum(float(logp(policy, pair.prompt, pair.completions[0])) for pair in PAIRS)
-    assert added - plain == pytest.approx(-0.5 * total / n_tokens, rel=1e-3)
+    added = trl(IPORecipe(sft_weight=0.5))[0] - trl(IPORecipe())[0]
+    assert added == pytest.approx(-0.5 * total / n_tokens, rel=1e-3)
 
 
-def test_the_reductions_differ_in_their_loss_and_not_in_their_metrics(base, tmp_path):
-    policy = moved(AutoModelForCausalLM.from_pretrained(base))
-    found, logged = [], []
-    for reduction in ("sequence", "token"):
-        trainer = built(base, tmp_path / reduction, reduction=reduction)
-        found.append(loss_and_gradients(trainer, policy)[0])
-        logged.append({name: values[-1] for name, values in trainer._metrics["train"].items()})
-    assert abs(found[0] - found[1]) > 1
-    assert logged[0] == pytest.approx(logged[1])
+def test_the_reductions_do_not_differ_in_their_metrics(trl):
+    sequence, token = (trl(IPORecipe(reduction=reduction))[2] for reduction in ("sequence", "token"))
+    assert sequence == pytest.approx(token)
 
 
 def test_ipo_of_two_pairs_by_hand():

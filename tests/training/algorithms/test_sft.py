@@ -11,28 +11,28 @@ from leret.training.stage import train
 ENCODED = [Encoded([1, 2], ([3, 4, 5],)), Encoded([7], ([8],))]
 
 
-def test_what_is_trained_is_the_best_completion_under_the_zero_shot_prompt(run):
-    keys = {"learning_rate": 3e-3, "per_device_train_batch_size": 8, "num_train_epochs": 20}
-    train(SFTRecipe(**keys), run)
+def groups(run):
     with Store(run.store, read_only=True) as store:
-        group = next(iter(store.groups()))
-    tokenizer = AutoTokenizer.from_pretrained(run.policies / "sft")
-    model = AutoModelForCausalLM.from_pretrained(run.policies / "sft").eval()
-    ids = tokenizer.apply_chat_template(
-        list(group.state.messages), add_generation_prompt=True, return_tensors="pt", return_dict=False
-    )
+        return list(store.groups())
+
+
+def test_what_is_trained_is_the_best_completion_under_the_zero_shot_prompt(run):
+    path = train(SFTRecipe(learning_rate=3e-3, per_device_train_batch_size=8, num_train_epochs=20), run).path
+    group, tokenizer = groups(run)[0], AutoTokenizer.from_pretrained(path)
+    model = AutoModelForCausalLM.from_pretrained(path).eval()
+    how = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": False}
+    ids = tokenizer.apply_chat_template(list(group.state.messages), **how)
     out = model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
     assert tokenizer.decode(out[:-1]).strip() == group.samples[0].completion
     assert out[-1] == tokenizer.eos_token_id
 
 
-@pytest.mark.parametrize(("keys", "n"), [({}, 24), ({"max_targets": 2}, 24), ({"targets": "random"}, 24)])
-def test_targets_are_of_the_highest_reward_unless_they_are_a_control(run, keys, n):
+@pytest.mark.parametrize(("keys", "only_best"), [({"max_targets": 2}, True), ({"targets": "random"}, False)])
+def test_targets_are_of_the_highest_reward_unless_they_are_a_control(run, keys, only_best):
     examples = read_examples(SFTRecipe(**keys), run)
-    with Store(run.store, read_only=True) as store:
-        best = {sample.completion for group in store.groups() for sample in group.samples if sample.reward == 1.0}
-    assert len(examples) == n
-    assert ({text for example in examples for text in example.completions} <= best) is (keys.get("targets") is None)
+    best = {sample.completion for group in groups(run) for sample in group.samples if sample.reward == 1.0}
+    assert len(examples) == 24
+    assert ({text for example in examples for text in example.completions} <= best) is only_best
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -1,0 +1,160 @@
+"""`leret sample` over servers: one that is killed changes nothing, and PubMed replays without a network."""
+
+import json
+import threading
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from leret.config.data import DataSettings
+from leret.config.load import load_recipe
+from leret.config.retriever import BM25Settings, PubMedSettings, RemoteSettings
+from leret.config.sampling import SamplingRecipe
+from leret.core.errors import ConfigError, RetrievalError
+from leret.core.progress import Silent
+from leret.core.runs import Run
+from leret.datasets.load import load_corpus
+from leret.retrieval.clients import pubmed
+from leret.retrieval.engines.bm25 import BM25
+from leret.retrieval.load import load_retriever
+from leret.sampling.stage import sample
+from tests.retrieval.clients.ncbi import article, efetch, esearch
+from tests.retrieval.serving import Reply, loopback, served
+from tests.sampling.fakes import WORDS, FakePolicy, content, policy_is, recipe_of, write_data
+
+
+@pytest.fixture
+def place(tmp_path):
+    write_data(tmp_path)
+    with policy_is(FakePolicy(delay_s=0.01)):  # time for something to go wrong
+        yield tmp_path
+
+
+@pytest.fixture
+def index(place):
+    data = DataSettings(questions=str(place / "corpus.jsonl"), corpus=str(place / "corpus.jsonl"))
+    BM25.build(load_corpus(data), place / "index", stopwords=None)
+    return place / "index"
+
+
+def sampled(retriever, run, progress=None, **data):
+    """The report of a run that samples over a retriever into the folder ``run``."""
+    recipe = recipe_of(prompts=1, samples=4, concurrency=4, data=data).model_copy(update={"retriever": retriever})
+    return sample(recipe, Run.create(run), base_dir=run.parent, progress=progress)
+
+
+def remote(url, retry_for_s):
+    return RemoteSettings(k=2, urls=(url,), retry_for_s=retry_for_s, timeout_s=10, cache={"use": "off"})
+
+
+def samples_of(run):
+    return sorted((s for group in content(Run(run)) for s in group.samples), key=lambda s: s.id)
+
+
+@pytest.fixture
+def undisturbed(place):
+    sampled(BM25Settings(k=2, stopwords=None), place / "undisturbed")
+    return samples_of(place / "undisturbed")
+
+
+class OnProgress(Silent):
+    """Calls a function once, when ``n`` questions are done."""
+
+    def __init__(self, n, call):
+        self.left, self.call = n, call
+
+    def advance(self, n=1, **facts):
+        self.left -= n
+        if self.left <= 0 and self.call is not None:
+            call, self.call = self.call, None
+            call()
+
+
+@pytest.mark.parametrize("protocol", ["leret", "colbert", "colbert-get", "retrieve"])
+def test_a_url_of_no_retriever_is_told_before_an_lm_is_asked(protocol, place):
+    policy = FakePolicy()
+    with policy_is(policy), loopback(Reply("<html>It works!</html>")) as server:
+        settings = RemoteSettings(urls=(server.url,), protocol=protocol, retry_for_s=60)
+        with pytest.raises(RetrievalError, match="sent no JSON"):
+            sampled(settings, place / "run")
+    assert not policy.requests
+
+
+def test_a_server_that_is_being_started_is_waited_for_when_a_run_opens_it(place):
+    replies = iter([Reply("starting", 503), Reply({"topk": [{"pid": "1", "text": "T | x", "score": 1.0}]})])
+    with loopback(lambda _: next(replies)) as server:
+        load_retriever(RemoteSettings(urls=(server.url,), protocol="colbert", retry_for_s=60), None, place)
+    assert len(server.asked) == 2
+
+
+def test_a_killed_server_is_waited_for_and_changes_nothing(place, index, undisturbed):
+    with ExitStack() as stack:
+        url, process = stack.enter_context(served(index))
+
+        def start_again():
+            time.sleep(1.0)
+            stack.enter_context(served(index, port=int(url.rsplit(":", 1)[1])))
+
+        starter = threading.Thread(target=start_again)
+
+        def kill():
+            process.kill()
+            process.wait()
+            starter.start()
+
+        report = sampled(remote(url, 200), place / "run", OnProgress(5, kill))
+        starter.join(120)
+    assert (report.waiting, report.failures) == (0, {})
+    assert samples_of(place / "run") == undisturbed
+
+
+def test_a_server_that_stays_away_is_recorded_and_the_same_command_goes_on(place, index, undisturbed):
+    with served(index) as (url, process), pytest.raises(RetrievalError) as caught:
+        sampled(remote(url, 0.2), place / "run", OnProgress(5, process.kill))
+    assert caught.value.exit_code == 1
+    failed = [s for s in samples_of(place / "run") if s.failure is not None]
+    assert all(s.reward is None and s.failure.kind == "retrieval" for s in failed)
+    with served(index) as (url, _):
+        assert sampled(remote(url, 60), place / "run").waiting == 0
+    assert samples_of(place / "run") == undisturbed
+
+
+def site(asked):
+    """PubMed: each word of a query finds the article of its number."""
+    if "esearch" in asked.path:
+        words = dict.fromkeys(asked.params["term"].split())
+        return esearch([str(WORDS.index(word) + 1) for word in words if word in WORDS][: int(asked.params["retmax"])])
+    return efetch(article(i, f"about {WORDS[int(i) - 1]}") for i in asked.params["id"].split(","))
+
+
+def test_a_run_over_pubmed_needs_no_corpus_and_replays_without_a_network(place, monkeypatch):
+    rows = [
+        {"id": f"q{i}", "question": f"articles on {w}", "relevant_doc_ids": [str(i + 1)]} for i, w in enumerate(WORDS)
+    ]
+    (place / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(pubmed, "shared_rate", lambda *_: None)
+    with loopback(site) as server:
+        settings = PubMedSettings(k=2, url=server.url, retry_for_s=5)
+        online = sampled(settings, place / "online", corpus=None)
+    assert online.failures == {}
+    assert online.samples > len(WORDS)
+    offline = sampled(settings.model_copy(update={"offline": True}), place / "offline", corpus=None)
+    assert samples_of(place / "offline") == samples_of(place / "online")
+    assert offline.mean_reward == online.mean_reward > 0
+
+
+@pytest.mark.parametrize(
+    ("retriever", "says"),
+    [
+        ("{kind: pubmed, max_date: soon}", "is no date"),
+        ("{kind: clinicaltrials, max_date: 2001/05/01}", "is no date"),
+        ("{kind: pubmed, emial: x}", "did you mean retriever.email"),
+        ("{kind: hybrid, engines: [{kind: bm25, k: 9}, {kind: bm25}]}", "k is of the whole retriever"),
+    ],
+)
+def test_mistakes_in_a_recipe_are_told_with_their_place(tmp_path, retriever, says):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"data: {{kind: world}}\nretriever: {retriever}\n")
+    with pytest.raises(ConfigError, match=rf"recipe\.yaml:2.*{says}"):
+        load_recipe(str(path), SamplingRecipe, (), optional=("policy.model",))
