@@ -75,7 +75,7 @@ def carried_run() -> Any:
     return dspy.settings.get("_leret_run")
 
 
-QUIET: dict[str, Any] = {"trace": None, "callbacks": [], "disable_history": True, "warn_on_type_mismatch": False}
+QUIET: dict[str, Any] = {"callbacks": [], "disable_history": True, "warn_on_type_mismatch": False}
 """Settings without what DSPy notes of a call."""
 
 

@@ -93,7 +93,7 @@ def _run_stock(
             predictor.demos = [dict(demo) for demo in prompt.demos[name]]
     observer = _Remembered(results, None if runner.searches is None else runner.searches.retriever)
     try:
-        settings = {**QUIET, "callbacks": [watch], "adapter": proxy, "lm": lm, "rm": runner.replay.rm}
+        settings = {**QUIET, "trace": [], "callbacks": [watch], "adapter": proxy, "lm": lm, "rm": runner.replay.rm}
         with suppress_output("dspy"), carrying(observer, **settings):
             inputs = bound_inputs(program, task)
             asyncio.run(program.acall(**inputs)) if runner.replay.is_async else program(**inputs)

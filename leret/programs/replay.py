@@ -236,7 +236,7 @@ class Replay:
             program = program.deepcopy()
             run.names = {id(predictor): name for name, predictor in program.named_predictors()}
         try:
-            with carrying(run, **QUIET, adapter=self.proxy, lm=self._guard, rm=self.rm):
+            with carrying(run, **QUIET, trace=[], adapter=self.proxy, lm=self._guard, rm=self.rm):
                 run.prediction = asyncio.run(program.acall(**inputs)) if self.is_async else program(**inputs)
                 run.finished = True
         except Stop:
@@ -269,14 +269,14 @@ class _QuickPredict(dspy.Predict):
         settings = dspy.settings
         run = settings.get("_leret_run")
         signature = self.signature
-        if args or run is None or settings.adapter is not run.replay.proxy or settings.trace is not None:
+        if args or run is None or settings.adapter is not run.replay.proxy or not run.replay.takes(signature, kwargs):
             return super().__call__(*args, **kwargs)
-        if not run.replay.takes(signature, kwargs):
-            return super().__call__(**kwargs)
         values = {name: _json(value) for name, value in kwargs.items()}
         adapter = run.replay.adapter
         outputs = run.outputs(self, adapter, self.lm, {}, signature, self.demos, kwargs, values)
-        return dspy.Prediction.from_completions(outputs, signature=signature)
+        prediction = dspy.Prediction.from_completions(outputs, signature=signature)
+        settings.trace.append((self, kwargs, prediction))
+        return prediction
 
 
 class ProgramRun:

@@ -9,6 +9,7 @@ from leret.config.sampling import AdapterSettings
 from leret.core.errors import RunError
 from leret.programs.adapters import make_adapter
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
+from leret.programs.replay import Replay
 
 STEP = {"question": "who", "context": ["a | b"], "hop": 0, "query": "find who"}
 PROMPTS = (
@@ -26,6 +27,9 @@ class Asks(dspy.Module):
         super().__init__()
         self.write = dspy.Predict(signature)
 
+    def forward(self, **inputs):
+        return self.write(**inputs)
+
 
 @pytest.mark.parametrize("kind", ["chat", "json", "xml"])
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -37,7 +41,7 @@ def test_an_adapter_sends_a_served_lm_messages_alone(kind, asynchronous, monkeyp
 
     def sent(self, prompt=None, messages=None, **kwargs):
         seen.append(kwargs)
-        return [Formatter(program, adapter).completion("write", {"query": "silent harbor"})]
+        return [Formatter(Replay(program.deepcopy(), adapter)).completion("write", {"query": "silent harbor"})]
 
     async def sent_later(self, prompt=None, messages=None, **kwargs):
         return sent(self, prompt, messages, **kwargs)
@@ -68,14 +72,14 @@ def test_what_is_not_a_prompt_is_refused(tmp_path, text):
 @pytest.mark.parametrize("kind", ["chat", "json", "xml", "compact"])
 def test_messages_are_what_the_adapter_gives(kind):
     adapter = make_adapter(AdapterSettings(kind=kind))
-    formatter = Formatter(Asks(), adapter)
+    formatter = Formatter(Replay(Asks(), adapter))
     for inputs in INPUTS:  # many: it takes a short cut once it has seen a prompt a few times
-        last = formatter.messages("write", inputs)[-1]
+        last = formatter.messages(formatter.need("write", inputs))[-1]
         for prompt in PROMPTS:
             demos = [dict(demo) for demo in prompt.demos.get("write", [])]
             whole = tuple(adapter.format(formatter.signature("write", prompt), demos, dict(inputs)))
-            assert formatter.messages("write", inputs, prompt) == whole
-            assert formatter.messages("write", inputs, prompt, last) == whole
+            assert formatter.messages(formatter.need("write", inputs), prompt) == whole
+            assert formatter.messages(formatter.need("write", inputs), prompt, last) == whole
 
 
 class Moody(dspy.ChatAdapter):
@@ -89,8 +93,8 @@ class Moody(dspy.ChatAdapter):
 
 
 def test_an_adapter_that_cannot_be_foretold_is_asked_every_time():
-    formatter = Formatter(Asks(), Moody())
-    told = [formatter.messages("write", inputs)[0]["content"].split()[-1] for inputs in INPUTS[:9]]
+    formatter = Formatter(Replay(Asks(), Moody()))
+    told = [formatter.messages(formatter.need("write", inputs))[0]["content"].split()[-1] for inputs in INPUTS[:9]]
     assert told == [str(n) for n in range(1, 10)]
 
 
@@ -108,6 +112,10 @@ MARKED = '<<CUSTOM-TYPE-START-IDENTIFIER>>[{"type": "text", "text": "x"}]<<CUSTO
 )
 def test_what_dspy_lays_out_over_several_messages_is_left_to_it(program, asked):
     adapter = make_adapter(AdapterSettings())
-    formatter = Formatter(program, adapter)
+    formatter = Formatter(Replay(program, adapter))
     for inputs in asked:
-        assert formatter.messages("write", inputs) == tuple(adapter.format(program.write.signature, [], dict(inputs)))
+        whole = adapter.format(program.write.signature, [], dict(inputs))
+        assert [m["content"] for m in formatter.messages(formatter.need("write", inputs))] == [
+            m["content"] if isinstance(m["content"], str) else "".join(part["text"] for part in m["content"])
+            for m in whole
+        ]

@@ -1,15 +1,19 @@
-"""A program is replayed as a function of its completions."""
+"""A program is replayed as a function of its completions, and nothing of it or of DSPy is replaced."""
 
+import asyncio
+import random
+import time
 from pathlib import Path
 
 import dspy
 import pytest
 
-from leret.core.errors import ProgramError, RetrievalError
+from leret.core.errors import ProgramError, ReplayError, RetrievalError
 from leret.core.types import Passage, Task
 from leret.programs import Found, Search
 from leret.programs.load import load_program
-from leret.programs.replay import Finished, NeedsCompletion, NeedsSearch, Replay
+from leret.programs.prompts import Formatter
+from leret.programs.replay import Finished, NeedsCompletion, NeedsSearch, Replay, Step
 
 ROOT = Path(__file__).parents[2]
 SHELF = {
@@ -22,8 +26,14 @@ def known(query, k):
     return SHELF[query][:k]
 
 
-def run(replay, question, outputs, retrieve=None):
-    return replay.run(Task.question("q", question), outputs, {}, retrieve)
+def run(replay, question, texts, retrieve=None):
+    """Where the program stands after these completions, in the format of the chat adapter."""
+    formatter, task, steps, results = Formatter(replay), Task.question("q", question), [], {}
+    for text in texts:
+        need = replay.run(task, steps, results, retrieve)
+        assert isinstance(need, NeedsCompletion)
+        steps.append(formatter.step(need, formatter.completion(need.predictor, {"query": text})))
+    return replay.run(task, steps, results, retrieve)
 
 
 @pytest.fixture
@@ -32,17 +42,18 @@ def replay():
 
 
 def test_it_stops_at_a_step_and_at_a_search_that_are_not_known(replay):
-    assert run(replay, "who?", []) == NeedsCompletion("write_query", {"question": "who?", "context": []}, ())
-    assert run(replay, "who?", [{"query": "a"}]) == NeedsSearch("a", 2)
+    need = run(replay, "who?", [])
+    assert (need.predictor, need.inputs, need.searches) == ("write_query", {"question": "who?", "context": []}, ())
+    assert run(replay, "who?", ["a"]) == NeedsSearch(("a", 2), "a", 2)
 
 
 def test_the_next_step_sees_the_union_by_score_and_nothing_of_other_runs(replay):
-    need = run(replay, "who?", [{"query": "a"}], known)
+    need = run(replay, "who?", ["a"], known)
     assert need.inputs["context"] == ["T1 | one", "T2 | two"]
-    done = run(replay, "who?", [{"query": "a"}, {"query": "b"}], known)
+    done = run(replay, "who?", ["a", "b"], known)
     assert isinstance(done, Finished)
     assert [p.doc_id for p in done.ranking] == done.prediction.doc_ids == ["d2", "d1", "d3"]
-    assert run(replay, "who?", [{"query": "a"}], known) == need
+    assert run(replay, "who?", ["a"], known).key == need.key
 
 
 class Catching(dspy.Module):
@@ -68,12 +79,18 @@ def test_a_program_that_catches_everything_still_stops_and_an_outage_passes_it()
     def away(query, k):
         raise RetrievalError("away")
 
-    program = Catching()
-    assert isinstance(run(Replay(program), "q", []), NeedsCompletion)
-    with pytest.raises(RetrievalError, match="away"):
-        run(Replay(program), "q", [{"query": "x"}], away)
-    # classes of the program stay as they are
-    assert (type(program), type(program.search), "forward" in vars(program)) == (Catching, Search, False)
+    def bare(self, question):
+        for _ in range(3):
+            try:  # noqa: SIM105
+                self.search(self.ask(question=question).query)
+            except:  # noqa: E722
+                pass
+
+    for program in (Catching(), variant(bare)):
+        assert isinstance(run(Replay(program), "q", []), NeedsCompletion)
+        with pytest.raises(RetrievalError, match="away"):
+            run(Replay(program), "q", ["x"], away)
+        assert "forward" not in vars(program)
 
 
 def test_a_crash_names_the_program_and_the_question():
@@ -85,7 +102,7 @@ def test_inputs_are_bound_by_name_and_a_predictor_under_two_names_is_replayed_un
     two = variant(lambda self, left, right: self.ask(question=f"{left} {right}"))
     assert Replay(two).run(Task("t", {"left": "a", "right": "b"}), [], {}).inputs == {"question": "a b"}
     twice = variant(lambda self, question: self.again(question=self.ask(question=question).query))
-    assert run(Replay(twice), "q", [{"query": "x"}]).inputs == {"question": "x"}
+    assert run(Replay(twice), "q", ["x"]).inputs == {"question": "x"}
 
 
 @pytest.mark.parametrize(
@@ -95,3 +112,128 @@ def test_inputs_are_bound_by_name_and_a_predictor_under_two_names_is_replayed_un
 def test_a_program_without_a_predictor_or_an_input_is_refused(base, forward, message):
     with pytest.raises(ProgramError, match=message):
         Replay(type("Program", (base,), {"forward": forward})())
+
+
+def streamed(self, question):
+    with dspy.context(send_stream=object(), stream_listeners=[]):
+        return self.ask(question=question)
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [(lambda self, question: self.ask(question=question, config={"n": 2}), "n > 1"), (streamed, "streams")],
+)
+def test_what_one_completion_cannot_answer_is_refused(forward, message):
+    with pytest.raises(ProgramError, match=message):
+        run(Replay(variant(forward)), "q", [])
+
+
+def test_outputs_are_found_by_what_is_asked_and_an_unused_one_is_told():
+    """Equal calls take their recorded outputs in order; other calls may come in any order."""
+
+    def forward(self, question):
+        a, b = (self.ask(question=text).query for text in self.order)
+        return dspy.Prediction(query=f"{a} {b}")
+
+    program = variant(forward)
+    program.order = ("x", "y")
+    replay, task = Replay(program), Task.question("q", "?")
+    first = replay.run(task, [], {})
+    formatter = Formatter(replay)
+    one = formatter.step(first, formatter.completion("ask", {"query": "1"}))
+    two = Step(replay.run(task, [one], {}).key, "ask", [{"query": "2"}])
+    assert replay.run(task, [one, two], {}).prediction.query == "1 2"
+    program.order = ("y", "x")
+    assert replay.run(task, [one, two], {}).prediction.query == "2 1"
+    program.order = ("x", "z")
+    with pytest.raises(ReplayError, match=r'ask.question was "y", and on the same path "z"'):
+        replay.run(task, [one, two], {})
+
+
+def test_a_recorded_completion_that_does_not_parse_is_raised_where_it_stood():
+    def forward(self, question):
+        try:
+            return self.ask(question=question)
+        except Exception as error:
+            return dspy.Prediction(query=type(error).__name__)
+
+    handled, uncaught = Replay(variant(forward)), Replay(variant(lambda self, question: self.ask(question=question)))
+    ends = []
+    for replay in (handled, uncaught):
+        task = Task.question("q", "?")
+        step = Formatter(replay).step(replay.run(task, [], {}), "no field")
+        ends.append(replay.run(task, [step], {}))
+    assert [end.unparsed for end in ends] == [False, True]
+    assert ends[0].prediction.query == "AdapterParseError"
+
+
+async def later(self, question):
+    await asyncio.sleep(0)
+    return self.search((await self.ask.acall(question=question)).query)
+
+
+class AsyncOnly(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.ask, self.search = dspy.Predict("question -> query"), Search(k=1)
+
+    aforward = later
+
+
+class Bridging(AsyncOnly):
+    def forward(self, question):
+        return asyncio.run(self.aforward(question))
+
+
+class Hidden(Catching):
+    def forward(self, question):
+        return asyncio.run(later(self, question))
+
+
+@pytest.mark.parametrize("kind", [AsyncOnly, Bridging, Hidden])
+@pytest.mark.filterwarnings("ignore:coroutine.*was never awaited")
+def test_async_programs_are_replayed_also_on_a_running_loop(kind):
+    async def on_a_loop():
+        return run(Replay(kind()), "q", ["a"], known)
+
+    assert [p.doc_id for p in asyncio.run(on_a_loop()).ranking] == ["d1"]
+
+
+def test_lms_and_adapters_set_inside_and_direct_calls_are_seen():
+    def forward(self, question):
+        with dspy.context(adapter=dspy.XMLAdapter(), lm=dspy.LM("openai/none")):
+            inside = self.ask(question=question).query
+        return dspy.Prediction(query=inside + dspy.settings.lm(f"Rephrase {question}")[0])
+
+    replay, task = Replay(variant(forward)), Task.question("q", "?")
+    formatter = Formatter(replay)
+    first = replay.run(task, [], {})
+    assert "<question>" in formatter.messages(first)[-1]["content"]
+    path = [formatter.step(first, "<query>in</query>")]
+    second = replay.run(task, path, {})
+    assert (second.predictor, formatter.messages(second)[-1]["content"]) == ("(direct)", "Rephrase ?")
+    assert replay.run(task, [*path, formatter.step(second, "side")], {}).prediction.query == "inside"
+
+
+class Unsound(Catching):
+    n = 0
+
+    def forward(self, question):
+        self.n += 1
+        text = {"shuffle": random.sample("abcdef", 6), "clock": time.perf_counter_ns(), "state": self.n}[self.kind]
+        found = self.search(self.ask(question=question).query)
+        return self.ask(question=f"{question} {found.titles} {text}")
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("kind", ["shuffle", "clock", "state", "length"])
+def test_programs_that_are_no_function_of_their_completions_are_refused(kind, seed, walk):
+    """Twenty seeds of twenty; a random length is found within four tasks of three completions."""
+    random.seed(seed)
+    program = Unsound()
+    program.kind = kind
+    if kind == "length":
+        program = variant(lambda self, question: [self.ask(question=question) for _ in range(random.choice([1, 2]))])
+    n_tasks = 4 if kind == "length" else 1
+    with pytest.raises(ReplayError, match="not deterministic given its completions"):
+        [walk(program, check=True) for _ in range(n_tasks)]

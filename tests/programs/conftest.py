@@ -1,0 +1,68 @@
+"""Programs are walked to their end, with completions that a rule makes up."""
+
+import asyncio
+import random
+
+import dspy
+import pytest
+
+from leret.core.types import Passage, Task
+from leret.programs.checks import check_path, made_up
+from leret.programs.prompts import ZERO_SHOT, Formatter
+from leret.programs.replay import NeedsCompletion, Replay
+from leret.programs.runner import ProgramRunner
+from leret.retrieval.batching import SearchBatcher
+
+
+class Shelf:
+    """Three passages for whatever is asked."""
+
+    digest = "shelf"
+
+    def search(self, queries, k):
+        return [tuple(Passage(f"{q}-{i}", f"T{i}", f"on {q}", 5.0 - i) for i in range(k)) for q in queries]
+
+
+def complete(need):
+    """A completion in the adapter's format."""
+    call = need.call
+    if call.signature is None:
+        return "[[ ## query ## ]]\nxyz\n\n[[ ## completed ## ]]" if need.predictor != "(direct)" else "some words"
+    fields = made_up(call.signature, f"word {random.Random(need.key).randrange(1000)}")
+    if fields is None:  # ReActV2's tool calls
+        fields = dict.fromkeys(call.signature.output_fields, "word")
+        last = "observation" in str(need.inputs) or "on word" in str(need.inputs)
+        tool = (
+            {"name": "submit", "args": {"answer": "word"}} if last else {"name": "look_up", "args": {"query": "word"}}
+        )
+        fields["tool_calls"] = dspy.ToolCalls.from_dict_list([tool])
+    if "next_tool_args" in fields:
+        fields["next_tool_args"] = {"query": "word"}
+    return str(call.adapter.format_assistant_message_content(call.signature, fields))
+
+
+@pytest.fixture
+def walk():
+    """Walks a program and returns its needs, its end, and what `check_path` refuses, where it is asked."""
+
+    def walked(program, adapter=None, *, check=False, pure=None, prompts=(ZERO_SHOT,)):
+        async def run():
+            searches = SearchBatcher(Shelf())
+            replay = Replay(program, adapter)
+            runner = ProgramRunner(replay, Formatter(replay), searches)
+            task, steps, results, needs = Task.question("q", "who is it?"), [], {}, []
+            try:
+                need = await runner.advance(task, steps, results, check)
+                while isinstance(need, NeedsCompletion):
+                    needs.append(need)
+                    steps.append(runner.formatter.step(need, complete(need)))
+                    need = await runner.advance(task, steps, results, check)
+                if pure is not None:
+                    await check_path(pure, runner, task, steps, results, prompts)
+            finally:
+                searches.close()
+            return needs, need
+
+        return asyncio.run(run())
+
+    return walked

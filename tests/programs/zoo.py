@@ -1,0 +1,180 @@
+"""Programs as DSPy users write them; none was written for leret beyond its searches."""
+
+import asyncio
+
+import dspy
+
+from leret.programs import Found, Search
+from leret.programs.search import search_tool
+
+
+class WriteQuery(dspy.Signature):
+    """Write a search query."""
+
+    question: str = dspy.InputField()
+    context: list[str] = dspy.InputField()
+    query: str = dspy.OutputField()
+
+
+class TwoPredictors(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.write, self.answer = dspy.Predict(WriteQuery), dspy.Predict("question, context: list[str] -> answer")
+        self.search = Search(k=2)
+
+    def forward(self, question):
+        found = Found()
+        for _ in range(2):
+            found = self.search(self.write(question=question, context=found.passages).query, found)
+        return self.answer(question=question, context=found.passages)
+
+
+class Tutorial(dspy.Module):
+    """The shape of DSPy's multi-hop tutorial: notes grow."""
+
+    def __init__(self):
+        super().__init__()
+        self.write = dspy.ChainOfThought("claim, notes -> query")
+        self.append_notes = dspy.ChainOfThought("claim, notes, context -> new_notes: list[str], titles: list[str]")
+        self.search = Search(k=2)
+
+    def forward(self, claim):
+        notes = []
+        for _ in range(2):
+            context = self.search(self.write(claim=claim, notes=notes).query).passages
+            notes.extend(self.append_notes(claim=claim, notes=notes, context=context).new_notes)
+        return dspy.Prediction(notes=notes)
+
+
+class Agent(dspy.Module):
+    kind = dspy.ReAct
+
+    def __init__(self):
+        super().__init__()
+        self.search = Search(k=2)
+        self.agent = self.kind("question -> answer", tools=[self.look_up], max_iters=3)
+
+    def look_up(self, query: str) -> list[str]:
+        """Passages for a query."""
+        return self.search(query).passages
+
+    def forward(self, question):
+        return self.agent(question=question)
+
+
+class Branch(TwoPredictors):
+    def __init__(self):
+        super().__init__()
+        self.rephrase = dspy.Predict("question -> query")
+
+    def forward(self, question):
+        found = self.search(self.write(question=question, context=[]).query)
+        if question not in " ".join(found.passages):
+            found = self.search(self.rephrase(question=question).query, found)
+        return self.answer(question=question, context=found.passages)
+
+
+class Async(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.write, self.answer = dspy.Predict(WriteQuery), dspy.Predict("question, context: list[str] -> answer")
+        self.search = Search(k=2)
+
+    async def aforward(self, question):
+        found = self.search((await self.write.acall(question=question, context=[])).query)
+        return await self.answer.acall(question=question, context=found.passages)
+
+
+class Bridging(Async):
+    def forward(self, question):
+        return asyncio.run(self.aforward(question))
+
+
+class Gathering(Async):
+    async def part(self, question, i):
+        found = self.search((await self.write.acall(question=f"{question} {i}", context=[])).query)
+        await asyncio.sleep(0)
+        return self.search((await self.write.acall(question=f"{question} {i}", context=found.passages)).query, found)
+
+    async def aforward(self, question):
+        parts = await asyncio.gather(*(self.part(question, i) for i in range(2)))
+        return dspy.Prediction(ids=[part.doc_ids for part in parts])
+
+
+class Retrieving(TwoPredictors):
+    """`dspy.Retrieve` over ``dspy.settings.rm``."""
+
+    def __init__(self):
+        super().__init__()
+        self.retrieve = dspy.Retrieve(k=2)
+
+    def forward(self, question):
+        context = self.retrieve(self.write(question=question, context=[]).query).passages
+        return self.answer(question=question, context=context)
+
+
+def rows(query: str, k: int = 3) -> list[dict]:
+    """As `dspy.ColBERTv2` answers."""
+    return [{"text": f"T{i} | on {query}", "pid": i, "score": 9.0 - i} for i in range(k)]
+
+
+class Tool(TwoPredictors):
+    def __init__(self):
+        super().__init__()
+        self.rows = search_tool(rows)
+
+    def forward(self, question):
+        context = [row["text"] for row in self.rows(self.write(question=question, context=[]).query, k=2)]
+        return self.answer(question=question, context=context)
+
+
+class Threads(TwoPredictors):
+    def part(self, question, i):
+        found = self.search(self.write(question=f"{question} {i}", context=[]).query)
+        return self.search(self.write(question=f"{question} {i}", context=found.passages).query, found)
+
+    def forward(self, question):
+        pairs = [(self.part, dspy.Example(question=question, i=i).with_inputs("question", "i")) for i in range(2)]
+        parts = dspy.Parallel(num_threads=2, disable_progress_bar=True)(pairs)
+        return dspy.Prediction(ids=[part.doc_ids for part in parts])
+
+
+class Best(dspy.Module):
+    kind = dspy.BestOfN
+
+    def __init__(self):
+        super().__init__()
+        self.best = self.kind(module=TwoPredictors(), N=2, reward_fn=lambda arguments, found: 0.5, threshold=1.0)
+
+    def forward(self, question):
+        return self.best(question=question)
+
+
+class Refined(Best):
+    kind = dspy.Refine
+
+
+class BareExcept(TwoPredictors):
+    def forward(self, question):
+        found = Found()
+        for _ in range(2):
+            try:  # noqa: SIM105
+                found = self.search(self.write(question=question, context=found.passages).query, found)
+            except:  # noqa: E722
+                pass
+        return dspy.Prediction(ids=found.doc_ids)
+
+
+class OwnAdapter(TwoPredictors):
+    def forward(self, question):
+        with dspy.context(adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
+            query = self.write(question=question, context=[]).query
+        return dspy.Prediction(ids=self.search(query).doc_ids)
+
+
+PROGRAMS = [
+    TwoPredictors, Tutorial, Agent, Branch, Async, Bridging, Gathering, Retrieving, Tool, Threads, Best, Refined,
+    BareExcept, OwnAdapter,
+]  # fmt: skip
+if hasattr(dspy, "ReActV2"):
+    PROGRAMS.append(type("AgentV2", (Agent,), {"kind": dspy.ReActV2}))
