@@ -110,9 +110,7 @@ def run(args: list[str]) -> None:
 
 
 @pytest.mark.parametrize("document", [path.name for path in DOCS])
-def test_the_commands_of_a_document_run_in_their_order(
-    document: str, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_of_a_document_run_in_order(document: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     for words in commands(document):
         if words[0] == "make":

@@ -9,7 +9,9 @@ import pytest
 
 from leret.config.data import QUESTIONS_ALONE
 from leret.core.errors import DataError
+from leret.core.types import Document, Task
 from leret.datasets.formats import READERS, detect_kind
+from leret.datasets.formats.base import FileReader
 from leret.datasets.splits import split_of
 from tests.datasets.writing import DOCUMENTS, HOTPOT, HOVER, MUSIQUE, QUESTIONS, array, json_lines, load, load_tasks
 
@@ -89,6 +91,14 @@ def test_bad_sources_are_refused(form: str, records: list[Any], says: str, tmp_p
 def test_the_kind_is_told_by_the_first_record(records: list[Any], kind: str, tmp_path: Path) -> None:
     assert detect_kind(json_lines(tmp_path / "q", records)) == kind
     assert detect_kind(str(tmp_path)) == "beir"
+
+
+def test_a_new_kind_is_a_reader_and_a_line_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = FileReader(lambda r: Task.question("t", "?", gold=("D",)), lambda r: [Document("D", "", "x")], ("toy",), True)
+    monkeypatch.setitem(READERS, "toy", toy)
+    path = json_lines(tmp_path / "q", [{"toy": 1}])
+    data = load(detect_kind(path), path)
+    assert [(task.id, task.gold, list(data.corpus)) for task in data.tasks] == [("t", ("D",), ["D"])]
 
 
 def test_the_kinds_that_need_a_corpus_are_known_to_recipes() -> None:

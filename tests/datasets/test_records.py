@@ -50,13 +50,6 @@ def test_byte_order_mark_crlf_and_blank_lines_are_passed_over(tmp_path: Path) ->
         assert read(tmp_path / "q") == [{"a": 1}, {"a": 2}]
 
 
-def test_places_name_file_and_line_or_item(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    for text, places in ('{"a": 1}\n\n{"a": 2}\n', [":1", ":3"]), ('[{"a": 1},\n{"a": 2}]', [": item 1", ": item 2"]):
-        path.write_text(text)
-        assert [record.place for record in records(path, Problems())] == [f"{path}{place}" for place in places]
-
-
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers(1 - 2**63, 2**63 - 1) | st.text() | st.floats(allow_nan=False, width=32),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -92,6 +85,7 @@ FILES: dict[str, tuple[bytes, str]] = {
     "objects nested too deep": (b'[{"a":' + b'{"a":' * 100_000, "nested too deeply"),
     "line nested too deep": (_GOOD + b'{"a": ' + b"[" * 100_000, ":2: broken JSON"),
     "line is broken": (_GOOD + b'{"id": "q2", "question": "Wh\n', r":2: broken JSON \(Unterminated string .* column"),
+    "line after a blank one": (b"\n" + _GOOD + b"{\n", ":3: broken JSON"),
     "line not UTF-8": (_GOOD + b'{"id": "\xff"}\n', ":2: not UTF-8 at byte 8"),
     "UTF-16": (_GOOD.decode().encode("utf-16"), "is UTF-16"),
     "empty": (b"", "is empty"),
