@@ -148,7 +148,7 @@ def test_every_link_to_a_file_leads_somewhere() -> None:
 
 
 RECIPES: dict[str, list[Any]] = {
-    "Sampling": [SamplingRecipe], "Training": list(TrainingRecipe.kinds.values()), "Evaluation": [EvalRecipe]
+    "Sampling": [SamplingRecipe], "Training": list(TrainingRecipe.kinds()), "Evaluation": [EvalRecipe]
 }  # fmt: skip
 
 

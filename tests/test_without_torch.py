@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from tests.sampling.seeded_server import SeededServer
+from tests.sampling.fakes import SeededServer
 
 SCRIPT = """
 import sys

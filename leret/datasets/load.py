@@ -24,6 +24,7 @@ class Loaded:
     items: tuple[Task, ...]  # in the order of the file, or of the limit
     skipped: Mapping[str, int] = field(default_factory=dict)  # bad records left out, by kind of fault
     problems: tuple[str, ...] = ()  # the first of them, one line each
+    held_out: frozenset[str] = frozenset()  # ids, of the whole source, of split test, and those with the text of one
 
     def __iter__(self) -> Iterator[Task]:
         return iter(self.items)
@@ -56,11 +57,13 @@ def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Load
     source = data.questions or data.kind
     problems = Problems()
     sizes: Counter[str] = Counter()
+    test, others = dict[str, int](), dict[str, int]()  # hashes of their texts, by id
 
     def wanted() -> Iterator[Task]:
         for task in _tasks(data, problems, corpus):
             name = split_name(task, data.seed)
             sizes[name] += 1
+            (test if name == "test" else others)[task.id] = hash(task.text)
             if data.split in ("all", name):
                 yield task
 
@@ -69,7 +72,9 @@ def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Load
     if not chosen:
         there = ", ".join(f"{n} in {name}" for name, n in sorted(sizes.items())) or "none at all"
         raise DataError(f"{source}: no question in split {data.split}; there are {there}")
-    return Loaded(chosen, dict(problems.kinds), tuple(problems.shown))
+    tested = set(test.values())
+    held_out = test.keys() | {id for id, text in others.items() if text in tested}
+    return Loaded(chosen, dict(problems.kinds), tuple(problems.shown), frozenset(held_out))
 
 
 def load_corpus(data: DataSettings) -> Corpus:

@@ -7,6 +7,7 @@ them from a recipe, and adds what a run has beside its samples: the bank, the pr
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from filelock import AsyncFileLock, FileLock
 
 from leret.config.sampling import SamplingRecipe, SamplingSettings
 from leret.core.errors import ConfigError, DataError, RunError
+from leret.core.files import write_atomically
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.stages import completed, is_complete_parquet, mark_completed, stage_key
@@ -150,7 +152,7 @@ def sample(
     recipe = located(recipe, base_dir or Path.cwd())
     key = stage_key(recipe, recipe_stamps(recipe))
     before = completed(run.path, "sample", key)
-    if before is not None and is_complete_parquet(run.preferences / "train.parquet"):
+    if before is not None and run.held_out.is_file() and is_complete_parquet(run.preferences / "train.parquet"):
         now = {"already": True, "new_questions": 0, "new_samples": 0, "seconds": time.monotonic() - began}
         return SampleReport(**{**before, **now})
     with opened(recipe, run, progress) as (bench, tasks, digests), Store(run.store) as store:
@@ -191,15 +193,10 @@ def opened(
         refuse_changed_files(run, bench)
         questions = bench.questions(recipe.data.split, recipe.data.limit)
         with FileLock(run.setup_lock):
-            retriever_digest = bench.retriever.digest
-        digests = {
-            "corpus": bench.corpus.digest,
-            "retriever": retriever_digest,
-            "program": bench.program_digest,
-            "questions": questions_digest(questions),
-        }
+            digests = {"corpus": bench.corpus.digest, "retriever": bench.retriever.digest}
+        digests |= {"program": bench.program_digest, "questions": questions_digest(questions)}
         progress.finish()
-        refuse_changes(run, recipe, {"retriever": retriever_digest})
+        refuse_changes(run, recipe, {"retriever": digests["retriever"]})
         if bench.skipped:
             run.event("sample", "skipped", **bench.skipped)
         yield bench, _scorable(questions, recipe), digests
@@ -208,12 +205,9 @@ def opened(
 def begin(
     run: Run, bench: Environment, tasks: Sequence[Task], digests: Mapping[str, str], policy_digest: str | None = None
 ) -> Policy:
-    """Open the policy, and note in run.yaml what later stages read.
+    """Open the policy, which must be the one of ``policy_digest``, and note in run.yaml what later stages read.
 
     The policy of the run's recipe stays the one of the first round: the base of all others.
-
-    Raises:
-        RunError: the policy is not the one of ``policy_digest``.
     """
     from leret.policies.load import make_policy
 
@@ -229,6 +223,8 @@ def begin(
         if all(entry["digest"] != policy.digest for entry in rounds):
             rounds = [*rounds, {"policy": policy.name, "model": bench.recipe.policy.model, "digest": policy.digest}]
         known = {**manifest.get("digests", {}), **digests, "policy": policy.digest}
+        with run.writing():
+            write_atomically(run.held_out, json.dumps(sorted(bench.held_out), indent=0))
         run.update(sampling=section, digests=known, rounds=rounds)
     run.event("sample", "started", questions=len(tasks), policy=policy.name, policy_digest=policy.digest)
     return policy
@@ -266,19 +262,17 @@ async def sample_session(
             tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens, settings.reward
         )
         usage = UsageByPrompt(lm.price_prompt, lm.price_completion)
-        events = UsageEvents(run, usage, policy, search)
+        events = UsageEvents(run, usage, policy, search.counts)
         done = store.done(policy.digest)
         progress.start("sampling", sum(task.id not in done for task in sampled))
-        try:
-            async with events:
-                stats = await sample_tasks(
-                    sampled, bench.program(), bench.adapter, search, policy, plan, store, settings,
-                    usage=usage, progress=progress, facts=events.facts,
-                )  # fmt: skip
-            return prompts, stats, notes
-        finally:
-            progress.finish()
+        async with events:
+            stats = await sample_tasks(
+                sampled, bench.program(), bench.adapter, search, policy, plan, store, settings,
+                usage=usage, progress=progress, facts=events.facts,
+            )  # fmt: skip
+        return prompts, stats, notes
     finally:
+        progress.finish()
         search.close()
         await policy.aclose()
 
@@ -302,8 +296,8 @@ def _report(
     policy: Policy,
     store: Store,
     stats: SamplingStats,
-    prompts: Sequence[Prompt],
-    notes: Sequence[str],
+    bank: Sequence[Prompt],
+    notes: list[str],
 ) -> SampleReport:
     from leret.sampling.rollouts.scheduler import refuse_unparsed
 
@@ -324,9 +318,9 @@ def _report(
         mean_reward=pairs.mean_reward,
         pairs=pairs.pairs,
         no_spread=pairs.no_spread,
-        prompts={prompt.name: prompt.score for prompt in prompts},
+        prompts={prompt.name: prompt.score for prompt in bank},
         failures={name.removeprefix("failed_"): n for name, n in counts.items() if name.startswith("failed_")},
-        notes=[*notes, *_notes(len(prompts), settings.prompts, pairs)],
+        notes=[*notes, *_notes(len(bank), settings.prompts, pairs)],
     )
 
 

@@ -40,6 +40,14 @@ def test_a_split_in_the_file_wins_over_the_hash(tmp_path: Path) -> None:
         load_tasks("jsonl", json_lines(tmp_path / "few", [*records[2:4], records[0]]), split="dev")
 
 
+def test_held_out_is_the_test_split_and_what_has_a_text_of_it_whatever_is_read(tmp_path: Path) -> None:
+    splits = [("a", "one", "train"), ("b", "two", "test"), ("c", "two", "train"), ("d", "three", "dev")]
+    records = [{"id": i, "question": text, "relevant_doc_ids": ["A"], "split": split} for i, text, split in splits]
+    path = json_lines(tmp_path / "q", records)
+    found = [load_tasks("jsonl", path, split=split, limit=1).held_out for split in ("train", "test")]
+    assert found == [{"b", "c"}, {"b", "c"}]
+
+
 def test_skipped_records_are_counted_by_kind_and_the_rest_is_read(tmp_path: Path) -> None:
     path = json_lines(tmp_path / "q", [ASKED[1], {"id": "q2"}, ASKED[1], {**ASKED[3], "relevant_doc_ids": ["Z"]}, 7])
     corpus = json_lines(tmp_path / "c", [*DOCUMENTS, {"doc_id": "D"}])
