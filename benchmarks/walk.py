@@ -122,8 +122,9 @@ def walk_of_a_training() -> list[tuple[str, str]]:
         )
         run = Run.create(Path(name) / "run")
         sample(recipe, run)
+        training = IPORecipe()
         sys.setprofile(see)
-        train(IPORecipe(), run)
+        train(training, run)
         sys.setprofile(None)
     return walk
 

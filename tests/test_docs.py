@@ -187,7 +187,7 @@ def test_every_key_is_documented_and_every_documented_key_exists(section: str, s
     from leret.training.algorithms import TrainingRecipe
 
     recipes: dict[str, list[Any]] = {"sampling": [SamplingRecipe], "eval": [EvalRecipe]}
-    recipes["training"] = list(TrainingRecipe.kinds.values())
+    recipes["training"] = list(TrainingRecipe.kinds())
     text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").split(f"## {section}")[1].split("\n## ")[0]
     told: set[str] = set()
     for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE):

@@ -36,35 +36,36 @@ class KindSettings(Settings):
     A class whose ``kind`` has no default stands for the kinds that derive from it: it validates as their union.
     """
 
-    default_kind: ClassVar[str]
+    tag: ClassVar[str] = "kind"
+    """The key that tells the kinds apart; its type in each of them is a literal."""
+    default_kind: ClassVar[str | None] = None
     """Of a section that names none."""
     table: ClassVar[Mapping[str, Any]] = {}
     """From kinds to entries with their class, ``settings``; the table's module puts it here."""
 
-    kind: str
-
     @classmethod
     def kinds(cls) -> tuple[type[Self], ...]:
         """The classes that may stand where this one does."""
-        if not cls.model_fields["kind"].is_required():
+        if not cls.model_fields[cls.tag].is_required():
             return (cls,)
         if cls.table:
             return tuple(entry.settings for entry in cls.table.values() if issubclass(entry.settings, cls))
         found = (kind for below in cls.__subclasses__() for kind in below.kinds())
-        return tuple({kind.model_fields["kind"].default: kind for kind in found}.values())
+        return tuple({kind.model_fields[cls.tag].default: kind for kind in found}.values())
 
     @model_validator(mode="wrap")
     @classmethod
     def _of_its_kind(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        if not isinstance(values, Mapping) or not cls.model_fields["kind"].is_required():
+        if not isinstance(values, Mapping) or not cls.model_fields[cls.tag].is_required():
             return handler(values)
-        kind: Self = _union(cls.kinds()).validate_python({"kind": cls.default_kind, **values})
+        default = {} if cls.default_kind is None else {cls.tag: cls.default_kind}
+        kind: Self = _union(cls.kinds(), cls.tag).validate_python({**default, **values})
         return kind
 
 
 @lru_cache
-def _union(kinds: tuple[Any, ...]) -> TypeAdapter[Any]:
-    union: Any = Annotated[Union[kinds], Field(discriminator="kind")]  # noqa: UP007  made of a tuple
+def _union(kinds: tuple[Any, ...], tag: str) -> TypeAdapter[Any]:
+    union: Any = Annotated[Union[kinds], Field(discriminator=tag)]  # noqa: UP007  made of a tuple
     return TypeAdapter(union)
 
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from leret.config.base import RecipePath, with_paths
 from leret.config.data import QUESTIONS_ALONE
 from leret.config.evaluation import EvalRecipe
-from leret.config.messages import describe, key_of
+from leret.config.messages import describe, key_of, sections
 from leret.config.sampling import SamplingRecipe
 from leret.config.training import TrainingRecipe
 from leret.core import bundled as shipped
@@ -88,7 +88,8 @@ def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: 
     for i, path in enumerate(paths):
         try:
             file = find_recipe(path, *(_FOLDERS.values() if i == 0 else ("training", "eval", "sampling")))
-            stage, keys = stage_of(file), _class_of(stage_of(file), _read(file).value).model_fields
+            stage = stage_of(file)
+            keys = {key for one in sections(stage, (), _read(file).value) for key in one.model_fields}
             own = [override for override in overrides if override.partition("=")[0].split(".")[0].strip() in keys]
             taken |= set(own)
             loaded.append(load_recipe(file, stage, own, check=check))
@@ -122,11 +123,6 @@ def _stage(value: Mapping[str, Any]) -> Any:
         if set(value) & (set(stage.model_fields) - others):
             fits.append(stage)
     return fits[0] if len(fits) == 1 else None
-
-
-def _class_of(model: Any, value: Mapping[str, Any]) -> Any:
-    """The recipe class of the algorithm that is named, for a training."""
-    return getattr(model, "kinds", {}).get(str(value.get("algorithm")), model)
 
 
 def _read(file: Path) -> Placed:
@@ -194,19 +190,18 @@ def _validate(placed: Placed, model: type[R], check: Check, optional: Collection
 
     Where some values are faulty, the rest is validated without them, for impossible combinations and missing files.
     """
-    chosen = _class_of(model, placed.value)
     problems: list[str] = []
     faulty: set[Key] = set()
     value = placed.value
-    for sections in (False, False, True):
+    for whole in (False, False, True):
         try:
-            recipe: R = chosen.model_validate(value)
+            recipe: R = model.model_validate(value)
             break
         except ValidationError as error:
             if not problems:
-                problems = [describe(detail, chosen, placed) for detail in error.errors()]
+                problems = [describe(detail, model, placed) for detail in error.errors()]
             keys = {key_of(detail, placed.value) for detail in error.errors()}
-            faulty |= {key[:1] for key in keys} if sections else keys
+            faulty |= {key[:1] for key in keys} if whole else keys
             value = _without(placed.value, faulty)
     else:
         return None, problems

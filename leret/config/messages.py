@@ -76,11 +76,11 @@ def nearest(name: str, known: list[str]) -> str:
 
 def _unknown(key: Key, model: type[BaseModel], recipe: Any) -> str:
     around, name = key[:-1], str(key[-1])
-    known = sorted({field for one in _sections(model, around, recipe) for field in one.model_fields})
+    known = sorted({field for one in sections(model, around, recipe) for field in one.model_fields})
     numbered = [k for k in known if k[-1].isdigit() and name[-1:].isdigit() and k[:-1] == name[:-1]]
     near = numbered or get_close_matches(name, known, 1)
-    others = (one.model_fields for one in _sections(model, around, recipe, any_kind=True))
-    if kinds := [fields["kind"].default for fields in others if name in fields and "kind" in fields]:
+    others = (one for one in sections(model, around, recipe, any_kind=True) if name in one.model_fields)
+    if kinds := [one.model_fields[tag].default for one in others if (tag := _tag(one)) in one.model_fields]:
         return f"not of this kind, but of {', '.join(kinds)}; remove it"
     if near:
         return f"unknown key; did you mean {dotted((*around, near[0]))}?"
@@ -89,27 +89,30 @@ def _unknown(key: Key, model: type[BaseModel], recipe: Any) -> str:
     return f"unknown key; known here: {', '.join(known)}"
 
 
-def _sections(model: Any, key: Key, value: Any, *, any_kind: bool = False) -> list[type[BaseModel]]:
+def sections(model: Any, key: Key, value: Any, *, any_kind: bool = False) -> list[type[BaseModel]]:
     """The settings classes that may stand at a key: those of the kind that the recipe names, or of any."""
-    found = _of_kind(list(models_in(model)), value)
-    for n, part in enumerate(key):
+    found = list(models_in(model))
+    for part in key:
+        found = _of_kind(found, value)
         value = value.get(part) if isinstance(value, Mapping) else None if isinstance(part, str) else value[part]
         if isinstance(part, str):
             fields = [one.model_fields[part] for one in found if part in one.model_fields]
             found = [inner for field in fields for inner in models_in(field.annotation)]
-        if not (any_kind and n == len(key) - 1):
-            found = _of_kind(found, value)
-    return found
+    return found if any_kind else _of_kind(found, value)
 
 
 def _of_kind(models: list[type[BaseModel]], value: Any) -> list[type[BaseModel]]:
     def fits(model: type[BaseModel]) -> bool:
-        field = model.model_fields.get("kind")
+        field = model.model_fields.get(_tag(model))
         if field is None or get_origin(field.annotation) is not Literal or not isinstance(value, Mapping):
             return True
-        return value.get("kind") in get_args(field.annotation)
+        return value.get(_tag(model)) in get_args(field.annotation)
 
     return [model for model in models if fits(model)] or models
+
+
+def _tag(model: type[BaseModel]) -> str:
+    return getattr(model, "tag", "kind")
 
 
 def _all_keys(model: Any, around: Key = ()) -> list[Key]:
@@ -121,6 +124,6 @@ def _all_keys(model: Any, around: Key = ()) -> list[Key]:
 
 
 def _hint(model: type[BaseModel], key: Key, recipe: Any) -> str:
-    fields = [one.model_fields.get(str(key[-1])) for one in _sections(model, key[:-1], recipe)]
+    fields = [one.model_fields.get(str(key[-1])) for one in sections(model, key[:-1], recipe)]
     told = next((field.description for field in fields if field is not None), None)
     return f" ({told})" if told else ""

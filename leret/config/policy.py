@@ -20,6 +20,7 @@ class PolicySettings(KindSettings):
 
     default_kind = "local"
 
+    kind: str
     model: str
     temperature: float = Field(1.0, ge=0, description="of sampling; evaluation is greedy unless its recipe says so")
     top_p: float = Field(1.0, gt=0, le=1)

@@ -54,6 +54,7 @@ class RetrieverSettings(KindSettings):
 
     default_kind = "bm25"
 
+    kind: str
     k: PositiveInt = Field(3, description="passages a search")
     exclude_seen: bool = Field(False, description="a search skips what earlier searches found (off in the paper)")
     cache: Annotated[CacheSettings | None, Free()] = Field(None, description="the cache of rankings on disk")

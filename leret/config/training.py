@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from leret.config.base import Free, Settings
+from leret.config.base import Free, KindSettings, Settings
 
 
 class LoraSettings(Settings):
@@ -18,11 +18,10 @@ class LoraSettings(Settings):
     target_modules: str | tuple[str, ...] = "all-linear"
 
 
-class TrainingRecipe(Settings):
+class TrainingRecipe(KindSettings):
     """`leret train`. Knows no data set: it reads the run's samples. Keys as in TRL and transformers."""
 
-    kinds: ClassVar[dict[str, type[TrainingRecipe]]] = {}
-    """The recipe class of each algorithm, as `leret.training.algorithms` registers them."""
+    tag = "algorithm"
 
     algorithm: str
     name: str | None = Field(None, description="of the policy in R/policies; the algorithm's name when absent")
@@ -57,13 +56,6 @@ class TrainingRecipe(Settings):
     def is_control(self) -> bool:
         """Whether the policy is only there to be compared with: no later round goes on from it."""
         return self.match_steps_of is not None
-
-    @field_validator("algorithm")
-    @classmethod
-    def _is_known(cls, algorithm: str) -> str:
-        if cls is TrainingRecipe:
-            raise ValueError(f"unknown algorithm {algorithm!r}; available: {', '.join(sorted(cls.kinds))}")
-        return algorithm
 
     @field_validator("name")
     @classmethod

@@ -77,14 +77,13 @@ def suppress_output(logger: str) -> Iterator[None]:
     """Drop what this thread prints, and the log lines of one library."""
     threads = {threading.get_ident()}
     log = logging.getLogger(logger)
-    before, log.disabled = (log.disabled, log.level), True
+    level = log.level
     log.setLevel(logging.CRITICAL + 1)
     try:
         with redirect_stdout(_Muted(sys.stdout, threads)), redirect_stderr(_Muted(sys.stderr, threads)):
             yield
     finally:
-        log.disabled = before[0]
-        log.setLevel(before[1])
+        log.setLevel(level)
 
 
 @contextmanager

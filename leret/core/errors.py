@@ -18,7 +18,8 @@ alone and exits with ``exit_code``: 2 where the user can mend it, 1 where someth
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from importlib import import_module
+from typing import Any, Self
 
 
 class LeretError(Exception):
@@ -33,11 +34,7 @@ class LeretError(Exception):
 
 
 class ConfigError(LeretError):
-    """One or more faults of a recipe, all of them listed together.
-
-    Args:
-        problems: one line a fault, each with its place (file, line, key) and its mend.
-    """
+    """Faults of a recipe, listed together: a line each, with its place (file, line, key) and its mend."""
 
     def __init__(self, problems: str | Sequence[str]) -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
@@ -74,3 +71,17 @@ class MissingDependency(LeretError):
     def __init__(self, package: str, extra: str, command: str | None = None) -> None:
         brings = command or f"pip install 'leret[{extra}]'"
         super().__init__(f"{package} is not installed; `{brings}` brings it")
+
+
+def import_optional(module: str, package: str, extra: str) -> Any:
+    """A module of a package that only ``extra`` brings; MissingDependency where it is not installed."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingDependency(package, extra) from error
+
+
+def reason(error: BaseException) -> str:
+    """Class and first line of somebody else's error, for a message."""
+    first, _, _ = str(error).strip().partition("\n")
+    return f"{type(error).__name__}: {first}"

@@ -51,12 +51,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def locked(path: Path, busy: LeretError) -> Iterator[None]:
-    """Hold a lock file against other processes and threads; it is let go of when the process dies, however it dies.
-
-    Args:
-        path: of the lock file, which stays.
-        busy: raised where somebody else holds it.
-    """
+    """Hold a lock file, which stays, until the block or the process ends; ``busy`` is raised where another holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(path, timeout=0, thread_local=False)

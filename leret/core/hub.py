@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from leret.core.errors import RetrievalError
+from leret.core.errors import RetrievalError, reason
 
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".json", ".txt", ".model", ".metadata"}
 """Endings of the files that decide what a model answers."""
@@ -14,27 +14,22 @@ _ASIDE = ["onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot"]
 
 
 def find_model(name: str, key: str) -> Path:
-    """The directory of a model.
+    """The directory of a model: ``name``, or ``owner/name`` of the Hugging Face hub, downloaded where it is not yet.
 
-    Args:
-        name: a directory, or ``owner/name`` of the Hugging Face hub, which is downloaded where it is not yet.
-        key: of the recipe, for the message.
+    ``key`` is that of the recipe, for the message.
     """
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()
     if path.is_absolute() or name.count("/") != 1 or name.startswith("."):
-        raise RetrievalError(
-            f"{key}: no model directory {name}; correct the path, or give the name of a model of the hub"
-        )
+        raise RetrievalError(f"{key}: no model directory {name}; correct the path, or name a model of the hub")
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(name, ignore_patterns=_ASIDE))
     except Exception as error:
-        first = str(error).strip().split("\n", 1)[0]
         raise RetrievalError(
-            f"{key}: no directory {name} here, and the hub does not give it ({type(error).__name__}: {first}); "
+            f"{key}: no directory {name} here, and the hub does not give it ({reason(error)}); "
             "download the model and name its directory"
         ) from error
 
@@ -55,9 +50,7 @@ def model_digest(directory: Path) -> str:
 def require_model(directory: Path, digest: str, index: Path) -> None:
     """Refuse a model that is not the one an index was made with."""
     if not directory.is_dir():
-        raise RetrievalError(
-            f"{index}: its model {directory} is gone; put it back, or build the index again with another"
-        )
+        raise RetrievalError(f"{index}: its model {directory} is gone; put it back, or build with another")
     if model_digest(directory) != digest:
         raise RetrievalError(
             f"{index}: {directory} is not the model that the index was made with; put that back, or build it again"

@@ -21,11 +21,8 @@ class Progress(Protocol):
 class Silent:
     """Watches and says nothing."""
 
-    def start(self, stage: str, total: int | None) -> None:
-        """Nothing."""
+    def start(self, stage: str, total: int | None) -> None: ...
 
-    def advance(self, n: int = 1, **facts: float | int | str) -> None:
-        """Nothing."""
+    def advance(self, n: int = 1, **facts: float | int | str) -> None: ...
 
-    def finish(self) -> None:
-        """Nothing."""
+    def finish(self) -> None: ...

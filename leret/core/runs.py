@@ -5,6 +5,7 @@
     R/run.yaml        resolved recipe of every stage, versions, digests; `schema` guards against other versions
     R/prompts/        the bank
     R/rollouts.db     states and samples
+    R/held_out.json   ids of questions that nothing is trained on: those of split test, and with the text of one
     R/preferences/    training data
     R/policies/NAME/  trained policies
     R/program/        what `leret.load` needs
@@ -19,6 +20,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import platform
@@ -33,8 +35,9 @@ from filelock import FileLock
 
 from leret.core import bundled as shipped
 from leret.core import yaml
-from leret.core.errors import LeretError, RunError
+from leret.core.errors import LeretError, ProgramError, RunError
 from leret.core.files import write_atomically
+from leret.core.types import digest
 
 SCHEMA = 2
 """Version of the run directory's layout."""
@@ -53,6 +56,7 @@ class Run:
         self.manifest_path = path / "run.yaml"
         self.prompts = path / "prompts"
         self.store = path / "rollouts.db"
+        self.held_out = path / "held_out.json"
         self.shards = path / "shards"
         self.preferences = path / "preferences"
         self.policies = path / "policies"
@@ -60,6 +64,7 @@ class Run:
         self.eval = path / "eval"
         self.report = path / "report.html"
         self.cache = path / "cache"
+        self.setup_lock = path / ".setup.lock"  # held by the process that makes what all shards of the run use
         self._record: tuple[tuple[int, int, int], Any] | None = None  # run.yaml as it was read last
 
     @classmethod
@@ -67,9 +72,7 @@ class Run:
         """An existing run; RunError where there is none, or one of another version."""
         run = cls(path)
         if not run.manifest_path.is_file():
-            raise RunError(
-                f"{path} is not a run directory (it has no run.yaml); `leret sample RECIPE --run {path}` makes one"
-            )
+            raise RunError(f"{path} is not a run directory (no run.yaml); `leret sample RECIPE --run {path}` makes one")
         run.manifest()
         return run
 
@@ -87,14 +90,8 @@ class Run:
             path.mkdir(parents=True, exist_ok=True)
             with FileLock(run.setup_lock):  # shards of a run may all begin at once
                 if not run.manifest_path.is_file():
-                    versions = {package: _version(package) for package in _PACKAGES}
-                    run.update(versions={"python": platform.python_version()} | versions)
+                    run.update(versions=versions())
         return run
-
-    @property
-    def setup_lock(self) -> Path:
-        """Locked by one of several processes that sample shards, while it makes what all of them use."""
-        return self.path / ".setup.lock"
 
     def manifest(self) -> dict[str, Any]:
         """Content of run.yaml, its files located on this machine."""
@@ -178,6 +175,22 @@ class Run:
             raise RunError(f"{self.path} cannot be written: {what} {again}") from error
 
 
+def versions() -> dict[str, str | None]:
+    """Of Python and of the packages that decide what a run holds, as they are installed; None where one is not."""
+    return {"python": platform.python_version()} | {package: installed_version(package) for package in _PACKAGES}
+
+
+def program_digest(program: Mapping[str, Any]) -> str:
+    """Names a program's source, its arguments and its adapter, of the section ``program`` of a sampling recipe."""
+    path, _, name = program["path"].rpartition(":")
+    try:
+        source = hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
+    except OSError as error:
+        raise ProgramError(f"{path} cannot be read ({error.strerror}); correct program.path") from error
+    arguments = {key: value for key, value in program.items() if key not in {"path", "adapter"}}
+    return digest(source, name, arguments, program["adapter"])
+
+
 def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, Mapping):
         return {key: _with_texts(item, change) for key, item in value.items()}
@@ -186,7 +199,8 @@ def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
     return change(value) if isinstance(value, str) else value
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Of an installed package; None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

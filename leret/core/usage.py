@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from leret.core.runs import Run
 
@@ -136,21 +136,16 @@ class UsageByPrompt:
             yield {"hop": step + 1, "prompt": prompt, **self._usages[step, prompt].facts(self._prices)}
 
 
-class _Counting(Protocol):
-    def counts(self) -> dict[str, int]: ...
-
-
 class UsageEvents:
     """Writes an ``accounts`` event every half a minute and one at its end; an async context around a session."""
 
     def __init__(
-        self, run: Run, usage: UsageByPrompt, policy: object, searches: _Counting, every_s: float = _EVENT_S
+        self, run: Run, usage: UsageByPrompt, policy: object, searches: Callable[[], Mapping[str, int]]
     ) -> None:
         self._run = run
         self._usage = usage
         self._snapshot: Callable[[], Mapping[str, float]] = getattr(getattr(policy, "meter", None), "snapshot", dict)
         self._searches = searches
-        self._every_s = every_s
         self._facts: dict[str, float | int | str] = {}
         self._facts_at = -_FACTS_S
 
@@ -160,7 +155,7 @@ class UsageEvents:
         return {
             "seconds": round(time.monotonic() - self._began, 3),
             **self._usage.total,
-            "searches": self._searches.counts(),
+            "searches": self._searches(),
             "by_hop_and_prompt": list(self._usage.rows()),
             **({"endpoint": endpoint} if endpoint else {}),
         }
@@ -180,7 +175,7 @@ class UsageEvents:
     async def __aenter__(self) -> Self:
         async def write_events() -> None:
             while True:
-                await asyncio.sleep(self._every_s)
+                await asyncio.sleep(_EVENT_S)
                 self._run.event("sample", "accounts", **self.account())
 
         self._began = time.monotonic()

@@ -61,7 +61,7 @@ def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
     else:
         tasks, corpus, problems = load_tasks(data), Corpus(()), Problems()
     used = {doc_id for task in tasks for doc_id in task.gold}
-    lengths, repeated = _documents(corpus)
+    documents = corpus.values()  # decoded one at a time
     return DataReport(
         n_documents=len(corpus),
         corpus_digest=corpus.digest if len(corpus) else None,
@@ -74,26 +74,14 @@ def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
         gold=_counted(len(task.gold) for task in tasks),
         answers=_counted(len(task.answers) for task in tasks),
         question_words=_spread([len(task.text.split()) for task in tasks]),
-        document_words=_spread(lengths),
+        document_words=_spread([len(document.title.split()) + len(document.text.split()) for document in documents]),
         n_unused_documents=sum(doc_id not in used for doc_id in corpus),
         duplicate_questions=_repeated(digest(task.text) for task in tasks),
-        duplicate_documents=repeated,
+        duplicate_documents=_repeated(digest(document.text) for document in documents),
         skipped=dict(Counter(tasks.skipped) + problems.kinds),
         problems=(*tasks.problems, *problems.shown),
         examples=tasks.items[:n_examples],
     )
-
-
-def _documents(corpus: Corpus) -> tuple[list[int], int]:
-    """Words of each document, and how many have another one's text; one text in memory at a time."""
-    lengths: list[int] = []
-
-    def texts() -> Iterable[str]:
-        for document in corpus.values():
-            lengths.append(len(document.title.split()) + len(document.text.split()))
-            yield digest(document.text)
-
-    return lengths, _repeated(texts())
 
 
 def _repeated(names: Iterable[str]) -> int:

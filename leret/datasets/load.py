@@ -24,6 +24,7 @@ class Loaded:
     items: tuple[Task, ...]  # in the order of the file, or of the limit
     skipped: Mapping[str, int] = field(default_factory=dict)  # bad records left out, by kind of fault
     problems: tuple[str, ...] = ()  # the first of them, one line each
+    held_out: frozenset[str] = frozenset()  # ids, of the whole source, of split test, and those with the text of one
 
     def __iter__(self) -> Iterator[Task]:
         return iter(self.items)
@@ -53,14 +54,16 @@ def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Load
     Gold ids must be in ``corpus``, where one is given; one that is there under another Unicode normalisation takes the
     corpus's form. An empty split is a DataError.
     """
-    source = _named(data)
+    source = data.questions or data.kind
     problems = Problems()
     sizes: Counter[str] = Counter()
+    test, others = dict[str, int](), dict[str, int]()  # hashes of their texts, by id
 
     def wanted() -> Iterator[Task]:
         for task in _tasks(data, problems, corpus):
             name = split_name(task, data.seed)
             sizes[name] += 1
+            (test if name == "test" else others)[task.id] = hash(task.text)
             if data.split in ("all", name):
                 yield task
 
@@ -69,7 +72,9 @@ def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Load
     if not chosen:
         there = ", ".join(f"{n} in {name}" for name, n in sorted(sizes.items())) or "none at all"
         raise DataError(f"{source}: no question in split {data.split}; there are {there}")
-    return Loaded(chosen, dict(problems.kinds), tuple(problems.shown))
+    tested = set(test.values())
+    held_out = test.keys() | {id for id, text in others.items() if text in tested}
+    return Loaded(chosen, dict(problems.kinds), tuple(problems.shown), frozenset(held_out))
 
 
 def load_corpus(data: DataSettings) -> Corpus:
@@ -92,11 +97,6 @@ def limited(tasks: Iterable[Task], limit: int | None, seed: int = 0) -> tuple[Ta
     if limit is None:
         return tuple(tasks)
     return tuple(heapq.nsmallest(limit, tasks, key=lambda task: rank_of(task.id, seed, "limit")))
-
-
-def _named(data: DataSettings) -> str:
-    """The source of the tasks, as messages call it."""
-    return str(data.questions) if data.questions else data.kind
 
 
 def _tasks(data: DataSettings, problems: Problems, corpus: Container[str] | None) -> Iterator[Task]:
@@ -126,7 +126,7 @@ def _with_gold(task: Task, corpus: Container[str]) -> Task:
 def _read_corpus(data: DataSettings) -> tuple[Corpus, Problems]:
     if not has_corpus(data):
         raise DataError(f"data.corpus is missing: a file of kind {data.kind} holds questions alone; name the corpus")
-    source = data.corpus or _named(data)
+    source = data.corpus or data.questions or data.kind
     problems = Problems()
     corpus = Corpus(_documents(data, problems))
     problems.check(source, data.skip_invalid, len(corpus) > 0)

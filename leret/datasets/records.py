@@ -106,14 +106,14 @@ def lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
                 try:
                     line = raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode("utf-8").strip()
                 except UnicodeDecodeError as error:
-                    fault = f"not UTF-8 at byte {error.start} of the line"
-                    problems.add(f"{path}:{number}", BadRecord("not UTF-8", fault))
+                    problems.add(
+                        f"{path}:{number}", BadRecord("not UTF-8", f"not UTF-8 at byte {error.start} of the line")
+                    )
                     continue
                 if line:
                     yield number, line
         except EOFError:
-            fault = "the compressed file ends early; get it again"
-            problems.add(f"{path}:{number + 1}", BadRecord("truncated", fault))
+            problems.add(f"{path}:{number + 1}", BadRecord("truncated", "the compressed file ends early; get it again"))
 
 
 @contextmanager
@@ -137,6 +137,8 @@ def opened(path: Path) -> Iterator[io.BufferedReader]:
         raise DataError(f"{path} is a directory; name a file in it (only kind beir reads a directory)") from error
     except PermissionError as error:
         raise DataError(f"{path}: no permission to read it") from error
+    except EOFError as error:
+        raise DataError(f"{path}: the compressed file ends early; get it again") from error
     except (OSError, zlib.error, zstandard.ZstdError) as error:
         raise DataError(f"{path}: the compressed file is broken ({error}); get it again") from error
 
@@ -169,20 +171,15 @@ class _Zstandard(io.RawIOBase):
 
 
 def _first_character(path: Path) -> bytes:
-    try:
-        with opened(path) as file:
-            start = file.read(4)
-            if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                raise DataError(f"{path} is UTF-16; save it as UTF-8")
-            if not start:
-                raise DataError(f"{path} is empty; give a file with one record at least")
-            while start and not (first := start.removeprefix(codecs.BOM_UTF8).lstrip()):
-                start = file.read(1 << 16)
-            if not start:
-                raise DataError(f"{path} is blank; give a file with one record at least")
-            return first[:1]
-    except EOFError as error:
-        raise DataError(f"{path}: the compressed file ends early; get it again") from error
+    with opened(path) as file:
+        start = file.read(4)
+        if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise DataError(f"{path} is UTF-16; save it as UTF-8")
+        while start and not (first := start.removeprefix(codecs.BOM_UTF8).lstrip()):
+            start = file.read(1 << 16)
+        if not start:
+            raise DataError(f"{path} is empty; give a file with one record at least")
+        return first[:1]
 
 
 def _json_lines(path: Path, problems: Problems) -> Iterator[tuple[str, int, Any]]:
@@ -190,11 +187,9 @@ def _json_lines(path: Path, problems: Problems) -> Iterator[tuple[str, int, Any]
         place = f"{path}:{number}"
         try:
             value = json.loads(line)
-        except json.JSONDecodeError as error:
-            found = f"broken JSON ({error.msg} at column {error.colno}): {line[:60]!r}"
-            problems.add(place, BadRecord("broken JSON", found))
-        except (RecursionError, ValueError) as error:  # nested too deep; an integer of thousands of digits
-            problems.add(place, BadRecord("broken JSON", f"JSON that cannot be read ({error})"))
+        except (RecursionError, ValueError) as error:  # the first: nested too deep
+            what = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+            problems.add(place, BadRecord("broken JSON", f"broken JSON ({what}): {line[:60]!r}"))
         else:
             yield place, number, value
 
@@ -222,5 +217,3 @@ def _items(path: Path) -> Iterator[tuple[str, int, Any]]:
         what = str(error).removeprefix("b'").replace("\\n", "\n").splitlines()[0]
         mend = "the rest of an array cannot be read after it, mend the file or get it again"
         raise DataError(f"{path}: item {number + 1}: broken JSON ({what}); {mend}") from error
-    except EOFError as error:
-        raise DataError(f"{path}: the compressed file ends early; get it again") from error

@@ -17,15 +17,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from urllib.parse import quote, urlencode
 
-from leret.http.answers import (
-    MALFORMED,
-    Answer,
-    ApiKey,
-    HttpError,
-    RetryableError,
-    one_line,
-    read_body,
-)
+from leret.http.answers import MALFORMED, Answer, ApiKey, HttpError, RetryableError, one_line, read_body
 from leret.http.endpoints import Clock, Endpoint, EndpointPool, RateLimit, checked_urls
 
 if TYPE_CHECKING:

@@ -67,10 +67,3 @@ class Policy(Protocol):
 
     async def aclose(self) -> None:
         """Free what the policy holds; of connections, those of the running event loop. May be called twice."""
-
-
-class ServedPolicy(Policy, Protocol):
-    """A policy behind servers."""
-
-    async def check(self) -> None:
-        """See that the server answers, takes the key and knows the model; PolicyError with its URL if not."""

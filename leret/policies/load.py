@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from leret.config.policy import (
     LocalPolicySettings,
@@ -20,9 +20,12 @@ from leret.config.policy import (
 from leret.core.bundled import demo_policy
 from leret.core.errors import PolicyError
 from leret.core.types import digest
-
-if TYPE_CHECKING:
-    from leret.policies.base import Policy, ServedPolicy
+from leret.policies.base import Policy
+from leret.policies.checkpoints import find_model, model_digest
+from leret.policies.local.policy import LocalPolicy
+from leret.policies.remote.openai import OpenAIPolicy
+from leret.policies.remote.tgi import TgiPolicy
+from leret.policies.remote.together import TogetherPolicy
 
 PROBE_S = 8.0
 """Of a probe, for a completion of one token."""
@@ -31,8 +34,6 @@ _OF_REQUESTS = {"temperature", "top_p", "max_tokens"}
 
 
 def _local(settings: LocalPolicySettings) -> Policy:
-    from leret.policies.local.policy import LocalPolicy
-
     demo = settings.model == "demo"
     return LocalPolicy(
         demo_policy() if demo else settings.model,
@@ -45,24 +46,6 @@ def _local(settings: LocalPolicySettings) -> Policy:
     )
 
 
-def _openai(settings: OpenAIPolicySettings) -> Policy:
-    from leret.policies.remote.openai import OpenAIPolicy
-
-    return OpenAIPolicy(settings)
-
-
-def _tgi(settings: TgiPolicySettings) -> Policy:
-    from leret.policies.remote.tgi import TgiPolicy
-
-    return TgiPolicy(settings)
-
-
-def _together(settings: TogetherPolicySettings) -> Policy:
-    from leret.policies.remote.together import TogetherPolicy
-
-    return TogetherPolicy(settings)
-
-
 @dataclass(frozen=True)
 class PolicyKind:
     """One kind of policy: the class of its section in a recipe, and what makes a policy of it."""
@@ -73,9 +56,9 @@ class PolicyKind:
 
 POLICIES = {
     "local": PolicyKind(LocalPolicySettings, _local),
-    "openai": PolicyKind(OpenAIPolicySettings, _openai),
-    "tgi": PolicyKind(TgiPolicySettings, _tgi),
-    "together": PolicyKind(TogetherPolicySettings, _together),
+    "openai": PolicyKind(OpenAIPolicySettings, OpenAIPolicy),
+    "tgi": PolicyKind(TgiPolicySettings, TgiPolicy),
+    "together": PolicyKind(TogetherPolicySettings, TogetherPolicy),
 }
 """Every kind of `policy.kind`."""
 
@@ -108,19 +91,18 @@ async def probe(settings: PolicySettings) -> None:
         return
     brief = {"timeout_s": min(settings.timeout_s, PROBE_S), "retry_for_s": PROBE_S}
 
-    async def check(urls: tuple[str, ...]) -> None:
-        async with aclosing(make_policy(settings.model_copy(update={**brief, "urls": urls}))) as policy:
-            await cast("ServedPolicy", policy).check()
+    async def check(url: str) -> None:
+        policy: Any = make_policy(settings.model_copy(update={**brief, "urls": (url,)}))
+        async with aclosing(policy):
+            await policy.check()
 
-    await asyncio.gather(*[check((url,)) for url in settings.urls])
+    await asyncio.gather(*map(check, settings.urls))
 
 
 def shared_policy(settings: PolicySettings) -> Policy:
     """The policy that settings name, loaded once a process as long as its files stay the same."""
     weights = ""
     if isinstance(settings, LocalPolicySettings):
-        from leret.policies.checkpoints import find_model, model_digest
-
         weights = model_digest(demo_policy() if settings.model == "demo" else find_model(settings.model))
     key = (digest(settings.model_dump(mode="json", exclude=_OF_REQUESTS)), weights)
     with _shared_lock:

@@ -31,15 +31,7 @@ REWARDS: dict[str, Reward] = {
 
 
 def reward(name: str, key: str = "") -> Reward:
-    """A reward by its name: ``ap`` or, with a cut-off, ``recall@10``.
-
-    Args:
-        name: as a recipe gives it.
-        key: the recipe's key, for the message.
-
-    Raises:
-        ConfigError: there is none of this name.
-    """
+    """A reward by its name: ``ap`` or, with a cut-off, ``recall@10``; else a ConfigError, with the recipe's ``key``."""
     base, at, cut = name.partition("@")
     found = REWARDS.get(base)
     takes_cut = found is not None and "k" in inspect.signature(found).parameters

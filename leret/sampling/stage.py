@@ -7,6 +7,7 @@ them from a recipe, and adds what a run has beside its samples: the bank, the pr
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from filelock import AsyncFileLock, FileLock
 
 from leret.config.sampling import SamplingRecipe, SamplingSettings
 from leret.core.errors import ConfigError, DataError, RunError
+from leret.core.files import write_atomically
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.stages import completed, is_complete_parquet, mark_completed, stage_key
@@ -150,7 +152,7 @@ def sample(
     recipe = located(recipe, base_dir or Path.cwd())
     key = stage_key(recipe, recipe_stamps(recipe))
     before = completed(run.path, "sample", key)
-    if before is not None and is_complete_parquet(run.preferences / "train.parquet"):
+    if before is not None and run.held_out.is_file() and is_complete_parquet(run.preferences / "train.parquet"):
         now = {"already": True, "new_questions": 0, "new_samples": 0, "seconds": time.monotonic() - began}
         return SampleReport(**{**before, **now})
     with opened(recipe, run, progress) as (bench, tasks, digests), Store(run.store) as store:
@@ -229,6 +231,8 @@ def begin(
         if all(entry["digest"] != policy.digest for entry in rounds):
             rounds = [*rounds, {"policy": policy.name, "model": bench.recipe.policy.model, "digest": policy.digest}]
         known = {**manifest.get("digests", {}), **digests, "policy": policy.digest}
+        with run.writing():
+            write_atomically(run.held_out, json.dumps(sorted(bench.held_out), indent=0))
         run.update(sampling=section, digests=known, rounds=rounds)
     run.event("sample", "started", questions=len(tasks), policy=policy.name, policy_digest=policy.digest)
     return policy
@@ -266,7 +270,7 @@ async def sample_session(
             tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens, settings.reward
         )
         usage = UsageByPrompt(lm.price_prompt, lm.price_completion)
-        events = UsageEvents(run, usage, policy, search)
+        events = UsageEvents(run, usage, policy, search.counts)
         done = store.done(policy.digest)
         progress.start("sampling", sum(task.id not in done for task in sampled))
         try:

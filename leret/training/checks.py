@@ -1,14 +1,16 @@
 """What is refused before the first step, because it would be trained wrongly without a word.
 
-The trainer's loss must be the algorithm's, on the model's plain forward. What is trained must be what was sent:
-messages as the program formats them, tokens as the sampler made them. A program or an adapter that has changed since
-sampling, a file of preferences that was edited, a chat template that is not the sampler's: nothing else would tell.
+No example may be of a question that evaluation holds back. The trainer's loss must be the algorithm's, on the model's
+plain forward. What is trained must be what was sent: messages as the program formats them, tokens as the sampler made
+them. A program or an adapter that has changed since sampling, a file of preferences that was edited, a chat template
+that is not the sampler's: nothing else would tell.
 """
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ from pydantic import ValidationError
 
 from leret.config.training import TrainingRecipe
 from leret.core.errors import LeretError, TrainingError
-from leret.core.runs import Run
+from leret.core.runs import Run, program_digest, versions
 from leret.policies.base import Messages
 from leret.policies.local.chat_template import PromptEncoder
 from leret.training.algorithms.base import Algorithm
@@ -25,7 +27,6 @@ from leret.training.data import Encoded, TokenEncoder, TrainingExample
 from leret.training.model import InitialPolicy
 
 if TYPE_CHECKING:
-    from leret.programs.prompts import Formatter
     from leret.sampling.store.schema import StateSamples
 
 _ROWS = 4
@@ -33,6 +34,19 @@ _SMALL = 1 << 20
 _STATES = 8
 """States of the store that are formatted again."""
 _EXAMPLES = 16
+
+
+def refuse_leaks(run: Run, examples: Sequence[TrainingExample]) -> None:
+    """Refuse examples of questions that evaluation holds back, by their ids or their texts, as sampling noted them."""
+    if not run.held_out.is_file():
+        raise TrainingError(f"{run.held_out} is missing: what evaluation holds back; `leret sample` writes it")
+    held_out = set(json.loads(run.held_out.read_text(encoding="utf-8")))
+    leaked = sorted(held_out & {example.question_id for example in examples})
+    if leaked:
+        raise TrainingError(
+            f"{len(leaked)} questions of the training data, or their texts, are in the evaluation split: "
+            f"{', '.join(map(repr, leaked[:5]))}; sample from split train, and remove doubles from the questions' file"
+        )
 
 
 def check_loss(trainer: Any, recipe: TrainingRecipe, algorithm: Algorithm) -> float:
@@ -108,11 +122,7 @@ def check_parity(
         states = list(islice(store.groups(run.manifest().get("digests", {}).get("policy")), _STATES))
     _check_counts(run, initial, encoder, states)
     _check_examples(run, states, examples)
-    formatter, why = _formatter(run)
-    if formatter is None:
-        run.event("train", "messages not checked", why=why)
-    else:
-        _check_states(formatter, states)
+    _check_program(run, states)
 
 
 def _check_ids(encoder: TokenEncoder, examples: Sequence[TrainingExample], encoded: Sequence[Encoded]) -> None:
@@ -168,7 +178,18 @@ def _check_examples(run: Run, states: Sequence[StateSamples], examples: Sequence
             )
 
 
-def _check_states(formatter: Formatter, states: Iterable[StateSamples]) -> None:
+def _check_program(run: Run, states: Sequence[StateSamples]) -> None:
+    """The program sends what was sampled: it is the same, under the same versions, or its messages are compared."""
+    manifest = run.manifest()
+    program, sampled = manifest["sampling"].get("program"), manifest.get("digests", {}).get("program")
+    try:
+        if program and manifest["versions"] == versions() and program_digest(program) == sampled:
+            return
+        from leret.sampling.rollouts.environment import Environment
+
+        formatter = Environment.open(run).formatter
+    except (LeretError, OSError, ValidationError) as error:  # the last: the run holds no whole recipe
+        return run.event("train", "messages not checked", why=str(error))
     for state in (group.state for group in states):
         try:
             today = _plain(formatter.messages(state.predictor, state.inputs))
@@ -190,17 +211,6 @@ def _difference(ours: Messages, theirs: Messages, *names: str) -> str:
     from leret.programs.checks import message_difference
 
     return message_difference(ours, theirs, (names[0], names[1]))
-
-
-def _formatter(run: Run) -> tuple[Formatter | None, str]:
-    from leret.sampling.rollouts.environment import Environment
-
-    try:
-        return Environment.open(run).formatter, ""
-    except ValidationError as error:
-        return None, f"the run holds no whole recipe: {error.error_count()} keys are amiss"
-    except (LeretError, OSError) as error:
-        return None, str(error)
 
 
 def _plain(messages: Sequence[Any]) -> Messages:

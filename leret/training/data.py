@@ -1,4 +1,4 @@
-"""What is trained on: examples read from the run, refused where evaluation holds them back, and as token ids.
+"""What is trained on: examples read from the run, and as token ids.
 
 The ids are made here as the sampler produces them: prompt, generation prompt, completion, one end token. A trainer
 that tokenises conversations itself renders the whole of them by the chat template. Where that template writes a newline
@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leret.config.data import DataSettings
-from leret.core.errors import DataError, TrainingError
-from leret.core.runs import Run
-from leret.core.types import Task
-from leret.datasets.load import load_tasks, split_name
-from leret.datasets.splits import refuse_doubles, refuse_leak, split_of
+from leret.core.errors import TrainingError
 from leret.policies.base import Messages
 from leret.policies.local.chat_template import apply_template, n_common
 
@@ -60,22 +55,17 @@ def read_preferences(directory: Path) -> list[TrainingExample]:
             f"{path} holds no pair: at no state did two different completions differ in reward. Sample more "
             "questions, more prompts or samples a state, or at a higher temperature"
         )
-    return [_preference(row, f"{path}, row {number}") for number, row in enumerate(rows)]
-
-
-def read_targets(targets: Iterable[Mapping[str, Any]]) -> list[TrainingExample]:
-    """SFT examples from rows of `leret.sampling.preferences.dataset`; `TrainingError` where there is none."""
-    examples = [
-        TrainingExample(
-            str(row["question_id"]), tuple(dict(message) for message in row["prompt"]), (str(row["completion"]),)
-        )
-        for row in targets
-    ]
-    if not examples:
-        raise TrainingError(
-            "the run has no target for SFT: no state whose samples differ in reward. Sample more questions, more "
-            "prompts or samples a state, or set require_spread: false to train on every state"
-        )
+    examples = []
+    for number, row in enumerate(rows):
+        try:
+            prompt = tuple({"role": str(m["role"]), "content": str(m["content"])} for m in row["prompt"])
+            completions = (str(row["chosen"][0]["content"]), str(row["rejected"][0]["content"]))
+        except (KeyError, TypeError, IndexError) as error:
+            raise TrainingError(
+                f"{path}, row {number}: prompt, chosen and rejected must be lists of messages with role and content; "
+                "`leret pairs` rebuilds the file"
+            ) from error
+        examples.append(TrainingExample(str(row["question_id"]), prompt, completions))
     return examples
 
 
@@ -87,44 +77,6 @@ def examples_digest(examples: Sequence[TrainingExample]) -> str:
         name.update(row.encode())
         name.update(b"\n")
     return name.hexdigest()
-
-
-def _preference(row: Mapping[str, Any], place: str) -> TrainingExample:
-    try:
-        prompt = tuple({"role": str(m["role"]), "content": str(m["content"])} for m in row["prompt"])
-        completions = (str(row["chosen"][0]["content"]), str(row["rejected"][0]["content"]))
-    except (KeyError, TypeError, IndexError) as error:
-        raise TrainingError(
-            f"{place}: prompt, chosen and rejected must be lists of messages with role and content; "
-            "`leret pairs` rebuilds the file"
-        ) from error
-    return TrainingExample(str(row["question_id"]), prompt, completions)
-
-
-def refuse_leaks(run: Run, examples: Sequence[TrainingExample]) -> None:
-    """Refuse examples of questions that evaluation holds back, by their ids or their texts.
-
-    The run's data settings say how the questions are split.
-    """
-    data = (run.manifest().get("sampling") or {}).get("data") or {}
-    ids, seed = {example.question_id for example in examples}, int(data.get("seed", 0))
-    try:
-        questions = _questions(data, seed)
-        test = [question for question in questions if split_name(question, seed) == "test"]
-        hashed = {id for id in ids if split_of(id, seed) == "test"}
-        refuse_leak(ids, {question.id for question in test} if questions else hashed)
-        refuse_doubles((question for question in questions if question.id in ids), test)
-    except DataError as error:
-        raise TrainingError(str(error)) from error
-
-
-def _questions(data: Mapping[str, Any], seed: int) -> Sequence[Task]:
-    """All of the run's data; none where their file is not on this machine, and the hash of an id tells its split."""
-    kind, source = data.get("kind"), str(data.get("questions"))
-    if kind not in {"beir", "world"} and not source.startswith("hf:") and not Path(source).exists():
-        return ()
-    settings = DataSettings.model_validate({**data, "split": "all", "limit": None, "skip_invalid": True})
-    return load_tasks(settings).items
 
 
 @dataclass(frozen=True, slots=True)

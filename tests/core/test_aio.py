@@ -1,33 +1,25 @@
-"""Coroutines of callers that wait, and output that is held back."""
+"""Coroutines that end together, and output that is held back; `submit` is in tests/http/test_client.py."""
 
 import asyncio
 import threading
 
 import pytest
 
-from leret.core.aio import for_each, gathered, submit, suppress_output, suppress_threads
-
-
-def test_a_coroutine_runs_beside_a_caller_that_waits():
-    async def name():
-        return threading.current_thread().name
-
-    assert submit(name()).result(10) == "leret-background"
+from leret.core.aio import for_each, gathered, suppress_output, suppress_threads
 
 
 def test_items_are_taken_up_without_a_barrier():
-    running, most, done = 0, 0, []
+    running, most, done = set(), [], []
 
     async def one(item):
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
+        running.add(item)
+        most.append(len(running))
         await asyncio.sleep(0)
-        running -= 1
+        running.remove(item)
         done.append(item)
 
     asyncio.run(for_each(iter(range(7)), one, 3))
-    assert (sorted(done), most) == (list(range(7)), 3)
+    assert (sorted(done), max(most)) == (list(range(7)), 3)
 
 
 def test_what_one_raises_ends_the_others_first():

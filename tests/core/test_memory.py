@@ -1,7 +1,5 @@
 """Memory of a process: kept while it works, given back when it is asked for."""
 
-from __future__ import annotations
-
 import gc
 import os
 import platform
@@ -23,31 +21,22 @@ held = [np.ones(1 << 17) for _ in range(200)]  # a MB each
 del held[::2]
 held.append(np.ones(1))
 before = resident_mb()
-given = trim_malloc()
-print(given, before - resident_mb())
+assert trim_malloc()
+print(before - resident_mb())
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc can be told")
-def test_gaps_between_living_arrays_are_given_back() -> None:
+def test_gaps_between_living_arrays_are_given_back():
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    run = subprocess.run([sys.executable, "-c", GAPS], env=environment, capture_output=True, text=True, check=True)
-    given, fallen_mb = run.stdout.split()
-    assert given == "True"
-    assert int(fallen_mb) > 80  # of 100 MB
+    assert int(subprocess.check_output([sys.executable, "-c", GAPS], env=environment)) > 80  # of 100 MB
 
 
-def test_the_collector_passes_over_what_is_there_until_the_end() -> None:
-    assert not gc.get_freeze_count()
+def test_the_collector_passes_over_what_is_there_until_the_end():
     with gc_frozen():
         frozen = gc.get_freeze_count()
         assert frozen > 1000
         with gc_frozen():  # in another task, say
-            assert still(frozen)
-        assert still(frozen)
+            pass
+        assert gc.get_freeze_count() > 0.9 * frozen  # other threads may let go of a few
     assert not gc.get_freeze_count()
-
-
-def still(frozen: int) -> bool:
-    """Whether so many are frozen now, less the few that other threads have let go of since."""
-    return gc.get_freeze_count() > 0.9 * frozen

@@ -1,38 +1,31 @@
 """YAML as plain values, with the places of keys."""
 
-from __future__ import annotations
-
 import pytest
 
 from leret.core.errors import ConfigError
 from leret.core.yaml import dotted, dump, load, parse
 
 
-def test_keys_know_their_places() -> None:
+def test_keys_know_their_places():
     placed = parse("a: 1\nb:\n  c:\n    - {d: 2}\n    - e\n", "f.yaml")
-    assert placed.at(("b", "c", 0, "d")) == "f.yaml:4: "
-    assert placed.at(("b", "c", 1)) == "f.yaml:5: "
-    assert placed.at(("b", "x", "y")) == "f.yaml:2: "  # of the nearest section around
+    places = {("b", "c", 0, "d"): 4, ("b", "c", 1): 5, ("b", "x", "y"): 2}  # the last: of the nearest section around
+    assert {key: placed.at(key) for key in places} == {key: f"f.yaml:{line}: " for key, line in places.items()}
     assert dotted(("b", "c", 0, "d")) == "b.c[0].d"
 
 
-def test_values_are_plain_and_those_of_yaml_1_2() -> None:
+def test_values_are_plain_and_those_of_yaml_1_2():
     value = load("[1, 2.5, 1e-5, true, on, no, ~, &x false, *x, 'a', 010]")
     assert value == [1, 2.5, 1e-5, True, "on", "no", None, False, False, "a", 10]
     assert [type(item) for item in value] == [int, float, float, bool, str, str, type(None), bool, bool, str, int]
+    assert load("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\n")["b"] == {"y": 3, "x": 1}  # merged keys yield
 
 
-def test_merged_keys_yield_to_those_of_the_mapping() -> None:
-    assert load("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\n")["b"] == {"y": 3, "x": 1}
-
-
-def test_what_is_written_is_read_again() -> None:
+def test_what_is_written_is_read_again():
     value = {"b": "on", "a": [1e-5, "1e-5", None, "2024-01-01", "x: y"], "c": {"d": [], "e": "é\n\u2028"}, "f": "~"}
-    assert load(dump(value)) == value
-    assert list(load(dump(value))) == list(value)
+    assert list(load(dump(value)).items()) == list(value.items())
 
 
 @pytest.mark.parametrize("text", ["a: [", "a: 1\na: 2", "a: !!python/object:os.system {}", "a: 2024-13-45", "&a [*a]"])
-def test_what_is_no_plain_yaml_is_refused(text: str) -> None:
+def test_what_is_no_plain_yaml_is_refused(text):
     with pytest.raises(ConfigError, match="YAML"):
         parse(text, "YAML")

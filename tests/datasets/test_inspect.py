@@ -15,14 +15,10 @@ def test_figures_of_a_small_set(tmp_path: Path) -> None:
     questions = [*QUESTIONS, {"id": "q3", "question": "Who was a poet?", "relevant_doc_ids": ["B"]}]
     report = inspect("jsonl", json_lines(tmp_path / "q", questions), json_lines(tmp_path / "c", DOCUMENTS))
     assert (report.n_questions, report.n_documents, report.n_unused_documents) == (3, 3, 1)
-    assert report.types == {"bridge": 1, "unknown": 2}
-    assert report.hops == {0: 2, 2: 1}
-    assert report.gold == {1: 2, 2: 1}
-    assert report.question_words == Spread(4, 4, 13 / 3, 5)
-    assert report.document_words == Spread(5, 6, 17 / 3, 6)
+    assert (report.types, report.hops, report.gold) == ({"bridge": 1, "unknown": 2}, {0: 2, 2: 1}, {1: 2, 2: 1})
+    assert (report.question_words, report.document_words) == (Spread(4, 4, 13 / 3, 5), Spread(5, 6, 17 / 3, 6))
     assert (report.duplicate_questions, report.duplicate_documents) == (2, 0)
-    assert sum(report.splits.values()) == 3
-    assert not report.own_splits
+    assert (sum(report.splits.values()), report.own_splits) == (3, False)
     assert [question.id for question in report.examples] == ["q1", "q2", "q3"]
 
 
@@ -39,8 +35,6 @@ def test_a_wholly_wrong_file_is_told_with_its_fields_and_ours(tmp_path: Path) ->
     told = r"(?s)q:1: .*'relevant_doc_ids'.*the fields are 'qid', 'query', 'gold'.* question has id, question"
     with pytest.raises(DataError, match=told):
         inspect("jsonl", path, json_lines(tmp_path / "c", DOCUMENTS))
-    with pytest.raises(DataError, match="field 'doc_id' or '_id' or 'id' is missing"):
-        inspect("jsonl", json_lines(tmp_path / "good", QUESTIONS), json_lines(tmp_path / "d", [{"key": 1}]))
 
 
 def test_bad_records_are_reported_and_not_refused(tmp_path: Path) -> None:
@@ -48,26 +42,21 @@ def test_bad_records_are_reported_and_not_refused(tmp_path: Path) -> None:
     corpus = json_lines(tmp_path / "c", [*DOCUMENTS, DOCUMENTS[0]])
     report = inspect("jsonl", path, corpus)
     assert report.skipped == {"missing field": 1, "duplicate id": 1}
-    assert report.problems[1].startswith(f"{corpus}:4: document 'A'")
     assert report.problems[0].startswith(f"{path}:3: field 'question'")
-    alone = inspect("jsonl", path)
-    assert (alone.n_documents, alone.corpus_digest) == (0, None)
+    assert report.problems[1].startswith(f"{corpus}:4: document 'A'")
     with pytest.raises(DataError, match="was there before"):
         inspect("jsonl", json_lines(tmp_path / "good", QUESTIONS), corpus, skip_invalid=False)
 
 
 def test_the_generated_world_has_its_own_splits() -> None:
     report = inspect("world", options={"n_train": 20, "n_dev": 5, "n_test": 10})
-    assert report.own_splits
-    assert report.splits == {"dev": 5, "test": 10, "train": 20}
+    assert (report.own_splits, report.splits) == (True, {"dev": 5, "test": 10, "train": 20})
 
 
-def test_tasks_without_gold_and_with_several_inputs_are_told(tmp_path: Path) -> None:
-    tasks = [
-        {"id": "1", "inputs": {"persona": "a poet", "turn": "Hello"}, "answers": ["Hi", "Good day"]},
-        {"id": "2", "question": "Who?", "answer": "Ada"},
-    ]
+def test_tasks_without_gold_or_corpus_and_with_several_inputs_are_told(tmp_path: Path) -> None:
+    tasks = [{"id": "1", "inputs": {"persona": "a poet", "turn": "Hello"}, "answers": ["Hi", "Good day"]},
+             {"id": "2", "question": "Who?", "answer": "Ada"}]  # fmt: skip
     report = inspect("jsonl", json_lines(tmp_path / "q", tasks))
     assert report.inputs == {"persona, turn": 1, "question": 1}
     assert (report.gold, report.answers) == ({0: 2}, {1: 1, 2: 1})
-    assert report.n_documents == 0
+    assert (report.n_documents, report.corpus_digest) == (0, None)

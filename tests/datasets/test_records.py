@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from leret.core.errors import DataError
 from leret.datasets import records as module
 from leret.datasets.records import Problems, opened, records
-from tests.datasets.writing import DOCUMENTS, array, compressed, json_lines, load_tasks
+from tests.datasets.writing import DOCUMENTS, array, json_lines, load_tasks
 
 _GOOD = b'{"id": "q1", "question": "Who?", "relevant_doc_ids": ["A"]}\n'
 _MANY = b"".join(
@@ -27,20 +27,21 @@ _MANY = b"".join(
 _GZIP, _ZSTD = gzip.compress(_MANY), zstandard.ZstdCompressor().compress(_MANY)
 
 
-def read(path: Path | str) -> list[Any]:
+def read(path: Path) -> list[Any]:
     problems = Problems()
-    found = [record.value for record in records(Path(path), problems)]
+    found = [record.value for record in records(path, problems)]
     assert problems.shown == []
     return found
 
 
-def test_lines_and_arrays_compressed_or_not_hold_the_same(tmp_path: Path) -> None:
-    for i, path in enumerate(
-        (json_lines(tmp_path / "a", DOCUMENTS), array(tmp_path / "b", DOCUMENTS), array(tmp_path / "c", DOCUMENTS, 2))
-    ):
-        assert read(path) == DOCUMENTS, i
-        for copy in compressed(Path(path)).values():  # told by the first bytes, not by the name
-            assert read(copy) == DOCUMENTS
+@pytest.mark.parametrize("compress", [bytes, bz2.compress, gzip.compress, zstandard.compress])
+def test_lines_and_arrays_compressed_or_not_hold_the_same(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "a"  # told by the first bytes, not by the name
+    for indent in (None, 0, 2):
+        _ = json_lines(path, DOCUMENTS) if indent is None else array(path, DOCUMENTS, indent)
+        data = path.read_bytes()
+        path.write_bytes(compress(data[:99]) + compress(data[99:]))  # two members
+        assert read(path) == DOCUMENTS
 
 
 def test_byte_order_mark_crlf_and_blank_lines_are_passed_over(tmp_path: Path) -> None:
@@ -50,10 +51,10 @@ def test_byte_order_mark_crlf_and_blank_lines_are_passed_over(tmp_path: Path) ->
 
 
 def test_places_name_file_and_line_or_item(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text('{"a": 1}\n\n{"a": 2}\n')
-    assert [record.place for record in records(tmp_path / "a", Problems())] == [f"{tmp_path}/a:1", f"{tmp_path}/a:3"]
-    made = Path(array(tmp_path / "b", [{"a": 1}, {"a": 2}], 1))
-    assert [record.place for record in records(made, Problems())] == [f"{made}: item 1", f"{made}: item 2"]
+    path = tmp_path / "a"
+    for text, places in ('{"a": 1}\n\n{"a": 2}\n', [":1", ":3"]), ('[{"a": 1},\n{"a": 2}]', [": item 1", ": item 2"]):
+        path.write_text(text)
+        assert [record.place for record in records(path, Problems())] == [f"{path}{place}" for place in places]
 
 
 _JSON = st.recursive(
@@ -78,35 +79,25 @@ def test_big_arrays_are_not_held_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "big.json"
     path.write_text("[" + ",".join([json.dumps({"text": "x" * 2000})] * 10_000) + "]")  # 20 MB
     tracemalloc.start()
-    n = sum(1 for _ in records(path, Problems()))
-    _, peak = tracemalloc.get_traced_memory()
+    assert sum(1 for _ in records(path, Problems())) == 10_000
+    assert tracemalloc.get_traced_memory()[1] < 4_000_000  # the peak
     tracemalloc.stop()
-    assert n == 10_000
-    assert peak < 4_000_000
-
-
-def test_items_that_are_no_objects_are_problems(tmp_path: Path) -> None:
-    problems = Problems()
-    assert [record.value for record in records(Path(array(tmp_path / "a", [1, {"a": 2}, "x"])), problems)] == [{"a": 2}]
-    assert problems.kinds == {"not an object": 2}
 
 
 FILES: dict[str, tuple[bytes, str]] = {
+    "item is a number": (b'[{"a": 1}, 2]', "item 2: int where a JSON object should be"),
     "broken item": (b'[{"a": 1}, {"a": tru}]', "item 2: broken JSON"),
     "no comma": (b'[{"a": 1}\n {"a": 2}]', "item 2: broken JSON"),
     "cut off in a string": (b'[{"a": 1}, {"a": "x', "item 2: broken JSON"),
-    "cut off between items": (b'[{"a": 1},', "item 2: broken JSON"),
     "array not UTF-8": (b'[{"a": "\xff"}]', "invalid bytes in UTF8"),
-    "array nested too deep": (b"[" * 100_000, "nested too deeply"),
     "objects nested too deep": (b'[{"a":' + b'{"a":' * 100_000, "nested too deeply"),
-    "line nested too deep": (_GOOD + b'{"a": ' + b"[" * 100_000, ":2: JSON that cannot be read"),
+    "line nested too deep": (_GOOD + b'{"a": ' + b"[" * 100_000, ":2: broken JSON"),
     "line is broken": (_GOOD + b'{"id": "q2", "question": "Wh\n', r":2: broken JSON \(Unterminated string .* column"),
     "line is a list": (_GOOD + b"[1, 2]\n", ":2: list where a JSON object should be"),
     "line not UTF-8": (_GOOD + b'{"id": "\xff"}\n', ":2: not UTF-8 at byte 8"),
     "UTF-16": (_GOOD.decode().encode("utf-16"), "is UTF-16"),
     "empty": (b"", "is empty"),
-    "blank": (b"\n \n", "is blank"),
-    "empty gzip": (gzip.compress(b""), "is empty"),
+    "blank": (b"\n \n", "is empty"),
     "gzip cut short": (_GZIP[:-400], "ends early"),
     "array in a gzip cut short": (gzip.compress(b"[" + b"{},\n" * 99999)[:-20], "ends early"),
     "broken gzip": (_GZIP[:300] + b"x" * 99 + _GZIP[399:], "compressed file is broken"),
@@ -119,23 +110,20 @@ FILES: dict[str, tuple[bytes, str]] = {
 def test_bad_files_are_refused_with_their_place(kind: str, tmp_path: Path) -> None:
     content, says = FILES[kind]
     (tmp_path / "file").write_bytes(content)
-    with pytest.raises(DataError, match=says) as caught:
+    with pytest.raises(DataError, match=f"(?s){tmp_path}/file.*{says}"):
         load_tasks("jsonl", str(tmp_path / "file"))
-    assert str(tmp_path / "file") in str(caught.value)
 
 
-@pytest.mark.parametrize(("make", "says"), [(Path.mkdir, "is a directory"), (lambda path: None, "no such file")])
-def test_what_is_no_file_is_refused(make: Callable[[Path], None], says: str, tmp_path: Path) -> None:
-    make(tmp_path / "file")
-    with pytest.raises(DataError, match=says):
-        load_tasks("jsonl", str(tmp_path / "file"))
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    for path, says in ((tmp_path, "is a directory"), (tmp_path / "file", "no such file")):
+        with pytest.raises(DataError, match=says):
+            load_tasks("jsonl", str(path))
 
 
 def test_a_file_cut_short_counts_as_one_skipped_record(tmp_path: Path) -> None:
     (tmp_path / "q.gz").write_bytes(_GZIP[:-400])
     loaded = load_tasks("jsonl", str(tmp_path / "q.gz"), skip_invalid=True)
-    assert loaded.skipped == {"truncated": 1}
-    assert 0 < len(loaded) < 2000
+    assert (loaded.skipped, 0 < len(loaded) < 2000) == ({"truncated": 1}, True)
 
 
 def test_faults_come_in_one_error_up_to_twenty(tmp_path: Path) -> None:
@@ -143,9 +131,8 @@ def test_faults_come_in_one_error_up_to_twenty(tmp_path: Path) -> None:
     path.write_bytes(b"nonsense\n" * 25 + _GOOD)
     with pytest.raises(DataError) as caught:
         load_tasks("jsonl", str(path))
-    for words in ("25 bad records", f"{path}:20: broken JSON", "and 5 more", "--skip-invalid"):
-        assert words in str(caught.value)
-    assert ":21:" not in str(caught.value)
+    words = ("25 bad records", f"{path}:20: broken JSON", "and 5 more", "--skip-invalid", ":21:")
+    assert [word in str(caught.value) for word in words] == [True, True, True, True, False]
     path.write_bytes(b"nonsense\n" * 25)
     with pytest.raises(DataError) as caught:
         load_tasks("jsonl", str(path))

@@ -19,10 +19,8 @@ def test_the_shipped_files_are_those_that_pretraining_builds() -> None:
     assert tokenizer.get_vocab() == {word: i for i, word in enumerate(vocabulary())}
     assert tokenizer.chat_template == build_tokenizer().chat_template
     shipped, fresh = AutoModelForCausalLM.from_pretrained(POLICY), build_model(len(tokenizer), 0)
-    assert shipped.dtype == torch.float32
-    assert not shipped.config.tie_word_embeddings
-    shapes = [{name: value.shape for name, value in model.state_dict().items()} for model in (shipped, fresh)]
-    assert shapes[0] == shapes[1]
+    forms = [{name: (p.shape, p.dtype) for name, p in model.named_parameters()} for model in (shipped, fresh)]
+    assert forms[0] == forms[1]
 
 
 def test_greedy_completions_end_and_hold_no_unknown_word() -> None:
@@ -30,6 +28,5 @@ def test_greedy_completions_end_and_hold_no_unknown_word() -> None:
     text = "<|user|>question: In which city was the director of the film The Golden Harbor born?<|end|><|assistant|>"
     prompt = torch.tensor([tokenizer(text)["input_ids"]])
     written = model.generate(prompt, max_new_tokens=32, do_sample=False)[0, prompt.shape[1] :].tolist()
-    assert written[-1] == tokenizer.eos_token_id
-    assert tokenizer.unk_token_id not in written
     assert len(written) > 1
+    assert (written[-1], tokenizer.unk_token_id in written) == (tokenizer.eos_token_id, False)

@@ -29,8 +29,6 @@ class Served:
         self.faults = faults or []
         self.requests: list[Seen] = []
         self.url = ""
-        self.most_at_once = 0
-        self._n_now = 0
 
     @property
     def bodies(self) -> list[Any]:
@@ -40,18 +38,10 @@ class Served:
     def paths(self) -> list[str]:
         return [seen.path for seen in self.requests]
 
-    async def answer(self, body: Any) -> web.StreamResponse:
+    async def route(self, request: web.Request, body: Any) -> web.StreamResponse:
         raise NotImplementedError
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        self._n_now += 1
-        self.most_at_once = max(self.most_at_once, self._n_now)
-        try:
-            return await self._handle(request)
-        finally:
-            self._n_now -= 1
-
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
         text = await request.text()
         body = json.loads(text) if request.content_type == "application/json" and text else None
         self.requests.append(Seen(request.path, dict(request.query), dict(request.headers), body))
@@ -64,9 +54,6 @@ class Served:
         if isinstance(fault, web.Response):
             return web.Response(status=fault.status, headers=fault.headers, body=fault.body)
         return await self.route(request, body)
-
-    async def route(self, request: web.Request, body: Any) -> web.StreamResponse:
-        return await self.answer(body)
 
 
 @asynccontextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,21 +12,9 @@ from leret.policies.local.policy import LocalPolicy
 from tests.tiny import tiny_policy
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"  # the tests of served policies need no torch, and do not wait for it
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_policy(tmp_path_factory.mktemp("policies") / "tiny-llama")
-
-
-@pytest.fixture(scope="session")
-def opt_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_policy(tmp_path_factory.mktemp("policies") / "tiny-opt", arch="opt")
 
 
 @pytest.fixture(scope="module")

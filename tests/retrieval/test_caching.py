@@ -1,7 +1,6 @@
 """The cache of rankings: shared, bounded, and never the reason that a search fails."""
 
 import os
-import pickle
 import sqlite3
 import subprocess
 import sys
@@ -91,8 +90,9 @@ def damage_value(directory):
 
 
 def plant_pickle(directory):
+    evil = b"cos\nmkdir\n(V%s\ntR." % bytes(directory / "loaded")  # os.mkdir("...") when it is loaded
     with sqlite3.connect(directory / "cache.db") as connection:
-        connection.execute("UPDATE Cache SET mode = 4, value = ?", (pickle.dumps([["planted", "", "", 1.0]]),))
+        connection.execute("UPDATE Cache SET mode = 4, value = ?", (evil,))
 
 
 def put_a_file_in_its_place(directory):
@@ -109,6 +109,7 @@ def test_a_damaged_cache_costs_no_ranking_and_loads_no_pickle(harm, tmp_path, ca
     cached = CachedRetriever(Engine(), tmp_path / "cache")
     assert cached.search(["a"], 2) == cached.search(["a"], 2) == [ranking("a")]
     assert caplog.text.count("cannot be used") == 1
+    assert not (tmp_path / "cache" / "loaded").exists()
 
 
 WRITER = """

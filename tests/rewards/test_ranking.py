@@ -1,68 +1,80 @@
-"""Measures of a ranking: by hand, and against ir_measures."""
+"""Measures of a ranking, by hand and against ir_measures; their names, cut-offs, and what adds a kind."""
 
 import random
 
 import ir_measures
 import pytest
 
-from leret.core.types import Outcome, Passage, Task
-from leret.rewards import REWARDS, reward
-from leret.rewards.ranking import all_found, ap, ndcg, recall, rr, success
+from leret import rewards
+from leret.core.errors import ConfigError
+from leret.core.types import Hop, Outcome, Passage, Rollout, Task
+from leret.evaluation.measures import Scorer, all_measures
+from leret.rewards import REWARDS, ranking, reward
 
-GOLD = {"a", "b"}
+
+def passages(doc_ids):
+    return tuple(Passage(i, "", "", 0.0) for i in doc_ids)
 
 
 def outcome(doc_ids, gold):
     task = Task.question("q", "?", gold=tuple(gold), relevance=gold if isinstance(gold, dict) else None)
-    return Outcome(task, ranking=tuple(Passage(i, "", "", 0.0) for i in doc_ids))
+    return Outcome(task, ranking=passages(doc_ids))
 
 
 @pytest.mark.parametrize(
     ("doc_ids", "by_hand"),
     [
-        (["a", "x", "b"], {"recall": 1, "ap": (1 / 1 + 2 / 3) / 2, "rr": 1, "success": 1, "all_found": 1}),
-        (["x", "y", "a"], {"recall": 1 / 2, "ap": (1 / 3) / 2, "rr": 1 / 3, "success": 1, "all_found": 0}),
-        (["b", "a"], {"recall": 1, "ap": 1, "rr": 1, "ndcg": 1, "success": 1, "all_found": 1}),
-        (["x"], {"recall": 0, "ap": 0, "rr": 0, "ndcg": 0, "success": 0, "all_found": 0}),
-        (["a", "a", "b"], {"recall": 1, "ap": 1}),  # a document found twice counts once
-        ([], {"recall": 0, "ap": 0, "rr": 0, "ndcg": 0, "success": 0, "all_found": 0}),
+        ("axb", {"recall": 1, "ap": (1 / 1 + 2 / 3) / 2, "rr": 1, "success": 1, "all_found": 1}),
+        ("xya", {"recall": 1 / 2, "ap": (1 / 3) / 2, "rr": 1 / 3, "success": 1, "all_found": 0}),
+        ("ba", {"recall": 1, "ap": 1, "rr": 1, "ndcg": 1, "success": 1, "all_found": 1}),
+        ("aab", {"recall": 1, "ap": 1}),  # a document found twice counts once
+        ("xab", {"recall@2": 1 / 2, "recall@1": 0, "success@1": 0, "rr@2": 1 / 2}),
+        ("", dict.fromkeys(REWARDS, 0)),
     ],
 )
 def test_by_hand(doc_ids, by_hand):
-    for name, value in by_hand.items():
-        assert REWARDS[name](outcome(doc_ids, GOLD)) == pytest.approx(value), name
+    assert {name: reward(name)(outcome(doc_ids, "ab")) for name in by_hand} == pytest.approx(by_hand)
 
 
 def test_no_gold_is_no_value():
-    for value in (recall, ap, rr, ndcg, success, all_found):
+    assert {value(outcome("a", ())) for value in REWARDS.values()} == {None}
+    for name in REWARDS:
         with pytest.raises(ValueError, match="without gold"):
-            value(["a"], ())
+            getattr(ranking, name)(["a"], ())
 
 
-ORACLES = {
-    "ap": ir_measures.AP,
-    "ap@3": ir_measures.AP @ 3,
-    "recall@3": ir_measures.R @ 3,
-    "rr": ir_measures.RR,
-    "ndcg": ir_measures.nDCG,
-    "ndcg@4": ir_measures.nDCG @ 4,
-    "success@2": ir_measures.Success @ 2,
-}
+ORACLES = {"ap": "AP", "recall": "R", "rr": "RR", "ndcg": "nDCG", "success": "Success"}
 
 
-def test_equal_to_ir_measures_on_random_rankings():
-    rng = random.Random(0)
-    run, qrels, cases = [], [], {}
-    for i in range(60):
-        query_id = f"q{i}"
-        ranking = rng.sample("abcdefghij", rng.randint(1, 8))
+@pytest.mark.parametrize("name", ["ap", "ap@3", "recall@3", "rr", "ndcg", "ndcg@4", "success@2"])
+def test_equal_to_ir_measures_on_random_rankings(name):
+    base, at, k = name.partition("@")
+    oracle, rng = ir_measures.parse_measure(ORACLES[base] + at + k), random.Random(0)
+    for _ in range(60):
+        found = rng.sample("abcdefghij", rng.randint(1, 8))
         gold = {doc: rng.randint(1, 3) for doc in rng.sample("abcdefghijklm", rng.randint(1, 4))}
-        cases[query_id] = (ranking, gold)
-        run += [ir_measures.ScoredDoc(query_id, doc, -float(rank)) for rank, doc in enumerate(ranking)]
-        qrels += [ir_measures.Qrel(query_id, doc, grade) for doc, grade in gold.items()]
-    names = {oracle: name for name, oracle in ORACLES.items()}
-    n_compared = 0
-    for metric in ir_measures.iter_calc(list(ORACLES.values()), qrels, run):
-        assert reward(names[metric.measure])(outcome(*cases[metric.query_id])) == pytest.approx(metric.value)
-        n_compared += 1
-    assert n_compared == 60 * len(ORACLES)
+        run = [ir_measures.ScoredDoc("q", doc, -float(rank)) for rank, doc in enumerate(found)]
+        qrels = [ir_measures.Qrel("q", doc, grade) for doc, grade in gold.items()]
+        [expected] = ir_measures.iter_calc([oracle], qrels, run)
+        assert reward(name)(outcome(found, gold)) == pytest.approx(expected.value)
+
+
+def length(outcome):
+    """The file of a new reward: any real number, and None where it does not apply."""
+    return -2.5 * len(outcome.ranking) or None
+
+
+def test_a_reward_is_one_function_and_one_line(monkeypatch):
+    monkeypatch.setitem(rewards.REWARDS, "length", length)
+    hops = [Hop("write", {}, (), "x", {"query": "x"}, passages(doc_ids)) for doc_ids in ("xab", "")]
+    task = Task.question("q", "?", gold=("a", "b"))
+    found, nothing = Scorer(all_measures(["length"]), [task], {}).rows(Rollout("q", tuple(hops), True))
+    assert (found.measures["length"], "length" in nothing.measures) == (-7.5, False)
+    with pytest.raises(ConfigError, match="length@3"):
+        reward("length@3")  # it takes no cut-off
+
+
+@pytest.mark.parametrize("name", ["map", "recall@", "recall@0", "recall@x", "@3", "recall@²", "recall@٣"])
+def test_an_unknown_name_is_refused_with_those_there_are(name):
+    with pytest.raises(ConfigError, match=r"sampling.reward: unknown measure .*available: recall, ap"):
+        reward(name, "sampling.reward")

@@ -11,6 +11,7 @@ import pytest
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, DataError, PolicyError, RunError
 from leret.core.runs import Run
+from leret.datasets.splits import split_of
 from leret.policies.base import Completion, PromptTooLongError
 from leret.sampling.plan import plan
 from leret.sampling.preferences.dataset import build_preferences
@@ -33,6 +34,16 @@ def test_a_recipe_becomes_a_bank_a_store_and_preferences(run):
     assert set(manifest["digests"]) == {"corpus", "retriever", "program", "questions", "policy"}
     assert manifest["rounds"] == [{"policy": "fake", "model": "fake", "digest": "fake-policy"}]
     assert [event["event"] for event in run.events()] == ["started", "bank", "accounts", "built", "finished"]
+
+
+def test_what_no_training_may_see_is_noted_and_noted_again_where_it_is_lost(run):
+    recipe = recipe_of(data={"limit": 5})
+    for _ in range(2):
+        assert not sample(recipe, run).already
+        assert json.loads(run.held_out.read_text()) == [
+            f"q{i:02d}" for i in range(30) if split_of(f"q{i:02d}") == "test"
+        ]
+        run.held_out.unlink()
 
 
 def test_a_finished_run_opens_nothing_again_and_leaves_pairs_made_by_hand(run, made):

@@ -16,6 +16,7 @@ from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.policies.base import Request
 from leret.policies.local.policy import LocalPolicy
+from leret.sampling.rollouts.environment import Environment
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from leret.training.algorithms import ALGORITHMS
@@ -33,7 +34,7 @@ SMALL = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hid
 
 def checked(model, base, directory, algorithm, **keys):
     """The trainer of an algorithm and the error of its loss."""
-    recipe = ALGORITHMS[algorithm].recipe(per_device_train_batch_size=2, **keys)
+    recipe = ALGORITHMS[algorithm].settings(per_device_train_batch_size=2, **keys)
     trainer = trainer_of(recipe, model, base, directory, PAIRS)
     return trainer, check_loss(trainer, recipe, ALGORITHMS[algorithm])
 
@@ -182,6 +183,14 @@ def test_a_tokenizer_that_encodes_prompts_in_two_ways_is_refused(original, encod
 
     with pytest.raises(TrainingError, match="the prompt that would be trained is not the one that is sampled, from"):
         check(original, TokenEncoder(Twofold(), encoder.end))
+
+
+def test_a_program_is_opened_again_only_where_it_or_a_version_has_changed(run, encoder, monkeypatch):
+    monkeypatch.setattr(Environment, "open", lambda run: pytest.fail("opened"))
+    check(run, encoder)
+    run.update(versions={**run.manifest()["versions"], "dspy": "0"})
+    with pytest.raises(pytest.fail.Exception, match="opened"):
+        check(run, encoder)
 
 
 def test_a_run_as_it_was_sampled_passes_and_a_lost_program_is_noted(run, encoder):

@@ -73,28 +73,10 @@ def test_a_run_without_spread_has_nothing_to_train_on(tmp_path, base):
     assert plan(changed(SFT, require_spread=False), run).examples == 24
 
 
-@pytest.mark.parametrize(
-    ("held_out", "says"),
-    [
-        ({"id": train_ids(1)[0], "question": "another ?"}, r"in the training data and in the evaluation split: 'q"),
-        ({"id": "other", "question": f"text of {train_ids(1)[0]}"}, r"1 questions .*have the text of .*: 'other'"),
-    ],
-)
-def test_a_question_or_a_text_of_the_evaluation_split_is_refused(run, held_out, says):
-    own = [{"id": id, "question": f"text of {id}", "split": "train"} for id in train_ids(24)]
-    rows = [row for row in own if row["id"] != held_out["id"]] + [{**held_out, "split": "test"}]
-    path = run.path / "questions.jsonl"
-    path.write_text("".join(json.dumps({**row, "relevant_doc_ids": ["d"]}) + "\n" for row in rows))
-    run.update(sampling={**run.manifest()["sampling"], "data": {"kind": "jsonl", "questions": str(path)}})
-    with pytest.raises(TrainingError, match=says):
+def test_a_question_that_evaluation_holds_out_is_refused_and_so_is_a_run_that_does_not_say_which(run):
+    run.held_out.write_text(json.dumps(["other", *train_ids(2)]))
+    with pytest.raises(TrainingError, match="2 questions of the training data, or their texts, are in the evaluation"):
         train(SFT, run)
-
-
-def test_a_question_that_the_hash_holds_out_is_refused_but_a_world_has_its_own_split(run):
-    section = run.manifest()["sampling"]
-    run.update(sampling={**section, "data": {"kind": "jsonl", "seed": 1}})
-    with pytest.raises(TrainingError, match="evaluation split"):
+    run.held_out.unlink()
+    with pytest.raises(TrainingError, match=r"held_out\.json is missing.*`leret sample` writes it"):
         train(SFT, run)
-    # Hashes would hold back some ids of any world; these are none of its test questions.
-    run.update(sampling={**section, "data": {"kind": "world", "seed": 1}})
-    assert plan(SFT, run).examples == 24

@@ -87,6 +87,7 @@ def sampled_run(path: Path, base: Path, *, words: int = 8, spread: bool = True, 
             store.put_samples(samples, SamplingParams("base", POLICY, "p", 1.0, 1.0, 16))
             store.put_visit(PathStep(id, 0, POLICY, state.id, None, None, "solved"))
     build_preferences(run)
+    run.held_out.write_text("[]")
     return run
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from leret.core.errors import DataError
-from leret.datasets.formats.base import Reader
+from leret.datasets.formats.base import HUB, Reader
 from leret.datasets.formats.beir import BeirReader
-from leret.datasets.formats.hotpotqa import HOTPOTQA, HOVER, TWO_WIKI
-from leret.datasets.formats.hub import PREFIX
 from leret.datasets.formats.jsonl import JSONL
-from leret.datasets.formats.musique import MUSIQUE
+from leret.datasets.formats.official import HOTPOTQA, HOVER, MUSIQUE, TWO_WIKI
 from leret.datasets.records import Problems, records
 from leret.datasets.world.generate import WorldReader
 
@@ -37,7 +35,7 @@ def reader_of(kind: str) -> Reader:
 
 def detect_kind(path: str) -> str:
     """The kind that reads a source of tasks, told by its first record; jsonl tells best what is wrong with others."""
-    if path.startswith(PREFIX):
+    if path.startswith(HUB):
         return "jsonl"
     if Path(path).is_dir():
         return "beir"

@@ -1,4 +1,8 @@
-"""A format: how one record of a file becomes a task, and how it becomes documents; and the fields of records."""
+"""A format: how one record of a file becomes a task, and how it becomes documents; and the fields of records.
+
+Records may also come from the Hugging Face hub, through ``datasets``: ``hf:NAME``, ``hf:NAME:CONFIG`` or
+``hf:NAME:CONFIG@SPLIT``, as in ``hf:hotpotqa/hotpot_qa:distractor@validation``.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from leret.config.data import DataSettings
+from leret.core.errors import DataError, MissingDependency
 from leret.core.types import Document, Task
-from leret.datasets.formats.hub import PREFIX, hub_records
 from leret.datasets.records import BadRecord, Problems, Record, records
+from leret.datasets.splits import SPLITS
 
 Fields = Mapping[str, Any]
+HUB = "hf:"
 
 
 class Reader(Protocol):
@@ -72,11 +78,37 @@ class FileReader:
                 problems.add(record.place, problem)
 
     def _records(self, source: str, problems: Problems) -> Iterator[tuple[Record, FileReader]]:
-        found = hub_records(source) if source.startswith(PREFIX) else records(Path(source), problems)
         reader: FileReader | None = None
-        for record in found:
+        for record in _hub_records(source) if source.startswith(HUB) else records(Path(source), problems):
             reader = reader or (self.own if self.own is not None and self.own.fits(record.value) else self)
             yield record, reader
+
+
+def _hub_records(source: str) -> Iterator[Record]:
+    """Rows of a data set on the hub, as a stream: of the split that the source names, or of all, with their splits."""
+    try:
+        import datasets
+        import httpx
+    except ImportError as error:
+        raise MissingDependency("datasets", "train") from error
+
+    name, _, split = source.removeprefix(HUB).partition("@")
+    name, _, config = name.partition(":")
+    try:
+        found = datasets.load_dataset(name, config or None, streaming=True)
+        if split and split not in found:
+            raise DataError(f"{source}: there is no split {split!r}; there are {', '.join(map(str, found))}")
+        number = 0
+        for part in [split] if split else list(found):
+            for row in found[part]:
+                number += 1
+                yield Record(f"{source} {part}: row {number}", number, dict(row), SPLITS.get(str(part)))
+    except (OSError, ValueError, httpx.HTTPError, datasets.exceptions.DatasetsError) as error:
+        what = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(
+            f"{source}: cannot be had from the hub ({what}); "
+            "check the name and the network, or download the files and name their paths"
+        ) from error
 
 
 def sentences(value: Any, title: str) -> str:

@@ -13,8 +13,7 @@ from pathlib import Path
 from leret.config.data import DataSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
-from leret.datasets.formats.base import Fields, text
-from leret.datasets.formats.hub import PREFIX
+from leret.datasets.formats.base import HUB, Fields, text
 from leret.datasets.formats.jsonl import JSONL
 from leret.datasets.records import BadRecord, Problems, Record, lines, records
 from leret.datasets.splits import SPLITS
@@ -32,7 +31,7 @@ class BeirReader:
         return False
 
     def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
-        if str(data.questions).startswith(PREFIX):
+        if str(data.questions).startswith(HUB):
             raise DataError(f"{data.questions}: kind beir reads a folder on disk; download it, or use kind jsonl")
         folder = Path(str(data.questions))
         judged = _judgements(folder, problems)
@@ -52,7 +51,7 @@ class BeirReader:
 
     def documents(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
         source = str(data.corpus or data.questions)
-        if not source.startswith(PREFIX) and not Path(source).is_file():
+        if not source.startswith(HUB) and not Path(source).is_file():
             source = str(_file(Path(source), "corpus.jsonl"))
         yield from JSONL.documents(data.model_copy(update={"corpus": source}), problems)
 

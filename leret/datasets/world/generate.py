@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from leret.config.data import DataSettings
@@ -99,10 +100,9 @@ _Asked = tuple[str, str, tuple[str, ...], str]
 
 
 def _describe(cast: Cast) -> Iterator[Document]:
-    for person in cast.people:
-        yield Document(person.doc_id, person.name, person.text)
-    for company in cast.companies:
-        yield Document(company.doc_id, company.name, company.text)
+    described: tuple[Person | Company, ...] = (*cast.people, *cast.companies)
+    for one in described:
+        yield Document(one.doc_id, one.name, one.text)
     for work in cast.works:
         yield Document(work.doc_id, work.title, work.text)
 
@@ -176,39 +176,29 @@ def _maker(rng: random.Random, work: Work, role: int) -> str:
     kind, name = work.kind, work.name
     noun, verb = kind.nouns[role], kind.verbs[role]
     thing = "company" if role == 2 else "person"
-    return rng.choice(
-        (
-            f"the {noun} of the {kind.name} {name}",
-            f"the {thing} that {verb} the {kind.name} {name}",
-            f"the {thing} by whom the {kind.name} {name} was {verb}",
-        )
-    )
+    words = f"the {noun} of the {kind.name} {name}", f"the {thing} that {verb} the {kind.name} {name}"
+    return rng.choice((*words, f"the {thing} by whom the {kind.name} {name} was {verb}"))
 
 
-_Fact = tuple[Callable[[str], str], Callable[[Person], str]]
-_PERSON_FACTS: tuple[_Fact, ...] = (
-    (lambda who: f"In which city was {who} born?", lambda person: person.city),
-    (lambda who: f"At which university has {who} studied?", lambda person: person.university),
-    (lambda who: f"Which award was won by {who}?", lambda person: person.award),
-    (lambda who: f"Which instrument was played by {who}?", lambda person: person.instrument),
-    (lambda who: f"In which year was {who} born?", lambda person: str(person.year)),
+_PERSON_FACTS = (
+    ("In which city was {} born?", attrgetter("city")),
+    ("At which university has {} studied?", attrgetter("university")),
+    ("Which award was won by {}?", attrgetter("award")),
+    ("Which instrument was played by {}?", attrgetter("instrument")),
+    ("In which year was {} born?", attrgetter("year")),
 )
-_COMPANY_FACTS: tuple[tuple[Callable[[str], str], Callable[[Company], str]], ...] = (
-    (lambda who: f"In which city is {who} based?", lambda company: company.city),
-    (lambda who: f"In which year was {who} founded?", lambda company: str(company.year)),
+_COMPANY_FACTS = (
+    ("In which city is {} based?", attrgetter("city")),
+    ("In which year was {} founded?", attrgetter("year")),
 )
 
 
 def _bridge(rng: random.Random, work: Work) -> _Asked:
     role = rng.randrange(3)
     who = _maker(rng, work, role)
-    if role == 2:
-        ask_company, company_fact = rng.choice(_COMPANY_FACTS)
-        company = work.company
-        return ask_company(who), company_fact(company), (work.doc_id, company.doc_id), "bridge"
-    ask_person, person_fact = rng.choice(_PERSON_FACTS)
-    person = work.people[role]
-    return ask_person(who), person_fact(person), (work.doc_id, person.doc_id), "bridge"
+    maker = work.company if role == 2 else work.people[role]
+    question, fact = rng.choice(_COMPANY_FACTS if role == 2 else _PERSON_FACTS)
+    return question.format(who), str(fact(maker)), (work.doc_id, maker.doc_id), "bridge"
 
 
 def _three_hops(rng: random.Random, work: Work, universities: dict[str, Document]) -> _Asked:

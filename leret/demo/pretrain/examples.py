@@ -10,20 +10,22 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import dspy
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from leret.config.base import Settings
-from leret.core.errors import DataError
 from leret.core.types import Document, Ranking
 from leret.demo.pretrain.heuristics import STYLES, Draft, Idf
 from leret.programs.adapters import CompactAdapter
 from leret.programs.search import Found
 from leret.retrieval.base import Retriever
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 HOP1_MIXTURE = {"copy": 0.2, "entity": 0.35, "keywords": 0.25, "generic": 0.2}
 HOP2_MIXTURE = {
@@ -69,6 +71,12 @@ class Prompting:
         return tuple(self.adapter.format(self.signature, demos, inputs))
 
 
+def prompt_ids(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    """Token ids of messages that wait for an answer."""
+    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
 def _some_of(known: Mapping[str, float]) -> AfterValidator:
     def check(weights: dict[str, float]) -> dict[str, float]:
         if not weights.keys() <= known.keys() or not any(weights.values()):
@@ -99,18 +107,8 @@ class ExampleSettings(Settings):
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
-    question: str
-    found: Ranking
-
-
 def examples(
-    questions: Sequence[str],
-    retriever: Retriever,
-    idf: Idf,
-    settings: ExampleSettings,
-    prompting: Prompting | None = None,
+    questions: Sequence[str], retriever: Retriever, idf: Idf, settings: ExampleSettings, prompting: Prompting
 ) -> Iterator[Example]:
     """An endless stream of examples, both hops of a block of questions mixed; the same for the same arguments.
 
@@ -121,12 +119,9 @@ def examples(
         retriever: finds the contexts of the second hop.
         idf: rarity of a word in the corpus.
         settings: what to draw.
-        prompting: how prompts are written; None for :class:`WriteQuery` under a :class:`CompactAdapter`.
+        prompting: how prompts are written.
     """
-    if len(questions) < 2:
-        raise DataError(f"pretraining needs two questions at least, and was given {len(questions)}")
-    prompting = prompting or Prompting()
-    made = 0
+    made, words = 0, prompting.adapter.words_per_item
     for epoch in count():
         rng = random.Random(f"examples {settings.seed} {epoch}")
         order = rng.sample(list(questions), len(questions))
@@ -134,7 +129,8 @@ def examples(
             block = order[start : start + settings.block]
             if len(block) < 2:
                 block = [*block, order[0]]
-            drawn = _Drawing(idf, settings, prompting, rng).block(block, retriever, made >= settings.hop1_first)
+            asked = [Draft(question, (), idf, rng, words) for question in block]
+            drawn = _Drawing(settings, prompting, rng).block(asked, retriever, made >= settings.hop1_first)
             rng.shuffle(drawn)
             made += len(drawn)
             yield from drawn
@@ -151,63 +147,58 @@ def pseudo_questions(documents: Iterable[Document], n: int, seed: int) -> list[s
     return found[:n]
 
 
+@dataclass(frozen=True, slots=True)
 class _Drawing:
-    def __init__(self, idf: Idf, settings: ExampleSettings, prompting: Prompting, rng: random.Random) -> None:
-        self._idf, self._settings, self._prompting, self._rng = idf, settings, prompting, rng
+    settings: ExampleSettings
+    prompting: Prompting
+    rng: random.Random
 
-    def block(self, questions: Sequence[str], retriever: Retriever, both_hops: bool) -> list[Example]:
+    def block(self, asked: Sequence[Draft], retriever: Retriever, both_hops: bool) -> list[Example]:
         """Examples of every question, at the first hop or at both."""
-        settings = self._settings
-        cases = [_Case(question, ()) for question in questions]
+        settings = self.settings
         if not both_hops:
-            return [self._zero_shot(case, settings.hop1) for case in cases]
-        drawn = [self._example(case, settings.hop1, _without(cases, i)) for i, case in enumerate(cases)]
-        queries = [self._mixed(case, settings.hop1) for case in cases]
-        rankings = retriever.search(queries, settings.k)
-        later = [_Case(question, ranking) for question, ranking in zip(questions, rankings, strict=True) if ranking]
-        return drawn + [self._example(case, settings.hop2, _without(later, i)) for i, case in enumerate(later)]
+            return [self._zero_shot(draft, settings.hop1) for draft in asked]
+        drawn = [self._example(draft, settings.hop1, _without(asked, i)) for i, draft in enumerate(asked)]
+        rankings = retriever.search([self._mixed(draft, settings.hop1) for draft in asked], settings.k)
+        later = [replace(draft, passages=ranking) for draft, ranking in zip(asked, rankings, strict=True) if ranking]
+        return drawn + [self._example(draft, settings.hop2, _without(later, i)) for i, draft in enumerate(later)]
 
-    def _example(self, case: _Case, mixture: Mapping[str, float], others: Sequence[_Case]) -> Example:
-        if self._rng.random() < self._settings.demo_share:
+    def _example(self, draft: Draft, mixture: Mapping[str, float], others: Sequence[Draft]) -> Example:
+        if self.rng.random() < self.settings.demo_share:
             style = self._draw(mixture)
-            targets = [self._write(style, case) for _ in range(self._settings.demo_targets)]
+            targets = [STYLES[style](draft) for _ in range(self.settings.demo_targets)]
             demos = self._demos(style, others)
             if demos and all(targets):
-                return self._made(case, [target for target in targets if target], demos)
-        return self._zero_shot(case, mixture)
+                return self._made(draft, [target for target in targets if target], demos)
+        return self._zero_shot(draft, mixture)
 
-    def _zero_shot(self, case: _Case, mixture: Mapping[str, float]) -> Example:
-        return self._made(case, [self._mixed(case, mixture) for _ in range(self._settings.targets)], [])
+    def _zero_shot(self, draft: Draft, mixture: Mapping[str, float]) -> Example:
+        return self._made(draft, [self._mixed(draft, mixture) for _ in range(self.settings.targets)], [])
 
-    def _made(self, case: _Case, targets: Sequence[str], demos: Sequence[Mapping[str, str]]) -> Example:
-        messages = self._prompting.messages(case.question, case.found, demos)
+    def _made(self, draft: Draft, targets: Sequence[str], demos: Sequence[Mapping[str, str]]) -> Example:
+        messages = self.prompting.messages(draft.question, draft.passages, demos)
         return Example(messages, tuple(dict.fromkeys(targets)))
 
-    def _demos(self, style: str, others: Sequence[_Case]) -> list[dict[str, str]]:
+    def _demos(self, style: str, others: Sequence[Draft]) -> list[dict[str, str]]:
         """Turns of other questions in one style; fewer where the style has nothing to say on those drawn."""
-        rng = self._rng
-        drawn = rng.sample(others, min(len(others), rng.randint(1, self._settings.most_demos)))
-        written = [(case.question, self._write(style, case)) for case in drawn]
+        drawn = self.rng.sample(others, min(len(others), self.rng.randint(1, self.settings.most_demos)))
+        written = [(draft.question, STYLES[style](draft)) for draft in drawn]
         return [{"question": question, "query": query} for question, query in written if query]
 
-    def _mixed(self, case: _Case, mixture: Mapping[str, float]) -> str:
+    def _mixed(self, draft: Draft, mixture: Mapping[str, float]) -> str:
         """A query in a style of the mixture; the question itself where no style has anything to say."""
         left = dict(mixture)
         while left:
             style = self._draw(left)
-            query = self._write(style, case)
+            query = STYLES[style](draft)
             if query is not None:
                 return query
             del left[style]
-        return case.question
+        return draft.question
 
     def _draw(self, mixture: Mapping[str, float]) -> str:
-        return self._rng.choices(list(mixture), list(mixture.values()))[0]
-
-    def _write(self, style: str, case: _Case) -> str | None:
-        words = self._prompting.adapter.words_per_item
-        return STYLES[style](Draft(case.question, case.found, self._idf, self._rng, words))
+        return self.rng.choices(list(mixture), list(mixture.values()))[0]
 
 
-def _without(cases: Sequence[_Case], i: int) -> Sequence[_Case]:
-    return [*cases[:i], *cases[i + 1 :]]
+def _without(drafts: Sequence[Draft], i: int) -> Sequence[Draft]:
+    return [*drafts[:i], *drafts[i + 1 :]]

@@ -189,11 +189,12 @@ def mention_near(draft: Draft) -> str | None:
     return _with_question(draft, _pick(draft, found), known=shown, rarest=True)
 
 
-HOP1_STYLES: dict[str, Style] = {"copy": copy, "entity": entity, "keywords": keywords, "generic": generic}
-"""Styles that need no passages."""
-
 STYLES: dict[str, Style] = {
-    **HOP1_STYLES,
+    "copy": copy,
+    "entity": entity,
+    "keywords": keywords,
+    "generic": generic,
+    # The others need passages.
     "entity_left": entity_left,
     "title": title,
     "mention_random": mention_random,

@@ -80,7 +80,7 @@ class LoopSettings:
     # Tokens that a token of the loss is told apart from, beside those of its batch (Jean et al., arXiv 1412.2007); the
     # last sixth of the steps takes the whole vocabulary. 0: all steps do.
     negatives: int = 0
-    checkpoint_every: int = 500  # steps; a multiple of log_every
+    checkpoint_every: int = 500  # steps; a multiple of log_every, or a resumed log is not that of a whole run
     log_every: int = 50  # steps; each line is a mean over them
     probe_every: int = 500
     seed: int = 0  # of the order of the batches and of the model's own randomness
@@ -107,11 +107,6 @@ def train(
         report: of every line of the log.
         data: names what ``rows`` are made of; a checkpoint of other data is refused.
     """
-    if settings.checkpoint_every % settings.log_every:
-        raise TrainingError(
-            f"pretraining: checkpoint_every ({settings.checkpoint_every}) is not a multiple of log_every "
-            f"({settings.log_every}); a resumed log could not equal an uninterrupted one"
-        )
     if is_finished(out, settings.steps):
         return out
     out.mkdir(parents=True, exist_ok=True)

@@ -8,11 +8,11 @@ exercises in copying between them.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import fields
 from math import gcd
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -22,7 +22,7 @@ from leret.config.base import Settings
 from leret.core.errors import TrainingError
 from leret.core.types import Document, Task, digest
 from leret.demo.pretrain.decoder import POSITIONS, around, build_model, build_tokenizer
-from leret.demo.pretrain.examples import Example, ExampleSettings, Prompting, examples, pseudo_questions
+from leret.demo.pretrain.examples import Example, ExampleSettings, Prompting, examples, prompt_ids, pseudo_questions
 from leret.demo.pretrain.heuristics import corpus_idf
 from leret.demo.pretrain.loop import LoopSettings, Report, Row, is_finished, train
 from leret.demo.pretrain.probe import probe_on
@@ -60,8 +60,8 @@ def pretrain_minilm(
     retriever: Retriever,
     settings: MiniLMSettings,
     out: Path,
-    report: Report | None = None,
-    prompting: Prompting | None = None,
+    report: Report | None,
+    prompting: Prompting,
 ) -> Path:
     """Make the base policy, or go on with making it.
 
@@ -72,7 +72,7 @@ def pretrain_minilm(
         settings: how.
         out: the model directory; its log is ``pretrain.jsonl``.
         report: of every line of the log.
-        prompting: how prompts are written; None for ``question, context -> query`` under the compact adapter.
+        prompting: how prompts are written.
     """
     if is_finished(out, settings.steps):
         return out
@@ -82,7 +82,6 @@ def pretrain_minilm(
             "give more of them, or lower probe_questions"
         )
     documents = list(corpus)
-    prompting = prompting or Prompting()
     texts = [question.text for question in questions]
     held, used = texts[: settings.probe_questions], texts[settings.probe_questions :]
     used += pseudo_questions(documents, settings.pseudo_questions, settings.seed)
@@ -115,25 +114,15 @@ def data_names(
 
 
 def _loop(settings: MiniLMSettings) -> LoopSettings:
-    return LoopSettings(
-        steps=settings.steps,
-        lr=settings.lr,
-        batch_tokens=settings.batch_tokens,
-        warmup_steps=settings.warmup_steps,
-        decay_from=settings.decay_from,
-        pool_rows=512,
-        checkpoint_every=settings.checkpoint_every,
-        probe_every=settings.probe_every,
-        log_every=gcd(settings.checkpoint_every, 25),
-        negatives=settings.negatives,
-        seed=settings.seed,
-    )
+    shared = {field.name for field in fields(LoopSettings)} & set(MiniLMSettings.model_fields)
+    log_every = gcd(settings.checkpoint_every, 25)
+    return LoopSettings(pool_rows=512, log_every=log_every, **settings.model_dump(include=shared))
 
 
 def rows(stream: Iterable[Example], tokenizer: PreTrainedTokenizerFast, longest: int = POSITIONS) -> Iterator[Row]:
     """Examples as token ids; one of which a prompt and target exceed ``longest`` tokens is left out."""
     for example in stream:
-        prompt = tuple(_prompt_ids(tokenizer, example.messages))
+        prompt = prompt_ids(tokenizer, example.messages)
         endings = [f"{target}{tokenizer.eos_token}" for target in example.targets]
         targets = tuple(tuple(ids) for ids in tokenizer(endings, add_special_tokens=False)["input_ids"])
         if len(prompt) + max(map(len, targets)) <= longest:
@@ -147,14 +136,6 @@ def _exercises(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Row]:
     before_after, end = around(tokenizer), tokenizer.eos_token_id
     while True:
         yield copying(rng, pieces, before_after, end)
-
-
-def _prompt_ids(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    encoded: Any = tokenizer.apply_chat_template(
-        list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
-    )
-    ids: list[int] = list(encoded["input_ids"])
-    return ids
 
 
 _SPANS = 6

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from leret.core.types import Ranking
 from leret.datasets.world.generate import generate as generate_world
-from leret.demo.pretrain.examples import Prompting
+from leret.demo.pretrain.examples import Prompting, prompt_ids
+from leret.demo.pretrain.words import NAME_CLASSES
 from leret.demo.pretrain.worlds import Scene, StreamSettings, encoded, scenes, write
 from leret.retrieval.base import Retriever
 
@@ -37,16 +39,10 @@ def probe_on(
     ``distinct_1`` and ``distinct_2``, the share of different queries among four samples at temperature 1;
     ``mention_2``, the share of those samples at the second hop with a piece that only the context has.
     """
-    contexts = retriever.search(questions, k)
-
-    def prompt(question: str, found: Ranking) -> list[int]:
-        messages = list(prompting.messages(question, found))
-        encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True)
-        return list(encoded["input_ids"])
-
+    contexts: dict[int, Sequence[Ranking]] = {1: [()] * len(questions), 2: retriever.search(questions, k)}
     hops = {
-        1: [prompt(question, ()) for question in questions],
-        2: [prompt(question, found) for question, found in zip(questions, contexts, strict=True)],
+        hop: [prompt_ids(tokenizer, prompting.messages(*one)) for one in zip(questions, found, strict=True)]
+        for hop, found in contexts.items()
     }
 
     def probe(model: PreTrainedModel) -> dict[str, float]:
@@ -82,7 +78,9 @@ def make_gate(tokenizer: PreTrainedTokenizerFast, n: int = 64, seed: int = GATE_
     found = scenes(seed, settings)
     documents, _ = generate_world(seed, settings.questions, 0, 0)
     titles = {document.doc_id: document.title for document in documents}
-    bridge_scenes = [s for s in found if s.question.type == "bridge" and _stands(titles[s.question.gold[1]], s)][:n]
+    bridge_scenes = [
+        s for s in found if s.question.type == "bridge" and any(titles[s.question.gold[1]] in p.text for p in s.found)
+    ][:n]
     rng = random.Random(f"gate {seed}")
     demos = [_demos(found, scene, rng) for scene in bridge_scenes]
 
@@ -94,14 +92,14 @@ def make_gate(tokenizer: PreTrainedTokenizerFast, n: int = 64, seed: int = GATE_
     plain = [encoded(tokenizer, scene) for scene in bridge_scenes]
     shown = [encoded(tokenizer, scene, turns) for scene, turns in zip(bridge_scenes, demos, strict=True)]
     first = [encoded(tokenizer, scene.first()) for scene in bridge_scenes]
-    parts = _name_parts(tokenizer)
+    known = tokenizer.get_vocab()
+    # Class of every part of a name: 0, 1 people; 2, 3 works; 4, 5 companies.
+    parts = {known[word.lower()]: i for i, words in enumerate(NAME_CLASSES[:6]) for word in words}
 
     def gate(model: PreTrainedModel) -> Mapping[str, float]:
         import torch
 
-        def complete(prompts: Sequence[Ids], n: int) -> list[list[tuple[int, ...]]]:
-            return generate(model, prompts, n, max_new_tokens=20, batch=32)
-
+        complete = partial(generate, model, max_new_tokens=20, batch=32)
         torch.manual_seed(seed)
         sampled = complete(plain, _SAMPLES)
         return {
@@ -120,15 +118,7 @@ def make_gate(tokenizer: PreTrainedTokenizerFast, n: int = 64, seed: int = GATE_
 def generate(
     model: PreTrainedModel, prompts: Sequence[Ids], n: int, *, max_new_tokens: int = 40, batch: int = 16
 ) -> list[list[tuple[int, ...]]]:
-    """The completions of each prompt, without the end token and what follows it.
-
-    Args:
-        model: in evaluation mode, with pad and end token in its generation configuration.
-        prompts: token ids each.
-        n: samples a prompt at temperature 1; 0 gives the greedy completion.
-        max_new_tokens: of a completion.
-        batch: prompts at once; those of like length go together.
-    """
+    """``n`` completions of each prompt at temperature 1, or for 0 the greedy one, without the end token."""
     import torch
 
     end, pad = model.generation_config.eos_token_id, model.generation_config.pad_token_id
@@ -188,18 +178,6 @@ def _share(hits: Iterable[bool]) -> float:
     return round(sum(found) / max(1, len(found)), 3)
 
 
-def _stands(name: str, scene: Scene) -> bool:
-    return any(name in passage.text for passage in scene.found)
-
-
 def _demos(found: Sequence[Scene], scene: Scene, rng: random.Random) -> list[dict[str, str]]:
     others = rng.sample([other for other in found if other is not scene], 2)
     return [{"question": other.question.text, "query": write("mention_near", other)} for other in others]
-
-
-def _name_parts(tokenizer: PreTrainedTokenizerFast) -> dict[int, int]:
-    """Class of every part of a person's, a work's or a company's name: 0, 1 people; 2, 3 works; 4, 5 companies."""
-    from leret.demo.pretrain.words import NAME_CLASSES
-
-    ids = tokenizer.get_vocab()
-    return {ids[word.lower()]: i for i, words in enumerate(NAME_CLASSES[:6]) for word in words}

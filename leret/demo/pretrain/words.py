@@ -9,7 +9,6 @@ of another kind it can only copy what it knows.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -20,15 +19,8 @@ from leret.datasets.world.generate import generate
 
 SPECIAL = ("<|pad|>", "<|unk|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 NAME_CLASSES: tuple[tuple[str, ...], ...] = (
-    lexicon.FIRST_NAMES,
-    lexicon.LAST_NAMES,
-    lexicon.ADJECTIVES,
-    lexicon.NOUNS,
-    lexicon.FIRMS,
-    lexicon.TRADES,
-    lexicon.CITIES,
-    lexicon.AWARDS,
-    lexicon.INSTRUMENTS,
+    *(lexicon.FIRST_NAMES, lexicon.LAST_NAMES, lexicon.ADJECTIVES, lexicon.NOUNS, lexicon.FIRMS, lexicon.TRADES),
+    *(lexicon.CITIES, lexicon.AWARDS, lexicon.INSTRUMENTS),
     tuple(str(year) for year in range(1930, 2000)),
 )
 """Words that may stand for one another: within a class, which word it is tells nothing."""
@@ -39,6 +31,8 @@ _TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 _MAX_POSITIONS = 1024
+_WIDTH, _HEAD, _BASE = 128, 64, 1e6
+_SCALE = _WIDTH**-0.5
 _COMMON = """question: context: query: | 0 1 2 3 4 5 6 7 8 9 ! " ' ( ) , - . / : ; ? & a about after all also
 american among an and are as before between both british but can country date death died during each
 english family father find for former french german had has have he her his how i it its know known
@@ -51,30 +45,26 @@ why will work world would years you your\n"""
 def vocabulary() -> list[str]:
     """All words the policy knows, lower-cased, in a fixed order: special tokens, name parts, other words."""
     names = [word.lower() for words in NAME_CLASSES for word in words]
-    texts: list[str] = [_COMMON]
+    texts = [_COMMON]
     for seed in range(3):
         documents, questions = generate(seed, 200, 0, 0, three_hop=0.2)
         texts += [f"{document.title}\n{document.text}" for document in documents]
         texts += [question.text for question in questions]
-    others = sorted(set(_words(texts)) - set(names))
-    return [*SPECIAL, *names, *others]
+    others = {word for text in texts for word in re.findall(_TOKEN, text.lower())} - set(names)
+    return [*SPECIAL, *names, *sorted(others)]
 
 
-def _words(texts: Iterable[str]) -> Iterable[str]:
-    return (word for text in texts for word in re.findall(_TOKEN, text.lower()))
-
-
-def build_tokenizer(words: Sequence[str] | None = None) -> PreTrainedTokenizerFast:
+def build_tokenizer() -> PreTrainedTokenizerFast:
     """The word tokenizer with its chat template.
 
     Every message is its role's token, its words and ``<|end|>``, so that a prompt's tokens are a prefix of the
     conversation's. Case is dropped, a line's end is a token, and decoding a completion and encoding it again gives the
-    same ids. ``words`` is the vocabulary, special tokens first; None takes `vocabulary`.
+    same ids.
     """
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-    known = list(words) if words is not None else vocabulary()
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(known)}, unk_token="<|unk|>"))
+    known = {word: i for i, word in enumerate(vocabulary())}
+    tokenizer = Tokenizer(models.WordLevel(known, unk_token="<|unk|>"))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_TOKEN), behavior="removed", invert=True)
     fast = PreTrainedTokenizerFast(
@@ -92,9 +82,7 @@ def build_tokenizer(words: Sequence[str] | None = None) -> PreTrainedTokenizerFa
     return fast
 
 
-def build_model(
-    n_words: int, seed: int, width: int = 128, layers: int = 4, heads: int = 4, head_dim: int = 64, inner: int = 256
-) -> Qwen3ForCausalLM:
+def build_model(n_words: int, seed: int) -> Qwen3ForCausalLM:
     """A fresh model of about a million parameters; heads that are too narrow copy names only dimly.
 
     Embedding and head are apart (vLLM can then reload weights in place) but start equal.
@@ -102,22 +90,22 @@ def build_model(
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=n_words,
-        hidden_size=width,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        head_dim=head_dim,
+        hidden_size=_WIDTH,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=_HEAD,
         max_position_embeddings=_MAX_POSITIONS,
         tie_word_embeddings=False,
         pad_token_id=SPECIAL.index("<|pad|>"),
         eos_token_id=SPECIAL.index("<|end|>"),
         bos_token_id=None,
-        initializer_range=width**-0.5,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        initializer_range=_SCALE,
+        rope_parameters={"rope_type": "default", "rope_theta": _BASE},
     )
     model = Qwen3ForCausalLM(config)
-    give_copying(model, seed)
+    _give_copying(model, seed)
     model.generation_config = GenerationConfig(
         pad_token_id=config.pad_token_id,
         eos_token_id=config.eos_token_id,
@@ -135,7 +123,7 @@ _COPY, _FAINT = 3.0, 2.0
 
 
 @torch.no_grad()
-def give_copying(model: Qwen3ForCausalLM, seed: int) -> None:
+def _give_copying(model: Qwen3ForCausalLM, seed: int) -> None:
     """Write a copying pair of heads into the first and the last layer of a fresh model.
 
     To write an unseen name a model must look up what followed its first word in the prompt. Two heads do that together:
@@ -146,69 +134,59 @@ def give_copying(model: Qwen3ForCausalLM, seed: int) -> None:
 
     The residual stream is laid out for it: dimension 0 is the same for every word, the last ones are empty but for what
     the carrying head writes, and those in between hold the word.
-
-    Args:
-        model: with at least two layers, three heads of 64 dimensions and a large rotary base (1e6).
-        seed: of the random projections.
     """
     generator = torch.Generator().manual_seed(seed)
-    width = model.config.hidden_size
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight.zero_()
         layer.mlp.down_proj.weight.zero_()
-    words, scale = model.model.embed_tokens.weight, width**-0.5
-    words[:, 0] = 3 * scale
-    words[:, width - _CARRIED :] = 0
+    words = model.model.embed_tokens.weight
+    words[:, 0] = 3 * _SCALE
+    words[:, _WIDTH - _CARRIED :] = 0
     model.lm_head.weight.copy_(words)
-    basis = _basis(width, generator)
-    _carry(model.model.layers[0].self_attn, basis, model.config.head_dim, scale, _rotations(model))
-    _copy(model.model.layers[-1].self_attn, basis, _basis(width, generator), model.config.head_dim, scale)
+    basis = _basis(generator)
+    _carry(model.model.layers[0].self_attn, basis)
+    _copy(model.model.layers[-1].self_attn, basis, _basis(generator))
 
 
-def _rotations(model: Qwen3ForCausalLM) -> torch.Tensor:
-    size = model.config.head_dim
-    base = float(dict(model.config.rope_parameters or {})["rope_theta"])
-    return torch.pow(base, -torch.arange(size // 2) / (size / 2))
-
-
-def _basis(width: int, generator: torch.Generator) -> torch.Tensor:
+def _basis(generator: torch.Generator) -> torch.Tensor:
     """(n, width) orthonormal rows that span the dimensions of the word."""
-    span = width - _CARRIED - 1
-    made = torch.zeros(span, width)
+    span = _WIDTH - _CARRIED - 1
+    made = torch.zeros(span, _WIDTH)
     made[:, 1 : 1 + span], _ = torch.linalg.qr(torch.randn(span, span, generator=generator))
     return made
 
 
-def _carry(attention: Qwen3Attention, basis: torch.Tensor, size: int, scale: float, rotations: torch.Tensor) -> None:
+def _carry(attention: Qwen3Attention, basis: torch.Tensor) -> None:
     """Head 0 attends one word back and writes what it finds there to the empty dimensions."""
-    n, half = len(_FAST), size // 2
+    n, half = len(_FAST), _HEAD // 2
+    rotations = torch.pow(_BASE, -torch.arange(half) / half)
     strength = torch.zeros(half)
     strength[:n] = torch.tensor(_FAST)
-    attention.q_proj.weight[:size] *= 0.1
-    attention.k_proj.weight[:size] *= 0.1
-    attention.k_proj.weight[:size, 0] = torch.cat([strength, torch.zeros(half)])
-    attention.q_proj.weight[:size, 0] = torch.cat([strength * rotations.cos(), -strength * rotations.sin()])
+    attention.q_proj.weight[:_HEAD] *= 0.1
+    attention.k_proj.weight[:_HEAD] *= 0.1
+    attention.k_proj.weight[:_HEAD, 0] = torch.cat([strength, torch.zeros(half)])
+    attention.q_proj.weight[:_HEAD, 0] = torch.cat([strength * rotations.cos(), -strength * rotations.sin()])
     fast = [*range(n), *range(half, half + n)]
     attention.q_norm.weight[fast] = _SHARPNESS
     attention.k_norm.weight[fast] = _SHARPNESS
     attention.v_proj.weight[:_CARRIED] = basis[:_CARRIED]
-    attention.o_proj.weight[-_CARRIED:, :_CARRIED] = scale * torch.eye(_CARRIED)
+    attention.o_proj.weight[-_CARRIED:, :_CARRIED] = _SCALE * torch.eye(_CARRIED)
 
 
-def _copy(attention: Qwen3Attention, basis: torch.Tensor, copied: torch.Tensor, size: int, scale: float) -> None:
+def _copy(attention: Qwen3Attention, basis: torch.Tensor, copied: torch.Tensor) -> None:
     """Head 0 looks for the place whose predecessor is the present word; heads 0, 1 and 2 copy what they attend to.
 
     The comparison stands in the slowest rotations, which turn little over a prompt and so compare words, not places.
     """
-    half, quarter = size // 2, _CARRIED // 2
-    slow = [*range(half - quarter, half), *range(size - quarter, size)]
-    attention.q_proj.weight[:size] *= 0.1
-    attention.k_proj.weight[:size] = 0
+    half, quarter = _HEAD // 2, _CARRIED // 2
+    slow = [*range(half - quarter, half), *range(_HEAD - quarter, _HEAD)]
+    attention.q_proj.weight[:_HEAD] *= 0.1
+    attention.k_proj.weight[:_HEAD] = 0
     attention.q_proj.weight[slow] = basis[:_CARRIED]
     attention.k_proj.weight[slow, -_CARRIED:] = torch.eye(_CARRIED)
     attention.q_norm.weight[slow] = _SHARPNESS
     attention.k_norm.weight[slow] = _SHARPNESS
-    for head, rows in enumerate((copied[:size], copied[:size], copied[-size:])):
-        here = slice(head * size, (head + 1) * size)
+    for head, rows in enumerate((copied[:_HEAD], copied[:_HEAD], copied[-_HEAD:])):
+        here = slice(head * _HEAD, (head + 1) * _HEAD)
         attention.v_proj.weight[here] = rows
-        attention.o_proj.weight[:, here] = (_FAINT if head else _COPY) * scale * rows.T
+        attention.o_proj.weight[:, here] = (_FAINT if head else _COPY) * _SCALE * rows.T

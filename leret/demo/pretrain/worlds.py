@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from leret.core.types import Ranking, Task, merge
 from leret.datasets.corpus import Corpus
 from leret.datasets.world.generate import generate
-from leret.demo.pretrain.examples import Prompting
+from leret.demo.pretrain.examples import Prompting, prompt_ids
 from leret.demo.pretrain.heuristics import STYLES, Draft, Idf, corpus_idf
 from leret.demo.pretrain.loop import Row
 from leret.demo.pretrain.words import NAME_CLASSES
@@ -101,9 +101,7 @@ def encoded(
     tokenizer: PreTrainedTokenizerFast, scene: Scene, demos: Sequence[Mapping[str, str]] = ()
 ) -> tuple[int, ...]:
     """Token ids of the prompt that a program sends at a scene."""
-    messages = list(Prompting().messages(scene.question.text, scene.found, demos))
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return prompt_ids(tokenizer, Prompting().messages(scene.question.text, scene.found, demos))
 
 
 def rows(tokenizer: PreTrainedTokenizerFast, settings: StreamSettings) -> Iterator[Row]:

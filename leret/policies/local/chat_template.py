@@ -47,62 +47,42 @@ class ChatTemplate:
     """A tokenizer's chat template, for servers that take a text and tokenize it with special tokens added."""
 
     def __init__(self, tokenizer: Any, name: str, enable_thinking: bool | None = None) -> None:
-        if not getattr(tokenizer, "chat_template", None):
-            raise PolicyError(
-                f"the tokenizer of {name} has no chat template; name one that has it (policy.tokenizer), or serve the "
-                "model by its OpenAI route (policy.kind: openai)"
-            )
+        self.template = str(tokenizer.chat_template)
         self._tokenizer = tokenizer
         self._name = name
         self._enable_thinking = enable_thinking
         self._lock = threading.Lock()
-        self._drops_beginning: bool | None = None
-
-    @property
-    def template(self) -> str:
-        """The template itself."""
-        return str(self._tokenizer.chat_template)
-
-    def text(self, messages: Messages) -> str:
-        """The prompt as text, with the generation prompt."""
-        return str(self._apply(messages, tokenize=False))
-
-    def tokens(self, messages: Messages) -> list[int]:
-        """The tokens that the model is trained on, and that the server is to see."""
-        return list(self._apply(messages, tokenize=True)["input_ids"])
+        self._dropped: str | None = None
 
     def inputs(self, messages: Messages) -> str:
-        """The text that becomes `tokens` under a tokenizer that adds special tokens of its own.
+        """The prompt as a text that becomes the trainer's tokens under a tokenizer that adds special tokens of its own.
 
-        That is `text`, but without the token for the beginning where both the template and the tokenizer set it. Which
-        it is, is found out on the first prompt.
+        Where both the template and the tokenizer set a token for the beginning, the text lacks it. That is found out on
+        the first prompt.
         """
-        text = self.text(messages)
-        if self._drops_beginning is None:
-            self._drops_beginning = self._must_drop(messages, text)
-        return text.removeprefix(self._beginning) if self._drops_beginning else text
+        text = str(self._apply(messages, tokenize=False))
+        if self._dropped is None:
+            self._dropped = self._repeated_beginning(messages, text)
+        return text.removeprefix(self._dropped)
 
     def n_tokens(self, inputs: str) -> int:
         """Prompt tokens of what `inputs` gave."""
-        with self._lock:
-            return len(self._tokenizer(inputs)["input_ids"])
+        return len(self._encode(inputs))
 
-    @property
-    def _beginning(self) -> str:
-        return str(self._tokenizer.bos_token or "")
-
-    def _must_drop(self, messages: Messages, text: str) -> bool:
-        wanted = self.tokens(messages)
-        for drops in (False, True):
-            with self._lock:
-                got = list(self._tokenizer(text.removeprefix(self._beginning) if drops else text)["input_ids"])
-            if got == wanted:
-                return drops
+    def _repeated_beginning(self, messages: Messages, text: str) -> str:
+        wanted = list(self._apply(messages, tokenize=True)["input_ids"])
+        for beginning in ("", str(self._tokenizer.bos_token or "")):
+            if self._encode(text.removeprefix(beginning)) == wanted:
+                return beginning
         raise PolicyError(
             f"the tokenizer of {self._name} adds special tokens to a prompt that its chat template has already written "
             "out, so a server would see other tokens than the trainer; mend its tokenizer_config.json, or serve the "
             "model by its OpenAI route (policy.kind: openai)"
         )
+
+    def _encode(self, text: str) -> list[int]:
+        with self._lock:
+            return list(self._tokenizer(text)["input_ids"])
 
     def _apply(self, messages: Messages, tokenize: bool) -> Any:
         how = {"add_generation_prompt": True, "tokenize": tokenize, "return_dict": tokenize}

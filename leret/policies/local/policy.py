@@ -39,7 +39,6 @@ class LocalPolicy:
         threads: of torch in the worker; None takes one for a model under 10M parameters, which more threads slow
             down, and torch's own number for others.
         name: as reports call it; None takes the directory's name.
-        share_prefixes: keep the keys and values of prompt beginnings that many requests share.
         enable_thinking: of the chat template; None leaves it to the template.
         price_prompt: of a million prompt tokens.
         price_completion: of a million completion tokens.
@@ -54,62 +53,46 @@ class LocalPolicy:
         max_batch_tokens: int | None = None,
         threads: int | None = None,
         name: str | None = None,
-        share_prefixes: bool = True,
         enable_thinking: bool | None = None,
         price_prompt: float = 0.0,
         price_completion: float = 0.0,
     ) -> None:
         self.path = find_model(model_dir)
         self.dtype = dtype
-        self._name = name or self.path.resolve().name
-        self._digest = model_digest(self.path)
+        self.name = name or self.path.resolve().name
+        self.digest = model_digest(self.path)
         loaded = load_model(self.path, device=device, dtype=dtype)
         self.device = str(next(loaded.model.parameters()).device)
         self.tokenizer = loaded.tokenizer
-        self._meter = UsageMeter(price_prompt, price_completion)
+        self.meter = UsageMeter(price_prompt, price_completion)
         self.enable_thinking = enable_thinking
-        self._encoder = PromptEncoder(loaded.tokenizer, _n_positions(loaded.model), self._name, enable_thinking)
+        self._encoder = PromptEncoder(loaded.tokenizer, _n_positions(loaded.model), self.name, enable_thinking)
         self.max_batch_tokens = max_batch_tokens or (16_384 if self.device == "cpu" else 131_072)
         tiny = sum(weight.numel() for weight in loaded.model.parameters()) < _TINY
         self._threads = threads if threads is not None else 1 if tiny and self.device == "cpu" else None
-        self._decoder = self._make_decoder(loaded.model, share_prefixes)
+        self._decoder = self._make_decoder(loaded.model)
         self._worker: BatchWorker[Job, list[Completion]] = BatchWorker(
-            self._process, self._plan, name=f"policy {self._name}", start=self._set_threads
+            self._process, self._plan, name=f"policy {self.name}", start=self._set_threads
         )
-
-    def __repr__(self) -> str:
-        return f"LocalPolicy({str(self.path)!r}, device={self.device!r})"
 
     def __deepcopy__(self, memo: dict[int, object]) -> LocalPolicy:
         # Programs are deep-copied by DSPy's optimizers; the model behind them is one.
         return self
 
     @property
-    def name(self) -> str:
-        """As recipes and reports call it."""
-        return self._name
-
-    @property
-    def digest(self) -> str:
-        """Of weights, configuration and tokenizer."""
-        return self._digest
-
-    @property
     def settings(self) -> LocalPolicySettings:
         """Of a recipe that loads this model again."""
-        model = "demo" if self._name == "demo" else str(self.path)
+        model = "demo" if self.name == "demo" else str(self.path)
         return LocalPolicySettings.model_validate(
             {"model": model, "dtype": self.dtype, "enable_thinking": self.enable_thinking}
         )
 
     @property
     def n_batches(self) -> int:
-        """Batches decoded so far."""
         return self._worker.n_batches
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return self._worker.closed
 
     async def complete(self, request: Request) -> list[Completion]:
@@ -128,29 +111,23 @@ class LocalPolicy:
         futures = [self.submit(request) for request in requests]
         return [future.result() for future in futures]
 
-    @property
-    def meter(self) -> UsageMeter:
-        """What was asked, what failed, what it cost."""
-        return self._meter
-
     def close(self) -> None:
         """Finish what is queued and stop the worker. May be called twice."""
         self._worker.close()
 
     async def aclose(self) -> None:
-        """As `close`."""
         await asyncio.to_thread(self.close)
 
     def _count(self, done: Future[list[Completion]], began: float) -> None:
         if done.cancelled():
             return
         if done.exception() is not None:
-            self._meter.fault("model")
+            self.meter.fault("model")
             return
         completions = done.result()
-        self._meter.answered(time.monotonic() - began)
+        self.meter.answered(time.monotonic() - began)
         written = sum(completion.n_completion_tokens for completion in completions)
-        self._meter.wrote(completions[0].n_prompt_tokens, written, len(completions))
+        self.meter.wrote(completions[0].n_prompt_tokens, written, len(completions))
 
     def _job(self, request: Request) -> Job:
         from leret.policies.local.decoder import Job
@@ -207,7 +184,7 @@ class LocalPolicy:
         if len(jobs) == 1:
             job = jobs[0]
             too_large = PolicyError(
-                f"{self._name} ran out of memory on one request ({len(job.token_ids)} prompt tokens, "
+                f"{self.name} ran out of memory on one request ({len(job.token_ids)} prompt tokens, "
                 f"{len(job.seeds)} samples of {job.max_tokens} tokens); lower max_tokens or the samples a prompt"
             )
             too_large.__cause__ = error
@@ -217,7 +194,7 @@ class LocalPolicy:
         self.max_batch_tokens = max(256, self.max_batch_tokens // 2)
         return [*self._process(jobs[:half]), *self._process(jobs[half:])]
 
-    def _make_decoder(self, model: Any, share_prefixes: bool) -> Any:
+    def _make_decoder(self, model: Any) -> Any:
         from leret.policies.local.decoder import Decoder
         from leret.policies.local.kv_cache import PrefixCache
 
@@ -231,7 +208,7 @@ class LocalPolicy:
             suppressed=settings.suppress_tokens or (),
             to_text=self._encoder.to_text,
             # A shared prefix leaves padding behind it, which a sliding window would count as tokens.
-            prefixes=PrefixCache(_PREFIX_BYTES) if share_prefixes and not sliding else None,
+            prefixes=None if sliding else PrefixCache(_PREFIX_BYTES),
         )
 
     def _set_threads(self) -> None:

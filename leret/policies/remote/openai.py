@@ -13,7 +13,7 @@ from leret.core.errors import PolicyError
 from leret.core.types import digest
 from leret.core.usage import UsageMeter
 from leret.http.answers import Answer, ApiKey, HttpError, RejectedError, RetryableError, error_text, one_line
-from leret.http.client import Call, Carry, Client, encode_json
+from leret.http.client import Call, Carry, Client
 from leret.policies.base import Completion, PromptTooLongError, Request
 
 if TYPE_CHECKING:
@@ -62,9 +62,6 @@ class OpenAIPolicy:
         self._takes_n: bool | None = None
         self._probing: asyncio.Task[bool] | None = None
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, {list(self.client.urls)!r})"
-
     def __deepcopy__(self, memo: dict[int, object]) -> OpenAIPolicy:
         return self  # DSPy's optimizers copy programs; the connections are one
 
@@ -79,11 +76,19 @@ class OpenAIPolicy:
         return own if request.temperature > 0 else own * len(request.seeds)
 
     async def check(self) -> None:
-        """A list of models that names the model is enough; else a completion of one token decides."""
+        """See that the server answers, takes the key and knows the model; PolicyError with its URL if not.
+
+        A list of models that names the model is enough; else a completion of one token decides.
+        """
         served: list[str] = []
         try:
             call = Call("GET", "/models")
-            served = await self.client.request(call, _model_names, timeout_s=LIST_S, retry_for_s=LIST_S)
+            served = await self.client.request(
+                call,
+                lambda answer: [str(entry["id"]) for entry in answer.json["data"]],
+                timeout_s=LIST_S,
+                retry_for_s=LIST_S,
+            )
         except RejectedError:
             pass
         except RetryableError as error:
@@ -175,7 +180,7 @@ class OpenAIPolicy:
             body["return_token_ids"] = True
         if self._thinking is not None:
             body["chat_template_kwargs"] = {"enable_thinking": self._thinking}
-        return Call("POST", "/chat/completions", body=encode_json(body).encode("utf-8", "backslashreplace"))
+        return Call.post("/chat/completions", body)
 
 
 def client_of(
@@ -226,7 +231,7 @@ def completions_of(answer: Answer, n: int, max_tokens: int) -> list[Completion]:
     and the shares add up to what was counted.
     """
     body = answer.json
-    choices = body["choices"] if body.get("choices") and not body.get("error") else _choices(answer)
+    choices = _choices(answer)
     if len(choices) != n:
         raise answer.malformed(f"{len(choices)} choices for n={n}")
     if n > 1:
@@ -315,7 +320,3 @@ def _choices(answer: Answer) -> list[dict[str, Any]]:
     if not choices:
         raise answer.malformed("no choices")
     return choices
-
-
-def _model_names(answer: Answer) -> list[str]:
-    return [str(entry["id"]) for entry in answer.json["data"]]

@@ -59,9 +59,6 @@ class TgiPolicy:
         self.client = client_of(rooted, self.meter, also_retried=frozenset({_GENERATION_FAILED}))
         self._path = "/generate"
 
-    def __repr__(self) -> str:
-        return f"TgiPolicy({self.name!r}, {list(self.client.urls)!r})"
-
     def __deepcopy__(self, memo: dict[int, object]) -> TgiPolicy:
         return self  # DSPy's optimizers copy programs; the connections are one
 

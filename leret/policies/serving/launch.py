@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leret.core.errors import ConfigError, PolicyError
+from leret.http.answers import ApiKey
 from leret.policies.serving.engines import SERVERS, Listening, ServerKind, find_executable, has_gpu, without_repeats
 from leret.policies.serving.model import ServedModel, merge_adapter, merged_directory
 from leret.policies.serving.process import ServerProcess, wait_until_ready
@@ -85,7 +86,7 @@ def plan(
     local = {"HF_HUB_OFFLINE": "1"} if Path(served.weights).is_absolute() else {}
     added = {**kind.environment, **({} if gpu else kind.cpu_environment), **local}
     variables = {name: environment.get(name, value) for name, value in added.items()}
-    request_name = kind.model_in_requests(served)
+    request_name = served.name if served.adapter is None else kind.adapter_name.format(name=served.name)
     return ServerPlan(kind, served, (program, *command, *extra), variables, at, request_name, api_key_env)
 
 
@@ -103,20 +104,18 @@ def run_server(
     Call it from the main thread: where leret is killed, the kernel ends a server with the thread that started it. It
     must answer within ``timeout_s``, and gets ``grace_s`` to end in; without a log it gets a temporary one.
     """
-    key = _key(plan.api_key_env)
+    key = ApiKey.from_env(plan.api_key_env, "--api-key-env")
     environment = {**os.environ, **plan.environment}
-    if key is not None and plan.kind.key_variable is not None:
-        environment[plan.kind.key_variable] = key
+    if (secret := key.reveal()) is not None and plan.kind.key_variable is not None:
+        environment[plan.kind.key_variable] = secret
     with _bound(plan.at.host, plan.at.port):
         pass  # a port in use is refused: its owner's answers would be taken for our server's
-    server = ServerProcess(plan.command, environment, log or _new_log(plan), secret=key)
+    server = ServerProcess(plan.command, environment, log or _new_log(plan.served.name), key)
     began = time.monotonic()
     try:
         server.start()
         tell(f"log: {server.log}")
-        wait_until_ready(
-            server, plan.at.url, plan.model, listed=plan.kind.lists_names, key=key, timeout_s=timeout_s, tell=tell
-        )
+        wait_until_ready(server, plan.at.url, plan.model, listed=plan.kind.lists_names, timeout_s=timeout_s, tell=tell)
         tell(f"ready after {time.monotonic() - began:.1f} s")
         yield server
     finally:
@@ -128,15 +127,6 @@ def free_port(host: str) -> int:
     """A port that nobody listens on; a ConfigError where the host is no address of this machine."""
     with _bound(host, 0) as held:
         return int(held.getsockname()[1])
-
-
-def _key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    key = os.environ.get(variable, "").strip()
-    if not key or not key.isascii() or not key.isprintable():
-        raise PolicyError(f"the environment variable {variable} (--api-key-env) holds no key; export one in it")
-    return key
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -160,8 +150,8 @@ def _bound(host: str, port: int) -> socket.socket:
     return held
 
 
-def _new_log(plan: ServerPlan) -> Path:
-    name = plan.served.name.replace("/", "-")
-    handle, path = tempfile.mkstemp(prefix=f"leret-serve-{name}-", suffix=".log")
-    os.close(handle)
-    return Path(path)
+def _new_log(name: str) -> Path:
+    with tempfile.NamedTemporaryFile(
+        prefix=f"leret-serve-{name.replace('/', '-')}-", suffix=".log", delete=False
+    ) as file:
+        return Path(file.name)

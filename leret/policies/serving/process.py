@@ -20,6 +20,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from leret.core.errors import PolicyError
+from leret.http.answers import ApiKey
 
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _POLL_S = 0.05
@@ -32,14 +33,11 @@ class ServerProcess:
     """A process that is started once and stopped once.
 
     Its group is its own, so that Ctrl-C at a terminal reaches leret alone, which then ends all of the group. On Linux
-    the kernel ends it too when leret is killed outright. The log gets all output; the secret is never repeated from it.
+    the kernel ends it too when leret is killed outright. The log gets all output; the key is never repeated from it.
     """
 
-    def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], log: Path, secret: str | None = None
-    ) -> None:
-        self.log = log
-        self._secret = secret
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, key: ApiKey) -> None:
+        self.log, self.key = log, key
         self._command = list(command)
         self._environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
@@ -78,25 +76,26 @@ class ServerProcess:
         """Raise a PolicyError with the last lines of the log where the process has ended."""
         code = self.exit_code()
         if code is not None:
-            ended = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
-            raise PolicyError(f"the server {ended}; its log is {self.log}{self.last_words()}").failed()
+            raise self.failure(
+                "the server " + (f"was ended by signal {-code}" if code < 0 else f"exited with code {code}")
+            )
 
-    def last_words(self) -> str:
+    def failure(self, what: str) -> PolicyError:
+        """An error with the last lines of the log."""
         lines = self.tail()
-        return f". It ends with:\n{lines}" if lines else ", and is empty"
+        return PolicyError(
+            f"{what}; its log is {self.log}" + (f". It ends with:\n{lines}" if lines else ", and is empty")
+        ).failed()
 
     def tail(self, n_lines: int = 15) -> str:
-        """The last lines of the log, without the secret."""
+        """The last lines of the log, without the key."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
                 lines = file.read().decode("utf-8", "replace").splitlines()
         except OSError:
             return ""
-        return self.hide("\n".join([line.rstrip() for line in lines if line.strip()][-n_lines:]))
-
-    def hide(self, text: str) -> str:
-        return text if self._secret is None else text.replace(self._secret, "[key]")
+        return self.key.redact("\n".join([line.rstrip() for line in lines if line.strip()][-n_lines:]))
 
     def stop(self, grace_s: float) -> bool:
         """Ask the group to end, kill what is left after ``grace_s`` seconds; whether it ended by itself."""
@@ -129,14 +128,7 @@ def _alive(group: int) -> bool:
 
 
 def wait_until_ready(
-    server: ServerProcess,
-    url: str,
-    model: str,
-    *,
-    listed: bool,
-    key: str | None,
-    timeout_s: float,
-    tell: Callable[[str], None],
+    server: ServerProcess, url: str, model: str, *, listed: bool, timeout_s: float, tell: Callable[[str], None]
 ) -> None:
     """Return once the server has answered one real chat completion.
 
@@ -146,8 +138,8 @@ def wait_until_ready(
     _wait_for_health(server, url, timeout_s, tell)
     tell(f"healthy after {time.monotonic() - began:.0f} s; one completion to warm it")
     if listed:
-        _check_model(url, model, key)
-    _warm(server, url, model, key, began + timeout_s, timeout_s)
+        _check_model(server, url, model)
+    _warm(server, url, model, began + timeout_s)
 
 
 def _wait_for_health(server: ServerProcess, url: str, timeout_s: float, tell: Callable[[str], None]) -> None:
@@ -155,23 +147,23 @@ def _wait_for_health(server: ServerProcess, url: str, timeout_s: float, tell: Ca
     while True:
         server.check_alive()
         left = began + timeout_s - time.monotonic()
-        status, _ = _answer(f"{url}/health", None, None, min(_ANSWER_S, max(0.1, left)))
+        status, _ = _answer(f"{url}/health", ApiKey(), min(_ANSWER_S, max(0.1, left)))
         if status == 200:
             server.check_alive()  # another's server may have taken the port, and ours died of it
             return
         now = time.monotonic()
         if now > began + timeout_s:
             said = f"answers {status}" if status else "does not answer"
-            raise _failed(server, f"{url}/health {said} after {timeout_s:g} s; give it longer with --timeout")
+            raise server.failure(f"{url}/health {said} after {timeout_s:g} s; give it longer with --timeout")
         if now - told > _TOLD_EVERY_S:
             told = now
             tell(f"waiting for {url}, {now - began:.0f} s: {server.tail(1)[:160]}")
         time.sleep(5 * _POLL_S)
 
 
-def _check_model(url: str, model: str, key: str | None) -> None:
+def _check_model(server: ServerProcess, url: str, model: str) -> None:
     """A server that does not list our model is another's; SGLang's requests name an adapter as ``base:adapter``."""
-    status, text = _answer(f"{url}/v1/models", None, key, _ANSWER_S)
+    status, text = _answer(f"{url}/v1/models", server.key, _ANSWER_S)
     try:
         known = [str(entry["id"]) for entry in json.loads(text)["data"]] if status == 200 else []
     except (ValueError, KeyError, TypeError):
@@ -182,36 +174,30 @@ def _check_model(url: str, model: str, key: str | None) -> None:
         )
 
 
-def _warm(server: ServerProcess, url: str, model: str, key: str | None, deadline: float, timeout_s: float) -> None:
+def _warm(server: ServerProcess, url: str, model: str, deadline: float) -> None:
     messages = [{"role": "user", "content": "Which city?"}]
     body = {"model": model, "messages": messages, "max_tokens": 8, "temperature": 0, "seed": 0}
-    status, text = _answer(f"{url}/v1/chat/completions", body, key, max(1.0, deadline - time.monotonic()))
+    status, text = _answer(f"{url}/v1/chat/completions", server.key, max(1.0, deadline - time.monotonic()), body)
     if status == 0:
         until = time.monotonic() + _DYING_S
         while time.monotonic() < until:  # a process that is going down closes its connections a moment before it ends
             server.check_alive()
             time.sleep(_POLL_S)
-        raise _failed(server, f"{url} is healthy, but sent no completion ({text}); --timeout is {timeout_s:g} s")
+        raise server.failure(f"{url} is healthy, but sent no completion ({text}); --timeout may be too short")
     server.check_alive()
     try:
         said = json.loads(text)["choices"][0]["message"]["content"] if status == 200 else None
     except (ValueError, KeyError, IndexError, TypeError):
         said = None
     if not isinstance(said, str):
-        raise _failed(
-            server, f"{url} is healthy, but answered a chat completion with {status}: {server.hide(text)[:300]}"
-        )
+        told = server.key.redact(text)[:300]
+        raise server.failure(f"{url} is healthy, but answered a chat completion with {status}: {told}")
 
 
-def _failed(server: ServerProcess, what: str) -> PolicyError:
-    return PolicyError(f"{what}; see {server.log}{server.last_words()}").failed()
-
-
-def _answer(url: str, body: dict[str, Any] | None, key: str | None, timeout_s: float) -> tuple[int, str]:
+def _answer(url: str, key: ApiKey, timeout_s: float, body: dict[str, Any] | None = None) -> tuple[int, str]:
     """Status and text; status 0 and the reason where nothing was answered."""
-    headers = {"Content-Type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data=data, headers=headers)
+    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **key.headers()})
     try:
         with _opener.open(request, timeout=timeout_s) as reply:
             return int(reply.status), reply.read().decode("utf-8", "replace")

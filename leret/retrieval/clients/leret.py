@@ -149,10 +149,8 @@ class Remote:
                 if len(batch) > 1 and isinstance(answer, RejectedError) and answer.status in _ABOUT_A_QUERY:
                     again += [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
                     continue
-                own: Sequence[Ranking | HttpError]
-                own = [answer] * len(batch) if isinstance(answer, HttpError) else answer
-                for place, outcome in zip(batch, own, strict=True):
-                    outcomes[place] = outcome
+                for n, place in enumerate(batch):
+                    outcomes[place] = answer if isinstance(answer, HttpError) else answer[n]
             batches = again
         return rankings_of(queries, outcomes)
 

@@ -93,13 +93,6 @@ def _leret_entry(entry: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
     return entry["doc_id"], entry["title"], entry["text"], entry["score"]
 
 
-def _colbert_rankings(answer: Answer) -> list[Any]:
-    body = answer.json
-    if isinstance(body, dict) and body.get("error"):
-        raise answer.malformed("an error")
-    return [_list(answer, "topk")]
-
-
 def _colbert_entry(entry: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
     whole = entry["text"] if "text" in entry else entry["long_text"]
     title, text = split_passage(whole)
@@ -127,7 +120,7 @@ def _list(answer: Answer, key: str) -> list[Any]:
     return value
 
 
-_COLBERT = (_colbert_rankings, _colbert_entry)
+_COLBERT = (lambda answer: [_list(answer, "topk")], _colbert_entry)
 
 PROTOCOLS = {
     "leret": SearchProtocol(

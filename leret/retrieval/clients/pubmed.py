@@ -185,12 +185,8 @@ def _ranking(ids: Sequence[str], articles: Mapping[str, tuple[str, str]]) -> Ran
 
 
 def _title(article: ElementTree.Element) -> str:
-    for name in ("ArticleTitle", "VernacularTitle", "Book/BookTitle"):
-        element = article.find(name)
-        text = "" if element is None else _text(element)
-        if text:
-            return text
-    return ""
+    found = map(article.find, ("ArticleTitle", "VernacularTitle", "Book/BookTitle"))
+    return next(filter(None, (_text(element) for element in found if element is not None)), "")
 
 
 def _abstract(article: ElementTree.Element) -> str:

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Callable
 
 from leret.config.retriever import AnalyzerSettings
-from leret.core.errors import MissingDependency, RetrievalError
+from leret.core.errors import RetrievalError, import_optional
 
 _WORD = re.compile(r"\b\w\w+\b")
 
@@ -56,11 +56,7 @@ def _stemmer(language: str | None) -> Callable[[list[str]], list[str]] | None:
     if language is None:
         return None
     try:
-        import Stemmer
-    except ImportError as error:
-        raise MissingDependency("PyStemmer", "stemming") from error
-    try:
-        stem = Stemmer.Stemmer(language).stemWords
+        stem = import_optional("Stemmer", "PyStemmer", "stemming").Stemmer(language).stemWords
     except KeyError as error:
         raise RetrievalError(f"retriever.stemmer: {language!r} is no Snowball language; use english or null") from error
     lock = threading.Lock()  # a stemmer keeps a state

@@ -181,10 +181,6 @@ def _make(corpus: Documents, settings: BM25Settings) -> Any:
 
 def _read(directory: Path, n_documents: int) -> ScoreMatrix:
     """An index, its arrays mapped into memory. Rows and columns are checked here, for the search does not."""
-
-    def refuse(fault: str) -> RetrievalError:
-        return RetrievalError(f"{directory}: {fault}; build it again")
-
     try:
         vocabulary = json.loads((directory / "vocab.index.json").read_text(encoding="utf-8"))
         arrays = [
@@ -194,7 +190,7 @@ def _read(directory: Path, n_documents: int) -> ScoreMatrix:
         index = _matrix(vocabulary, *arrays)
         columns = np.fromiter(vocabulary.values(), np.int64, len(vocabulary)).view(np.uint64)
     except (OSError, ValueError, EOFError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise refuse(f"the index cannot be read ({error})") from error
+        raise RetrievalError(f"{directory}: the index cannot be read ({error}); build it again") from error
     n, starts = len(index.data), index.indptr
     if (
         any(array.ndim != 1 for array in arrays)
@@ -203,10 +199,10 @@ def _read(directory: Path, n_documents: int) -> ScoreMatrix:
         or (starts[1:] < starts[:-1]).any()
         or columns.max(initial=0) >= len(columns)
     ):
-        raise refuse("the index files do not fit together")
+        raise RetrievalError(f"{directory}: the index files do not fit together; build it again")
     highest = int(index.indices.max(initial=0))  # a negative row is a very high one
     if highest >= n_documents:
-        raise refuse(f"the index names document {highest}, and there are {n_documents} from 0 on")
+        raise RetrievalError(f"{directory}: it names document {highest}, and there are {n_documents}; build it again")
     return index
 
 

@@ -104,13 +104,11 @@ def _among_all(
     scores[:] = 0
 
 
-def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    compiled: Callable[..., Any]
+def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     try:
-        compiled = numba.njit(nogil=True, cache=True, **options)(function)
+        return numba.njit(nogil=True, cache=True, **options)(function)
     except RuntimeError:  # no directory for the cache can be written
-        compiled = numba.njit(nogil=True, **options)(function)
-    return compiled
+        return numba.njit(nogil=True, **options)(function)
 
 
 worse = _compiled(_worse)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from leret.config.retriever import ColbertSettings
-from leret.core.errors import RetrievalError
+from leret.core.errors import RetrievalError, reason
 from leret.core.hub import find_model, model_digest, require_model
 from leret.core.progress import Progress, Silent
 from leret.core.types import Document, Ranking
@@ -48,7 +48,7 @@ class ColBERT:
                 self._ranker = colbert.IndexScorer(str(index), use_gpu=self._config.total_visible_gpus > 0)
             except (OSError, ValueError, RuntimeError, KeyError, AssertionError, EOFError) as error:
                 raise RetrievalError(
-                    f"{index}: the PLAID index cannot be read ({type(error).__name__}: {error}); build it again"
+                    f"{index}: the PLAID index cannot be read ({reason(error)}); build it again"
                 ) from error
             self._config_class = colbert.ColBERTConfig
         n_indexed = len(self._ranker.doclens)
@@ -155,22 +155,18 @@ class ColbertIndex(IndexEngine):
             if not all((folder / name).exists() for name in _CODEC):
                 shutil.rmtree(folder, ignore_errors=True)  # the library can only go on after its centroids
             folder.mkdir(exist_ok=True)
-            batch_size = self.settings.batch_size
-            config = _library_config(
-                colbert, self.checkpoint, folder, self.settings, resume=True, index_bsize=batch_size
-            )
+            at_once = self.settings.batch_size
+            config = _library_config(colbert, self.checkpoint, folder, self.settings, resume=True, index_bsize=at_once)
             checkpoint = open_checkpoint(colbert, self.checkpoint, config)
             texts = [self._text(corpus[doc_id]) for doc_id in corpus]
             progress.start("encode documents", None)
             try:
                 with colbert.Run().context(config, inherit_config=False):
                     indexer = colbert.indexer(config, texts, checkpoint)
-                    indexer.encoder = _Encoder(checkpoint, batch_size, len(texts), progress)
+                    indexer.encoder = _Encoder(checkpoint, at_once, len(texts), progress)
                     indexer.run([])
             except (RuntimeError, AssertionError, AttributeError, ValueError) as error:
-                raise RetrievalError(
-                    f"{directory}: colbert-ai could not build the index ({type(error).__name__}: {error})"
-                ) from error
+                raise RetrievalError(f"{directory}: colbert-ai could not build the index ({reason(error)})") from error
             progress.finish()
 
     def open(self, directory: Path, documents: DocumentTable) -> ColBERT:
@@ -261,9 +257,7 @@ def _library_config(colbert: Any, checkpoint: Path, index: Path, settings: Colbe
     """The library's configuration: the checkpoint's own, then ours; nothing is left to its defaults."""
     found = colbert.ColBERTConfig.load_from_checkpoint(str(checkpoint))
     if found is None:
-        raise RetrievalError(
-            f"{checkpoint} is no ColBERT checkpoint (artifact.metadata is missing); name the directory of one"
-        )
+        raise RetrievalError(f"{checkpoint} is no ColBERT checkpoint (artifact.metadata is missing); name another")
     ours = colbert.ColBERTConfig(
         checkpoint=str(checkpoint),
         model_name=str(checkpoint),  # the checkpoint names a model of the hub, which the library would ask
@@ -284,18 +278,14 @@ def _library_config(colbert: Any, checkpoint: Path, index: Path, settings: Colbe
 def open_checkpoint(colbert: Any, directory: Path, config: Any) -> Any:
     """The library's model; refused where it would run code of its own."""
     if not (directory / "config.json").is_file():
-        raise RetrievalError(
-            f"{directory}: no model (config.json is missing); name the directory of a ColBERT checkpoint"
-        )
+        raise RetrievalError(f"{directory} is no ColBERT checkpoint (config.json is missing); name another")
     from safetensors import SafetensorError
 
     try:
         _refuse_code(directory)
         model = colbert.Checkpoint(str(directory), colbert_config=config, verbose=0)
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise RetrievalError(
-            f"{directory} cannot be opened as a ColBERT checkpoint ({type(error).__name__}: {error})"
-        ) from error
+        raise RetrievalError(f"{directory} cannot be opened as a ColBERT checkpoint ({reason(error)})") from error
     on_gpu = config.total_visible_gpus > 0
     if on_gpu:
         model = model.cuda()

@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 from filelock import FileLock
 
-from leret.core.errors import MissingDependency, RetrievalError
+from leret.core.errors import MissingDependency, RetrievalError, reason
 from leret.core.files import cache_directory
 
 _LOCK = threading.RLock()
@@ -159,9 +159,7 @@ def _centroids(n_dimensions: int, n_centroids: int, n_iterations: int, shared: A
 
     points = shared[0][0].float().numpy()
     if len(points) < n_centroids:
-        raise RetrievalError(
-            f"{len(points)} tokens are too few for ColBERT's {n_centroids} centroids; index more documents"
-        )
+        raise RetrievalError(f"{len(points)} tokens are too few for ColBERT's {n_centroids} centroids; index more")
     kmeans = faiss.Kmeans(
         n_dimensions, n_centroids, niter=n_iterations, gpu=torch.cuda.is_available(), verbose=False, seed=123
     )
@@ -191,9 +189,8 @@ def _compiled(modules: dict[str, Any]) -> None:
             for module, name, _ in _EXTENSIONS:
                 getattr(modules[module], name).try_load_torch_extensions(False)
     except (OSError, RuntimeError, ImportError) as error:
-        first = str(error).strip().split("\n", 1)[0]
         raise RetrievalError(
-            f"ColBERT's C++ extensions cannot be compiled in {directory} ({first}); they need a C++ compiler (g++), "
+            f"ColBERT's C++ extensions cannot be compiled in {directory} ({reason(error)}); they need g++, "
             "ninja and a directory that can be written (TORCH_EXTENSIONS_DIR names another)"
         ).failed() from error
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leret.config.retriever import DenseSettings
-from leret.core.errors import MissingDependency, RetrievalError
+from leret.core.errors import RetrievalError, import_optional, reason
 from leret.core.files import atomic_file
 from leret.core.hub import find_model, model_digest, require_model
 from leret.core.progress import Progress
@@ -117,9 +117,7 @@ class DenseIndex(IndexEngine):
     def open(self, directory: Path, documents: MappedDocuments) -> Dense:
         store = STORES[self.settings.store].open(directory, self.settings)
         if len(store) != len(documents):
-            raise RetrievalError(
-                f"{directory}: {len(store)} vectors, and {len(documents)} documents; build the index again"
-            )
+            raise RetrievalError(f"{directory}: {len(store)} vectors, and {len(documents)} documents; build it again")
         encoder = Encoder(self.model, self.settings)
         return Dense(documents, store, encoder, self.settings.query_prefix, self.digest(documents.digest))
 
@@ -155,21 +153,16 @@ class Encoder:
     """A sentence-transformers model, pooled as the model says; safe for many threads, one at a time."""
 
     def __init__(self, directory: Path, settings: DenseSettings) -> None:
-        try:
-            from sentence_transformers import SentenceTransformer
-        except ImportError as error:
-            raise MissingDependency("sentence-transformers", "dense") from error
+        library = import_optional("sentence_transformers", "sentence-transformers", "dense")
         from safetensors import SafetensorError
 
+        device = _usable(settings.device)
         try:
-            self._model: Any = SentenceTransformer(
-                str(directory), device=_usable(settings.device), local_files_only=True
-            )
+            self._model = library.SentenceTransformer(str(directory), device=device, local_files_only=True)
         except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError,
                 UnpicklingError, SafetensorError) as error:  # fmt: skip
             raise RetrievalError(
-                f"{directory} cannot be opened as a sentence-transformers model "
-                f"({type(error).__name__}: {_first_line(error)})"
+                f"{directory} cannot be opened as a sentence-transformers model ({reason(error)})"
             ) from error
         if settings.max_length is not None:
             _lengthen(self._model, settings.max_length, directory)
@@ -199,7 +192,7 @@ def _usable(device: str) -> str | None:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
         raise RetrievalError(
-            f"retriever.device: torch cannot use {device} ({_first_line(error)}); name cpu, or auto"
+            f"retriever.device: torch cannot use {device} ({reason(error)}); name cpu, or auto"
         ) from error
     return device
 
@@ -214,10 +207,5 @@ def _lengthen(model: Any, max_length: int, directory: Path) -> None:
         model.encode(["a " * max_length], show_progress_bar=False)
     except (RuntimeError, IndexError, ValueError) as error:
         raise RetrievalError(
-            f"retriever.max_length: {directory} cannot read {max_length} tokens ({_first_line(error)}); "
-            f"its own limit is {own}"
+            f"retriever.max_length: {directory} cannot read {max_length} tokens ({reason(error)}); its limit is {own}"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0]

@@ -11,11 +11,12 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from leret.config.retriever import TantivySettings
-from leret.core.errors import MissingDependency, RetrievalError
+from leret.core.errors import RetrievalError, import_optional
 from leret.core.progress import Progress
 from leret.core.types import Ranking
 from leret.retrieval.base import Documents, clip_k
@@ -41,7 +42,7 @@ class Tantivy:
 
     def __init__(self, documents: DocumentTable, index: Any, settings: TantivySettings) -> None:
         self._passages = Passages(documents)
-        tantivy = _tantivy()
+        tantivy = import_optional("tantivy", "tantivy", "tantivy")
         self._query, self._should = tantivy.Query, tantivy.Occur.Should
         self._schema = index.schema
         self._searcher = index.searcher()
@@ -58,13 +59,8 @@ class Tantivy:
 
     def _rankings(self, queries: Sequence[str], k: int) -> list[Ranking]:
         found = [self._hits(query, k) for query in queries]
-        rows = self._searcher.fast_field_values("place", [address for hits in found for _, address in hits])
-        rankings, start = [], 0
-        for hits in found:
-            end = start + len(hits)
-            rankings.append(self._ranking(rows[start:end], [score for score, _ in hits], k))
-            start = end
-        return rankings
+        rows = iter(self._searcher.fast_field_values("place", [address for hits in found for _, address in hits]))
+        return [self._ranking(list(islice(rows, len(hits))), [score for score, _ in hits], k) for hits in found]
 
     def _hits(self, query: str, k: int) -> list[tuple[float, Any]]:
         """Scores and addresses, best first: k of them, or as many more as it takes to know which stand first."""
@@ -73,15 +69,11 @@ class Tantivy:
             return []
         wanted = self._disjunction(words)
         n = k if self._in_order else min(k + 1, self._n_documents)
-        hits = self._best(wanted, n)
-        while not self._in_order and len(hits) == n < self._n_documents and hits[-1][0] == hits[k - 1][0]:
+        while True:
+            hits: list[tuple[float, Any]] = self._searcher.search(wanted, limit=n, count=False).hits
+            if self._in_order or not len(hits) == n < self._n_documents or hits[-1][0] != hits[k - 1][0]:
+                return hits
             n = min(2 * n, self._n_documents)  # the scores at the cut are equal: see them all, to keep the first ones
-            hits = self._best(wanted, n)
-        return hits
-
-    def _best(self, wanted: Any, n: int) -> list[tuple[float, Any]]:
-        hits: list[tuple[float, Any]] = self._searcher.search(wanted, limit=n, count=False).hits
-        return hits
 
     def _ranking(self, rows: list[int], scores: list[float], k: int) -> Ranking:
         if not self._in_order and len(set(scores)) < len(scores):
@@ -92,10 +84,7 @@ class Tantivy:
     def _disjunction(self, words: list[str]) -> Any:
         """Any of the words, each as often as it stands there: by a boost, for a query may say one a thousand times."""
         query, should, schema = self._query, self._should, self._schema
-        if len(set(words)) == len(words):
-            return query.boolean_query([(should, query.term_query(schema, "words", word, "freq")) for word in words])
-        counts = Counter(words).items()
-        terms = [(query.term_query(schema, "words", word, "freq"), n) for word, n in counts]
+        terms = [(query.term_query(schema, "words", word, "freq"), n) for word, n in Counter(words).items()]
         return query.boolean_query([(should, query.boost_query(one, float(n)) if n > 1 else one) for one, n in terms])
 
 
@@ -118,7 +107,7 @@ class TantivyIndex(IndexEngine):
         return self.settings.ranking_keys()
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
-        tantivy = _tantivy()
+        tantivy = import_optional("tantivy", "tantivy", "tantivy")
         words = make_analyzer(self.settings)
         builder = tantivy.SchemaBuilder()
         builder.add_text_field("words", tokenizer_name="whitespace", index_option="freq")
@@ -147,30 +136,19 @@ class TantivyIndex(IndexEngine):
                 f"{directory}: tantivy cannot write the index ({error}); free some space, or name another directory"
             ) from error
         if not n_words:
-            raise RetrievalError(
-                f"none of the {len(corpus)} documents has a word that can be indexed; look at the corpus"
-            )
+            raise RetrievalError(f"none of the {len(corpus)} documents has a word that can be indexed; look at them")
         progress.finish()
 
     def open(self, directory: Path, documents: MappedDocuments) -> Tantivy:
-        tantivy = _tantivy()
+        tantivy = import_optional("tantivy", "tantivy", "tantivy")
         try:
             index = tantivy.Index.open(str(directory / _FOLDER))
             index.config_reader("manual")
             index.reload()
         except (ValueError, OSError) as error:
             raise RetrievalError(f"{directory}: tantivy cannot open the index ({error}); build it again") from error
-        if index.searcher().num_docs != len(documents):
+        if (n := index.searcher().num_docs) != len(documents):
             raise RetrievalError(
-                f"{directory}: tantivy has {index.searcher().num_docs} documents, and {len(documents)} are stored; "
-                "build the index again"
+                f"{directory}: tantivy has {n} documents, and {len(documents)} are stored; build it again"
             )
         return Tantivy(documents, index, self.settings)
-
-
-def _tantivy() -> Any:
-    try:
-        import tantivy
-    except ImportError as error:
-        raise MissingDependency("tantivy", "tantivy") from error
-    return tantivy

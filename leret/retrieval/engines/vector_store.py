@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leret.config.retriever import DenseSettings
-from leret.core.errors import MissingDependency, RetrievalError
+from leret.core.errors import MissingDependency, RetrievalError, import_optional, reason
 from leret.core.progress import Progress
 
 _FAISS, _CHROMA = "vectors.faiss", "chroma"
+_FAISS_PACKAGE = "faiss", "faiss-cpu", "dense"
 _NAME = "documents"
 _DATABASE = "chroma.sqlite3"
 
@@ -38,7 +39,6 @@ class VectorStore(Protocol):
 
     def nearest(self, queries: NDArray[np.float32], k: int) -> Found:
         """The ``k`` vectors of the highest inner products for (n_queries, n_dimensions), in no promised order."""
-        ...
 
     def __len__(self) -> int: ...
 
@@ -47,7 +47,7 @@ class FaissStore:
     """A faiss index, mapped into memory."""
 
     def __init__(self, directory: Path, settings: DenseSettings) -> None:
-        self._faiss = _faiss()
+        self._faiss = import_optional(*_FAISS_PACKAGE)
         path = str(directory / _FAISS)
         try:
             self._index: Any = self._faiss.read_index(path, self._faiss.IO_FLAG_MMAP_IFC)
@@ -68,7 +68,7 @@ class FaissStore:
 
 def write_faiss(parts: Parts, directory: Path, settings: DenseSettings, progress: Progress) -> None:
     """Write a faiss index; an HNSW graph by one thread, so that the same vectors give the same graph."""
-    faiss = _faiss()
+    faiss = import_optional(*_FAISS_PACKAGE)
     index: Any = None
     n_threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
@@ -95,14 +95,6 @@ def write_faiss(parts: Parts, directory: Path, settings: DenseSettings, progress
     os.replace(scratch, directory / _FAISS)
 
 
-def _faiss() -> Any:
-    try:
-        import faiss
-    except ImportError as error:
-        raise MissingDependency("faiss-cpu", "dense") from error
-    return faiss
-
-
 class ChromaStore:
     """A collection of Chroma."""
 
@@ -115,7 +107,7 @@ class ChromaStore:
             raise
         except Exception as error:
             raise RetrievalError(
-                f"{directory}: Chroma cannot open the vectors ({type(error).__name__}: {error}); build the index again"
+                f"{directory}: Chroma cannot open its vectors ({reason(error)}); build the index again"
             ) from error
         weakref.finalize(self, client.close).atexit = False  # at exit the system takes everything back
         self._lock = threading.Lock()
@@ -158,8 +150,7 @@ def write_chroma(parts: Parts, directory: Path, settings: DenseSettings, progres
                 progress.advance(len(batch))
     except Exception as error:  # Chroma's errors have no common class
         raise RetrievalError(
-            f"{directory}: Chroma cannot write the vectors ({type(error).__name__}: {error}); free some space, "
-            "or name another directory"
+            f"{directory}: Chroma cannot write the vectors ({reason(error)}); free space, or name another directory"
         ) from error
     finally:
         client.close()
@@ -175,10 +166,7 @@ def _build_folder(folder: Path) -> Path:
 
 
 def _chroma(folder: Path) -> Any:
-    try:
-        import chromadb
-    except ImportError as error:
-        raise MissingDependency("chromadb", "chroma") from error
+    chromadb = import_optional("chromadb", "chromadb", "chroma")
     return chromadb.PersistentClient(str(folder), settings=chromadb.Settings(anonymized_telemetry=False))
 
 

@@ -32,11 +32,9 @@ class DocumentTable(Protocol):
     @property
     def digest(self) -> str:
         """Of the corpus."""
-        ...
 
     def at(self, row: int) -> tuple[str, str, str]:
         """Id, title and text of a document."""
-        ...
 
     def __len__(self) -> int: ...
 
@@ -73,9 +71,7 @@ class MappedDocuments:
             with open(directory / _BYTES, "rb") as file:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         except (OSError, ValueError, EOFError) as error:
-            raise RetrievalError(
-                f"{directory}: the stored documents cannot be read ({error}); build the index again"
-            ) from error
+            raise RetrievalError(f"{directory}: its documents cannot be read ({error}); build it again") from error
 
     def at(self, row: int) -> tuple[str, str, str]:
         # one slice of offsets: numpy's scalars are slow one by one

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
@@ -22,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from leret.core.errors import RetrievalError
 from leret.core.files import atomic_directory, is_incomplete, write_atomically
 from leret.core.progress import Progress, Silent
+from leret.core.runs import installed_version
 from leret.core.types import digest as digest_of
 from leret.retrieval.base import Documents, Retriever
 from leret.retrieval.index.documents import MappedDocuments, write_documents
@@ -46,7 +46,6 @@ class IndexEngine(Protocol):
 
     def ranking_keys(self) -> dict[str, Any]:
         """All that decides the rankings, beside the corpus, as JSON values."""
-        ...
 
     def external_paths(self) -> dict[str, str]:
         """External paths needed to open the index; not part of its digest."""
@@ -58,16 +57,13 @@ class IndexEngine(Protocol):
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         """Write the engine's files into a directory."""
-        ...
 
     def open(self, directory: Path, documents: MappedDocuments) -> Retriever:
         """An index that `write` wrote; RetrievalError where a file is missing, broken, or of other documents."""
-        ...
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
         """The engine that built an index."""
-        ...
 
 
 class Manifest(BaseModel):
@@ -102,7 +98,7 @@ class Manifest(BaseModel):
         return cls(
             engine=engine.kind,
             settings=engine.ranking_keys(),
-            versions=_versions(*engine.packages),
+            versions={package: found for package in engine.packages if (found := installed_version(package))},
             corpus=corpus.digest,
             documents=len(corpus),
             digest=engine.digest(corpus.digest),
@@ -165,9 +161,7 @@ def read_manifest(directory: Path) -> Manifest:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         if is_incomplete(directory):
-            raise RetrievalError(
-                f"{directory}: its build was stopped before its end; run the same build again"
-            ) from error
+            raise RetrievalError(f"{directory}: its build was stopped before its end; run the build again") from error
         raise RetrievalError(f"{directory} is no index ({error}); build one, or name another directory") from error
     form = values.get("format") if isinstance(values, dict) else None
     if form != _FORMAT:
@@ -218,17 +212,6 @@ def check_files(manifest: Manifest, directory: Path, *, content: bool) -> list[s
         if stored != manifest.corpus:
             problems.append(f"the stored documents are of the corpus {stored}, and {MANIFEST} says {manifest.corpus}")
     return problems
-
-
-def _versions(*packages: str) -> dict[str, str]:
-    """Versions of installed packages; those that are absent are left out."""
-    found = {}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _files(directory: Path) -> list[tuple[str, Path]]:

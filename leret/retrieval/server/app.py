@@ -90,15 +90,7 @@ class _Metrics:
 
 
 class RetrieverServer:
-    """The application around one retriever.
-
-    Args:
-        retriever: called with one batch at a time.
-        settings: of the server.
-        engine: kind of the retriever, for /health.
-        corpus: digest of its corpus; None where it has none.
-        documents: in its corpus; None where nobody can count them.
-    """
+    """The application around one retriever; /health tells the kind of the ``engine``, its corpus and its documents."""
 
     def __init__(
         self,
@@ -260,15 +252,9 @@ async def serve(
     stop: asyncio.Event | None = None,
     drain_s: float = 10.0,
 ) -> None:
-    """Serve until SIGTERM, SIGINT or ``stop``; what is asked by then is still answered.
+    """Serve until SIGTERM, SIGINT or ``stop``; what is asked by then is still answered, for ``drain_s``.
 
-    Args:
-        server: the application.
-        host: where to listen.
-        port: 0 takes a free one.
-        ready: gets the URL once requests are taken.
-        stop: ends the server too.
-        drain_s: how long requests that are being answered are waited for.
+    Port 0 takes a free one; ``ready`` gets the URL once requests are taken.
     """
     stop = stop or asyncio.Event()
     runner = web.AppRunner(

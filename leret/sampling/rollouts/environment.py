@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Self
 
 from leret.config.base import RecipePath, free_keys, paths_in, with_paths
 from leret.config.sampling import SamplingRecipe
-from leret.core.errors import ProgramError
-from leret.core.runs import Run
+from leret.core.runs import Run, program_digest
 from leret.core.stages import check_resumable, input_stamps
-from leret.core.types import Json, Task, digest
+from leret.core.types import Json, Task
 from leret.core.yaml import Key
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import has_corpus, load_corpus, load_tasks
@@ -44,6 +43,8 @@ class Environment:
         self.told = told
         self.skipped: dict[str, int] = {}
         """Bad records that the last `questions` left out, by kind of fault."""
+        self.held_out: frozenset[str] = frozenset()
+        """As the last `questions` found it, see `leret.datasets.load.Loaded`."""
 
     @classmethod
     def open(cls, run: Run) -> Environment:
@@ -59,7 +60,7 @@ class Environment:
         data = self.recipe.data
         chosen = data.model_copy(update={"split": split or data.split, "limit": limit})
         loaded = load_tasks(chosen, self.corpus if check and self._has_corpus else None)
-        self.skipped = dict(loaded.skipped)
+        self.skipped, self.held_out = dict(loaded.skipped), loaded.held_out
         return list(loaded)
 
     @cached_property
@@ -92,9 +93,7 @@ class Environment:
         from leret.programs.saved import ProgramSource
 
         settings = self.recipe.program
-        path, colon, name = settings.path.rpartition(":")
-        if not colon or not path:
-            raise ProgramError(f"program.path: {settings.path!r} names no class; write FILE.py:Class")
+        path, _, name = settings.path.rpartition(":")
         return ProgramSource(Path(path), name, settings.arguments)
 
     def program(self) -> dspy.Module:
@@ -143,17 +142,7 @@ class Environment:
     @property
     def program_digest(self) -> str:
         """Names the program's source, its arguments and its adapter."""
-        try:
-            text = self.source.path.read_bytes()
-        except OSError as error:
-            raise ProgramError(f"{self.source.path} cannot be read ({error.strerror}); correct program.path") from error
-        settings = self.recipe.program
-        return digest(
-            hashlib.blake2b(text, digest_size=16).hexdigest(),
-            self.source.name,
-            settings.arguments,
-            settings.adapter.model_dump(mode="json"),
-        )
+        return program_digest(self.recipe.program.model_dump(mode="json"))
 
     def close(self) -> None:
         """Let go of what was opened; a retriever that waits for its server gives up."""

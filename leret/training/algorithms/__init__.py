@@ -2,12 +2,13 @@
 
 from leret.config.training import TrainingRecipe
 from leret.training.algorithms import preference, sft
-from leret.training.algorithms.base import Algorithm, register
+from leret.training.algorithms.base import Algorithm
 
-ALGORITHMS: dict[str, Algorithm] = register(
-    sft.SFT,
-    preference.DPO,
-    preference.IPO,
-)
+ALGORITHMS = {
+    "sft": sft.SFT,
+    "dpo": preference.DPO,
+    "ipo": preference.IPO,
+}
+TrainingRecipe.table = ALGORITHMS
 
-__all__ = ["ALGORITHMS", "Algorithm", "TrainingRecipe", "register"]
+__all__ = ["ALGORITHMS", "Algorithm", "TrainingRecipe"]

@@ -35,25 +35,18 @@ class Algorithm:
     """One way to train.
 
     Attributes:
-        recipe: its settings class, whose ``algorithm`` is a literal: the name in recipes.
+        settings: its recipe class, whose ``algorithm`` is a literal: the name in recipes.
         read_examples: what it trains on, of a run.
         make_trainer: a `transformers.Trainer` over ids.
         oracle_loss: the loss of rows of its data set by the model's plain forward, one sequence at a time.
         describe: for the model card: what it is, with its source.
     """
 
-    recipe: type[TrainingRecipe]
+    settings: type[TrainingRecipe]
     read_examples: Callable[[Any, Run], list[TrainingExample]]
     make_trainer: Callable[[Any, TrainerInputs], Any]
     oracle_loss: Callable[[Any, Any, Sequence[Mapping[str, Any]]], float]
     describe: Callable[[Any], str]
-
-
-def register(*algorithms: Algorithm) -> dict[str, Algorithm]:
-    """The algorithms by name; their recipes become known to `leret.config.load`."""
-    named = {str(one.recipe.model_fields["algorithm"].default): one for one in algorithms}
-    TrainingRecipe.kinds.update({name: one.recipe for name, one in named.items()})
-    return named
 
 
 def trainer_arguments(recipe: TrainingRecipe, inputs: TrainerInputs) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from typing import Any, Literal
 from pydantic import Field, PositiveInt
 
 from leret.config.training import TrainingRecipe
+from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.training.algorithms.base import Algorithm, TrainerInputs, completion_logps, new_adapter, trainer_arguments
-from leret.training.data import Encoded, TrainingExample, read_targets
+from leret.training.data import Encoded, TrainingExample
 
 IGNORED = -100
 """The label of a token that has no loss, as torch and transformers have it."""
@@ -44,7 +45,12 @@ def read_examples(recipe: SFTRecipe, run: Run) -> list[TrainingExample]:
             seed=recipe.seed,
             policy_digest=run.manifest().get("digests", {}).get("policy"),
         )
-        return read_targets(targets)
+    if not targets:
+        raise TrainingError(
+            "the run has no target for SFT: no state whose samples differ in reward. Sample more questions, more "
+            "prompts or samples a state, or set require_spread: false to train on every state"
+        )
+    return [TrainingExample(row["question_id"], tuple(row["prompt"]), (row["completion"],)) for row in targets]
 
 
 class TargetCollator:

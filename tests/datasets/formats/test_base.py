@@ -1,76 +1,42 @@
-"""What a record of HotpotQA, 2WikiMultihopQA, HoVer and MuSiQue becomes."""
+"""Whose reader reads a file; data sets of the hub, for which a folder stands in: `datasets` reads it the same way."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from leret.core.errors import DataError
-from leret.core.types import Task
-from tests.datasets.writing import DOCUMENTS, HOTPOT, HOVER, MUSIQUE, QUESTIONS, array, json_lines, load, load_tasks
+from tests.datasets.writing import DOCUMENTS, HOTPOT, QUESTIONS, json_lines, load, load_tasks
+
+datasets = pytest.importorskip("datasets")
 
 
-def test_a_named_set_in_our_own_format_is_told_by_its_fields(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["hotpotqa", "hover", "musique", "2wiki"])
+def test_a_named_set_in_our_own_format_is_told_by_its_fields(kind: str, tmp_path: Path) -> None:
     corpus, questions = json_lines(tmp_path / "c", DOCUMENTS), json_lines(tmp_path / "q", QUESTIONS)
-    for kind in ("hotpotqa", "hover", "musique", "2wiki"):
-        assert load(kind, questions, corpus).tasks.items == load("jsonl", questions, corpus).tasks.items
+    assert load(kind, questions, corpus).tasks.items == load("jsonl", questions, corpus).tasks.items
 
 
-def test_hotpotqa_gold_and_corpus_come_from_titles(tmp_path: Path) -> None:
-    data = load("hotpotqa", array(tmp_path / "h.json", HOTPOT))
-    assert data.tasks.items[0] == Task.question("5a", "Whose father was a poet?", "Ada", ("Ada", "Byron"), "bridge", 2)
+def test_the_hubs_splits_are_kept_and_one_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    json_lines(folder / "train.jsonl", HOTPOT[:1])
+    json_lines(folder / "validation.jsonl", HOTPOT[1:])
+    data = load("hotpotqa", f"hf:{folder}")
+    assert {question.id: question.split for question in data.tasks} == {"5a": "train", "5b": "dev"}
     assert list(data.corpus) == ["Ada", "Byron", "Café"]
-    assert data.corpus["Ada"].text == "Ada wrote. She was Byron's."
+    assert [question.id for question in load_tasks("hotpotqa", f"hf:{folder}@validation")] == ["5b"]
+    with pytest.raises(DataError, match="no split 'test'; there are train, validation"):
+        load_tasks("hotpotqa", f"hf:{folder}@test")
 
 
-def columns(pairs: list[list[Any]], first: str, second: str) -> dict[str, list[Any]]:
-    return {first: [pair[0] for pair in pairs], second: [pair[1] for pair in pairs]}
+def test_an_unreachable_hub_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        raise ConnectionError("Couldn't reach 'a/b' on the Hub\nwith details")
 
-
-def test_hotpotqa_as_the_hub_tables_hold_it(tmp_path: Path) -> None:
-    rows = [
-        {
-            **{"id": record["_id"], "question": record["question"], "answer": record["answer"], "type": record["type"]},
-            "supporting_facts": columns(record["supporting_facts"], "title", "sent_id"),
-            "context": columns(record["context"], "title", "sentences"),
-        }
-        for record in HOTPOT
-    ]
-    official = load("hotpotqa", array(tmp_path / "h", HOTPOT))
-    table = load("hotpotqa", json_lines(tmp_path / "t", rows))
-    assert table.tasks.items == official.tasks.items
-    assert table.corpus.digest == official.corpus.digest
-
-
-def test_hotpotqa_over_an_abstracts_file(tmp_path: Path) -> None:
-    articles = [{"id": "12", "url": "u", "title": d["title"], "text": [d["text"], " More."]} for d in DOCUMENTS]
-    data = load("hotpotqa", array(tmp_path / "h", HOTPOT), json_lines(tmp_path / "wiki", articles))
-    assert data.corpus["Byron"].text == "Byron was a poet. More."
-
-
-def test_2wiki_hops_are_its_gold_documents(tmp_path: Path) -> None:
-    record = {**HOTPOT[0], "type": "bridge_comparison", "supporting_facts": [["Ada", 0], ["Byron", 0], ["Café", 0]]}
-    (task,) = load("2wiki", array(tmp_path / "w", [record])).tasks
-    assert (task.type, task.hops, task.gold) == ("bridge_comparison", 3, ("Ada", "Byron", "Café"))
-
-
-def test_hover_claims_over_hotpotqa_documents(tmp_path: Path) -> None:
-    claims = array(tmp_path / "v", HOVER)
-    (task,) = load("hover", claims, array(tmp_path / "h", HOTPOT)).tasks
-    assert task == Task.question("u1", "Ada was Byron's.", "SUPPORTED", ("Ada", "Byron"), "SUPPORTED", 2)
-    row = {**HOVER[0], "label": 1, "supporting_facts": [{"key": "Ada", "value": 0}, {"key": "Byron", "value": 0}]}
-    (task,) = load_tasks("hover", json_lines(tmp_path / "hub", [row]))
-    assert task.gold == ("Ada", "Byron")
-    with pytest.raises(DataError, match=r"give HotpotQA's corpus as data\.corpus"):
-        load("hover", claims, claims)
-
-
-def test_musique_paragraphs_of_one_title_are_two_documents(tmp_path: Path) -> None:
-    data = load("musique", json_lines(tmp_path / "m", [{**MUSIQUE[0], "answer_aliases": ["Anne Isabella"]}]))
-    (task,) = data.tasks
-    assert (task.hops, task.type, len(data.corpus)) == (2, "2hop", 3)
-    assert task.answers == ("Annabella", "Anne Isabella")
-    assert [data.corpus[doc_id].text for doc_id in task.gold] == ["Ada was a programmer.", "The mother of Ada."]
-    assert [document.title for document in data.corpus.values()] == ["Ada", "Ada", "Annabella"]
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    told = r"hf:a/b: cannot be had from the hub \(Couldn't reach 'a/b' on the Hub\).*download"
+    with pytest.raises(DataError, match=told):
+        load_tasks("hotpotqa", "hf:a/b")

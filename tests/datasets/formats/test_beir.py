@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
 
 from leret.core.errors import DataError
 from leret.core.types import Task
-from tests.datasets.writing import compressed, json_lines, load, load_corpus, load_tasks
+from tests.datasets.writing import json_lines, load, load_tasks
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "qrels").mkdir()
     head = "query-id\tcorpus-id\tscore\n"
     (tmp_path / "qrels" / "train.tsv").write_text(head + "q0\td0\t1\nq0\td1\t2\nq1\td1\t0\n")
-    (tmp_path / "qrels" / "test.tsv").write_text(head + "q2\td2\t1\nq0\td3\t1\n")
+    (tmp_path / "qrels" / "test.tsv").write_text(head + "q2\td2\t1\nq0\td3\t1\n")  # q0 stays in the first split
     return tmp_path
 
 
@@ -29,24 +30,19 @@ def test_qrels_are_the_splits_and_judgements_above_zero_the_gold(folder: Path) -
         Task.question("q2", "query 2", None, ("d2",), split="test"),
     )
     assert len(data.corpus) == 4
-    assert [question.id for question in load_tasks("beir", str(folder), split="test")] == ["q2"]
-
-
-def test_a_query_of_two_splits_stays_in_the_first(folder: Path) -> None:
-    assert "d3" not in load("beir", str(folder)).tasks.items[0].gold
 
 
 def test_files_of_the_folder_may_be_compressed(folder: Path) -> None:
+    before = load("beir", str(folder))
     for path in (folder / "corpus.jsonl", folder / "queries.jsonl", folder / "qrels" / "test.tsv"):
-        compressed(path)["gz"].rename(path.with_name(path.name + ".gz"))
+        path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
-        for copy in path.parent.glob(f"{path.name}.*[2t]"):
-            copy.unlink()
-    assert len(load("beir", str(folder)).tasks) == 2
+    assert load("beir", str(folder)).tasks == before.tasks
 
 
 def test_a_corpus_is_found_by_folder_or_file(folder: Path) -> None:
-    assert load_corpus("beir", str(folder)).digest == load_corpus("beir", str(folder / "corpus.jsonl")).digest
+    found = [load("beir", str(folder), path).corpus.digest for path in (str(folder), f"{folder}/corpus.jsonl")]
+    assert found[0] == found[1]
 
 
 def test_an_empty_split_says_what_there_is(folder: Path) -> None:
@@ -54,11 +50,12 @@ def test_an_empty_split_says_what_there_is(folder: Path) -> None:
         load_tasks("beir", str(folder), split="dev")
 
 
-@pytest.mark.parametrize("missing", ["corpus.jsonl", "queries.jsonl", "qrels"])
-def test_a_missing_part_is_named(folder: Path, missing: str) -> None:
-    (folder / missing).rename(folder / "away")
-    with pytest.raises(DataError, match=missing):
-        load("beir", str(folder))
+def test_a_missing_part_is_named(folder: Path) -> None:
+    for missing in ("corpus.jsonl", "queries.jsonl", "qrels"):
+        (folder / missing).rename(folder / "away")
+        with pytest.raises(DataError, match=missing):
+            load("beir", str(folder))
+        (folder / "away").rename(folder / missing)
 
 
 def test_broken_qrels_and_unknown_queries_are_problems(folder: Path) -> None:

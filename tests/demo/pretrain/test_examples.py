@@ -1,4 +1,4 @@
-"""The stream of prompts and queries, over a retriever of three documents."""
+"""The stream of prompts and queries, over three documents."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-import pytest
-
-from leret.core.errors import DataError
-from leret.core.types import Document, Passage, Ranking
+from leret.core.types import Document, Ranking
+from leret.datasets.corpus import Corpus
 from leret.demo.pretrain.examples import ExampleSettings, Prompting, WriteQuery, examples, pseudo_questions
 from leret.demo.pretrain.heuristics import corpus_idf
 from leret.programs.adapters import CompactAdapter
+from leret.retrieval.engines.bm25 import BM25
 
 DOCUMENTS = [
     Document("a", "Silent Harbor", "Silent Harbor is a film directed by Anna Bolt and released in the year 1990."),
@@ -28,30 +27,22 @@ QUESTIONS = [
 IDF = corpus_idf(f"{d.title} {d.text}" for d in DOCUMENTS)
 
 
-class Overlap:
-    """Ranks by shared words; counts its calls."""
+class Counting:
+    """BM25 that counts the queries of its calls."""
 
-    digest = "overlap"
+    digest = "counting"
 
     def __init__(self) -> None:
-        self.calls: list[int] = []
+        self.engine, self.calls = BM25.build(Corpus(DOCUMENTS)), []  # type: ignore[var-annotated]
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         self.calls.append(len(queries))
-        return [self._one(query, k) for query in queries]
-
-    def _one(self, query: str, k: int) -> Ranking:
-        words = set(query.lower().split())
-        scored = [
-            Passage(d.doc_id, d.title, d.text, float(len(words & set(f"{d.title} {d.text}".lower().split()))))
-            for d in DOCUMENTS
-        ]
-        return tuple(sorted((p for p in scored if p.score > 0), key=lambda p: -p.score)[:k])
+        return self.engine.search(queries, k)
 
 
-def stream(n: int, **changes: object) -> list[Any]:
-    settings = ExampleSettings(**{"hop1_first": 0, "block": 4, **changes})  # type: ignore[arg-type]
-    return list(islice(examples(QUESTIONS, Overlap(), IDF, settings), n))
+def stream(n: int, retriever: Counting | None = None, **changes: Any) -> list[Any]:
+    settings = ExampleSettings(**{"hop1_first": 0, "block": 4, **changes})
+    return list(islice(examples(QUESTIONS, retriever or Counting(), IDF, settings, Prompting()), n))
 
 
 def test_the_stream_is_the_same_for_the_same_seed_and_endless() -> None:
@@ -60,13 +51,12 @@ def test_the_stream_is_the_same_for_the_same_seed_and_endless() -> None:
 
 
 def test_a_prompt_is_what_the_adapter_writes() -> None:
-    adapter = CompactAdapter(words_per_item=4)
-    ranking = Overlap().search(["Silent Harbor"], 1)[0]
-    (message,) = Prompting(adapter=adapter).messages("Who?", ranking)
-    assert message["content"] == "question: Who?\ncontext:\nSilent Harbor | Silent"
-    assert list(Prompting().messages("Who?", ())) == CompactAdapter().format(
-        WriteQuery, [], {"question": "Who?", "context": []}
+    (message,) = Prompting(adapter=CompactAdapter(words_per_item=4)).messages(
+        "Who?", Counting().search(["Silent"], 1)[0]
     )
+    assert message["content"] == "question: Who?\ncontext:\nSilent Harbor | Silent"
+    bare = CompactAdapter().format(WriteQuery, [], {"question": "Who?", "context": []})
+    assert list(Prompting().messages("Who?", ())) == bare
 
 
 def test_both_hops_come_with_demos_and_without() -> None:
@@ -80,28 +70,20 @@ def test_both_hops_come_with_demos_and_without() -> None:
 def test_demos_show_other_questions_and_no_context_and_targets_differ() -> None:
     for example in stream(100):
         assert example.targets
-        assert len(set(example.targets)) == len(example.targets)
-        assert all(target.strip() for target in example.targets)
+        assert len({target for target in example.targets if target.strip()}) == len(example.targets)
         *turns, last = example.messages
         shown = [turn["content"] for turn in turns if turn["role"] == "user"]
-        asked = last["content"].split("\n")[0]
-        assert asked not in shown
+        assert last["content"].split("\n")[0] not in shown
         assert not any("context" in text for text in shown)
 
 
 def test_the_first_examples_are_first_hops_and_ask_the_retriever_nothing() -> None:
-    retriever = Overlap()
-    made = list(islice(examples(QUESTIONS, retriever, IDF, ExampleSettings(hop1_first=12, block=4)), 12))
-    assert not any("context:" in example.messages[-1]["content"] for example in made)
-    assert {len(example.messages) for example in made} == {1}
+    retriever = Counting()
+    made = stream(12, retriever, hop1_first=12)
+    assert {(len(example.messages), "context:" in example.messages[-1]["content"]) for example in made} == {(1, False)}
     assert retriever.calls == []
-    list(islice(examples(QUESTIONS, retriever, IDF, ExampleSettings(hop1_first=0, block=4)), 8))
+    stream(8, retriever)
     assert retriever.calls == [4]  # one batch a block
-
-
-def test_one_question_is_too_few() -> None:
-    with pytest.raises(DataError, match="two questions"):
-        next(examples(QUESTIONS[:1], Overlap(), IDF, ExampleSettings()))
 
 
 def test_pseudo_questions_are_sentences_of_the_corpus() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 
 from leret.core.types import Passage
-from leret.demo.pretrain.heuristics import HOP1_STYLES, STYLES, Draft, corpus_idf, names
+from leret.demo.pretrain.heuristics import STYLES, Draft, corpus_idf, names
 
 QUESTION = "Which city is the birthplace of the director of Silent Harbor?"
 HARBOR = Passage("h", "Silent Harbor", "Silent Harbor is a 1990 film directed by Anna Bolt. Otto Kern wrote it.", 9.0)
@@ -16,23 +17,20 @@ OTHER = Passage("o", "Harbor Lights", "Harbor Lights is a song sung by Milo Vane
 RARE = {"birthplace": 5.0, "director": 3.0, "city": 1.0, "silent": 4.0, "harbor": 2.0}
 
 
-def idf(word: str) -> float:
-    return RARE.get(word.lower(), 0.5)
-
-
-def draft(seed: int = 0, passages: tuple[Passage, ...] = (HARBOR, OTHER), question: str = QUESTION) -> Draft:
-    return Draft(question, passages, idf, random.Random(seed))
-
-
-def written(style: str, **kwargs: object) -> set[str | None]:
-    return {STYLES[style](draft(seed, **kwargs)) for seed in range(60)}  # type: ignore[arg-type]
+def written(
+    style: str, question: str = QUESTION, n: int = 60, passages: Any = (HARBOR, OTHER), words: int = 40
+) -> set[Any]:
+    """Queries in a style, of ``n`` seeds."""
+    drafts = (
+        Draft(question, passages, lambda word: RARE.get(word.lower(), 0.5), random.Random(i), words) for i in range(n)
+    )
+    return {STYLES[style](draft) for draft in drafts}
 
 
 def test_idf_follows_its_formula_in_any_case() -> None:
     rarity = corpus_idf(["The cat", "the dog", "the the cow"])
-    assert rarity("THE") == pytest.approx(math.log(1 + 3 / 4))
-    assert rarity("cat") == pytest.approx(math.log(1 + 3 / 2))
-    assert rarity("absent") == pytest.approx(math.log(1 + 3 / 1))
+    found = [rarity(word) for word in ("THE", "cat", "absent")]
+    assert found == pytest.approx([math.log(1 + 3 / 4), math.log(1 + 3 / 2), math.log(1 + 3 / 1)])
 
 
 @pytest.mark.parametrize(
@@ -53,44 +51,39 @@ def test_names_are_runs_of_capitals_and_quotes(text: str, expected: list[str]) -
 def test_copy_writes_the_content_words_24_at_most() -> None:
     assert written("copy") == {"city birthplace director Silent Harbor"}
     long = " ".join(f"Word{i}" for i in range(60))
-    assert len(str(STYLES["copy"](draft(question=long))).split()) == 24
+    assert {len(query.split()) for query in written("copy", long)} == {24}
 
 
 def test_entity_starts_with_a_name_and_entity_left_with_one_that_no_title_has() -> None:
     found = written("entity")
-    assert "Silent Harbor" in found
-    assert all(query is not None and query.startswith("Silent Harbor") for query in found)
-    assert max(len(str(query).split()) for query in found) == 4
+    assert {query[:13] for query in found} == {"Silent Harbor"}
+    assert {len(query.split()) for query in found} == {2, 3, 4}
     assert written("entity_left") == {None}
     both = "Did Silent Harbor come before Red Dune?"
-    assert all(str(query).startswith("Red Dune") for query in written("entity_left", question=both))
+    assert {query[:8] for query in written("entity_left", both)} == {"Red Dune"}
 
 
 def test_keywords_are_the_rarest_and_generic_the_most_common() -> None:
     assert "birthplace Silent" in written("keywords")  # idf 5 and 4
     assert "city Harbor" in written("generic")  # idf 1 and 2
-    assert all("birthplace" in str(query) for query in written("keywords"))
-    assert all("birthplace" not in str(query) for query in written("generic"))
+    assert all("birthplace" in query for query in written("keywords"))
+    assert not any("birthplace" in query for query in written("generic"))
 
 
 def test_mentions_are_names_that_the_question_lacks_and_the_prompt_shows() -> None:
-    starts = {" ".join(str(query).split()[:2]) for query in written("mention_random")}
+    starts = {" ".join(query.split()[:2]) for query in written("mention_random")}
     assert starts == {"Anna Bolt", "Otto Kern", "Milo Vane", "Port Arden"}
     # The closest sentence's, with the rarest words that it lacks; and the one that follows a word of the question.
     assert written("mention_matched") == {"Anna Bolt", "Anna Bolt birthplace", "Anna Bolt birthplace director"}
-    assert all(str(query).startswith("Anna Bolt") for query in written("mention_near"))
-    short = Draft(QUESTION, (HARBOR, OTHER), idf, random.Random(0), words_per_item=5)
-    assert STYLES["mention_random"](short) is None
+    assert {query[:9] for query in written("mention_near")} == {"Anna Bolt"}
+    assert written("mention_random", words=5) == {None}
 
 
 @pytest.mark.parametrize("style", sorted(STYLES))
-@pytest.mark.parametrize("question", ["", "?", "who?", "Ж " * 50])
-def test_a_style_survives_odd_questions(style: str, question: str) -> None:
-    query = STYLES[style](draft(question=question))
-    assert query == STYLES[style](draft(question=question))
-    assert query is None or query.strip()
+def test_a_style_survives_odd_questions(style: str) -> None:
+    for question in ("", "?", "who?", "Ж " * 50):
+        assert all(query is None or query.strip() for query in written(style, question, 1))
 
 
 def test_first_hop_styles_need_no_passages() -> None:
-    assert all(style(draft(passages=())) for style in HOP1_STYLES.values())
-    assert all(STYLES[name](draft(passages=())) is None for name in set(STYLES) - set(HOP1_STYLES))
+    assert [s for s in STYLES if None not in written(s, passages=())] == ["copy", "entity", "keywords", "generic"]

@@ -46,23 +46,26 @@ def stop(step: int, _: object) -> None:
         raise KeyboardInterrupt
 
 
-def weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
+def equal(one: PreTrainedModel, two: PreTrainedModel) -> bool:
+    return all(torch.equal(value, two.state_dict()[name]) for name, value in one.state_dict().items())
+
+
+def log(out: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (out / "pretrain.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "cpu_s"} for line in lines]
 
 
 @pytest.mark.parametrize("make", [tiny, tiny_opt])
 def test_targets_that_share_a_prompt_have_the_losses_they_have_apart(make: Callable[[], PreTrainedModel]) -> None:
     model = make()
-    row = Row((5, 6, 7, 8), ((9, 10, 2), (6, 2), (7, 8, 9, 2)))
-    longer = Row((3, 4, 5, 6, 7, 8, 9), ((4, 4, 4, 4, 4, 4, 2),))
+    rows = [Row((5, 6, 7, 8), ((9, 10, 2), (6, 2), (7, 8, 9, 2))), Row((3, 4, 5, 6, 7, 8, 9), ((4, 4, 4, 4, 4, 4, 2),))]
+    apart: list[float] = []
     with torch.no_grad():
-        together, _ = losses(model, collate([row, longer]), with_prompt=False)
-        total, n = 0.0, 0
-        for prompt, target in [(row.prompt, t) for t in row.targets] + [(longer.prompt, longer.targets[0])]:
-            logits = model(torch.tensor([prompt + target])).logits[0]
-            chosen = logits.log_softmax(-1)[len(prompt) - 1 : -1].gather(1, torch.tensor(target)[:, None])
-            total, n = total - chosen.sum().item(), n + len(target)
-    assert together.item() == pytest.approx(total / n, abs=1e-5)
+        together, _ = losses(model, collate(rows), with_prompt=False)
+        for prompt, target in [(row.prompt, target) for row in rows for target in row.targets]:
+            logits = model(torch.tensor([prompt + target])).logits[0, len(prompt) - 1 : -1]
+            apart += torch.nn.functional.cross_entropy(logits, torch.tensor(target), reduction="none").tolist()
+    assert together.item() == pytest.approx(sum(apart) / len(apart), abs=1e-5)
 
 
 def test_the_loss_on_prompts_is_that_of_all_tokens_but_the_first() -> None:
@@ -77,27 +80,22 @@ def test_the_loss_on_prompts_is_that_of_all_tokens_but_the_first() -> None:
 
 def test_muon_takes_the_matrices_of_the_layers_alone() -> None:
     model = tiny()
-    adamw, muon = optimizers(model, SETTINGS)
-    taken = {id(p) for group in muon.param_groups for p in group["params"]}
-    expected = {id(p) for name, p in model.named_parameters() if name.endswith("proj.weight")}
-    assert taken == expected
-    n_rest = sum(len(group["params"]) for group in adamw.param_groups)
-    assert n_rest + len(taken) == len(list(model.parameters()))
+    rest, taken = (
+        {id(p) for group in part.param_groups for p in group["params"]} for part in optimizers(model, SETTINGS)
+    )
+    assert taken == {id(p) for name, p in model.named_parameters() if name.endswith("proj.weight")}
+    assert rest == {id(p) for p in model.parameters()} - taken
 
 
 def test_a_stopped_run_goes_on_to_bit_equal_weights(tmp_path: Path) -> None:
     whole = tiny()
     train(whole, stream(), SETTINGS, tmp_path / "whole")
-
     with pytest.raises(KeyboardInterrupt):
         train(tiny(), stream(), SETTINGS, tmp_path / "parts", report=stop)
     rest = tiny(seed=9)
     train(rest, stream(), SETTINGS, tmp_path / "parts")
-    expected, got = weights(whole), weights(rest)
-    assert all(torch.equal(expected[name], got[name]) for name in expected)
-    logs = [(tmp_path / run / "pretrain.jsonl").read_text().splitlines() for run in ("whole", "parts")]
-    without_time = [[{k: v for k, v in json.loads(line).items() if k != "cpu_s"} for line in log] for log in logs]
-    assert without_time[0] == without_time[1]
+    assert equal(whole, rest)
+    assert log(tmp_path / "whole") == log(tmp_path / "parts")
     assert not (tmp_path / "parts" / "state.safetensors").exists()
 
 
@@ -105,45 +103,26 @@ def test_a_finished_run_is_left_as_it_is_and_does_not_go_on(tmp_path: Path) -> N
     train(tiny(), stream(), SETTINGS, tmp_path)
     before = (tmp_path / "model.safetensors").read_bytes()
     train(tiny(seed=1), stream(), SETTINGS, tmp_path)
-    assert (tmp_path / "model.safetensors").read_bytes() == before
     with pytest.raises(TrainingError, match=f"finished after {SETTINGS.steps} steps"):
         train(tiny(seed=1), stream(), replace(SETTINGS, steps=SETTINGS.steps + 6), tmp_path)
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("settings", "data", "says"),
-    [
-        (replace(SETTINGS, lr=0.5), {"examples.hop2": "a"}, "lr: 0.01 in the run, 0.5 in the recipe"),
-        (SETTINGS, {"examples.hop2": "b"}, "examples.hop2: 'a' in the run, 'b' in the recipe"),
-    ],
-)
-def test_other_settings_or_data_are_refused_by_name(
-    tmp_path: Path, settings: LoopSettings, data: dict[str, str], says: str
-) -> None:
+def test_other_settings_or_data_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        train(tiny(), stream(), SETTINGS, tmp_path, report=stop, data={"examples.hop2": "a"})
-    with pytest.raises(RunError, match=says):
-        train(tiny(), stream(), settings, tmp_path, data=data)
+        train(tiny(), stream(), SETTINGS, tmp_path, report=stop, data={"hop2": "a"})
+    with pytest.raises(RunError, match=r"lr: 0\.01 in the run"):
+        train(tiny(), stream(), replace(SETTINGS, lr=0.5), tmp_path, data={"hop2": "a"})
+    with pytest.raises(RunError, match="hop2: 'a' in the run, 'b' in the recipe"):
+        train(tiny(), stream(), SETTINGS, tmp_path, data={"hop2": "b"})
 
 
-@pytest.mark.parametrize(
-    ("settings", "n", "head", "says"),
-    [
-        (replace(SETTINGS, checkpoint_every=3), 1000, 0.1, "not a multiple"),
-        (SETTINGS, 3, 0.1, "dry at step"),
-        (SETTINGS, 1000, float("inf"), "not finite at step 0"),
-    ],
-    ids=["log", "stream", "loss"],
-)
-def test_what_cannot_come_to_its_end_says_where(
-    tmp_path: Path, settings: LoopSettings, n: int, head: float, says: str
-) -> None:
+@pytest.mark.parametrize(("n", "head", "says"), [(3, 0.1, "dry at step"), (1000, torch.inf, "not finite at step 0")])
+def test_what_cannot_come_to_its_end_says_where(tmp_path: Path, n: int, head: float, says: str) -> None:
     model = tiny()
-    with torch.no_grad():
-        model.lm_head.weight.fill_(head)
+    torch.nn.init.constant_(model.lm_head.weight, head)
     with pytest.raises(TrainingError, match=says):
-        train(model, stream(n=n), settings, tmp_path)
+        train(model, stream(n=n), SETTINGS, tmp_path)
 
 
 def test_the_probe_is_logged_and_does_not_change_the_course(tmp_path: Path) -> None:
@@ -154,10 +133,8 @@ def test_the_probe_is_logged_and_does_not_change_the_course(tmp_path: Path) -> N
     plain, probed = tiny(), tiny()
     train(plain, stream(), SETTINGS, tmp_path / "plain")
     train(probed, stream(), replace(SETTINGS, probe_every=2), tmp_path / "probed", probe=probe)
-    expected, got = weights(plain), weights(probed)
-    assert all(torch.equal(expected[name], got[name]) for name in expected)
-    lines = [json.loads(line) for line in (tmp_path / "probed" / "pretrain.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "noise" in line] == [2, 4, 6]
+    assert equal(plain, probed)
+    assert [line["step"] for line in log(tmp_path / "probed") if "noise" in line] == [2, 4, 6]
 
 
 def test_few_negatives_hold_every_label_and_all_of_them_are_the_whole_loss() -> None:
@@ -166,11 +143,9 @@ def test_few_negatives_hold_every_label_and_all_of_them_are_the_whole_loss() -> 
     few = classes_of(model, batch, replace(SETTINGS, negatives=1), 0)
     assert few is not None
     assert set(batch.packed.ids.flatten().tolist()) <= set(few.tolist())
-    whole, _ = losses(model, batch, with_prompt=False)
-    sampled, _ = losses(model, batch, with_prompt=False, classes=few)
-    everything, _ = losses(model, batch, with_prompt=False, classes=torch.arange(model.config.vocab_size))
+    chosen = (None, few, torch.arange(model.config.vocab_size))
+    whole, sampled, everything = (losses(model, batch, with_prompt=False, classes=classes)[0] for classes in chosen)
     assert sampled < whole
     assert torch.allclose(everything, whole)
-
     settings = replace(SETTINGS, steps=12, negatives=4)  # whose last steps take the whole vocabulary
     assert [classes_of(model, batch, settings, step) is None for step in range(12)] == [False] * 10 + [True] * 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from itertools import repeat
 
@@ -19,12 +18,10 @@ from leret.programs.adapters import CompactAdapter
 MESSAGES = ({"role": "user", "content": "question: Who is O'Brien?\ncontext:\nA | b"},)
 
 
-def test_a_row_holds_the_prompt_and_ended_targets() -> None:
+def test_a_row_has_ended_targets_and_one_that_is_too_long_is_left_out() -> None:
     tokenizer = build_tokenizer()
-    (row,) = rows([Example(MESSAGES, ("port arden", "b"))], tokenizer)
-    assert tokenizer.decode(row.targets[0]) == "port arden [SEP]"
-    assert [target[-1] for target in row.targets] == [tokenizer.eos_token_id] * 2
-    assert list(rows([Example(MESSAGES, ("port " * 520,))], tokenizer)) == []
+    (row,) = rows([Example(MESSAGES, ("port arden", "b")), Example(MESSAGES, ("port " * 520,))], tokenizer)
+    assert [tokenizer.decode(target) for target in row.targets] == ["port arden [SEP]", "b [SEP]"]
 
 
 def test_rows_of_another_mixture_or_adapter_are_other_data() -> None:
@@ -36,7 +33,7 @@ def test_rows_of_another_mixture_or_adapter_are_other_data() -> None:
         return data_names(settings, ["who?"], Engine(), Prompting(adapter=CompactAdapter(words_per_item=words)))
 
     base = named({"copy": 1.0})
-    assert json.loads(json.dumps(base)) == named({"copy": 1.0})
+    assert base == named({"copy": 1.0})
     for other, key in [(named({"copy": 0.5}), "examples.hop2"), (named({"copy": 1.0}, 30), "adapter")]:
         assert [name for name in base if base[name] != other[name]] == [key]
 
@@ -45,14 +42,10 @@ def test_targets_are_runs_of_the_prompt() -> None:
     rng = random.Random(0)
     for _ in range(50):
         row = copying(rng, range(100, 200), ((1, 2), (3, 4)), 5)
-        assert row.prompt[:2] == (1, 2)
-        assert row.prompt[-2:] == (3, 4)
+        assert (row.prompt[:2], row.prompt[-2:]) == ((1, 2), (3, 4))
         said = row.prompt[2:-2]
-        for target in row.targets:
-            assert target[-1] == 5
-            n = len(target) - 1
-            assert n >= 2
-            assert any(said[i : i + n] == target[:-1] for i in range(len(said)))
+        runs = {(*said[i:j], 5) for i in range(len(said)) for j in range(i + 2, len(said) + 1)}
+        assert set(row.targets) <= runs
 
 
 def test_the_share_falls_to_its_last_value_and_the_rows_stay() -> None:
@@ -60,7 +53,5 @@ def test_the_share_falls_to_its_last_value_and_the_rows_stay() -> None:
     exercise = Row((-1,), ((-1,),))
     mixed = list(interleaved(iter(rows), repeat(exercise), (0.8, 0.2), 2000, random.Random(0)))
     assert [row for row in mixed if row is not exercise] == rows
-    early = sum(row is exercise for row in mixed[:200]) / 200
-    late = sum(row is exercise for row in mixed[2500:]) / len(mixed[2500:])
-    assert 0.65 < early < 0.9
-    assert 0.16 < late < 0.24
+    early, late = (part.count(exercise) / len(part) for part in (mixed[:200], mixed[2500:]))
+    assert (early, late) == (pytest.approx(0.78, abs=0.12), pytest.approx(0.2, abs=0.04))

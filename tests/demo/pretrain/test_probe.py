@@ -9,8 +9,7 @@ from leret.demo.pretrain.words import build_model
 
 
 def test_holding_wants_the_whole_name_in_order() -> None:
-    completions = [[[1, 2, 3], [2, 1]], [[7, 8]]]
-    assert holding(completions, [(1, 2), (8,)]) == round(2 / 3, 3)
+    assert holding([[[1, 2, 3], [2, 1]], [[7, 8]]], [(1, 2), (8,)]) == round(2 / 3, 3)
 
 
 def test_copied_is_the_share_of_words_that_the_prompt_has() -> None:

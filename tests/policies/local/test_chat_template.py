@@ -23,7 +23,6 @@ from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.data import TokenEncoder, end_token
 from leret.training.stage import train
-from tests.policies.conftest import ask
 from tests.tiny import tiny_policy
 from tests.training.training_runs import sampled_run
 
@@ -40,49 +39,39 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def make(template: str) -> Path:
         path = tiny_policy(tmp_path_factory.mktemp("models") / template)
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path)
         tokenizer.add_special_tokens({"bos_token": "<bos>", "eos_token": ENDS[template]})
         tokenizer.add_tokens(SPECIALS, special_tokens=True)
         tokenizer.add_tokens(["<think>", "</think>"])  # text, as in Qwen3's tokenizer
         tokenizer.chat_template = (files("trl") / f"chat_templates/{template}.jinja").read_text()
-        tokenizer.save_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path)
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
         model.generation_config.eos_token_id = tokenizer.eos_token_id
-        model.save_pretrained(path)
+        for part in (tokenizer, model):
+            part.save_pretrained(path)
         return path
 
     return make
 
 
 @pytest.mark.parametrize("template", ENDS)
-def test_what_is_sampled_is_what_is_trained_with_one_end_token(model_of: Any, template: str) -> None:
+def test_what_is_sampled_is_what_is_trained_and_served_with_one_end_token(model_of: Any, template: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model_of(template))
     end = end_token(tokenizer, [tokenizer.eos_token_id])
-    encoder = TokenEncoder(tokenizer, end)
+    encoder, served = TokenEncoder(tokenizer, end), ChatTemplate(tokenizer, template)
     for messages in (MESSAGES, FEW_SHOT):
         sampled = list(PromptEncoder(tokenizer, None, template).encode(messages).token_ids)
-        assert encoder.prompt_ids(messages) == sampled == ChatTemplate(tokenizer, template).tokens(messages)
-    assert tokenizer.decode([end]) == ENDS[template]
-
-
-def test_a_bare_completion_and_one_cut_off_in_its_thought_train_a_hybrid_model(model_of: Any) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(model_of("qwen3"))
-    encoder = TokenEncoder(tokenizer, end_token(tokenizer, [tokenizer.eos_token_id]))
+        assert encoder.prompt_ids(messages) == sampled == tokenizer(served.inputs(messages))["input_ids"]
     for text in WRITTEN:
-        ids = encoder._completion(
-            encoder.prompt_ids(MESSAGES), encoder._ids([encoder.render(MESSAGES) + text])[0], text
-        )
-        assert tokenizer.convert_ids_to_tokens(ids)[-1] == "<|im_end|>"
-        assert ids.count(encoder.end) == 1
+        whole = encoder._ids([encoder.render(MESSAGES) + text])[0]
+        ids = encoder._completion(encoder.prompt_ids(MESSAGES), whole, text)
+        assert (ids[-1], ids.count(end), tokenizer.decode([end])) == (end, 1, ENDS[template])
 
 
 @pytest.mark.parametrize("thinking", [False, None])
 def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of: Any, tmp_path: Path, thinking: Any) -> None:
     base = model_of("qwen3")
     settings = LocalPolicySettings(model=str(base), enable_thinking=thinking)
-    policy = make_policy(settings)
-    assert isinstance(policy, LocalPolicy)
+    policy: Any = make_policy(settings)
     policy.close()
     assert ("<think>" in policy.tokenizer.decode(policy._encoder.encode(MESSAGES).token_ids)) is (thinking is False)
     assert policy_state(policy).get("enable_thinking") is thinking
@@ -101,46 +90,31 @@ def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of: Any, t
         train(SFTRecipe(name="other", per_device_train_batch_size=8), run)
 
 
-def test_enable_thinking_reaches_a_server() -> None:
-    settings = OpenAIPolicySettings(model="m", urls=("http://a/v1",), enable_thinking=False)
+@pytest.mark.parametrize(("thinking", "sent"), [(False, {"enable_thinking": False}), (None, None)])
+def test_enable_thinking_reaches_a_server(thinking: Any, sent: Any) -> None:
+    settings = OpenAIPolicySettings(model="m", urls=("http://a/v1",), enable_thinking=thinking)
     policy: Any = make_policy(settings)
     body = json.loads(policy._call(Request(MESSAGES, (1,), 1.0, 8), 1, 1).body)
-    assert body["chat_template_kwargs"] == {"enable_thinking": False}
-    assert policy_lm(settings).kwargs["extra_body"] == {"chat_template_kwargs": {"enable_thinking": False}}
-    silent: Any = make_policy(settings.model_copy(update={"enable_thinking": None}))
-    assert "chat_template_kwargs" not in silent._call(Request(MESSAGES, (1,), 1.0, 8), 1, 1).body.decode()
+    assert body.get("chat_template_kwargs") == sent
+    assert policy_lm(settings).kwargs.get("extra_body", {}).get("chat_template_kwargs") == sent
 
 
-def test_a_template_without_a_system_role_gets_the_system_text_in_the_users_turn(model_of: Any) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(model_of("gemma"))
-    how: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
-    text = apply_template(tokenizer, MESSAGES, "gemma", **how)
+def test_a_template_without_a_system_role_gets_the_system_text_in_the_users_turn(model_of: Any, tmp_path: Path) -> None:
+    base, how = model_of("gemma"), {"tokenize": False, "add_generation_prompt": True}
+    policy = LocalPolicy(base, threads=1)
+    text = apply_template(policy.tokenizer, MESSAGES, "gemma", **how)
     assert text == (
         "<bos><start_of_turn>user\nwrite a query\n\nwho wrote the book ?<end_of_turn>\n<start_of_turn>model\n"
     )
-    assert apply_template(tokenizer, FEW_SHOT, "gemma", **how).count("write a query") == 1
+    assert apply_template(policy.tokenizer, FEW_SHOT, "gemma", **how).count("write a query") == 1
     with pytest.raises(PolicyError, match=r"gemma refuses messages of roles system, assistant \(System role"):
-        apply_template(tokenizer, (MESSAGES[0], FEW_SHOT[2]), "gemma", **how)
-
-
-def test_a_policy_without_a_system_role_is_sampled_and_trained(model_of: Any, tmp_path: Path) -> None:
-    base = model_of("gemma")
-    policy = LocalPolicy(base, threads=1)
-    try:
-        [[completion]] = policy.complete_many([Request(FEW_SHOT, (1,), 1.0, 4)])
-        assert completion.n_prompt_tokens > 10
-        assert policy._encoder.encode(FEW_SHOT).n_shared > 5  # a demo's turns are still shared
-    finally:
-        policy.close()
+        apply_template(policy.tokenizer, (MESSAGES[0], FEW_SHOT[2]), "gemma", **how)
+    [[completion]] = policy.complete_many([Request(FEW_SHOT, (1,), 1.0, 4)])
+    policy.close()
+    assert completion.n_prompt_tokens > 10
+    assert policy._encoder.encode(FEW_SHOT).n_shared > 5  # a demo's turns are still shared
     run = sampled_run(tmp_path / "run", base, system="write a query")
     assert train(IPORecipe(per_device_train_batch_size=8), run).examples == 48
-
-
-def test_messages_that_the_template_refuses_are_named_by_their_roles(llama_dir: Path) -> None:
-    strict = LocalPolicy(llama_dir, threads=1)
-    strict.tokenizer.chat_template = "{{ raise_exception('no system role') }}"
-    with pytest.raises(PolicyError, match=r"roles user \(no system role\)"):
-        strict.complete_many([ask("the city")])
 
 
 def test_demonstrations_are_told_to_the_engine_as_a_shared_beginning(policy: LocalPolicy) -> None:

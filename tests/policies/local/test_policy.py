@@ -14,59 +14,45 @@ from leret.policies.local.policy import LocalPolicy
 from tests.policies.conftest import ask
 
 
+def together(policy: LocalPolicy, *requests: Request) -> list[Any]:
+    async def ask_all() -> list[Any]:
+        return await asyncio.gather(*map(policy.complete, requests), return_exceptions=True)
+
+    return asyncio.run(ask_all())
+
+
 def test_requests_of_one_event_loop_are_decoded_together_and_come_back_in_order(policy: LocalPolicy) -> None:
-    requests = [ask(f"who wrote book {i}", i, i + 100) for i in range(32)]
-
-    async def together() -> list[list[Completion]]:
-        return await asyncio.gather(*[policy.complete(request) for request in requests])
-
-    before = policy.n_batches
-    results = asyncio.run(together())
-    assert policy.n_batches - before <= 4
     # Not the log-probabilities, whose last bits depend on how the requests fell into batches.
-    again = asyncio.run(together())
-    assert [[one.token_ids for one in some] for some in again] == [[one.token_ids for one in some] for some in results]
-    for request, completions in list(zip(requests, results, strict=True))[::8]:
-        alone = [policy.complete_many([Request(request.messages, (seed,), 1.0, 8)])[0][0] for seed in request.seeds]
-        assert [one.text for one in alone] == [one.text for one in completions]
+    def ids(results: list[list[Completion]]) -> list[list[object]]:
+        return [[one.token_ids for one in some] for some in results]
+
+    requests = [ask(f"who wrote book {i}", i, i + 100) for i in range(32)]
+    before = policy.n_batches
+    results = ids(together(policy, *requests))
+    assert policy.n_batches - before <= 4
+    assert ids(together(policy, *requests)) == results
+    for i in range(0, 32, 8):
+        alone = policy.complete_many([ask(f"who wrote book {i}", i), ask(f"who wrote book {i}", i + 100)])
+        assert [one for [one] in ids(alone)] == results[i]
 
 
-def test_a_completion_says_what_it_is(policy: LocalPolicy) -> None:
-    [[completion]] = policy.complete_many([ask("the city", temperature=0.0, max_tokens=5)])
-    assert completion.token_ids is not None
-    assert completion.logprobs is not None
-    assert len(completion.token_ids) == len(completion.logprobs) == completion.n_completion_tokens == 5
-    assert completion.n_prompt_tokens == 4  # <|user|> the city <|assistant|>
-    assert completion.finish_reason == "length"
-    assert completion.text == policy.tokenizer.decode(list(completion.token_ids))
-
-
-def test_text_ends_before_the_stop_string(policy: LocalPolicy) -> None:
+def test_a_completion_says_what_it_is_and_ends_before_the_stop_string(policy: LocalPolicy) -> None:
     [[free]] = policy.complete_many([ask("the city", 5, max_tokens=5)])
-    word = free.text.split()[2]
-    [[stopped]] = policy.complete_many([ask("the city", 5, max_tokens=5, stop=("no such text", f" {word}"))])
-    assert stopped.text == free.text[: free.text.index(f" {word}")]
-    assert stopped.finish_reason == "stop"
-    assert stopped.n_completion_tokens == 3
+    assert len(free.token_ids or ()) == len(free.logprobs or ()) == free.n_completion_tokens == 5
+    assert (free.n_prompt_tokens, free.finish_reason) == (4, "length")  # <|user|> the city <|assistant|>
+    assert free.text == policy.tokenizer.decode(list(free.token_ids or ()))
+    stop = f" {free.text.split()[2]}"
+    [[stopped]] = policy.complete_many([ask("the city", 5, max_tokens=5, stop=("no such text", stop))])
+    assert stopped.text == free.text[: free.text.index(stop)]
+    assert (stopped.finish_reason, stopped.n_completion_tokens) == ("stop", 3)
 
 
-def test_a_prompt_too_long_fails_alone_and_names_the_lengths(policy: LocalPolicy) -> None:
-    async def both() -> list[Any]:
-        return await asyncio.gather(
-            policy.complete(ask("book " * 600)), policy.complete(ask("the city")), return_exceptions=True
-        )
-
-    long, short = asyncio.run(both())
-    assert isinstance(long, PromptTooLongError)
-    assert "602 tokens" in str(long)
-    assert "512 positions" in str(long)
+def test_a_prompt_ends_where_the_positions_end_or_fails_alone(policy: LocalPolicy) -> None:
+    long, short, [tight] = together(policy, ask("book " * 600), ask("the city"), ask("book " * 507, max_tokens=64))
+    with pytest.raises(PromptTooLongError, match=r"602 tokens.*512 positions"):
+        raise long
     assert len(short) == 1
-
-
-def test_a_completion_ends_where_the_positions_end(policy: LocalPolicy) -> None:
-    [[completion]] = policy.complete_many([ask("book " * 507, temperature=0.0, max_tokens=64)])
-    assert completion.n_prompt_tokens + completion.n_completion_tokens <= 512
-    assert completion.finish_reason == "length"
+    assert tight.n_prompt_tokens + tight.n_completion_tokens <= 512
 
 
 def test_a_request_for_nothing_and_a_closed_policy_are_refused(llama_dir: Path) -> None:
@@ -81,41 +67,22 @@ def test_a_request_for_nothing_and_a_closed_policy_are_refused(llama_dir: Path) 
         policy.complete_many([ask("the city")])
 
 
-def test_out_of_memory_halves_the_batch(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    run = Decoder.run
+def test_out_of_memory_halves_the_batch_and_what_is_too_big_fails_alone(
+    llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, sizes = Decoder.run, []
 
     def hungry(self: Decoder, jobs: Sequence[Job]) -> Any:
-        sizes.append(len(jobs))
-        if len(jobs) > 2:
+        if len(jobs) > 2 or any(len(job.seeds) > 4 for job in jobs):
             raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+        sizes.append(len(jobs))
         return run(self, jobs)
 
     monkeypatch.setattr(Decoder, "run", hungry)
     small = LocalPolicy(llama_dir, threads=1)
-    results = small.complete_many([ask(f"book {i}", i) for i in range(8)])
+    *fits, failed = together(small, *[ask(f"book {i}", i) for i in range(7)], ask("city", *range(6)))
     small.close()
-    assert len(results) == 8
-    assert sorted(size for size in sizes if size <= 2) == [2, 2, 2, 2]
-
-
-def test_a_request_too_big_for_memory_fails_alone(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Decoder.run
-
-    def hungry(self: Decoder, jobs: Sequence[Job]) -> Any:
-        if any(len(job.seeds) > 4 for job in jobs):
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-        return run(self, jobs)
-
-    monkeypatch.setattr(Decoder, "run", hungry)
-    small = LocalPolicy(llama_dir, threads=1)
-
-    async def both() -> list[Any]:
-        big, fits = ask("the city", *range(6)), ask("the book", 1)
-        return await asyncio.gather(small.complete(big), small.complete(fits), return_exceptions=True)
-
-    failed, done = asyncio.run(both())
-    small.close()
-    assert isinstance(failed, PolicyError)
-    assert "6 samples of 8 tokens" in str(failed)
-    assert len(done) == 1
+    assert [len(own) for own in fits] == [1] * 7
+    assert sorted(sizes) == [1, 2, 2, 2]
+    with pytest.raises(PolicyError, match="6 samples of 8 tokens"):
+        raise failed

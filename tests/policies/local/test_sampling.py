@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
@@ -10,59 +8,46 @@ from scipy import stats
 from leret.policies.local.sampling import choose, exponentials, step_keys
 
 
-def column(*values: float) -> torch.Tensor:
-    return torch.tensor(values)
-
-
 def keys(n: int) -> np.ndarray:
     """Of the first step of n completions."""
     return step_keys(range(n), 1)[:, 0]
 
 
-def test_the_greatest_quotient_of_probability_and_noise_wins() -> None:
-    probabilities = column(0.5, 0.3, 0.2)
-    ids, logprobs = choose(torch.log(probabilities).repeat(20, 1), keys(20), torch.ones(20), torch.ones(20))
-    gumbel = -torch.log(exponentials(keys(20), 3))
-    assert ids.tolist() == (torch.log(probabilities) + gumbel).argmax(dim=1).tolist()
-    assert logprobs.exp().tolist() == pytest.approx(probabilities[ids].tolist(), abs=1e-6)
-    assert len(set(ids.tolist())) == 3
+def drawn(logits: torch.Tensor, n: int, temperature=(1.0,), top_p=(1.0,), suppressed=None):
+    """Ids and chances of ``n`` rows; temperatures and top-p are repeated over them."""
+    repeated = [torch.tensor(values).repeat(n // len(values)) for values in (temperature, top_p)]
+    ids, logprobs = choose(logits.repeat(n, 1), keys(n), *repeated, suppressed)
+    return ids, logprobs.exp()
 
 
-def test_temperature_zero_takes_the_likeliest_token_beside_rows_that_are_sampled() -> None:
-    logits = torch.log(column(0.4, 0.6)).repeat(40, 1)
-    ids, _ = choose(logits, keys(40), column(0.0, 1.0).repeat(20), torch.ones(40))
-    assert ids[::2].tolist() == [1] * 20
-    assert set(ids[1::2].tolist()) == {0, 1}
+def logs(*probabilities: float) -> torch.Tensor:
+    return torch.log(torch.tensor(probabilities))
+
+
+def test_temperature_and_top_p_are_of_their_row() -> None:
+    ids, _ = drawn(logs(0.4, 0.6), 40, temperature=(0.0, 1.0))
+    assert [set(ids[::2].tolist()), set(ids[1::2].tolist())] == [{1}, {0, 1}]
+    # {1, 2} has .8 >= .6 and {1} has .5 < .6, so token 0 is out.
+    ids, _ = drawn(logs(0.2, 0.5, 0.3), 100, top_p=(0.6, 1.0))
+    assert [set(ids[::2].tolist()), set(ids[1::2].tolist())] == [{1, 2}, {0, 1, 2}]
 
 
 def test_logprobs_are_of_the_model_whatever_temperature_top_p_and_suppression_say() -> None:
-    logits = torch.log(column(0.5, 0.3, 0.2)).repeat(50, 1)
-    ids, logprobs = choose(logits, keys(50), torch.full((50,), 0.5), column(0.9).repeat(50), torch.tensor([0]))
+    ids, chances = drawn(logs(0.5, 0.3, 0.2), 50, (0.5,), (0.9,), torch.tensor([0]))
     assert set(ids.tolist()) == {1, 2}
-    assert logprobs.exp().tolist() == pytest.approx([0.3 if i == 1 else 0.2 for i in ids.tolist()], abs=1e-6)
-
-
-def test_top_p_keeps_the_smallest_set_with_the_mass_and_leaves_other_rows_alone() -> None:
-    logits = torch.log(column(0.2, 0.5, 0.3)).repeat(100, 1)
-    # {1, 2} has .8 >= .6 and {1} has .5 < .6, so token 0 is out.
-    ids, _ = choose(logits, keys(100), torch.ones(100), column(0.6, 1.0).repeat(50))
-    assert set(ids[::2].tolist()) == {1, 2}
-    assert set(ids[1::2].tolist()) == {0, 1, 2}
+    assert chances.tolist() == pytest.approx([0.3 if i == 1 else 0.2 for i in ids.tolist()], abs=1e-6)
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(2.0, 1.0), (1.0, 1.0), (1.0, 0.9)])
 def test_samples_follow_the_softmax_at_its_temperature_and_top_p(temperature: float, top_p: float) -> None:
     logits = torch.tensor([1.0, 0.0, -1.0, 2.0])
-    n = 20_000
-    ids, _ = choose(logits.repeat(n, 1), keys(n), torch.full((n,), temperature), torch.full((n,), top_p))
+    ids, _ = drawn(logits, 20_000, (temperature,), (top_p,))
     weights = torch.softmax(logits.double() / temperature, dim=0)
     if top_p < 1:  # .644, .237, .087, .032: the first two have .881, the third brings .968
         weights[2] = 0.0
-    inside = weights > 0
-    expected = (weights / weights.sum() * n).numpy()[inside.numpy()]
-    drawn = torch.bincount(ids, minlength=4).numpy()
-    assert drawn[~inside.numpy()].sum() == 0
-    assert stats.chisquare(drawn[inside.numpy()], expected).pvalue > 1e-3
+    expected, found = (weights / weights.sum() * 20_000).numpy(), torch.bincount(ids, minlength=4).numpy()
+    assert found[expected == 0].sum() == 0
+    assert stats.chisquare(found[expected > 0], expected[expected > 0]).pvalue > 1e-3
 
 
 def test_noise_is_exponential_in_every_place() -> None:
@@ -74,49 +59,33 @@ def test_noise_is_exponential_in_every_place() -> None:
 
 def test_draws_of_neighbouring_seeds_steps_and_tokens_are_independent() -> None:
     table = step_keys(range(200), 50)
-    logits = torch.zeros(table.size, 8)
-    ids, _ = choose(logits, table.ravel(), torch.ones(table.size), torch.ones(table.size))
-    drawn = ids.reshape(table.shape).numpy()
-    for one, other in [(drawn[:-1], drawn[1:]), (drawn[:, :-1], drawn[:, 1:])]:  # seeds, steps
-        pairs = np.bincount((one * 8 + other).ravel(), minlength=64)
-        assert stats.chisquare(pairs).pvalue > 1e-3
-    noise = exponentials(table.ravel(), 64).numpy()
-    correlation = np.corrcoef(noise.T)[np.triu_indices(64, 1)]  # places
+    ids, _ = choose(torch.zeros(table.size, 8), table.ravel(), torch.ones(table.size), torch.ones(table.size))
+    found = ids.reshape(table.shape).numpy()
+    for one, other in [(found[:-1], found[1:]), (found[:, :-1], found[:, 1:])]:  # seeds, steps
+        assert stats.chisquare(np.bincount((one * 8 + other).ravel(), minlength=64)).pvalue > 1e-3
+    correlation = np.corrcoef(exponentials(table.ravel(), 64).numpy().T)[np.triu_indices(64, 1)]  # places
     assert np.abs(correlation).max() < 6 / np.sqrt(table.size)
-
-
-def test_keys_are_all_distinct_and_a_longer_table_begins_with_a_shorter_one() -> None:
-    assert np.array_equal(step_keys([7, 2**64 - 1], 3), step_keys([7, 2**64 - 1], 9)[:, :3])
-    table = step_keys(range(1000), 100)
-    assert len(np.unique(table)) == table.size
 
 
 def test_noise_is_the_same_on_every_machine_and_in_every_batch() -> None:
     # Computed with integers of Python, which know no overflow.
     assert step_keys([0], 1)[0, 0] == 0x8630C2BA6DAAB072
-    assert exponentials(step_keys([0], 1)[:, 0], 2)[0].tolist() == pytest.approx(
-        [0.5268987596704195, 0.4088697295742124], rel=1e-14
-    )
+    golden = [0.5268987596704195, 0.4088697295742124]
+    assert exponentials(step_keys([0], 1)[:, 0], 2)[0].tolist() == pytest.approx(golden, rel=1e-14)
     alone = exponentials(step_keys([2**63 + 5], 8)[:, 7], 4)
     assert torch.equal(exponentials(step_keys([1, 2**63 + 5, 3], 8)[:, 7], 900)[1, :4], alone[0])
 
 
-def rows_of_a_large_vocabulary(n: int) -> torch.Tensor:
-    """As a trained model gives them: a few likely tokens, and 30,000 others with a tenth of the mass."""
-    logits = torch.randn(30_500, generator=torch.Generator().manual_seed(0))
-    logits[[5, 1023, 1024, 20_000, 30_499]] += torch.tensor([13.0, 11.0, 12.0, 12.5, 11.5])
-    return logits.repeat(n, 1)
-
-
 def test_samples_of_a_large_vocabulary_follow_the_softmax_within_blocks_and_between_them() -> None:
-    n = 800
-    logits = rows_of_a_large_vocabulary(n)
-    expected = torch.softmax(logits[0].double(), dim=0)
-    ids, _ = choose(logits, keys(n), torch.ones(n), torch.ones(n))
+    # As a trained model gives them: a few likely tokens, and 30,000 others with a tenth of the mass.
+    logits, n = torch.randn(30_500, generator=torch.Generator().manual_seed(0)), 800
+    logits[[5, 1023, 1024, 20_000, 30_499]] += torch.tensor([13.0, 11.0, 12.0, 12.5, 11.5])
+    ids, _ = drawn(logits, n)
     edges = [0, 5, 6, 1023, 1024, 1025, 5000, 20_000, 20_001, 30_499, 30_500]
-    parts = torch.stack([expected[a:b].sum() for a, b in pairwise(edges)]).numpy() * n
-    drawn = np.histogram(ids.numpy(), bins=[*edges[:-1], edges[-1] + 1])[0]
-    assert stats.chisquare(drawn, parts / parts.sum() * n).pvalue > 1e-3
+    weights = torch.softmax(logits.double(), dim=0).numpy()
+    expected = np.add.reduceat(weights, edges[:-1]) / weights.sum() * n
+    found = np.histogram(ids.numpy(), bins=[*edges[:-1], edges[-1] + 1])[0]
+    assert stats.chisquare(found, expected).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("n_vocabulary", [900, 30_500])

@@ -1,10 +1,15 @@
-"""What every kind of served policy makes of failures. Retries: tests/http."""
+"""What every kind of served policy makes of failures, and of a probe. Retries: tests/http."""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import logging
+import socket
 from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,78 +17,61 @@ from aiohttp import web
 
 import leret.http.answers
 from leret.core.errors import ConfigError, PolicyError
+from leret.policies import load
 from leret.policies.base import PromptTooLongError, Request
-from tests.policies.servers import ChatServer, Served, TgiServer, asked, run
+from leret.policies.remote import openai
+from tests.policies.servers import ChatServer, TgiServer, asked, probed, refusal, run
 
 SECRET = "sk-0123456789abcdef"
-KINDS = {
-    "openai": (ChatServer, {"api_key_env": "TINY_KEY"}),
-    "together": (ChatServer, {}),
-    "tgi": (TgiServer, {"api_key_env": "TINY_KEY"}),
-}
 
 
-class Contract:
-    """A kind: its server, and settings that name the secret key."""
-
-    def __init__(self, kind: str, **settings: Any) -> None:
-        self.server, given = KINDS[kind]
-        self.settings = {"kind": kind, **given, **settings}
-
-    def asked(self, server: Served, **settings: Any) -> Any:
-        return asked(server, **{**self.settings, **settings})
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Contract:
+@pytest.fixture(params=["openai", "together", "tgi"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, llama_dir: Path) -> SimpleNamespace:
+    """A kind: its server, and its settings with a secret key."""
     monkeypatch.setenv("TINY_KEY", f"{SECRET}\n")
     monkeypatch.setenv("TOGETHER_API_KEY", SECRET)
-    if request.param == "openai":
-        return Contract("openai")
-    pytest.importorskip({"tgi": "text_generation", "together": "together"}[request.param])
-    tgi = request.param == "tgi"
-    return Contract(request.param, **({"model": str(request.getfixturevalue("llama_dir"))} if tgi else {}))
-
-
-def json_of(value: Any, status: int = 200) -> web.Response:
-    return web.json_response(value, status=status)
+    monkeypatch.setattr(openai, "LIST_S", 0.5)
+    monkeypatch.setattr(load, "PROBE_S", 0.5)
+    pytest.importorskip({"openai": "aiohttp", "together": "together", "tgi": "text_generation"}[request.param])
+    own = {
+        "openai": {"model": "tiny", "api_key_env": "TINY_KEY"},
+        "together": {"model": "tiny"},
+        "tgi": {"model": str(llama_dir), "api_key_env": "TINY_KEY"},
+    }
+    settings = {"kind": request.param, **own[request.param]}
+    server = TgiServer if request.param == "tgi" else ChatServer
+    return SimpleNamespace(server=server, settings=settings, asked=partial(asked, **settings))
 
 
 @pytest.mark.parametrize(
     ("fault", "name"),
     [
         (web.Response(status=429, headers={"Retry-After": "60"}), "rate_limit"),
-        (json_of({"error": {"message": "busy"}}, 503), "overloaded"),
+        (refusal("busy", 503), "overloaded"),
         (web.Response(text='{"choices": [{"mess'), "malformed"),
-        (json_of([]), "malformed"),
+        (web.json_response([]), "malformed"),
         ("reset", "connection"),
         ("stall", "timeout"),
     ],
-    ids=["429", "503", "truncated", "shape", "reset", "stall"],
 )
-def test_a_passing_failure_has_its_kind(kind: Contract, fault: Any, name: str) -> None:
+def test_a_passing_failure_has_its_kind(kind: SimpleNamespace, fault: Any, name: str) -> None:
     with pytest.raises(PolicyError, match="gave up after 1 attempt") as caught:
         kind.asked(kind.server([fault]), **({"timeout_s": 0.4} if fault == "stall" else {}))
-    assert caught.value.exit_code == 1
-    assert getattr(caught.value.__cause__, "kind", "") == name
-
-
-def test_a_passing_failure_is_made_again_where_there_is_time(kind: Contract) -> None:
-    assert kind.asked(kind.server([web.Response(status=500)]), retry_for_s=10.0)[0].text == "text 1.0"
+    assert (caught.value.exit_code, getattr(caught.value.__cause__, "kind", "")) == (1, name)
 
 
 @pytest.mark.parametrize(
     "fault",
     [
-        json_of({"error": {"message": f"bad key: {SECRET}"}}, 401),
-        json_of({"error": {"message": f"upstream of {SECRET} is away"}, "choices": []}),
+        refusal(f"bad key: {SECRET}", 401),
+        web.json_response({"error": {"message": f"upstream of {SECRET} is away"}, "choices": []}),
         web.Response(text=f"<p>{'x' * 280} {SECRET}</p>", content_type="application/json"),
         web.Response(body=gzip.compress(bytes(2**21)), headers={"Content-Encoding": "gzip"}),
     ],
     ids=["refusal", "an error of status 200", "HTML", "a bomb"],
 )
 def test_a_failure_repeats_no_key(
-    kind: Contract, fault: web.Response, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kind: SimpleNamespace, fault: web.Response, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(leret.http.answers, "MAX_BYTES", 2**20)
     caplog.set_level(logging.DEBUG)
@@ -100,25 +88,43 @@ def test_a_failure_repeats_no_key(
     assert SECRET[:8] not in caplog.text
 
 
-def test_a_refusal_is_not_sent_again(kind: Contract) -> None:
-    server = kind.server([json_of({"error": "Input validation error: `inputs` must have less than 99 tokens"}, 422)])
+def test_a_refusal_is_not_sent_again(kind: SimpleNamespace) -> None:
+    server = kind.server([refusal("Input validation error: `inputs` must have less than 99 tokens", 422)])
     with pytest.raises(PromptTooLongError, match="answered 422: Input validation"):
         kind.asked(server, retry_for_s=60.0)
     assert len(server.bodies) == 1
 
 
-def test_a_missing_key_is_said_before_anything_is_sent(kind: Contract, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_key_and_a_request_for_no_completion_are_refused_before_anything_is_sent(
+    kind: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(policy: Any) -> None:
+        assert deepcopy(policy) is policy
+        with pytest.raises(PolicyError, match="no completion"):
+            await policy.complete(Request((), (), 1.0, 8))
+
+    run(kind.server(), work, **kind.settings)
     monkeypatch.delenv("TINY_KEY")
     monkeypatch.delenv("TOGETHER_API_KEY")
     with pytest.raises(ConfigError, match=r"policy\.api_key_env: .*_KEY is not set"):
         kind.asked(kind.server())
 
 
-def test_a_request_for_no_completion_is_refused_and_a_copy_is_the_policy_itself(kind: Contract) -> None:
-    async def work(policy: Any) -> None:
-        assert deepcopy(policy) is policy
-        assert SECRET not in repr(policy)
-        with pytest.raises(PolicyError, match="no completion"):
-            await policy.complete(Request((), (), 1.0, 8))
+@pytest.mark.parametrize("faults", [[], ["stall"]], ids=["well", "late with its first token"])
+def test_a_probe_is_a_token_and_lets_a_late_server_pass(kind: SimpleNamespace, faults: list[str]) -> None:
+    tgi = kind.server is TgiServer
+    server = kind.server(list(faults) if tgi or kind.settings["kind"] == "together" else [None, *faults])
+    probed(server, **kind.settings, path="" if tgi else "/v1")
+    assert len(server.bodies) == 1
 
-    run([kind.server()], work, **kind.settings)
+
+def test_a_server_that_accepts_no_connection_is_told(kind: SimpleNamespace) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as waiting:
+        clients = [waiting.enter_context(socket.socket()) for _ in range(4)]
+        for client in clients:
+            client.settimeout(0.2)
+        if [client.connect_ex(full.getsockname()) for client in clients][-1] == 0:
+            pytest.skip("this kernel accepts connections beyond a full backlog")
+        url = f"http://127.0.0.1:{full.getsockname()[1]}/v1"
+        with pytest.raises(PolicyError, match=f"{url}.*cannot be reached"):
+            probed(**{**kind.settings, "urls": (url,)})

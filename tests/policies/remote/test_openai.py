@@ -18,37 +18,32 @@ from leret.http.answers import MALFORMED, Answer, RejectedError, RetryableError
 from leret.policies.base import PromptTooLongError
 from leret.policies.remote.openai import OpenAIPolicy, completions_of, policy_error, shared
 from tests.policies.conftest import ask
-from tests.policies.servers import ChatServer, asked, completion, run, serving
+from tests.policies.servers import ChatServer, asked, completion, refusal, run, serving
 
-SECRET = "sk-0123456789abcdef"
 ANSWER = completion({"seed": 1})
 
 
-def test_several_samples_are_one_request_where_the_server_was_seen_to_make_them() -> None:
+def test_several_samples_are_one_request_after_a_probe_and_greedy_ones_are_asked_once() -> None:
     server = ChatServer()
-    own = run([server], lambda policy: policy.complete(ask("the city", 1, 2, 3, stop=("\n",))))
-    assert len({completion.text for completion in own}) == 3
+    assert len({completion.text for completion in asked(server, 1, 2, 3, stop=("\n",))}) == 3
     probe, several = server.bodies
     assert (probe["n"], probe["max_tokens"]) == (2, 1)
     assert (several["n"], several["max_tokens"], several["stop"], several["model"]) == (3, 8, ["\n"], "tiny")
     assert "Authorization" not in server.requests[0].headers
-
-
-def test_where_n_is_ignored_each_sample_is_a_request_with_its_own_seed() -> None:
-    server = ChatServer(most_n=1)
-    assert len({completion.text for completion in asked(server, 1, 2, 3)}) == 3
-    assert len({body["seed"] for body in server.bodies[1:]}) == 3
-    assert all("n" not in body for body in server.bodies[1:])
+    greedy = ChatServer()
+    one, other = asked(greedy, 1, 2, temperature=0.0)
+    assert (len(greedy.bodies), one) == (1, other)  # one seed needs no probe
 
 
 @pytest.mark.parametrize(
     "server",
-    [ChatServer([web.json_response({"message": "n must be 1"}, status=400)], most_n=1), ChatServer(most_n=2)],
-    ids=["refuses n", "so many are too many"],
+    [ChatServer(most_n=1), ChatServer([refusal("n must be 1")], most_n=1), ChatServer(most_n=2)],
+    ids=["ignores n", "refuses n", "so many are too many"],
 )
-def test_a_server_that_refuses_several_choices_gets_single_requests(server: ChatServer) -> None:
-    assert len(asked(server, 1, 2, 3)) == 3
+def test_without_several_choices_each_sample_is_a_request_with_its_own_seed(server: ChatServer) -> None:
+    assert len({completion.text for completion in asked(server, 1, 2, 3)}) == 3
     assert [body.get("n") for body in server.bodies][-3:] == [None] * 3
+    assert len({body["seed"] for body in server.bodies[-3:]}) == 3
 
 
 def test_many_prompts_at_once_are_probed_once() -> None:
@@ -58,7 +53,7 @@ def test_many_prompts_at_once_are_probed_once() -> None:
         await asyncio.gather(*[policy.complete(ask(f"city {i}", 1, 2)) for i in range(10)])
         return policy.meter.snapshot()
 
-    told = run([server], work, price_prompt=2.0, price_completion=4.0)
+    told = run(server, work, price_prompt=2.0, price_completion=4.0)
     assert len(server.bodies) == 11
     assert (told["prompt_tokens"], told["completion_tokens"], told["completions"]) == (50, 40, 20)
     assert told["cost"] == pytest.approx((50 * 2.0 + 40 * 4.0) / 1e6)
@@ -72,15 +67,8 @@ def test_a_probe_that_fails_is_made_again() -> None:
             await policy.complete(ask("the city", 1, 2))
         return await policy.complete(ask("the city", 1, 2))
 
-    assert len(run([server], work)) == 2
+    assert len(run(server, work)) == 2
     assert [body.get("n") for body in server.bodies] == [2, 2, 2]
-
-
-def test_one_seed_needs_no_probe_and_greedy_asks_once() -> None:
-    server = ChatServer()
-    own = run([server], lambda policy: policy.complete(ask("the city", 1, 2, temperature=0.0)))
-    assert len(server.bodies) == 1
-    assert own[0] == own[1]
 
 
 def test_an_extension_that_a_strict_server_refuses_is_left_out() -> None:
@@ -89,7 +77,7 @@ def test_an_extension_that_a_strict_server_refuses_is_left_out() -> None:
     async def work(policy: OpenAIPolicy) -> Any:
         return [await policy.complete(ask("the city", seed)) for seed in (1, 2)]
 
-    [[own], _] = run([server], work, logprobs=True)
+    [[own], _] = run(server, work, logprobs=True)
     assert own.logprobs == (-0.5, -1.0)
     assert ["return_token_ids" in body for body in server.bodies] == [True, False, False]
 
@@ -107,25 +95,19 @@ def test_an_extension_that_a_strict_server_refuses_is_left_out() -> None:
 )
 def test_a_prompt_beyond_the_models_positions_is_too_long(said: str) -> None:
     assert isinstance(policy_error(RejectedError(f"answered 400: {said}", 400)), PromptTooLongError)
-    assert not isinstance(policy_error(RejectedError(f"answered 401: {said}", 401)), PromptTooLongError)
-
-
-def test_another_refusal_is_no_prompt_that_is_too_long() -> None:
-    told = "answered 400: max_tokens is too large: this model writes at most 4096 tokens"
-    assert type(policy_error(RejectedError(told, 400))) is PolicyError
+    other = "max_tokens is too large: this model writes at most 4096 tokens"
+    for status, words in ((401, said), (400, other)):
+        assert type(policy_error(RejectedError(f"answered {status}: {words}", status))) is PolicyError
 
 
 def choice(message: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """The answer with its choice changed."""
     own = {**ANSWER["choices"][0], **changes}
-    own["message"] = {**own["message"], **(message or {})}
-    return {**ANSWER, "choices": [own]}
+    return {**ANSWER, "choices": [{**own, "message": {**own["message"], **(message or {})}}]}
 
 
-def logprob(value: str) -> str:
-    """The answer with a log-probability that is written so."""
-    told = json.dumps(choice(logprobs={"content": [{"token": "a", "logprob": 0}]}))
-    return told.replace('"logprob": 0', f'"logprob": {value}')
+def logprob(value: float) -> dict[str, Any]:
+    return choice(logprobs={"content": [{"token": "a", "logprob": value}]})
 
 
 LIES: dict[str, tuple[Any, str]] = {
@@ -138,20 +120,21 @@ LIES: dict[str, tuple[Any, str]] = {
     "deep JSON in a field": ('{"choices": ' + "[" * 900 + "]" * 900 + "}", "list indices"),
     "a list": ("[]", "list"),
     "a choice without a message": ({"choices": [{}]}, "message"),
+    "no choices": ({**ANSWER, "choices": []}, "no choices"),
     "another number of choices": ({**ANSWER, "choices": ANSWER["choices"] * 2}, "2 choices for n=1"),
     "infinite usage": ({**ANSWER, "usage": {"completion_tokens": float("inf")}}, "infinity"),
     "negative usage": ({**ANSWER, "usage": {"completion_tokens": -5}}, "below 0"),
     "an infinite token id": (choice(token_ids=[float("inf")]), "infinity"),
-    "a log-probability of 400 digits": (logprob("9" * 400), "too large"),
-    "a log-probability that is none": (logprob("NaN"), "log-probability"),
-    "a log-probability above 0": (logprob("0.5"), "log-probability"),
+    "a log-probability of 400 digits": (logprob(10**400), "too large"),
+    "a log-probability that is none": (logprob(float("nan")), "log-probability"),
+    "a log-probability above 0": (logprob(0.5), "log-probability"),
     "a text far above max_tokens": (choice({"content": "a" * 10_000_000}), "10000000 characters for max_tokens=16"),
 }
 
 
-def read(value: Any, n: int = 1, max_tokens: int = 16) -> Any:
+def read(value: Any, n: int = 1) -> Any:
     text = value if isinstance(value, str) else json.dumps(value)
-    return completions_of(Answer("http://a/v1", 200, {}, text.encode()), n, max_tokens)
+    return completions_of(Answer("http://a/v1", 200, {}, text.encode()), n, 16)
 
 
 @pytest.mark.parametrize("name", LIES)
@@ -161,23 +144,19 @@ def test_a_lie_of_status_200_is_a_failure_with_its_cause(name: str) -> None:
         read(lie)
 
 
+def test_what_ends_by_itself_or_by_length_is_a_completion() -> None:
+    for reason in ("stop", "length", "eos", "eos_token", "stop_sequence", None):
+        assert read(choice(finish_reason=reason))[0].finish_reason == ("length" if reason == "length" else "stop")
+
+
 def body(*texts: str, **usage: int) -> dict[str, Any]:
-    choices = [
-        {"index": len(texts) - 1 - i, "message": {"content": text}, "finish_reason": "stop"}
-        for i, text in enumerate(reversed(texts))
-    ]
-    return {"choices": choices, "usage": usage}
-
-
-@pytest.mark.parametrize("reason", ["stop", "length", "eos", "eos_token", "stop_sequence", None])
-def test_what_ends_by_itself_or_by_length_is_a_completion(reason: str | None) -> None:
-    assert read(choice(finish_reason=reason))[0].finish_reason == ("length" if reason == "length" else "stop")
+    choices = [{"index": i, "message": {"content": text}, "finish_reason": "stop"} for i, text in enumerate(texts)]
+    return {"choices": choices[::-1], "usage": usage}
 
 
 def test_choices_come_in_the_order_of_their_index() -> None:
     own = read(body("one", "two", prompt_tokens=7, completion_tokens=6), 2)
-    assert [completion.text for completion in own] == ["one", "two"]
-    assert [(c.n_prompt_tokens, c.n_completion_tokens, c.logprobs) for c in own] == [(7, 3, None)] * 2
+    assert [(c.text, c.n_prompt_tokens, c.n_completion_tokens) for c in own] == [("one", 7, 3), ("two", 7, 3)]
     with pytest.raises(ValueError, match="one index"):
         read({"choices": [ANSWER["choices"][0]] * 2}, 2)
     with pytest.raises(RetryableError, match="1 choices for n=2"):
@@ -196,10 +175,7 @@ def test_tokens_that_are_counted_together_are_shared_by_length_and_add_up() -> N
     ("given", "tokens"),
     [
         ({"logprobs": {"token_ids": [4.0], "token_logprobs": [-0.5]}}, ((4,), (-0.5,), 1)),
-        (
-            {"logprobs": {"content": [{"logprob": -0.5}, {"logprob": -1}]}, "token_ids": [4, 9]},
-            ((4, 9), (-0.5, -1.0), 2),
-        ),
+        ({"logprobs": {"content": [{"logprob": -1}] * 2}, "token_ids": [4, 9]}, ((4, 9), (-1.0, -1.0), 2)),
         ({"token_ids": [4, 9, 2]}, ((4, 9, 2), None, 3)),
     ],
     ids=["Together", "OpenAI and vLLM", "vLLM"],
@@ -209,32 +185,21 @@ def test_log_probabilities_and_token_ids_are_taken_where_they_are_given(given: A
     assert (own.token_ids, own.logprobs, own.n_completion_tokens) == tokens
 
 
-class EverySecond(ChatServer):
-    """Refuses every second request for a sample with the key in its words; answers the others."""
-
-    async def route(self, request: web.Request, body: Any) -> web.StreamResponse:
-        if body is None:
-            return web.Response(status=404)
-        if body["max_tokens"] > 1 and len(self.requests) % 2:
-            return web.json_response({"error": {"message": f"no {request.headers['Authorization']}"}}, status=400)
-        return web.json_response(completion({**body, "n": 1}))
-
-
 def test_a_run_keeps_no_key_and_its_command_prints_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TINY_KEY", f"{SECRET}\n")
-    run = tmp_path / "run"
-    recipe = {
+    secret = "sk-0123456789abcdef"
+    monkeypatch.setenv("TINY_KEY", f"{secret}\n")
+    recipe, run = tmp_path / "r.yaml", tmp_path / "run"
+    sections = {
         "data": {"kind": "world", "limit": 4, "options": {}},
         "program": {"path": "pipelines/multihop.py:MultiHop", "adapter": {"kind": "compact"}},
-        "policy": {"kind": "openai", "model": "m", "api_key_env": "TINY_KEY", "retry_for_s": 0},
         "sampling": {"prompts": 1, "samples": 2, "max_error_rate": 1.0},
     }
 
     async def main() -> str:
-        async with serving(EverySecond(), under="/v1") as urls:
-            recipe["policy"]["urls"] = urls  # type: ignore[index]
-            (tmp_path / "r.yaml").write_text(yaml.dump(recipe))
-            command = ["--debug", "sample", str(tmp_path / "r.yaml"), "--run", str(run)]
+        async with serving(ChatServer([None] * 3 + [refusal(f"no {secret}")] * 9), under="/v1") as urls:
+            policy = {"kind": "openai", "model": "m", "api_key_env": "TINY_KEY", "retry_for_s": 0, "urls": urls}
+            recipe.write_text(yaml.dump({**sections, "policy": policy}))
+            command = ["--debug", "sample", str(recipe), "--run", str(run)]
             result = await asyncio.to_thread(CliRunner().invoke, app, command)
             return result.output + (result.stderr or "")
 
@@ -242,5 +207,5 @@ def test_a_run_keeps_no_key_and_its_command_prints_none(tmp_path: Path, monkeypa
     kept = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert any(path.name == "rollouts.db" for path in kept), told
     assert any(b"[key]" in content for content in kept.values()), "no refusal was stored, so this proves nothing"
-    assert [path for path, content in kept.items() if SECRET.encode() in content] == []
-    assert SECRET not in told
+    assert [path for path, content in kept.items() if secret.encode() in content] == []
+    assert secret not in told

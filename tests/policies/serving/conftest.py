@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -30,7 +32,6 @@ class Serve:
     out: str = ""
     err: str = ""
     process: subprocess.Popen[str] | None = None
-    environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
 
     @property
     def flags(self) -> list[str]:
@@ -40,12 +41,10 @@ class Serve:
         command = [sys.executable, "-m", "leret", "serve", "policy", *map(str, arguments)]
         added = {"FAKE_ENGINE": mode, "FAKE_RECORD": str(self.record), "TMPDIR": str(self.record.parent)}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(command, **pipes, env=self.environment | added | environment)
+        self.process = subprocess.Popen(command, **pipes, env=os.environ | added | environment)
 
     def wait_for(self, text: str) -> None:
         """Read standard output up to a text."""
-        assert self.process is not None
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self.out += line
             if text in line:
@@ -53,35 +52,27 @@ class Serve:
         self.end()
         raise AssertionError(f"no {text!r} in:\n{self.out}\n{self.err}")
 
-    def end(self, stop: signal.Signals | None = None, timeout_s: float = 60) -> int:
+    def end(self, stop: signal.Signals | None = None) -> int:
         """The exit code."""
-        assert self.process is not None
         if stop is not None:
             self.process.send_signal(stop)
-        out, err = self.process.communicate(timeout=timeout_s)
+        out, err = self.process.communicate(timeout=60)
         self.out, self.err = self.out + out, self.err + err
         return self.process.returncode
 
-    def recorded(self, name: str, wait_s: float = 30) -> object:
+    def recorded(self, name: str, wait_s: float = 30) -> Any:
         """A record of the fake, as soon as it is whole."""
-        deadline = time.monotonic() + wait_s
-        while True:
-            try:
-                return json.loads((self.record / name).read_text())
-            except (OSError, ValueError):
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
 
-    def requests(self) -> list[dict[str, object]]:
-        path = self.record / "requests.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        def read() -> Any:
+            with suppress(OSError, ValueError):
+                return json.loads((self.record / name).read_text())
+
+        return within(wait_s, read)
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    executable = tmp_path / "bin" / "engine"
-    executable.parent.mkdir()
+    executable = tmp_path / "engine"
     executable.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$@"\n')
     executable.chmod(0o755)
     made = Serve(tmp_path / "record", executable, free_port("127.0.0.1"))
@@ -89,9 +80,8 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     if made.process is not None and made.process.poll() is None:
         made.process.kill()
         made.process.communicate()
-    pids = made.record / "pids.json"
-    for pid in json.loads(pids.read_text()) if pids.is_file() else []:
-        if running(pid):
+    for pid in made.recorded("pids.json", wait_s=0) or []:
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
@@ -103,11 +93,14 @@ def running(pid: int) -> bool:
         return False
 
 
-def gone(pids: list[int], wait_s: float = 10) -> bool:
+def gone(pids: list[int]) -> bool:
     """Whether all of them end within a while."""
-    deadline = time.monotonic() + wait_s
-    while any(running(pid) for pid in pids):
-        if time.monotonic() > deadline:
-            return False
+    return bool(within(10, lambda: not any(map(running, pids))))
+
+
+def within(seconds: float, look: Callable[[], Any]) -> Any:
+    """The first true value, or the last one."""
+    deadline = time.monotonic() + seconds
+    while not (value := look()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return True
+    return value

@@ -6,7 +6,6 @@ folder FAKE_RECORD gets its arguments, its environment, its process ids and the 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ import subprocess
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 
 MODE = os.environ.get("FAKE_ENGINE", "well")
@@ -32,8 +32,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         body, key = json.loads(self.rfile.read(int(self.headers["Content-Length"]))), self.headers.get("Authorization")
-        with (RECORD / "requests.jsonl").open("a") as file:
-            file.write(json.dumps({"body": body, "key": key}) + "\n")
+        (RECORD / "request.json").write_text(json.dumps({"body": body, "key": key}))
         if MODE == "cannot complete":
             print(f"refused {key}", flush=True)
             self.answer(500, {"error": {"message": f"head_dim=16 is not supported ({key})"}})
@@ -55,11 +54,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("--host", "--hostname", dest="host", default="0.0.0.0")
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--served-model-name", default="/path/of/the/model")
-    given = parser.parse_known_args()[0]
+    given = dict(pairwise(sys.argv))
     RECORD.mkdir(exist_ok=True)
     seen = {name: os.environ.get(name) for name in ("HF_HUB_OFFLINE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_API_KEY")}
     (RECORD / "start.json").write_text(json.dumps({"arguments": sys.argv[1:], "environment": seen}))
@@ -74,9 +69,10 @@ def main() -> None:
     (RECORD / "pids.json").write_text(json.dumps(pids))
     if MODE == "silent":
         time.sleep(600)
-    Handler.names = (given.served_model_name,)
+    Handler.names = (given.get("--served-model-name", "/path/of/the/model"),)
     print("listening", flush=True)
-    ThreadingHTTPServer((given.host, given.port), Handler).serve_forever()
+    host = given.get("--host") or given["--hostname"]
+    ThreadingHTTPServer((host, int(given["--port"])), Handler).serve_forever()
 
 
 if __name__ == "__main__":

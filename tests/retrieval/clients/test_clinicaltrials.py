@@ -70,7 +70,6 @@ FAULTS = {
     "html": Reply("<html>"),
     "no studies": Reply({"totalCount": 1}),
     "no id": Reply({"studies": [{}]}),
-    "no list": Reply({"studies": "x"}),
     "an empty page that is not the last": Reply({"studies": [], "nextPageToken": "x"}),
     "500": Reply("no", 500),
     "a refusal of every query": Reply("Unknown sort", 400),

@@ -73,7 +73,6 @@ FAULTS = {
     "fewer lists than queries": found([entry()]),
     "more lists than queries": found([entry()], [entry()], [entry()]),
     "no list": found(None, []),
-    "no rankings": Reply({"index": INDEX}),
     "not an object": Reply([]),
     "nested": Reply("[" * 200_000),
     "nested in a passage": Reply('{"rankings": [[' + deep(900) + "], []]}"),

@@ -1,7 +1,5 @@
 """colbert-ai as a library: what it leaves in the process, whom it asks, and after a killed compile."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random
@@ -24,50 +22,40 @@ pytest.importorskip("colbert", reason="colbert-ai is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_the_process_is_left_as_it_was(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_process_is_left_as_it_was(tmp_path, capfd, monkeypatch):
+    def state():
+        return multiprocessing.get_start_method(allow_none=True), dict(os.environ), random.getstate()
+
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    before = multiprocessing.get_start_method(allow_none=True), dict(os.environ), random.getstate()
+    before = state()
     load_retriever(settings("colbert", tmp_path, index=str(tmp_path / "index")), ANIMALS, tmp_path).search(["cat"], 1)
-    assert before == (multiprocessing.get_start_method(allow_none=True), dict(os.environ), random.getstate())
+    assert before == state()
     assert capfd.readouterr().out == ""
     assert not (Path.cwd() / "experiments").exists()
 
 
-def test_no_hub_is_asked_while_a_checkpoint_is_opened() -> None:
+def test_no_hub_is_asked_while_a_checkpoint_is_opened():
     with _restored(), pytest.raises(LocalEntryNotFoundError):
         hf_hub_download("attacker/evil-colbert", "artifact.metadata", cache_dir="nowhere")
     assert not constants.HF_HUB_OFFLINE
 
 
-COMPILE = """
-from leret.retrieval.engines.colbert_compat import library
-with library():
-    print("ready", flush=True)
-"""
+COMPILE = "from leret.retrieval.engines.colbert_compat import library\nwith library(): print('ready')"
 
 
 @pytest.mark.timeout(3600)
-def test_a_killed_compile_does_not_block_the_next_one(tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions"),
-    }
+def test_a_killed_compile_does_not_block_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     command = [sys.executable, "-c", COMPILE]
-    first = subprocess.Popen(command, env=environment, start_new_session=True)
-    try:
-        deadline = time.monotonic() + 1800
-        while not list(tmp_path.glob("extensions/*/*/lock")):
-            assert time.monotonic() < deadline
-            assert first.poll() is None
-            time.sleep(0.1)
-    finally:
-        os.killpg(first.pid, signal.SIGKILL)
-        first.wait()
-    assert list(tmp_path.glob("extensions/*/*/lock"))  # what the next one finds
-    second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, check=True)
+    first = subprocess.Popen(command, start_new_session=True)
+    deadline = time.monotonic() + 1800
+    while first.poll() is None and time.monotonic() < deadline and not list(tmp_path.glob("*/*/lock")):
+        time.sleep(0.1)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    assert list(tmp_path.glob("*/*/lock"))  # what the next one finds
+    second = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=True)
     assert second.stdout == "ready\n"
     assert "compiling ColBERT's C++ extensions" in second.stderr
-    assert not list(tmp_path.glob("extensions/*/*/lock"))
+    assert not list(tmp_path.glob("*/*/lock"))

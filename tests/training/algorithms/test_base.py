@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from leret.config.load import load_recipe
 from leret.config.training import TrainingRecipe
 from leret.core.errors import ConfigError, MissingDependency
-from leret.training.algorithms import ALGORITHMS, Algorithm, register, sft
+from leret.training.algorithms import ALGORITHMS, Algorithm, sft
 from leret.training.algorithms import base as shared
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
@@ -37,8 +37,7 @@ TOY = Algorithm(
 
 
 def test_an_algorithm_is_added_by_its_file_and_a_line(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(TrainingRecipe, "kinds", dict(TrainingRecipe.kinds))
-    monkeypatch.setitem(ALGORITHMS, "toy", register(TOY)["toy"])
+    monkeypatch.setitem(ALGORITHMS, "toy", TOY)
     (tmp_path / "toy.yaml").write_text("algorithm: toy\nn: 3\nper_device_train_batch_size: 2\n")
     report = train(load_recipe(tmp_path / "toy.yaml", TrainingRecipe), run)
     assert (report.path.name, report.examples, report.steps) == ("toy", 3, 2)
@@ -48,9 +47,9 @@ def test_an_algorithm_is_added_by_its_file_and_a_line(run, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("algorithm: ppo\n", "algorithm 'ppo'; available: dpo, ipo, sft"),
-        ("algorithm: sft\nbeta: 1\n", "beta: unknown key"),
-        ("algorithm: dpo\nreduction: token\n", "reduction: unknown key"),
+        ("algorithm: ppo\n", "algorithm: 'ppo' is not one of sft, dpo, ipo; did you mean ipo"),
+        ("algorithm: sft\nbeta: 1\n", "beta: not of this kind, but of dpo, ipo; remove it"),
+        ("algorithm: dpo\nreduction: token\n", "reduction: not of this kind, but of ipo"),
         ("algorithm: sft\nwarmup_ratio: 0.1\nwarmup_steps: 5\n", "exclude each other"),
         ("algorithm: sft\nname: base\n", "cannot name a policy"),
         ("algorithm: sft\nname: .hidden\n", "cannot name a policy"),

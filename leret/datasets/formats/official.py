@@ -1,0 +1,113 @@
+"""Official files of published data sets: HotpotQA's, 2WikiMultihopQA's and HoVer's in its layout, and MuSiQue's.
+
+HotpotQA (arXiv 1809.09600): ``{"_id", "question", "answer", "supporting_facts": [[title, sentence], ...], "context":
+[[title, [sentence, ...]], ...], "type", "level"}``; the tables of the hub (``id``, columns of lists) as well. A
+document's id is its title, which is unique in HotpotQA's Wikipedia.
+2WikiMultihopQA (arXiv 2011.01060): types comparison, bridge_comparison, inference and compositional; its hops are the
+gold documents.
+HoVer (arXiv 2011.03088): ``{"uid", "claim", "supporting_facts", "label", "num_hops"}``; the claim stands for the
+question and the label for the answer; it brings no documents, and searches HotpotQA's corpus.
+MuSiQue (arXiv 2108.00573), JSON lines: ``{"id", "question", "answer", "answer_aliases", "paragraphs": [{"idx", "title",
+"paragraph_text", "is_supporting"}, ...], "question_decomposition"}``. One article gives many paragraphs, so a
+document's id is ``title #`` and six digits of its text's digest, the same in every file. A question that is not
+answerable has no gold to be scored by, and counts as a bad record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from leret.core.types import Document, Task, digest
+from leret.datasets.formats.base import (
+    Fields,
+    FileReader,
+    optional_number,
+    optional_text,
+    rows,
+    sentences,
+    text,
+    text_list,
+)
+from leret.datasets.formats.jsonl import JSONL
+from leret.datasets.records import BadRecord
+
+
+def _titles(record: Fields) -> tuple[str, ...]:
+    """Titles of the supporting facts, each one once, in order."""
+    titles = [title for title, _ in rows(record, "supporting_facts", "title", "sent_id")]
+    if not titles:
+        raise BadRecord("no gold", "field 'supporting_facts' is empty: a question needs gold documents to be scored")
+    if not all(isinstance(title, str) and title for title in titles):
+        raise BadRecord("wrong type", f"field 'supporting_facts' holds {titles[0]!r} where a title should be")
+    return tuple(dict.fromkeys(titles))
+
+
+def _articles(record: Fields) -> Iterable[Document]:
+    """Documents of a question's context; a record of a corpus by titles is one document itself."""
+    if "claim" in record:
+        raise BadRecord("no documents", "a HoVer file holds no documents; give HotpotQA's corpus as data.corpus")
+    if "context" not in record and "text" in record:
+        title = text(record, "title")
+        yield Document(title, title, sentences(record["text"], title))
+        return
+    for title, body in rows(record, "context", "title", "sentences"):
+        if not isinstance(title, str) or not title:
+            raise BadRecord("wrong type", f"field 'context' holds {title!r} where a title should be")
+        yield Document(title, title, sentences(body, title))
+
+
+def _hotpotqa(record: Fields) -> Task:
+    return Task.question(
+        id=text(record, "_id", "id"),
+        text=text(record, "question"),
+        answer=optional_text(record, "answer"),
+        gold=_titles(record),
+        type=optional_text(record, "type"),
+        hops=optional_number(record, "hops") or 2,
+    )
+
+
+def _two_wiki(record: Fields) -> Task:
+    task = _hotpotqa(record)
+    return replace(task, hops=len(task.gold))
+
+
+def _hover(record: Fields) -> Task:
+    label = optional_text(record, "label") if isinstance(record.get("label"), str) else None
+    hops = optional_number(record, "num_hops")
+    return Task.question(text(record, "uid"), text(record, "claim"), label, _titles(record), label, hops)
+
+
+def _paragraphs(record: Fields) -> list[tuple[Document, bool]]:
+    """Documents of MuSiQue's paragraphs, and whether each is gold."""
+    value = record.get("paragraphs")
+    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+        there = ", ".join(map(repr, record))
+        raise BadRecord("missing field", f"field 'paragraphs' should be a list of objects; the fields are {there}")
+    found = []
+    for item in value:
+        title, body = text(item, "title"), text(item, "paragraph_text")
+        found.append((Document(f"{title} #{digest(body)[:6]}", title, body), bool(item.get("is_supporting"))))
+    return found
+
+
+def _musique(record: Fields) -> Task:
+    gold = dict.fromkeys(document.doc_id for document, supporting in _paragraphs(record) if supporting)
+    if not gold:
+        raise BadRecord("no gold", "no paragraph has 'is_supporting': a question needs gold documents to be scored")
+    steps = record.get("question_decomposition")
+    hops = len(steps) if isinstance(steps, Sequence) and steps else len(gold)
+    answer, aliases = optional_text(record, "answer"), text_list(record, "answer_aliases")
+    task = Task.question(text(record, "id"), text(record, "question"), gold=tuple(gold), type=f"{hops}hop", hops=hops)
+    return replace(task, answers=tuple(dict.fromkeys([answer, *aliases] if answer else aliases)))
+
+
+def _context(record: Fields) -> Iterable[Document]:
+    return (document for document, _ in _paragraphs(record))
+
+
+HOTPOTQA = FileReader(_hotpotqa, _articles, ("supporting_facts",), True, repeats_documents=True, own=JSONL)
+TWO_WIKI = FileReader(_two_wiki, _articles, ("evidences", "evidences_id"), True, repeats_documents=True, own=JSONL)
+HOVER = FileReader(_hover, _articles, ("claim",), repeats_documents=True, own=JSONL)
+MUSIQUE = FileReader(_musique, _context, ("paragraphs",), True, repeats_documents=True, own=JSONL)

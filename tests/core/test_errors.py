@@ -1,0 +1,14 @@
+"""Messages about packages that are missing and about somebody else's errors."""
+
+import pytest
+
+from leret.core.errors import MissingDependency, import_optional, reason
+
+
+def test_a_missing_package_is_named_with_the_command_that_brings_it():
+    with pytest.raises(MissingDependency, match=r"no-such is not installed; `pip install 'leret\[extra\]'`"):
+        import_optional("no_such", "no-such", "extra")
+
+
+def test_an_error_is_told_in_a_line():
+    assert [reason(ValueError(text)) for text in ("\na\nb", "")] == ["ValueError: a", "ValueError: "]
