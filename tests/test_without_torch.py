@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.sampling.seeded_server import SeededServer
+from tests.sampling.fakes import SeededServer
 
 ABSENT = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "safetensors", "tokenizers")
 
