@@ -28,7 +28,7 @@ class ToyRecipe(TrainingRecipe):
 
 
 TOY = Algorithm(
-    recipe=ToyRecipe,
+    settings=ToyRecipe,
     read_examples=lambda recipe, run: sft.read_examples(SFTRecipe(), run)[: recipe.n],
     make_trainer=sft.make_trainer,
     oracle_loss=sft.oracle_loss,
