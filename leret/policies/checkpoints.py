@@ -25,7 +25,6 @@ class LoadedModel:
 
     model: Any
     tokenizer: Any
-    path: Path
 
 
 def find_model(name: str | Path) -> Path:
@@ -159,7 +158,7 @@ def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
     tokenizer = load_tokenizer(path)
     tokenizer.model_max_length = 2**62  # lengths are checked against the model, with a word on what to do
     model.eval().requires_grad_(False)
-    return LoadedModel(model.to(place), tokenizer, path)
+    return LoadedModel(model.to(place), tokenizer)
 
 
 def _device(device: str) -> str:

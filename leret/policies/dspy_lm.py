@@ -97,7 +97,6 @@ class PolicyLM(dspy.LM):
             return super().__call__(prompt, messages=messages, **kwargs)
 
     async def acall(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
-        """Complete a prompt, as ``dspy.LM`` does."""
         with self._calling(kwargs):
             return await super().acall(prompt, messages=messages, **kwargs)
 
@@ -219,7 +218,6 @@ class AsyncPolicyEngine:
 
     @classmethod
     def load_state(cls, state: dict[str, Any]) -> AsyncPolicyEngine:
-        """As the engine's."""
         return cls(PolicyEngine.load_state(state))
 
 

@@ -28,7 +28,6 @@ class Plan:
         bank_calls: 0 where the bank is there.
         lm_calls: completions, those of the bank included.
         stored_samples: in the store already, of any policy.
-        notes: what to look at.
         prompt_tokens: of the longest of some prompts with as many demos as the bank may give them; None where the
             policy is not in a directory here.
         positions: of the policy: a prompt that has as many tokens is no sample.

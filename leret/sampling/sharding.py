@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from leret.config.policy import LocalPolicySettings
 from leret.config.sampling import SamplingRecipe
@@ -143,11 +142,9 @@ class RayCluster:
                         running[task.remote(recipe.model_dump_json(), run.path.resolve(), shard, policy_digest)] = shard
                     ended, _ = ray.wait(list(running), timeout=_IDLE_S)
                     if not ended and not any(run.shards.glob("*.db")):
-                        has, free = ray.cluster_resources(), ray.available_resources()
-                        raise RunError(
-                            f"Ray has begun with no shard in {_IDLE_S:.0f} s: the cluster has {has}, of which {free} "
-                            "are free; wait for it, or ask for fewer workers"
-                        ).failed()
+                        free = f"of {ray.cluster_resources()}, {ray.available_resources()} are free"
+                        idle = f"Ray has begun with no shard in {_IDLE_S:.0f} s: {free}; ask for fewer workers"
+                        raise RunError(idle).failed()
                     for reference in ended:
                         shard = running.pop(reference)
                         total.add(_result(reference))
@@ -193,9 +190,7 @@ class RayCluster:
         self._exit.callback(ray.shutdown)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._exit.close()
 
 
@@ -204,8 +199,7 @@ def _result(reference: Any) -> SamplingStats:
     from ray.exceptions import RayError, RayTaskError
 
     try:
-        stats: SamplingStats = ray.get(reference)
-        return stats
+        return cast("SamplingStats", ray.get(reference))
     except RayTaskError as error:
         raise error.cause if isinstance(error.cause, LeretError) else error from None
     except RayError as error:

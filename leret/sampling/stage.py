@@ -193,15 +193,10 @@ def opened(
         refuse_changed_files(run, bench)
         questions = bench.questions(recipe.data.split, recipe.data.limit)
         with FileLock(run.setup_lock):
-            retriever_digest = bench.retriever.digest
-        digests = {
-            "corpus": bench.corpus.digest,
-            "retriever": retriever_digest,
-            "program": bench.program_digest,
-            "questions": questions_digest(questions),
-        }
+            digests = {"corpus": bench.corpus.digest, "retriever": bench.retriever.digest}
+        digests |= {"program": bench.program_digest, "questions": questions_digest(questions)}
         progress.finish()
-        refuse_changes(run, recipe, {"retriever": retriever_digest})
+        refuse_changes(run, recipe, {"retriever": digests["retriever"]})
         if bench.skipped:
             run.event("sample", "skipped", **bench.skipped)
         yield bench, _scorable(questions, recipe), digests
@@ -210,12 +205,9 @@ def opened(
 def begin(
     run: Run, bench: Environment, tasks: Sequence[Task], digests: Mapping[str, str], policy_digest: str | None = None
 ) -> Policy:
-    """Open the policy, and note in run.yaml what later stages read.
+    """Open the policy, which must be the one of ``policy_digest``, and note in run.yaml what later stages read.
 
     The policy of the run's recipe stays the one of the first round: the base of all others.
-
-    Raises:
-        RunError: the policy is not the one of ``policy_digest``.
     """
     from leret.policies.load import make_policy
 
@@ -273,16 +265,14 @@ async def sample_session(
         events = UsageEvents(run, usage, policy, search.counts)
         done = store.done(policy.digest)
         progress.start("sampling", sum(task.id not in done for task in sampled))
-        try:
-            async with events:
-                stats = await sample_tasks(
-                    sampled, bench.program(), bench.adapter, search, policy, plan, store, settings,
-                    usage=usage, progress=progress, facts=events.facts,
-                )  # fmt: skip
-            return prompts, stats, notes
-        finally:
-            progress.finish()
+        async with events:
+            stats = await sample_tasks(
+                sampled, bench.program(), bench.adapter, search, policy, plan, store, settings,
+                usage=usage, progress=progress, facts=events.facts,
+            )  # fmt: skip
+        return prompts, stats, notes
     finally:
+        progress.finish()
         search.close()
         await policy.aclose()
 
@@ -306,8 +296,8 @@ def _report(
     policy: Policy,
     store: Store,
     stats: SamplingStats,
-    prompts: Sequence[Prompt],
-    notes: Sequence[str],
+    bank: Sequence[Prompt],
+    notes: list[str],
 ) -> SampleReport:
     from leret.sampling.rollouts.scheduler import refuse_unparsed
 
@@ -328,9 +318,9 @@ def _report(
         mean_reward=pairs.mean_reward,
         pairs=pairs.pairs,
         no_spread=pairs.no_spread,
-        prompts={prompt.name: prompt.score for prompt in prompts},
+        prompts={prompt.name: prompt.score for prompt in bank},
         failures={name.removeprefix("failed_"): n for name, n in counts.items() if name.startswith("failed_")},
-        notes=[*notes, *_notes(len(prompts), settings.prompts, pairs)],
+        notes=[*notes, *_notes(len(bank), settings.prompts, pairs)],
     )
 
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from leret.core.errors import ConfigError
 from leret.core.types import Document, Failure, Hop, Passage, Rollout, Task
-from leret.evaluation.measures import Scorer, all_measures, hidden_gold
+from leret.evaluation.measures import Scorer, hidden_gold
 
 CORPUS = {i: Document(i, title, "") for i, title in [("a", "Ed Wood (film)"), ("b", "Los Angeles"), ("x", "Oslo")]}
 QUESTION = Task.question("q", "In which city was ed wood shot?", gold=("a", "b"), type="bridge")
@@ -52,9 +51,3 @@ def test_titles_that_the_question_names_are_not_bridges(text, gold, hidden):
     question = Task.question("q", text, gold=tuple(gold))
     assert hidden_gold(question, CORPUS) == tuple(hidden)
     assert ("bridge_found" in rows(("one", "a"), question=question)[0].measures) is bool(hidden)
-
-
-def test_a_recipes_measures_come_first_and_the_reports_are_always_there():
-    assert all_measures(["ndcg", "recall"]) == ("ndcg", "recall", "ap", "all_found", "bridge_found")
-    with pytest.raises(ConfigError, match="measures: unknown measure 'recal'"):
-        all_measures(["recal"])

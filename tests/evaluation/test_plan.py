@@ -2,19 +2,25 @@
 
 import json
 import os
+import re
+from pathlib import Path
 
 import pytest
 
 from leret.config.evaluation import EvalRecipe
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
-from leret.evaluation.plan import plan, resolve
+from leret.evaluation.plan import plan
 from leret.evaluation.stage import evaluate
 from leret.sampling.stage import sample
 from tests.evaluation.eval_fakes import asks, train
 
 SMALL = asks("raw-question")
 BASE = asks("raw-question", "base", limit=4)
+
+
+GOLD = r'\["(\w+)", "\w+"\]', r'["\1"]'
+"""Leaves one of a question's two gold documents."""
 
 
 def but(recipe, **keys):
@@ -25,47 +31,30 @@ def but(recipe, **keys):
 def run(tmp_path, sampling_recipe):
     """Sampled by `leret sample`, and not evaluated."""
     run = Run.create(tmp_path / "run")
-    data, sampling = but(sampling_recipe.data, limit=4), but(sampling_recipe.sampling, prompts=1)
-    sample(but(sampling_recipe, data=data, sampling=sampling), run, base_dir=tmp_path)
+    sample(sampling_recipe, run, base_dir=tmp_path)
     return run
 
 
-def rewrite(path, **changes):
-    """Every line of a file of data with another value of a key, made of the old line."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows = [{**row, **{key: make(row) for key, make in changes.items()}} for row in rows]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def rewrite(path, pattern, text):
+    path.write_text(re.sub(pattern, text, path.read_text()))
 
 
 @pytest.mark.parametrize(
-    ("file", "changes"),
+    ("file", "pattern", "text"),
     [
-        ("program.py", None),
-        ("corpus.jsonl", {"text": lambda row: "zzz"}),
-        ("questions.jsonl", {"question": lambda row: f"zzz {row['id']}"}),
-        ("questions.jsonl", {"relevant_doc_ids": lambda row: [f"the {row['question'].split()[-2]}"]}),
+        ("program.py", "class MultiHop", "# searches for something else\nclass MultiHop"),
+        ("corpus.jsonl", "leads to", "zzz"),
+        ("questions.jsonl", "what follows", "zzz"),
+        ("questions.jsonl", *GOLD),
     ],
 )
-def test_what_changed_since_an_evaluation_is_named_and_refused(run, tmp_path, file, changes):
+def test_what_changed_since_an_evaluation_is_named_and_refused(run, tmp_path, file, pattern, text):
     evaluate(SMALL, run)
-    path = tmp_path / file
-    if changes:
-        rewrite(path, **changes)
-    else:
-        path.write_text(path.read_text() + "\n# searches for something else\n")
+    rewrite(tmp_path / file, pattern, text)
     for recipe in (SMALL, but(SMALL, systems=("raw-question", "oracle-titles"))):
         for stage in (evaluate, plan):
-            with pytest.raises(RunError, match=f"{path.stem}: its content"):
+            with pytest.raises(RunError, match=f"{Path(file).stem}: its content"):
                 stage(recipe, run)
-
-
-def test_files_that_were_only_touched_cost_no_call(run, tmp_path):
-    evaluate(BASE, run)
-    for name in ("program.py", "corpus.jsonl", "questions.jsonl"):
-        os.utime(tmp_path / name)
-    report = evaluate(BASE, run)
-    assert (report.already, report.asked) == (False, ())
-    assert evaluate(BASE, run).already
 
 
 def test_a_held_out_question_that_changed_is_refused(run, tmp_path):
@@ -73,7 +62,7 @@ def test_a_held_out_question_that_changed_is_refused(run, tmp_path):
     path.write_text((tmp_path / "questions.jsonl").read_text())
     other = but(SMALL, questions=str(path))
     evaluate(other, run)
-    rewrite(path, relevant_doc_ids=lambda row: row["relevant_doc_ids"][:1])
+    rewrite(path, *GOLD)
     with pytest.raises(RunError, match=r"(?s)eval/other was .*questions: its content.*--set evaluation="):
         evaluate(other, run)
     assert evaluate(but(other, evaluation="one-gold"), run).asked == SMALL.systems
@@ -98,7 +87,7 @@ def test_splits_lie_side_by_side_and_going_back_asks_nothing(run):
     assert (dev.path, dev.page) == (run.eval / "dev/summary.json", run.eval / "dev/report.html")
     assert (test.summary["name"], dev.summary["name"]) == (None, "dev")
     assert "dev" in dev.page.read_text()
-    for name in ("qrels.trec", "examples.json", "base/run.trec"):
+    for name in ("qrels.trec", "examples.json", "raw-question/run.trec"):
         assert (run.eval / name).read_text() != "" != (run.eval / "dev" / name).read_text()
     assert all(evaluate(recipe, run).already for recipe in recipes)
 
@@ -117,44 +106,26 @@ def test_the_program_is_that_of_the_runs_own_test_questions(run):
     assert evaluate(test, run).already
 
 
-def test_a_lost_file_is_written_again_and_a_damaged_one_is_refused(run):
+def test_files_that_were_touched_or_lost_cost_no_call_and_a_damaged_one_is_refused(run, tmp_path):
     evaluate(BASE, run)
-    for lost in ("program/policy.json", "eval/qrels.trec"):
-        (run.path / lost).unlink()
+    for change, name in ((os.utime, "program.py"), (os.utime, "corpus.jsonl"), (os.utime, "questions.jsonl"),
+                         (Path.unlink, "run/program/policy.json"), (Path.unlink, "run/eval/qrels.trec")):  # fmt: skip
+        change(tmp_path / name)
         report = evaluate(BASE, run)
-        assert (report.already, report.asked, (run.path / lost).is_file()) == (False, (), True)
+        assert (report.already, report.asked, (tmp_path / name).is_file()) == (False, (), True)
+    assert evaluate(BASE, run).already
     path = run.eval / "base/per_question.parquet"
     path.write_bytes(b"junk")
     with pytest.raises(RunError, match=f"{path} cannot be read"):
         evaluate(BASE, run)
 
 
-def test_a_folder_of_questions_is_read_again_when_a_file_in_it_changes(run, tmp_path):
-    file = tmp_path / "beir/qrels/test.tsv"
-    file.parent.mkdir(parents=True)
-    other = but(BASE, questions=str(tmp_path / "beir"))
-    key = resolve(other, run).key
-    file.write_text("query-id\tcorpus-id\tscore\n")
-    assert resolve(other, run).key != key
-
-
-@pytest.mark.parametrize(
-    ("keys", "name"),
-    [
-        ({}, None),
-        ({"questions": "/data/v1.2-hard.jsonl.gz"}, "v1.2-hard"),
-        ({"split": "all", "questions": "hard.jsonl"}, "all-hard"),
-        ({"split": "dev", "evaluation": "mine"}, "mine"),
-    ],
-)
-def test_the_name_follows_from_split_and_questions(keys, name):
-    assert EvalRecipe(**keys).evaluation_name == name
-
-
-@pytest.mark.parametrize("name", ["../x", "", "a/b", ".x"])
-def test_a_name_is_one_directory(name):
-    with pytest.raises(ValueError, match="evaluation"):
-        EvalRecipe(evaluation=name)
+def test_the_name_follows_from_split_and_questions_and_is_one_directory():
+    given = [{}, {"questions": "/data/v1.2-hard.jsonl.gz"}, {"split": "all", "questions": "hard.jsonl"}]
+    assert [EvalRecipe(**keys).evaluation_name for keys in given] == [None, "v1.2-hard", "all-hard"]
+    for name in ("../x", "", "a/b", ".x"):
+        with pytest.raises(ValueError, match="evaluation"):
+            EvalRecipe(evaluation=name)
 
 
 def test_an_evaluation_and_a_system_have_no_directory_in_common(run):

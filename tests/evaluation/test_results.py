@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leret.core.errors import RunError
-from leret.evaluation.results import ScoredHop, escape, read_rows, write_rows, write_run
+from leret.evaluation.results import ScoredHop, escape, read_rows, write_rows
 
 
 def test_rows_survive_the_file(tmp_path):
@@ -28,10 +28,3 @@ def test_escaping_is_reversible_and_leaves_no_white_space(text):
     assert unquote(escape(text), errors="surrogatepass") == text
     assert escape(text).split() == [escape(text)]
     assert escape("Zoë_(singer)-1+2") == "Zoë_(singer)-1+2"
-
-
-def test_ties_and_order_of_a_run_are_written_as_falling_scores(tmp_path):
-    write_run(tmp_path / "r", "t", [("q", ["b", "a", "c"], [1.0, 1.0, 2.0])])
-    scores = [float(line.split()[4]) for line in (tmp_path / "r").read_text().splitlines()]
-    assert scores[0] > scores[1] > scores[2]
-    assert scores == pytest.approx([1.0, 1.0, 1.0], abs=1e-6)

@@ -22,6 +22,7 @@ from tests.retrieval.serving import Echo, running
 
 NAMES = ["R@1", "R@10", "R@100", "AP", "AP@10", "RR", "RR@10", "nDCG", "nDCG@10", "Success@1", "Success@5"]
 DEEPEST = 2**31 - 1
+ODD = ["a b\tc", "é%20", "100%", "\u3000x", "-1", "half\ud800", "nul\x00a", "nul\x00b", "line\u2028", "\u0085"]
 
 
 class Table:
@@ -29,13 +30,13 @@ class Table:
 
     digest = "table"
 
-    def __init__(self, found, score=None):
+    def __init__(self, found, score=lambda rank: 1.0 / rank):
         self.found, self.score, self.asked = found, score, []
 
     def search(self, queries, k):
         self.asked.append(k)
         rankings = [enumerate(self.found.get(query, ())[:k], 1) for query in queries]
-        return [tuple(Passage(i, "", "", self.score or 1.0 / rank) for rank, i in ranking) for ranking in rankings]
+        return [tuple(Passage(i, "", "", self.score(rank)) for rank, i in ranking) for ranking in rankings]
 
 
 def q(question_id, *gold):
@@ -48,7 +49,6 @@ def test_by_hand():
     report = evaluate_retriever(table, questions, ["R@2", "AP", "RR", "Success@1"])
     # question 1: R@2 1/2, AP (1/2 + 2/3)/2 = 7/12, RR 1/2; 2: R@2 1/2, AP 1/2, RR 1; 3 found nothing: 0
     assert report.measures == pytest.approx({"R@2": 1 / 3, "AP": (7 / 12 + 1 / 2) / 3, "RR": 1 / 2, "Success@1": 1 / 3})
-    assert report.n_empty == 1
     assert all(low <= report.measures[name] <= high for name, (low, high) in report.intervals.items())
 
 
@@ -63,25 +63,26 @@ def difference(questions, rankings):
     )
 
 
-@pytest.mark.parametrize("score", [None, 1.0, -3.0, 1e30])
-def test_random_rankings_give_what_our_rewards_give_ties_and_odd_ids_included(score):
+@pytest.mark.parametrize("score", [lambda rank: 1 / rank, lambda rank: 1.0, float, lambda rank: 1e30])
+def test_random_rankings_give_what_our_rewards_give_in_the_files_too_whatever_ids_and_scores(tmp_path, score):
     rng = random.Random(0)
-    ids = [f"d{i}" for i in range(150)] + ["a b", "é%20", "100%", "\u3000x", "-1"]
-    questions = [q(f"q {i}", *rng.sample(ids, rng.randint(1, 12))) for i in range(60)]
+    ids = [f"d{i}" for i in range(150)] + ODD
+    questions = [q(f"{ODD[i % len(ODD)]}{i}", *rng.sample(ids, rng.randint(1, 12))) for i in range(60)]
     table = Table({question.text: rng.sample(ids, rng.randint(0, 120)) for question in questions}, score)
-    assert difference(questions, table.search([question.text for question in questions], 200)) < 1e-12
-
-
-def measures_of_files(directory, names):
-    """(question id, measure) to value, as ir_measures reads the TREC files."""
-    qrels = ir_measures.read_trec_qrels(str(directory / "qrels.trec"))
-    ranked = ir_measures.read_trec_run(str(directory / "run.trec"))
-    found = ir_measures.iter_calc([ir_measures.parse_measure(name) for name in names], qrels, ranked)
-    return {(unquote(m.query_id, errors="surrogatepass"), str(m.measure)): m.value for m in found}
+    report = evaluate_retriever(table, questions, NAMES, resamples=10)
+    assert difference(questions, report.rankings) < 1e-12
+    report.save(tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "per_question.jsonl").read_text().splitlines()]
+    ours = {(row["id"], name): row[name] for row in rows for name in NAMES}
+    qrels = ir_measures.read_trec_qrels(str(tmp_path / "qrels.trec"))
+    ranked = ir_measures.read_trec_run(str(tmp_path / "run.trec"))
+    found = ir_measures.iter_calc([ir_measures.parse_measure(name) for name in NAMES], qrels, ranked)
+    theirs = {(unquote(m.query_id, errors="surrogatepass"), str(m.measure)): m.value for m in found}
+    assert theirs == pytest.approx(ours, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", ["scifact", "nfcorpus", "hotpotqa"])
-def test_bm25s_run_file_on_real_data_gives_what_our_rewards_give(shared_data, tmp_path, name):
+def test_bm25_on_real_data_gives_what_our_rewards_give_and_its_known_figures(shared_data, name):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
     from bm25_figures import SETS, read
 
@@ -90,44 +91,20 @@ def test_bm25s_run_file_on_real_data_gives_what_our_rewards_give(shared_data, tm
     engine = BM25.build(data.corpus, fold_accents=False)
     report = evaluate_retriever(engine, questions, [*NAMES, "AP@100"], resamples=10)
     assert difference(questions, report.rankings) < 1e-12
-    report.save(tmp_path)
-    found = measures_of_files(tmp_path, NAMES)
-    means = {name: sum(v for (_, m), v in found.items() if m == name) / len(questions) for name in NAMES}
-    assert means == pytest.approx({n: report.measures[n] for n in NAMES}, abs=1e-12)
     if name == "nfcorpus":
         assert max(grade for q in questions for grade in q.grades.values()) == 2
     else:  # its figure counts documents of score 0 (benchmarks/bm25_figures.py)
         assert (report.measures["R@10"], report.measures["AP@100"]) == pytest.approx(SETS[name][3:], abs=0.0011)
 
 
-def test_trec_files_hold_whatever_ids_the_corpus_may(tmp_path):
-    ids = ["half\ud800", "nul\x00a", "nul\x00b", "a b\tc", "%20", "line\u2028", "\u0085"]
-    table = Table({f"text {doc_id}": ids for doc_id in ids})
-    evaluate_retriever(table, [q(doc_id, doc_id) for doc_id in ids], ["RR", "R@3"]).save(tmp_path)
-    assert measures_of_files(tmp_path, ["RR"]) == {(doc_id, "RR"): 1 / i for i, doc_id in enumerate(ids, 1)}
-    rows = [json.loads(line) for line in (tmp_path / "per_question.jsonl").read_text().splitlines()]
-    assert [row["id"] for row in rows] == ids
-
-
 @pytest.mark.parametrize(
     ("names", "depth", "want"),
-    [
-        (["R@10"], None, 10),
-        (["R@10", "AP"], None, 100),
-        (["R@200", "AP"], None, 200),
-        (["RR"], 7, 7),
-        (["R@7", "AP"], 7, 7),
-        (["R@10", "AP", "R@5", "P@6"], 5, "5 documents are too few for R@10, P@6;"),
-    ],
+    [("R@10", None, 10), ("R@10,AP", None, 100), ("R@200,AP", None, 200), ("RR", 7, 7), ("R@7,AP", 7, 7)],
 )
 def test_the_depth_is_what_the_measures_need(names, depth, want):
-    if isinstance(want, str):
-        with pytest.raises(ConfigError, match=want):
-            ir.depth_for(names, depth)
-    else:
-        table = Table({})
-        evaluate_retriever(table, [q("a", "x")], names, depth=depth)
-        assert table.asked == [want]
+    table = Table({})
+    evaluate_retriever(table, [q("a", "x")], names.split(","), depth=depth)
+    assert table.asked == [want]
 
 
 def test_names_of_ir_measures_and_of_our_rewards_are_understood_and_others_are_listed():
@@ -141,7 +118,7 @@ def test_names_of_ir_measures_and_of_our_rewards_are_understood_and_others_are_l
     assert evaluate_retriever(Table({"text a": ["x"]}), [q("a", "x")], [name]).measures == {name: 1}
 
 
-def test_rewrites_are_searched_for_and_fused():
+def test_rewrites_are_searched_for_and_fused_and_no_question_lacks_one_or_gold():
     table, questions = Table({"text 1": ["a", "x"], "new 1": ["b", "a"]}), [q("1", "b")]
     alone = evaluate_retriever(table, questions, ["RR"], rewrites={"1": "new 1"})
     assert (alone.system, alone.measures) == ("rewritten", {"RR": 1.0})
@@ -150,6 +127,8 @@ def test_rewrites_are_searched_for_and_fused():
     assert (both.system, both.measures) == ("fused", {"RR": 0.5})
     with pytest.raises(DataError, match="no rewritten query, '1' first"):
         evaluate_retriever(table, questions, ["RR"], rewrites={})
+    with pytest.raises(DataError, match="1 of 2 questions name no relevant document, '2' first"):
+        evaluate_retriever(table, [*questions, q("2")], ["RR"])
 
 
 @pytest.mark.parametrize("names", [["Success@1"], ["Success@1", "AP"], ["Success@1", "R@200"]])
@@ -167,8 +146,6 @@ def test_bad_rewrites_are_told_with_their_line(tmp_path, text):
     path.write_text(text)
     with pytest.raises(DataError, match=r"rewrites.jsonl:[12]"):
         read_rewrites(path)
-    with pytest.raises(DataError, match="cannot be read"):
-        read_rewrites(tmp_path / "none")
 
 
 @pytest.fixture(scope="module")
@@ -183,9 +160,7 @@ def ask(tmp_path):
     """``leret eval-retriever`` on questions, each its text and gold; exit code, standard output, all output."""
 
     def run(place, questions, *args):
-        rows = [
-            {"id": f"q {i}", "question": text, "relevant_doc_ids": gold} for i, (text, *gold) in enumerate(questions)
-        ]
+        rows = [{"id": f"q {i}", "question": text, "relevant_doc_ids": ids} for i, (text, *ids) in enumerate(questions)]
         path = tmp_path / "q.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         result = CliRunner().invoke(app, ["eval-retriever", str(place), "--questions", str(path), *map(str, args)])
@@ -202,8 +177,7 @@ def test_the_command_prints_one_json_object_and_writes_trec_files(index, ask, tm
     lines = {name: (tmp_path / "out" / name).read_text().splitlines() for name in ("run.trec", "qrels.trec")}
     assert {unquote(line.split()[0]) for line in lines["run.trec"]} == {"q 0", "q 1"}
     assert lines["qrels.trec"] == ["q%200 0 d%203 1", "q%201 0 d%205 1", "q%201 0 d%208 1"]
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert (summary["n_questions"], set(summary["intervals"])) == (2, {"R@10", "AP"})
+    assert set(json.loads((tmp_path / "out" / "summary.json").read_text())["intervals"]) == {"R@10", "AP"}
     code, out, _ = ask(index, questions, "--rm3", "--original-weight", "1")
     assert (code, "R@10" in out) == (0, True)
 

@@ -32,13 +32,11 @@ def test_bank_and_policies_stand_for_all_of_them_in_the_tables_order(run):
     trained(run, "ipo", parent="sft")
     trained(run, "sft")
     trained(run, "sft-more", match_steps_of="ipo")
-    found = available(run, {})
-    systems = select(("policies", "bank", "base"), found)
+    systems = select(("policies", "bank", "base"), available(run, {}))
     assert [s.name for s in systems] == ["base", "bank:1", "bank:2", "bank:10", "sft", "sft-more", "ipo"]
     assert systems[1].prompt.demos["write_query"][0]["question"] == "1"
     # compared with the parent, the control and the raw question
-    assert found["ipo"].rivals == ("sft", "sft-more", "raw-question")
-    assert found["sft"].rivals == ("raw-question",)
+    assert systems[-1].rivals == ("sft", "sft-more", "raw-question")
 
 
 def test_the_report_is_about_the_last_policy_that_is_no_control(run):
@@ -77,7 +75,5 @@ def test_a_training_that_is_not_finished_is_no_policy(run):
 
 
 def test_a_fusion_brings_its_parts_and_comes_after_them(run):
-    systems = select(("fused:base", "rm3"), available(run, {}))
-    assert [s.name for s in systems] == ["raw-question", "rm3", "base", "fused:base"]
-    assert [part.name for part in systems[-1].parts] == ["raw-question", "base"]
-    assert systems[-1].rivals == ("base", "raw-question")
+    raw, rm3, base, fused = select(("fused:base", "rm3"), available(run, {}))
+    assert (rm3.name, fused.name, fused.parts, fused.rivals) == ("rm3", "fused:base", (raw, base), ("base", raw.name))

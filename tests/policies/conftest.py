@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,13 +10,6 @@ import pytest
 from leret.policies.base import Request
 from leret.policies.local.policy import LocalPolicy
 from tests.tiny import tiny_policy
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"  # the tests of served policies need no torch, and do not wait for it
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

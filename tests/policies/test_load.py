@@ -8,9 +8,7 @@ from typing import Any, Literal
 import pytest
 from aiohttp import web
 
-from leret.config.load import load_recipe
 from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings
-from leret.config.sampling import SamplingRecipe
 from leret.core.errors import PolicyError
 from leret.policies import load
 from leret.policies.load import POLICIES, PolicyKind, make_policy, policy_state, probe, shared_policy
@@ -19,7 +17,7 @@ from leret.policies.remote import openai
 from tests.policies.servers import ChatServer, completion, probed
 
 
-def test_a_new_kind_is_a_settings_class_and_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_kind_is_a_settings_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     class ToySettings(PolicySettings):
         kind: Literal["toy"] = "toy"
         model: str = "parrot"
@@ -29,11 +27,7 @@ def test_a_new_kind_is_a_settings_class_and_a_line(tmp_path: Path, monkeypatch: 
             self.settings, self.name = settings, settings.model
 
     monkeypatch.setitem(POLICIES, "toy", PolicyKind(ToySettings, Toy))
-    recipe = tmp_path / "toy.yaml"
-    recipe.write_text(
-        "data: {kind: jsonl, questions: toy.yaml, corpus: toy.yaml}\npolicy: {kind: toy, temperature: 0.5}\n"
-    )
-    policy: Any = make_policy(load_recipe(recipe, SamplingRecipe).policy)
+    policy: Any = make_policy(PolicySettings.model_validate({"kind": "toy", "temperature": 0.5}))
     assert policy.name == "parrot"
     assert policy_state(policy) == {"kind": "toy", "temperature": 0.5}
     asyncio.run(probe(ToySettings()))  # it is behind no server
@@ -43,7 +37,6 @@ def test_equal_settings_share_a_policy_until_it_is_closed(llama_dir: Path) -> No
     settings = LocalPolicySettings(model=str(llama_dir))
     one = shared_policy(settings)
     assert shared_policy(settings.model_copy(update={"temperature": 0.3})) is one
-    assert isinstance(one, LocalPolicy)
     one.close()
     assert shared_policy(settings) is not one
 

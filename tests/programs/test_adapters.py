@@ -10,20 +10,10 @@ ONE = dspy.Signature("question, context: list[str] -> query")
 TWO = dspy.Signature("question -> reasoning, n: int")
 
 
-@pytest.mark.parametrize(
-    ("options", "inputs", "content"),
-    [
-        (
-            {"words_per_item": 3, "items": 2},
-            {"question": "Who\nwas it?", "context": ["A | b c d e", "F", "G"]},
-            "question: Who was it?\ncontext:\nA | b\nF",
-        ),
-        ({}, {"question": "q", "context": []}, "question: q"),
-    ],
-    ids=["lists are clipped", "an empty list is left out"],
-)
-def test_inputs_become_lines(options, inputs, content):
-    assert CompactAdapter(**options).format(ONE, [], inputs) == [{"role": "user", "content": content}]
+def test_inputs_become_lines_and_lists_are_clipped():
+    inputs = {"question": "Who\nwas it?", "context": ["A | b c d e", "F", "G"]}
+    (message,) = CompactAdapter(words_per_item=3, items=2).format(ONE, [], inputs)
+    assert message == {"role": "user", "content": "question: Who was it?\ncontext:\nA | b\nF"}
 
 
 def test_demos_are_turns_without_their_context_after_instructions_where_asked_for():

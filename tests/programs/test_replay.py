@@ -45,12 +45,6 @@ def test_the_next_step_sees_the_union_by_score_and_nothing_of_other_runs(replay)
     assert run(replay, "who?", [{"query": "a"}], known) == need
 
 
-def test_a_program_of_another_shape_replays_as_well():
-    replay = Replay(load_program(ROOT / "tests/programs/threehop.py", "ThreeHop", {}, k=3))
-    need = run(replay, "a claim", [{"lookup": "a"}], known)
-    assert (need.predictor, need.inputs) == ("then", {"claim": "a claim", "notes": ["T1", "T2"]})
-
-
 class Catching(dspy.Module):
     def __init__(self):
         super().__init__()
@@ -87,12 +81,9 @@ def test_a_crash_names_the_program_and_the_question():
         run(Replay(variant(lambda self, question: {}["x"])), "who", [])
 
 
-def test_inputs_are_bound_by_name():
+def test_inputs_are_bound_by_name_and_a_predictor_under_two_names_is_replayed_under_both():
     two = variant(lambda self, left, right: self.ask(question=f"{left} {right}"))
     assert Replay(two).run(Task("t", {"left": "a", "right": "b"}), [], {}).inputs == {"question": "a b"}
-
-
-def test_a_predictor_under_two_names_is_replayed_under_both():
     twice = variant(lambda self, question: self.again(question=self.ask(question=question).query))
     assert run(Replay(twice), "q", [{"query": "x"}]).inputs == {"question": "x"}
 

@@ -5,26 +5,12 @@ import dspy
 from leret import Search
 
 
-class FirstQuery(dspy.Signature):
-    """You are a librarian. Name what to look up first."""
-
-    claim: str = dspy.InputField()
-    lookup: str = dspy.OutputField()
-
-
-class NextQuery(dspy.Signature):
-    """You are a librarian. Name what to look up next."""
-
-    claim: str = dspy.InputField()
-    notes: list[str] = dspy.InputField()
-    lookup: str = dspy.OutputField()
-
-
 class ThreeHop(dspy.Module):
     def __init__(self, breadth=2):
         super().__init__()
-        self.first = dspy.Predict(FirstQuery)
-        self.then = dspy.Predict(NextQuery)
+        librarian = "You are a librarian. Name what to look up"
+        self.first = dspy.Predict(dspy.Signature("claim -> lookup", f"{librarian} first."))
+        self.then = dspy.Predict(dspy.Signature("claim, notes: list[str] -> lookup", f"{librarian} next."))
         self.shelf = Search(k=breadth)
 
     def forward(self, claim):

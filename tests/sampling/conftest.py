@@ -8,8 +8,7 @@ from leret.programs.load import load_program
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
 from leret.sampling.stage import sample
-from tests.sampling.fakes import ROOT, FakePolicy, open_fakes, policy_is, recipe_of, write_data
-from tests.sampling.seeded_server import SeededServer
+from tests.sampling.fakes import ROOT, FakePolicy, SeededServer, open_fakes, policy_is, recipe_of, write_data
 
 
 @pytest.fixture

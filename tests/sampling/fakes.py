@@ -1,12 +1,15 @@
-"""A policy and a retriever of twenty lines each, deterministic and without a model; data and a recipe for them."""
+"""A policy, a retriever and a server, deterministic and without a model; data and a recipe for them."""
 
 import asyncio
 import json
 import random
-from contextlib import contextmanager
+from collections import Counter
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from anyio.from_thread import start_blocking_portal
 
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import PolicyError, RetrievalError
@@ -14,9 +17,11 @@ from leret.core.types import Failure, Passage, Sample, Task
 from leret.policies import load
 from leret.policies.base import Completion
 from leret.sampling.store.store import Store
+from tests.http.servers import Served, serving
 
 ROOT = Path(__file__).parents[2]
 
+AWAY = {"error": {"message": "upstream is away"}}
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta")
 """A document a word; its text names the next one, so that a second hop has something to read."""
 
@@ -93,14 +98,15 @@ def write_data(directory, n=30):
         (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def recipe_of(data=(), policy=(), **sampling):
+def recipe_of(data=(), policy=(), program=None, **sampling):
+    multihop = {"path": f"{ROOT}/pipelines/multihop.py:MultiHop", "hops": 2}
     bank = {"train_questions": 10, "dev_questions": 10, "candidates": 4, "max_demos": 2}
     files = {"kind": "jsonl", "corpus": "corpus.jsonl", "questions": "questions.jsonl", "split": "all"}
     recipe = {
         "data": files | dict(data),
         "retriever": {"k": 2, "stopwords": None},
         "policy": {"model": "fake", "max_tokens": 8} | dict(policy),
-        "program": {"path": f"{ROOT}/pipelines/multihop.py:MultiHop", "hops": 2, "adapter": {"kind": "compact"}},
+        "program": {"adapter": {"kind": "compact"}} | (program or multihop),
         "sampling": {"prompts": 3, "samples": 2, "seed": 1, "bank": bank, **sampling},
     }
     return SamplingRecipe.model_validate(recipe)
@@ -136,3 +142,56 @@ def content(run):
 
 def preferences(run):
     return (run.preferences / "train.parquet").read_bytes()
+
+
+def served(server, **sampling):
+    """The recipe of the fakes, with this server's policy."""
+    policy = {"kind": "openai", "model": "seeded", "urls": [server.url], "retry_for_s": 0, **sampling.pop("policy", {})}
+    return recipe_of(policy=policy, **{"prompts": 1, "max_error_rate": 1.0, **sampling})
+
+
+def blank(share):
+    """Every so many completions are empty, which the compact adapter cannot read."""
+    choice = {"index": 0, "message": {"content": " "}, "finish_reason": "stop"}
+    return lambda body: {"choices": [choice]} if body["seed"] % 100 < 100 * share else {}
+
+
+class SeededServer(Served):
+    """OpenAI-compatible and in a thread, started as it is made; completions follow from messages and seed.
+
+    It gives one choice whatever ``n`` says, so that every sample is a request with its own seed. ``broken`` says of a
+    request's body whether it is refused, or how it is answered; ``lie`` what is changed in the answer to it; ``asked``
+    counts requests by seed; a reply takes ``delay_s``.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.delay_s = 0.0
+        self.asked = Counter()
+        self.answered = 0
+        self.broken = lambda body: False
+        self.lie = lambda body: {}
+        with ExitStack() as stack:
+            portal = stack.enter_context(start_blocking_portal())
+            stack.enter_context(portal.wrap_async_context_manager(serving(self, under="/v1")))
+            self.close = stack.pop_all().close
+
+    @property
+    def n_asked(self):
+        return sum(self.asked.values())
+
+    async def route(self, request, body):
+        if request.path == "/v1/models":
+            return web.json_response({"object": "list", "data": [{"id": "seeded", "object": "model"}]})
+        is_sample = body["max_tokens"] > 1  # a probe asks for a single token
+        self.asked[body.get("seed")] += is_sample
+        await asyncio.sleep(self.delay_s)
+        if broken := self.broken(body):
+            refused = web.json_response({"error": {"message": "this question is refused"}}, status=400)
+            return broken if isinstance(broken, web.Response) else refused
+        self.answered += is_sample
+        text = " ".join(random.Random(json.dumps([body["messages"], body.get("seed")])).choices(WORDS, k=2))
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
+        answer = {"object": "chat.completion", "model": "seeded", "choices": [choice], "usage": usage}
+        return web.json_response(answer | self.lie(body))

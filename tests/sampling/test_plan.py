@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.policies.base import PromptTooLongError
 from leret.sampling.plan import plan
@@ -13,13 +12,12 @@ from tests.sampling.fakes import recipe_of
 from tests.tiny import tiny_policy
 
 READING = """
-import dspy
-from leret import Search
+import dspy, leret
 
 class Reading(dspy.Module):
     def __init__(self):
         super().__init__()
-        self.write, self.search = dspy.Predict("question -> query"), Search()
+        self.write, self.search = dspy.Predict("question -> query"), leret.Search()
 
     def forward(self, question):
         query = self.write(question=question).query
@@ -41,9 +39,9 @@ def test_the_plan_sees_a_prompt_that_does_not_fit(made, tmp_path):
 @pytest.mark.parametrize("body", ["raise KeyError('x')", "while True: self.write(question=question)"])
 def test_the_plan_lets_pass_what_made_up_outputs_do_to_a_program(made, tmp_path, body):
     (tmp_path / "reading.py").write_text(READING + body)
-    recipe = recipe_of(policy={"model": str(tiny_policy(tmp_path / "tiny")), "enable_thinking": False}).model_dump()
-    recipe["program"] = {"path": f"{tmp_path}/reading.py:Reading", "adapter": {"kind": "compact"}}
-    planned = plan(SamplingRecipe.model_validate(recipe), Run(tmp_path / "run"))
+    policy = {"model": str(tiny_policy(tmp_path / "tiny")), "enable_thinking": False}
+    recipe = recipe_of(policy=policy, program={"path": f"{tmp_path}/reading.py:Reading"})
+    planned = plan(recipe, Run(tmp_path / "run"))
     assert (planned.steps, planned.prompt_tokens > 0) == (1, True)
 
 

@@ -18,18 +18,17 @@ from leret.sampling.sharding import RayCluster, Shard, sample_shard
 from leret.sampling.stage import sample
 from leret.sampling.store.merge import merge_shards, shard_stores
 from leret.sampling.store.store import Store
+from tests.sampling import fakes
 from tests.sampling.fakes import content, preferences, write_data
-from tests.sampling.seeded_server import served as of_server
 
 
 def served(server, limit=None, **sampling):
-    sampling = {"samples": 1, "concurrency": 8, "max_error_rate": 0.1, "data": {"limit": limit}, **sampling}
-    return of_server(server, **sampling)
+    sampling = {"samples": 1, "max_error_rate": 0.1, **sampling}
+    return fakes.served(server, data={"limit": limit}, **sampling)
 
 
 @pytest.fixture(scope="module")
 def connected():
-    """Ray on this machine, started once."""
     pytest.importorskip("ray", reason="the extra ray is not installed")
     with RayCluster(2) as cluster:
         yield cluster

@@ -1,6 +1,8 @@
-"""The stage from a recipe to preferences, with a fake policy and real files."""
+"""The stage from a recipe to preferences, with a fake policy, or a server that lies or is away, and real files."""
 
+import gc
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -8,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from leret.config.sampling import SamplingRecipe
-from leret.core.errors import ConfigError, DataError, PolicyError, RunError
+from leret.config.evaluation import EvalRecipe
+from leret.core.errors import ConfigError, DataError, PolicyError
 from leret.core.runs import Run
 from leret.datasets.splits import split_of
+from leret.evaluation.stage import evaluate
 from leret.policies.base import Completion, PromptTooLongError
 from leret.sampling.plan import plan
 from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.stage import sample
 from leret.sampling.store.check import check_store
 from leret.sampling.store.store import Store
-from tests.sampling.fakes import ROOT, FakePolicy, content, policy_is, preferences, recipe_of
+from tests.sampling.fakes import AWAY, ROOT, FakePolicy, blank, content, policy_is, preferences, recipe_of, served
 
 TOO_LONG = PromptTooLongError("a prompt of 517 tokens does not fit")
 
@@ -29,20 +32,16 @@ def test_a_recipe_becomes_a_bank_a_store_and_preferences(run):
     assert report.samples == sum(len(group.samples) for group in content(run))
     assert report.pairs > 0
     assert list(report.prompts) == [path.stem for path in sorted(run.prompts.glob("*.json"))] == ["0", "1", "2"]
-    manifest = run.manifest()
-    assert manifest["sampling"]["data"]["corpus"] == str(Path("corpus.jsonl").resolve())
-    assert set(manifest["digests"]) == {"corpus", "retriever", "program", "questions", "policy"}
-    assert manifest["rounds"] == [{"policy": "fake", "model": "fake", "digest": "fake-policy"}]
+    assert run.manifest()["sampling"]["data"]["corpus"] == str(Path("corpus.jsonl").resolve())
+    assert set(run.manifest()["digests"]) == {"corpus", "retriever", "program", "questions", "policy"}
     assert [event["event"] for event in run.events()] == ["started", "bank", "accounts", "built", "finished"]
 
 
 def test_what_no_training_may_see_is_noted_and_noted_again_where_it_is_lost(run):
-    recipe = recipe_of(data={"limit": 5})
+    test = [f"q{i:02d}" for i in range(30) if split_of(f"q{i:02d}") == "test"]
     for _ in range(2):
-        assert not sample(recipe, run).already
-        assert json.loads(run.held_out.read_text()) == [
-            f"q{i:02d}" for i in range(30) if split_of(f"q{i:02d}") == "test"
-        ]
+        assert not sample(recipe_of(data={"limit": 5}), run).already
+        assert json.loads(run.held_out.read_text()) == test
         run.held_out.unlink()
 
 
@@ -61,16 +60,13 @@ def test_two_runs_of_one_recipe_are_equal(run):
     sample(recipe_of(), run)
     sample(recipe_of(concurrency=3), other)
     assert content(run) == content(other)
-    for name in ("preferences/train.parquet", "prompts/1.json", "prompts/2.json"):
-        assert (run.path / name).read_bytes() == (other.path / name).read_bytes()
+    assert preferences(run) == preferences(other)
 
 
 def test_a_larger_limit_adds_questions_to_the_same_bank(run):
     first, second = (sample(recipe_of(data={"limit": limit}), run) for limit in (20, 30))
     assert (first.questions, second.questions, second.new_questions) == (20, 30, 10)
     assert second.prompts == first.prompts
-    os.utime("questions.jsonl")
-    assert not sample(recipe_of(), run).new_samples
 
 
 def test_a_smaller_limit_closes_a_run_that_an_outage_stopped(run):
@@ -143,8 +139,7 @@ def test_a_report_says_why_there_are_few_prompts_and_little_spread(run, monkeypa
 
 
 def test_a_program_of_another_shape_is_sampled_by_its_path_alone(run):
-    program = {"path": f"{ROOT}/tests/programs/threehop.py:ThreeHop", "adapter": {"kind": "compact"}}
-    sample(SamplingRecipe.model_validate({**recipe_of().model_dump(), "program": program}), run)
+    sample(recipe_of(program={"path": f"{ROOT}/tests/programs/threehop.py:ThreeHop"}), run)
     states = [group.state for group in content(run)]
     assert {(state.step, state.predictor) for state in states} == {(0, "first"), (1, "then"), (2, "then")}
     assert set(json.loads((run.prompts / "1.json").read_text())["demos"]) == {"first", "then"}
@@ -156,9 +151,6 @@ def test_a_finished_run_sees_a_file_that_was_cut(run):
     pairs.write_bytes(table[: len(table) // 2])
     assert not sample(recipe_of(), run).already
     assert preferences(run) == table
-    run.store.write_bytes(run.store.read_bytes()[:20_000])
-    with pytest.raises(RunError, match=r"rollouts\.db is damaged"):
-        sample(recipe_of(), run)
 
 
 @pytest.mark.parametrize("faults", [0.0, 0.3], ids=["sound replies", "30 % faulty replies"])
@@ -172,3 +164,73 @@ def test_a_run_killed_three_times_equals_one_that_was_not(faults):
     told = json.loads(ended.stdout)
     assert (told["equal"], told["asked_twice"], len(told["at"]), bool(told["faults"])) == (True, 0, 3, bool(faults))
     assert 40 * 4 < told["requests"] <= 40 * 2 * 4
+
+
+UNKNOWN = {"choices": [{"index": 0, "message": {"content": ""}, "finish_reason": "content_filter"}]}
+
+
+@pytest.fixture
+def held_out(run):
+    """The recipe of an evaluation on questions that were not sampled."""
+    text = Path("questions.jsonl").read_text().replace('"id": "q', '"id": "h').replace("what follows", "and then what")
+    Path("held_out.jsonl").write_text(text)
+    return EvalRecipe(questions="held_out.jsonl", split="all", systems=("base",), resamples=100)
+
+
+def about_7(lie):
+    return lambda body: lie if "number 7" in body["messages"][-1]["content"] else {}
+
+
+@pytest.mark.parametrize("lie", [AWAY, UNKNOWN], ids=["error", "content filter"])
+def test_failures_of_status_200_are_outages_and_are_asked_again(run, server, lie):
+    whole = Run.create(Path("whole"))
+    sample(served(server), whole)
+    server.lie = about_7(lie)
+    report = sample(served(server), run)
+    assert (report.waiting, set(report.failures)) == (1, {"policy"})
+    assert all(s.reward is None for g in content(run) for s in g.samples if s.failure)
+    server.lie = lambda body: {}
+    assert sample(served(server), run).waiting == 0
+    assert content(run) == content(whole)
+
+
+def test_an_evaluation_scores_no_failure_and_leaves_no_connection_open(run, held_out, server, caplog):
+    gc.collect()  # what earlier tests left is not counted
+    sample(served(server, prompts=3), run)
+    recipe = held_out.model_copy(update={"systems": ("base", "bank")})
+    for lie, n_failed in ((UNKNOWN, 1), ({}, 0)):
+        server.lie = about_7(lie)
+        assert {row["failed"] for row in evaluate(recipe, run).summary["rows"]} == {n_failed}
+    with caplog.at_level(logging.ERROR, "asyncio"):
+        gc.collect()
+    assert "Unclosed" not in caplog.text
+
+
+def test_an_evaluation_asks_for_its_server_only_where_it_needs_it(run, held_out, server):
+    sample(served(server), run)
+    evaluate(held_out, run)
+    server.close()
+    assert evaluate(held_out.model_copy(update={"systems": ("base", "raw-question")}), run).asked == ("raw-question",)
+
+
+def test_a_dead_server_is_told_before_the_data_is_read(tmp_path):
+    recipe = recipe_of(policy={"kind": "openai", "model": "m", "urls": ["http://127.0.0.1:9/v1"], "retry_for_s": 0})
+    with pytest.raises(PolicyError, match=r"http://127\.0\.0\.1:9/v1/models cannot be reached"):
+        sample(recipe, Run.create(tmp_path / "run"), base_dir=tmp_path)
+    assert Run.open(tmp_path / "run").manifest().get("sampling") is None
+
+
+def test_a_run_whose_completions_do_not_parse_stops_and_shows_one(run, server):
+    server.lie = blank(1.0)
+    for _ in range(2):  # the second time nothing is left to be sampled
+        with pytest.raises(PolicyError, match=r"30 of 30 completions .*: ' ' is .*Adapter reads.* a new run directory"):
+            sample(served(server, samples=1), run)
+    raised = sample(served(server, samples=1, max_unparsed_rate=1.0), run)
+    assert (raised.failures, raised.pairs) == ({"parse": 30}, 0)
+
+
+def test_a_long_run_whose_completions_do_not_parse_stops_early(run, server):
+    server.lie = blank(1.0)
+    with pytest.raises(PolicyError, match=r"completions do not parse"):
+        sample(served(server, samples=8, concurrency=2), run)
+    assert server.answered < 100

@@ -31,7 +31,6 @@ class BufferLayer(DynamicLayer):
             self.keys, self.values, self.is_initialized = keys, values, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append, and return all so far."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self.keys, self.values = key_states, value_states
@@ -48,7 +47,6 @@ class BufferLayer(DynamicLayer):
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def get_seq_length(self) -> int:
-        """Slots in use."""
         return self.length
 
 
@@ -106,7 +104,6 @@ class PrefixCache:
             self._entries.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget everything."""
         self._entries.clear()
         self._sightings.clear()
 

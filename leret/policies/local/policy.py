@@ -89,12 +89,10 @@ class LocalPolicy:
 
     @property
     def n_batches(self) -> int:
-        """Batches decoded so far."""
         return self._worker.n_batches
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return self._worker.closed
 
     async def complete(self, request: Request) -> list[Completion]:
@@ -118,7 +116,6 @@ class LocalPolicy:
         self._worker.close()
 
     async def aclose(self) -> None:
-        """As `close`."""
         await asyncio.to_thread(self.close)
 
     def _count(self, done: Future[list[Completion]], began: float) -> None:

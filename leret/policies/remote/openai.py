@@ -83,7 +83,12 @@ class OpenAIPolicy:
         served: list[str] = []
         try:
             call = Call("GET", "/models")
-            served = await self.client.request(call, _model_names, timeout_s=LIST_S, retry_for_s=LIST_S)
+            served = await self.client.request(
+                call,
+                lambda answer: [str(entry["id"]) for entry in answer.json["data"]],
+                timeout_s=LIST_S,
+                retry_for_s=LIST_S,
+            )
         except RejectedError:
             pass
         except RetryableError as error:
@@ -315,7 +320,3 @@ def _choices(answer: Answer) -> list[dict[str, Any]]:
     if not choices:
         raise answer.malformed("no choices")
     return choices
-
-
-def _model_names(answer: Answer) -> list[str]:
-    return [str(entry["id"]) for entry in answer.json["data"]]

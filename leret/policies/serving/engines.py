@@ -66,10 +66,6 @@ class ServerKind:
         """Of the environment: names the executable."""
         return f"LERET_{self.name.upper()}"
 
-    def model_in_requests(self, served: ServedModel) -> str:
-        """The ``model`` of requests."""
-        return served.name if served.adapter is None else self.adapter_name.format(name=served.name)
-
 
 def _vllm(executable: str, served: ServedModel, at: Listening, gpu: bool) -> list[str]:
     command = ["serve", served.weights, "--host", at.host, "--port", str(at.port), "--generation-config", "vllm"]

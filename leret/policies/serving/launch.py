@@ -86,7 +86,7 @@ def plan(
     local = {"HF_HUB_OFFLINE": "1"} if Path(served.weights).is_absolute() else {}
     added = {**kind.environment, **({} if gpu else kind.cpu_environment), **local}
     variables = {name: environment.get(name, value) for name, value in added.items()}
-    request_name = kind.model_in_requests(served)
+    request_name = served.name if served.adapter is None else kind.adapter_name.format(name=served.name)
     return ServerPlan(kind, served, (program, *command, *extra), variables, at, request_name, api_key_env)
 
 
@@ -110,7 +110,7 @@ def run_server(
         environment[plan.kind.key_variable] = secret
     with _bound(plan.at.host, plan.at.port):
         pass  # a port in use is refused: its owner's answers would be taken for our server's
-    server = ServerProcess(plan.command, environment, log or _new_log(plan), key)
+    server = ServerProcess(plan.command, environment, log or _new_log(plan.served.name), key)
     began = time.monotonic()
     try:
         server.start()
@@ -150,8 +150,8 @@ def _bound(host: str, port: int) -> socket.socket:
     return held
 
 
-def _new_log(plan: ServerPlan) -> Path:
-    name = plan.served.name.replace("/", "-")
-    handle, path = tempfile.mkstemp(prefix=f"leret-serve-{name}-", suffix=".log")
-    os.close(handle)
-    return Path(path)
+def _new_log(name: str) -> Path:
+    with tempfile.NamedTemporaryFile(
+        prefix=f"leret-serve-{name.replace('/', '-')}-", suffix=".log", delete=False
+    ) as file:
+        return Path(file.name)

@@ -13,6 +13,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from leret.core.errors import ConfigError, RunError
 from leret.core.progress import Progress
@@ -34,12 +35,7 @@ _LEAST = 1e-9
 
 
 async def load_or_build_bank(
-    run: Run,
-    environment: Environment,
-    policy: Policy,
-    searches: SearchBatcher,
-    tasks: Sequence[Task],
-    progress: Progress,
+    run: Run, bench: Environment, policy: Policy, searches: SearchBatcher, tasks: Sequence[Task], progress: Progress
 ) -> list[Prompt]:
     """The prompts of a run, the zero-shot one first.
 
@@ -49,13 +45,13 @@ async def load_or_build_bank(
     bank = run.manifest().get("bank")
     if bank is not None:
         return [Prompt.load(run.prompts / f"{name}.json") for name in bank["prompts"]]
-    settings = environment.recipe.sampling
+    settings = bench.recipe.sampling
     if settings.prompts == 1:
         prompts = [ZERO_SHOT]
     elif settings.bank.path is not None:
         prompts = _given(Path(settings.bank.path), settings.prompts)
     else:
-        prompts = await _bootstrapped(run, environment, policy, searches, tasks, progress)
+        prompts = await _bootstrapped(run, bench, policy, searches, tasks, progress)
     with run.writing():
         run.prompts.mkdir(parents=True, exist_ok=True)
         for path in run.prompts.glob("*.json"):
@@ -87,49 +83,36 @@ def _given(directory: Path, n: int) -> list[Prompt]:
 
 
 async def _bootstrapped(
-    run: Run,
-    environment: Environment,
-    policy: Policy,
-    searches: SearchBatcher,
-    tasks: Sequence[Task],
-    progress: Progress,
+    run: Run, bench: Environment, policy: Policy, searches: SearchBatcher, tasks: Sequence[Task], progress: Progress
 ) -> list[Prompt]:
     from leret.policies.dspy_lm import policy_lm
     from leret.sampling.bank.bootstrap import BankPlan, bootstrap_prompts, cached_completion_lm
 
-    recipe, settings = environment.recipe, environment.recipe.sampling
-    train, dev = _drawn(run, environment, tasks)
+    recipe, settings = bench.recipe, bench.recipe.sampling
+    train, dev = _drawn(run, bench, tasks)
     progress.start("prompt bank", len(train) + settings.bank.candidates * len(dev))
-    rollouts = await _zero_shot(environment, policy, searches, train, progress)
-    threshold = _threshold(environment, train, rollouts)
+    rollouts = await _zero_shot(bench, policy, searches, train, progress)
+    threshold = _threshold(bench, train, rollouts)
     asked = {"max_tokens": recipe.policy.max_tokens, "top_p": recipe.policy.top_p}
     cold, warm = (policy_lm(policy, temperature=t, **asked) for t in (0.0, settings.bank.temperature))
-    teacher = cached_completion_lm(rollouts, lambda: warm, temperature=settings.bank.temperature, **asked)
+    teacher = cached_completion_lm(rollouts, warm, temperature=settings.bank.temperature, **asked)
     stop = threading.Event()
     plan = BankPlan(settings.prompts, settings.bank.max_demos, settings.bank.candidates, threshold)
-    parts = environment.program(), environment.adapter, cold, environment.retriever, reward(settings.reward)
-
-    def build() -> list[Prompt]:  # in a thread: DSPy's optimizers are not async
-        return bootstrap_prompts(
-            *parts, train, dev, plan, teacher=teacher, on_scored=lambda: progress.advance(1), stop=stop
-        )
-
-    work = asyncio.create_task(asyncio.to_thread(build))
+    parts = bench.program(), bench.adapter, cold, bench.retriever, reward(settings.reward)
+    told: dict[str, Any] = {"teacher": teacher, "on_scored": lambda: progress.advance(1), "stop": stop}
+    work = asyncio.create_task(asyncio.to_thread(bootstrap_prompts, *parts, train, dev, plan, **told))
     try:
-        prompts = await asyncio.shield(work)
+        return await asyncio.shield(work)
     finally:
-        stop.set()  # the thread cannot be cancelled; its next run of the program ends it
+        stop.set()  # DSPy's thread cannot be cancelled; its next run of the program ends it
         for lm in (cold, warm):
             lm.engine.close()  # and what it waits for now
         await asyncio.gather(work, return_exceptions=True)
         progress.finish()
-    if len(prompts) < settings.prompts:
-        run.event("sample", "fewer prompts", prompts=len(prompts), wanted=settings.prompts, threshold=threshold)
-    return prompts
 
 
-def _drawn(run: Run, environment: Environment, tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
-    settings = environment.recipe.sampling
+def _drawn(run: Run, bench: Environment, tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
+    settings = bench.recipe.sampling
     shuffled = sorted(tasks, key=lambda task: (rank_of(task.id, settings.seed, "bank"), task.id))
     n_train, n_dev = n_bank_questions(len(shuffled), settings.bank.train_questions, settings.bank.dev_questions)
     if not n_dev:
@@ -140,13 +123,11 @@ def _drawn(run: Run, environment: Environment, tasks: Sequence[Task]) -> tuple[l
 
 
 async def _zero_shot(
-    environment: Environment, policy: Policy, searches: SearchBatcher, train: Sequence[Task], progress: Progress
+    bench: Environment, policy: Policy, searches: SearchBatcher, train: Sequence[Task], progress: Progress
 ) -> list[Rollout]:
-    lm, settings = environment.recipe.policy, environment.recipe.sampling
-    actor = PolicyActor(
-        policy, environment.formatter, lm.max_tokens, settings.bank.temperature, lm.top_p, settings.seed
-    )
-    rollouts = await RolloutRunner(environment.runner(searches), actor).run(
+    lm, settings = bench.recipe.policy, bench.recipe.sampling
+    actor = PolicyActor(policy, bench.formatter, lm.max_tokens, settings.bank.temperature, lm.top_p, settings.seed)
+    rollouts = await RolloutRunner(bench.runner(searches), actor).run(
         train, concurrency=settings.concurrency, on_done=lambda rollout: progress.advance(1)
     )
     unparsed = [rollout.failure for rollout in rollouts if rollout.failure and rollout.unparsed]
@@ -155,9 +136,9 @@ async def _zero_shot(
     return rollouts
 
 
-def _threshold(environment: Environment, train: Sequence[Task], rollouts: Sequence[Rollout]) -> float:
+def _threshold(bench: Environment, train: Sequence[Task], rollouts: Sequence[Rollout]) -> float:
     """The reward that the best quarter of zero-shot runs reaches; above 0."""
-    value = reward(environment.recipe.sampling.reward)
+    value = reward(bench.recipe.sampling.reward)
     ended = [(task, rollout) for task, rollout in zip(train, rollouts, strict=True) if rollout.finished]
     outcomes = (Outcome(t, ranking=r.ranking, prediction=r.prediction, n_steps=len(r.hops)) for t, r in ended)
     rewards = sorted((value(outcome) or 0.0 for outcome in outcomes), reverse=True)

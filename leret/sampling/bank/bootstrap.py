@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import dspy
@@ -29,6 +29,9 @@ from leret.programs.search import observed
 from leret.retrieval.base import Retriever
 from leret.rewards import Reward
 
+_THREADS = 16
+"""Questions scored at a time, so that the policy can batch them."""
+
 _NEVER = 1_000_000_000
 """Errors that DSPy counts before it gives up; the monitor gives up at once where it must."""
 
@@ -42,14 +45,12 @@ class BankPlan:
         max_demos: demos a prompt and predictor, at most.
         candidates: sets of demos that are scored.
         threshold: least reward of a run whose steps become demos.
-        threads: questions scored at a time, so that the policy can batch them.
     """
 
     n_prompts: int
     max_demos: int
     candidates: int
     threshold: float
-    threads: int = 16
 
 
 def bootstrap_prompts(
@@ -70,16 +71,24 @@ def bootstrap_prompts(
 
     The program is a module of its own for this. ``train`` make the demos, by the ``teacher``: the policy at the
     temperature of such runs; ``dev`` score the candidates, by the greedy ``lm``. Once ``stop`` is set, the next run of
-    the program ends the work.
-
-    Returns:
-        The zero-shot prompt, then the best few-shot ones, named "1", "2" ... by falling score. Fewer than asked where
-        bootstrapping found fewer distinct ones.
+    the program ends the work. The zero-shot prompt comes first, then the best few-shot ones, named "1", "2" ... by
+    falling score; they are fewer than asked where bootstrapping found fewer distinct ones.
     """
-    if plan.n_prompts == 1:
-        return [ZERO_SHOT]
     monitor = BootstrapMonitor(retriever, stop or threading.Event())
+    student, candidates = RetrievalStudent(program, monitor), range(-1, plan.candidates - 1)
+    examples = [[dspy.Example(task=task).with_inputs("task") for task in tasks] for tasks in (train, dev)]
+    try:
+        with suppress_output("dspy"), dspy.context(lm=lm, adapter=adapter, disable_history=True):
+            optimizer = _optimizer(plan, reward, teacher, on_scored)
+            best = optimizer.compile(student, trainset=examples[0], valset=examples[1], restrict=candidates)
+    except Exception:
+        monitor.raise_first()
+        raise
+    monitor.raise_first()
+    return [ZERO_SHOT, *_distinct(best.candidate_programs, plan.n_prompts - 1)]
 
+
+def _optimizer(plan: BankPlan, reward: Reward, teacher: dspy.BaseLM, on_scored: Callable[[], None]) -> Any:
     def metric(example: dspy.Example, prediction: Any, trace: Any = None) -> float:
         if trace is None:
             on_scored()
@@ -87,27 +96,16 @@ def bootstrap_prompts(
             return 0.0  # half a run is no demo
         return reward(Outcome(example.task, ranking=prediction.ranking)) or 0.0
 
-    settings: dict[str, Any] = {
-        "metric": metric,
-        "metric_threshold": plan.threshold,
-        "teacher_settings": {"lm": teacher},
-        "max_bootstrapped_demos": plan.max_demos,
-        "max_labeled_demos": 0,  # a question without its queries is no demo
-        "num_candidate_programs": max(plan.candidates - 1, 0),  # and one more: the questions in their given order
-        "num_threads": plan.threads,
-        "max_errors": _NEVER,
-    }
-    examples = [[dspy.Example(task=task).with_inputs("task") for task in tasks] for tasks in (train, dev)]
-    student, candidates = RetrievalStudent(program, monitor), range(-1, plan.candidates - 1)
-    try:
-        with suppress_output("dspy"), dspy.context(lm=lm, adapter=adapter, disable_history=True):
-            optimizer: Any = BootstrapFewShotWithRandomSearch(**settings)
-            best = optimizer.compile(student, trainset=examples[0], valset=examples[1], restrict=candidates)
-    except Exception:
-        monitor.raise_first()
-        raise
-    monitor.raise_first()
-    return [ZERO_SHOT, *_distinct(best.candidate_programs, plan.n_prompts - 1)]
+    return BootstrapFewShotWithRandomSearch(
+        metric=metric,
+        metric_threshold=plan.threshold,
+        teacher_settings={"lm": teacher},
+        max_bootstrapped_demos=plan.max_demos,
+        max_labeled_demos=0,  # a question without its queries is no demo
+        num_candidate_programs=max(plan.candidates - 1, 0),  # and one more: the questions in their given order
+        num_threads=_THREADS,
+        max_errors=_NEVER,
+    )
 
 
 def _distinct(candidates: Sequence[Mapping[str, Any]], n: int) -> list[Prompt]:
@@ -130,16 +128,16 @@ def _demos(program: dspy.Module) -> dict[str, list[dict[str, Any]]]:
     }
 
 
+@dataclass
 class BootstrapMonitor:
     """What all copies of a student share: the first outage, and how many runs crashed."""
 
-    def __init__(self, retriever: Retriever, stop: threading.Event) -> None:
-        self.retriever = retriever
-        self.stop = stop
-        self.outage: LeretError | None = None
-        self.crash: Exception | None = None
-        self.n_runs = 0
-        self.n_crashes = 0
+    retriever: Retriever
+    stop: threading.Event
+    outage: LeretError | None = None
+    crash: Exception | None = None
+    n_runs: int = 0
+    n_crashes: int = 0
 
     def __deepcopy__(self, memo: dict[int, object]) -> BootstrapMonitor:
         return self
@@ -174,13 +172,13 @@ def _outage(error: BaseException) -> LeretError | None:
     return PolicyError(f"{type(error).__name__}: {error}") if isinstance(error, LMError) else None
 
 
+@dataclass
 class _Recorder:
-    def __init__(self, retriever: Retriever) -> None:
-        self._retriever = retriever
-        self.searches: list[Ranking] = []
+    retriever: Retriever
+    searches: list[Ranking] = field(default_factory=list)
 
     def search(self, query: str, k: int) -> Ranking:
-        return self._retriever.search([query], k)[0]
+        return self.retriever.search([query], k)[0]
 
 
 class RetrievalStudent(dspy.Module):
@@ -192,7 +190,6 @@ class RetrievalStudent(dspy.Module):
         self.monitor = monitor
 
     def forward(self, task: Task) -> dspy.Prediction:
-        """Run on one task."""
         if self.monitor.stop.is_set():
             self.monitor.outage = self.monitor.outage or RunError("it was interrupted; run the same command again")
         if self.monitor.outage is not None:
@@ -213,17 +210,14 @@ class RetrievalStudent(dspy.Module):
         return dspy.Prediction(ranking=merge(recorder.searches), complete=complete)
 
 
-def cached_completion_lm(rollouts: Iterable[Rollout], make_lm: Callable[[], dspy.BaseLM], **settings: Any) -> dspy.LM:
+def cached_completion_lm(rollouts: Iterable[Rollout], other: dspy.BaseLM, **settings: Any) -> dspy.LM:
     """An LM that answers from rollouts, which were batched, and asks another one for prompts that are not in them."""
     completions = {digest(list(hop.messages)): hop.completion for rollout in rollouts for hop in rollout.hops}
-    made: list[dspy.BaseLM] = []
 
     def answer(request: lm15.Request) -> lm15.Response:
         text = completions.get(digest(list(messages_of(request))))
         if text is not None:
             return text_response(request, text)
-        if not made:
-            made.append(make_lm())
-        return cast(lm15.Response, made[0](replace(request, model=made[0].model)))
+        return cast(lm15.Response, other(replace(request, model=other.model)))
 
     return EngineLM("cached", answer, **settings)

@@ -129,10 +129,6 @@ def sft_targets(
         max_targets: different completions a state, at most.
         seed: of the draw.
         policy_digest: samples of this policy alone.
-
-    Returns:
-        Rows of ``prompt`` (messages), ``completion`` (text), ``question_id``, ``state_id``, ``step``, ``predictor``,
-        ``sample_id`` and ``reward``.
     """
     rows = []
     for group in store.finished(policy_digest):
@@ -141,19 +137,8 @@ def sft_targets(
             continue
         rng = random.Random(int(digest("target", seed, which, group.state.id), 16))
         members = by_level[0][1] if which == "best" else [sample for _, level in by_level for sample in level]
-        drawn = distinct(rng.sample(members, len(members)))[:max_targets]
-        rows += [_target(group, sample) for sample in drawn]
+        prompt = [dict(message) for message in group.state.messages]
+        for sample in distinct(rng.sample(members, len(members)))[:max_targets]:
+            row = {"prompt": prompt, "completion": sample.completion, "reward": sample.reward}
+            rows.append(row | {"question_id": sample.question_id, "state_id": sample.state_id})
     return rows
-
-
-def _target(group: StateSamples, sample: Sample) -> dict[str, Any]:
-    return {
-        "prompt": [dict(message) for message in group.state.messages],
-        "completion": sample.completion,
-        "question_id": sample.question_id,
-        "state_id": sample.state_id,
-        "step": sample.step,
-        "predictor": group.state.predictor,
-        "sample_id": sample.id,
-        "reward": sample.reward,
-    }

@@ -26,18 +26,15 @@ def distinct(samples: Sequence[Sample]) -> list[Sample]:
 def make_pairs(
     samples: Sequence[Sample], strategy: Strategy, margin: float = 0.0, max_pairs: int | None = None
 ) -> list[Pair]:
-    """Pairs of one state.
+    """Pairs of one state, by level, then in the order of the samples.
 
     Args:
-        samples: of one state, distinct.
+        samples: of the state, distinct.
         strategy: ``adjacent``: each completion of a reward level over each of the level just below (LeReT);
             ``best-worst``: of the highest over the lowest; ``all``: over every lower level; ``margin``: every pair
             whose rewards differ by ``margin`` or more.
         margin: of strategy ``margin``.
         max_pairs: the widest margins are kept; ties in the order of the samples.
-
-    Returns:
-        By level, then in the order of the samples.
     """
     levels = [members for _, members in reward_levels(samples)]
     pairs = [pair for upper, lower in _LEVELS[strategy](levels) for pair in product(upper, lower)]
@@ -59,5 +56,4 @@ _LEVELS: dict[Strategy, Callable[[list[list[Sample]]], Iterable[tuple[list[Sampl
 
 
 def _margin(pair: Pair) -> float:
-    chosen, rejected = pair
-    return (chosen.reward or 0.0) - (rejected.reward or 0.0)
+    return (pair[0].reward or 0.0) - (pair[1].reward or 0.0)

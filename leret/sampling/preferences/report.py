@@ -19,6 +19,47 @@ _MEANING = {
     "all": "each completion over every one of a lower reward",
     "margin": "each completion over every one whose reward is lower by the margin or more",
 }
+_CARD = """---
+{hub}
+---
+
+# Preferences of `{run}`
+
+Search queries (or other completions of a DSPy program), preferred by what they retrieved. Made by leret: at every state
+several prompts and samples were tried, and each was scored by the ranking that it led to. `prompt` is the zero-shot
+prompt of the state, `chosen` and `rejected` are completions, `score_chosen` and `score_rejected` their rewards.
+
+| | |
+|---|---:|
+{facts}
+
+Pairs by strategy {rule}.
+
+## Rewards of the samples
+
+```
+{histogram}
+```
+
+## Pairs by hop
+
+| hop | pairs |
+|---:|---:|
+{steps}
+
+## Pairs by prompts
+
+`0` is the zero-shot prompt, the others are the few-shot prompts of the bank.
+
+| chosen over rejected | pairs |
+|---|---:|
+{prompts}
+
+## Failures
+
+{failures}
+"""
+_FAILURES = "Samples without a reward; they are in no pair.\n\n| kind | samples |\n|---|---:|\n"
 
 
 @dataclass
@@ -83,52 +124,23 @@ def card(report: PreferenceReport, run_name: str) -> str:
         "pairs": report.pairs,
         "mean margin": f"{report.mean_margin:.3f}",
     }
-    front_matter = {
+    hub = {
         "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": report.path.name}]}],
         "tags": ["leret", "preference", "retrieval", "trl"],
         "size_categories": [next((name for bound, name in _SIZES if report.pairs < bound), "n>1M")],
     }
-    failures = "Samples without a reward; they are in no pair.\n\n| kind | samples |\n|---|---:|\n"
-    return f"""---
-{yaml.dump(front_matter).rstrip()}
----
-
-# Preferences of `{run_name}`
-
-Search queries (or other completions of a DSPy program), preferred by what they retrieved. Made by leret: at every state
-several prompts and samples were tried, and each was scored by the ranking that it led to. `prompt` is the zero-shot
-prompt of the state, `chosen` and `rejected` are completions, `score_chosen` and `score_rejected` their rewards.
-
-| | |
-|---|---:|
-{_table(facts.items())}
-
-Pairs by strategy `{report.strategy}`{_settings(report)}: {_MEANING[report.strategy]}.
-
-## Rewards of the samples
-
-```
-{_histogram(report)}
-```
-
-## Pairs by hop
-
-| hop | pairs |
-|---:|---:|
-{_table((str(step + 1), n) for step, n in sorted(report.pairs_per_step.items()))}
-
-## Pairs by prompts
-
-`0` is the zero-shot prompt, the others are the few-shot prompts of the bank.
-
-| chosen over rejected | pairs |
-|---|---:|
-{_table(sorted(report.pairs_by_prompts.items()))}
-
-## Failures
-
-{failures + _table(sorted(report.failures.items())) if report.failures else "None: every sample has a reward."}
-"""
+    return _CARD.format(
+        hub=yaml.dump(hub).rstrip(),
+        run=run_name,
+        facts=_table(facts.items()),
+        rule=f"`{report.strategy}`{_settings(report)}: {_MEANING[report.strategy]}",
+        histogram=_histogram(report),
+        steps=_table((str(step + 1), n) for step, n in sorted(report.pairs_per_step.items())),
+        prompts=_table(sorted(report.pairs_by_prompts.items())),
+        failures=_FAILURES + _table(sorted(report.failures.items()))
+        if report.failures
+        else "None: every sample has a reward.",
+    )
 
 
 def _settings(report: PreferenceReport) -> str:

@@ -7,17 +7,15 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
 
 from pydantic import ValidationError
 
-from leret.config.sampling import SamplingRecipe
-from leret.core.errors import LeretError, RunError
+from leret.core.errors import LeretError
 from leret.core.runs import Run
-from leret.core.types import Outcome, Passage, Task
+from leret.core.types import Outcome, Passage
 from leret.rewards import ranking, reward
 from leret.sampling.store.merge import shard_stores
-from leret.sampling.store.schema import connect, run_error
+from leret.sampling.store.schema import connect, errors_of
 
 _PATHS = {
     "a visit's chosen sample is of another state, step or policy": (
@@ -59,36 +57,35 @@ class StoreReport:
 def check_store(run: Run) -> StoreReport:
     """Check a run's store; it may be in use, and nothing is written."""
     report = StoreReport(bytes=sum(file.stat().st_size for file in run.store.parent.glob(f"{run.store.name}*")))
-    with closing(connect(run.store, read_only=True)) as database:
-        try:
-            database.execute("BEGIN")  # one view of the store, whatever is added meanwhile
-            broken = [row[0] for row in database.execute("PRAGMA integrity_check(5)") if row[0] != "ok"]
-            report.add("SQLite finds the file damaged; restore it", broken)
-            lost = (f"{row['table']} row {row['rowid']}" for row in database.execute("PRAGMA foreign_key_check"))
-            report.add("a row refers to a state or sample that is missing", lost)
-            for what, sql in _PATHS.items():
-                report.add(what, (row[0] for row in database.execute(sql)))
-            for table in ("states", "samples", "visits"):
-                setattr(report, table, database.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
-            kinds = database.execute("SELECT failure_kind, count(*) FROM samples GROUP BY 1 ORDER BY 1").fetchall()
-            report.failed = {kind: n for kind, n in kinds if kind is not None}
-            report.scored = report.samples - sum(report.failed.values())
-            if not broken:
-                report.add("a reward does not follow from its ranking", _wrong_rewards(run, database, report))
-        except sqlite3.DatabaseError as error:
-            raise run_error(run.store, error) from error
-    left = shard_stores(run)
-    if left:
+    with closing(connect(run.store, read_only=True)) as database, errors_of(run.store):
+        database.execute("BEGIN")  # one view of the store, whatever is added meanwhile
+        broken = [row[0] for row in database.execute("PRAGMA integrity_check(5)") if row[0] != "ok"]
+        report.add("SQLite finds the file damaged; restore it", broken)
+        lost = (f"{row['table']} row {row['rowid']}" for row in database.execute("PRAGMA foreign_key_check"))
+        report.add("a row refers to a state or sample that is missing", lost)
+        for what, sql in _PATHS.items():
+            report.add(what, (row[0] for row in database.execute(sql)))
+        for table in ("states", "samples", "visits"):
+            setattr(report, table, database.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+        kinds = database.execute("SELECT failure_kind, count(*) FROM samples GROUP BY 1 ORDER BY 1").fetchall()
+        report.failed = {kind: n for kind, n in kinds if kind is not None}
+        report.scored = report.samples - sum(report.failed.values())
+        if not broken:
+            report.add("a reward does not follow from its ranking", _wrong_rewards(run, database, report))
+    if left := shard_stores(run):
         report.notes.append(f"{len(left)} stores of shards are not merged yet; `leret store merge` takes them in")
     return report
 
 
 def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) -> Iterator[str]:
     """Samples whose reward is another than that of their ranking, for measures that need nothing else."""
+    from leret.sampling.rollouts.environment import Environment
+
     try:
-        name, tasks = _reward_and_tasks(run)
-        value = reward(name)
-    except LeretError as error:
+        bench = Environment.open(run)
+        name = bench.recipe.sampling.reward
+        value, tasks = reward(name), {task.id: task for task in bench.questions(check=False)}
+    except (LeretError, ValidationError) as error:
         report.notes.append(f"rewards are not computed again: {error}")
         return
     if not hasattr(ranking, name.partition("@")[0]):
@@ -106,15 +103,3 @@ def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) 
             report.rewards_recomputed += 1
             if abs(expected - row["reward"]) > _TOLERANCE:
                 yield row["id"]
-
-
-def _reward_and_tasks(run: Run) -> tuple[str, dict[str, Task]]:
-    from leret.sampling.rollouts.environment import Environment
-
-    section: Any = run.section("sampling", "leret sample RECIPE")
-    try:
-        recipe = SamplingRecipe.model_validate(section)
-    except ValidationError as error:
-        raise RunError(f"{run.manifest_path} holds no whole recipe ({error.error_count()} errors)") from error
-    questions = Environment(recipe, run.cache).questions(recipe.data.split, None, check=False)
-    return recipe.sampling.reward, {question.id: question for question in questions}

@@ -13,7 +13,7 @@ from typing import IO, Any, Literal
 from leret.core.errors import ConfigError, RunError
 from leret.core.files import atomic_file
 from leret.core.runs import Run
-from leret.sampling.store.schema import IN_ORDER, connect, run_error
+from leret.sampling.store.schema import IN_ORDER, connect, errors_of
 
 Format = Literal["jsonl", "parquet"]
 
@@ -41,7 +41,9 @@ _SQL = (
 
 
 def export_store(run: Run, to: Format, out: Path | IO[str], *, messages: bool = False, force: bool = False) -> int:
-    """Write a run's samples, ordered by policy, question, step, prompt and index; it may be sampled into meanwhile.
+    """Write a run's samples, ordered by policy, question, step, prompt and index; returns their number.
+
+    The run may be sampled into meanwhile.
 
     Args:
         run: that was sampled.
@@ -49,9 +51,6 @@ def export_store(run: Run, to: Format, out: Path | IO[str], *, messages: bool = 
         out: a file, which appears whole or not at all; or an open text stream, for ``jsonl``.
         messages: add what the zero-shot prompt sends at the sample's state.
         force: replace a file that is there.
-
-    Returns:
-        The number of rows.
     """
     columns = {name: kind for name, kind in COLUMNS.items() if messages or name != "messages"}
     if isinstance(out, Path):
@@ -94,11 +93,7 @@ def write_parquet(rows: Iterator[dict[str, Any]], file: IO[bytes], columns: Mapp
 
 
 def query_of(outputs: dict[str, Any]) -> str | None:
-    """The search query among a completion's fields: the one called so, or else the last text.
-
-    >>> query_of({"reasoning": "Who wrote it?", "search_query": "author of Emma"})
-    'author of Emma'
-    """
+    """The search query among a completion's fields: the one called so, or else the last text."""
     texts = {name: value for name, value in outputs.items() if isinstance(value, str)}
     named = [value for name, value in texts.items() if "query" in name.lower()]
     return next(iter(named or reversed(list(texts.values()))), None)
@@ -113,11 +108,9 @@ def _rows(database: sqlite3.Connection, path: Path, columns: Iterable[str]) -> I
         "recall": lambda row: json.loads(row["components"]).get("recall"),
         "chosen": lambda row: bool(row["is_chosen"]),
     }
-    try:
+    with errors_of(path):
         for row in database.execute(_SQL):
             yield {name: parsed[name](row) if name in parsed else row[_NAMES.get(name, name)] for name in columns}
-    except sqlite3.Error as error:
-        raise run_error(path, error) from error
 
 
 def _write_lines(rows: Iterable[dict[str, Any]], file: IO[str]) -> int:

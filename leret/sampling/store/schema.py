@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import disk_usage
@@ -145,23 +146,12 @@ def sample_of(row: sqlite3.Row) -> Sample:
     """Undoes `sample_row`."""
     kind = row["failure_kind"]
     return Sample(
-        id=row["id"],
-        state_id=row["state_id"],
-        question_id=row["question_id"],
-        step=row["step"],
-        prompt=row["prompt"],
-        index=row["n"],
-        seed=row["seed"],
-        completion=row["completion"],
-        outputs=json.loads(row["outputs"]),
-        doc_ids=tuple(json.loads(row["doc_ids"])),
-        scores=tuple(json.loads(row["scores"])),
-        reward=row["reward"],
-        components=json.loads(row["components"]),
-        failure=None if kind is None else Failure(kind, row["failure_message"]),
-        n_prompt_tokens=row["n_prompt_tokens"],
-        n_completion_tokens=row["n_completion_tokens"],
-    )
+        row["id"], row["state_id"], row["question_id"], row["step"], row["prompt"], row["n"], row["seed"],
+        row["completion"], json.loads(row["outputs"]), tuple(json.loads(row["doc_ids"])),
+        tuple(json.loads(row["scores"])), row["reward"], json.loads(row["components"]),
+        None if kind is None else Failure(kind, row["failure_message"]),
+        row["n_prompt_tokens"], row["n_completion_tokens"],
+    )  # fmt: skip
 
 
 def storable(text: str) -> str:
@@ -181,7 +171,7 @@ def connect(path: Path, read_only: bool) -> sqlite3.Connection:
     if read_only and not path.is_file():
         raise RunError(f"{path} does not exist; run `leret sample RECIPE --run {path.parent}` first")
     uri = read_uri(path) if read_only else f"{path.absolute().as_uri()}?mode=rwc"
-    try:
+    with errors_of(path):
         database = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=30)
         database.row_factory = sqlite3.Row
         version = database.execute("PRAGMA user_version").fetchone()[0]
@@ -192,8 +182,6 @@ def connect(path: Path, read_only: bool) -> sqlite3.Connection:
             version = STORE_SCHEMA
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute("PRAGMA foreign_keys = ON")
-    except sqlite3.Error as error:
-        raise run_error(path, error) from error
     if version != STORE_SCHEMA:
         database.close()
         raise RunError(
@@ -207,6 +195,15 @@ def read_uri(path: Path) -> str:
     """For reading; while a process has it open, a log lies beside the store, and only then it may change."""
     at_rest = not path.with_name(path.name + "-wal").exists()
     return f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if at_rest else ''}"
+
+
+@contextmanager
+def errors_of(path: Path) -> Iterator[None]:
+    """What SQLite raises for this file, as a RunError."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise run_error(path, error) from error
 
 
 def run_error(path: Path, error: sqlite3.Error) -> RunError:

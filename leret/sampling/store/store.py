@@ -11,10 +11,10 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import astuple
 from itertools import groupby
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from leret.core.errors import RunError
@@ -28,8 +28,8 @@ from leret.sampling.store.schema import (
     SamplingParams,
     StateSamples,
     connect,
+    errors_of,
     read_uri,
-    run_error,
     sample_of,
     sample_row,
     state_of,
@@ -65,7 +65,6 @@ class Store:
         self.path = path
         self._pending: dict[str, list[tuple[Any, ...]]] = {table: [] for table in _PUT}
         self._last_flush = time.monotonic()
-        self._open = ExitStack()
         with ExitStack() as opening:
             if not read_only:
                 opening.enter_context(_lock(path))
@@ -85,15 +84,14 @@ class Store:
 
     def put_visit(self, visit: PathStep) -> None:
         """Keep where a question's path went."""
-        row = (visit.question_id, visit.step, visit.policy_digest, visit.state_id, visit.parent, visit.chosen)
-        self._pending["visits"].append((*row, visit.outcome))
+        self._pending["visits"].append(astuple(visit))
 
     def flush(self) -> None:
         """Commit what was put; a RunError (disk full, a row that breaks a rule) leaves what was committed before."""
         self._last_flush = time.monotonic()
         if not any(self._pending.values()):
             return
-        with _errors_of(self.path), self._database:
+        with errors_of(self.path), self._database:
             self._database.execute("BEGIN")
             for table, rows in self._pending.items():
                 values = f"VALUES ({', '.join('?' * _N_COLUMNS[table])})"
@@ -112,7 +110,7 @@ class Store:
         connect(path, read_only=True).close()  # refuses another schema
         where = "true" if question_ids is None else "question_id IN (SELECT value FROM json_each(?))"
         values = () if question_ids is None else (json.dumps(list(question_ids)),)
-        with _errors_of(path):
+        with errors_of(path):
             self._database.execute("ATTACH ? AS other", (read_uri(path),))
             try:
                 with self._database:
@@ -124,11 +122,8 @@ class Store:
 
     def close(self) -> None:
         """Commit and let go of the file; may be called twice."""
-        with self._open:
-            try:
-                self.flush()
-            finally:
-                self._database.close()
+        with self._open, closing(self._database):
+            self.flush()
 
     def samples_at(self, question_id: str, step: int, state_id: str, policy_digest: str) -> list[Sample]:
         """What one policy was asked at one visit of a state, as far as it is committed."""
@@ -144,12 +139,10 @@ class Store:
 
     def done(self, policy_digest: str) -> set[str]:
         """Questions whose path ended and that have nothing to try again."""
-        self.flush()
         return self._ids(_DONE_SQL, (policy_digest, policy_digest))
 
     def begun(self, policy_digest: str) -> set[str]:
         """Questions of which there is something, but that are not done."""
-        self.flush()
         sql = f"SELECT DISTINCT question_id FROM samples WHERE policy_digest = ? EXCEPT SELECT * FROM ({_DONE_SQL})"
         return self._ids(sql, (policy_digest,) * 3)
 
@@ -162,7 +155,7 @@ class Store:
             "LEFT JOIN visits v ON (v.question_id, v.step, v.policy_digest) = (s.question_id, s.step, s.policy_digest) "
             f"{where} {IN_ORDER}"
         )
-        with _errors_of(self.path):
+        with errors_of(self.path):
             rows = self._database.execute(sql, values)
             for (digest, step, _), group in groupby(rows, lambda r: (r["policy_digest"], r["step"], r["state_id"])):
                 members = list(group)
@@ -177,7 +170,7 @@ class Store:
 
     def question_ids(self) -> set[str]:
         """Every question that was sampled."""
-        return self._ids("SELECT DISTINCT question_id FROM states", ())
+        return self._ids("SELECT DISTINCT question_id FROM states")
 
     def policy_digests(self) -> list[str]:
         """The policies that were asked, in the order of their first sample."""
@@ -203,30 +196,17 @@ class Store:
     def _read(self, sql: str, values: Sequence[Any] = (), flush: bool = True) -> list[sqlite3.Row]:
         if flush:
             self.flush()
-        with _errors_of(self.path):
+        with errors_of(self.path):
             return self._database.execute(sql, values).fetchall()
 
-    def _ids(self, sql: str, values: Sequence[Any]) -> set[str]:
-        """Question ids, one at a time: there may be many."""
-        self.flush()
-        with _errors_of(self.path):
-            return {row[0] for row in self._database.execute(sql, values)}
+    def _ids(self, sql: str, values: Sequence[Any] = ()) -> set[str]:
+        return {row[0] for row in self._read(sql, values)}
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-
-@contextmanager
-def _errors_of(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise run_error(path, error) from error
 
 
 @contextmanager

@@ -73,25 +73,18 @@ class Checker(HTMLParser):
         if tag not in {"meta", "br"}:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        self.open.pop()
-
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
 
-def test_it_is_well_formed_and_nothing_that_it_shows_becomes_markup(full):
+def test_it_is_well_formed_needs_nothing_beside_it_and_nothing_that_it_shows_becomes_markup(full):
     checked = Checker(full)
     assert checked.open == []
     assert len(checked.values("id")) == len(set(checked.values("id")))
     assert not checked.tags & {"script", "img", "iframe", "object", "link"}
     assert not [name for name, _ in checked.attributes if name.startswith("on")]
     assert "&lt;script&gt;" in full
-
-
-def test_it_needs_nothing_beside_it(full):
-    addresses = Checker(full).values("href", "src", "xlink:href") + re.findall(r"url\(([^)]*)\)", full)
+    addresses = checked.values("href", "src", "xlink:href") + re.findall(r"url\(([^)]*)\)", full)
     assert all(target.startswith("#") for target in addresses)
     assert "@import" not in full
 
@@ -99,8 +92,7 @@ def test_it_needs_nothing_beside_it(full):
 def test_it_shows_pictures_figures_and_questions(full):
     assert full.count("<svg") == 5
     assert len(Checker(full).values("aria-label")) >= 5
-    assert "Histogram of reward. hop 1: mean 0.500" in full
-    assert "loss ends at 0.333" in full
+    assert all(text in full for text in ("Histogram of reward. hop 1: mean 0.500", "loss ends at 0.333"))
     # base finds both once and one seven times: (1 + 7 * .5) / 8; the policy nothing once and both seven times
     assert all(figure in full for figure in ("0.562", "0.875", "+0.312"))
     improved, worsened = full.split("Most improved")[1].split("Most worsened")
@@ -120,8 +112,7 @@ RAW = system("raw-question", "baseline", lambda i: [i, i + 1])
 NOTHING = system("base", "base", lambda i: [])
 SFT = system("sft", "policy", lambda i: [])
 BETTER = system("sft", "policy", lambda i: [i + 1, i])
-SFT_BEHIND, IPO_BEHIND = (system(name, "policy", lambda i: [i, i + 1][: 2 if i < 2 else 1], ("raw-question",))
-                   for name in ("sft", "ipo"))  # fmt: skip
+BEHIND = [system(name, "policy", lambda i: [i, i + 1][: 1 + (i < 2)], ("raw-question",)) for name in ("sft", "ipo")]
 
 
 @pytest.mark.parametrize(
@@ -130,8 +121,8 @@ SFT_BEHIND, IPO_BEHIND = (system(name, "policy", lambda i: [i, i + 1][: 2 if i <
         ([RAW, NOTHING, SFT], "sft", True, "finds more than every system with an LM: 100% of the gold"),
         ([RAW, NOTHING, BETTER], "sft", False, "sft finds more than base"),
         ([RAW, NOTHING, system("bank:1", "prompt", lambda i: [i])], None, False, ""),  # the two are not compared
-        ([RAW, NOTHING, SFT_BEHIND], "sft", True, ""),
-        ([RAW, NOTHING, SFT_BEHIND, IPO_BEHIND], "sft", False, ""),  # p is adjusted for more comparisons
+        ([RAW, NOTHING, BEHIND[0]], "sft", True, ""),
+        ([RAW, NOTHING, *BEHIND], "sft", False, ""),  # p is adjusted for more comparisons
     ],
 )
 def test_the_title_tells_of_the_raw_question_where_it_is_surely_better(systems, focus, raw_wins, says):
@@ -139,9 +130,7 @@ def test_the_title_tells_of_the_raw_question_where_it_is_surely_better(systems, 
     assert ("without an LM" in heading, says in heading) == (raw_wins, True)
 
 
-@pytest.mark.parametrize(
-    ("found", "coloured"), [(lambda i: [i, i + 1][: 1 + (i == 0)], False), (lambda i: [i, i + 1], True)]
-)
-def test_only_a_sure_difference_has_a_colour(found, coloured):
-    systems = [system("base", "base", lambda i: [i]), system("sft", "policy", found)]
-    assert bool(re.findall('<b class="(up|down)">', page(systems, "sft"))) is coloured
+def test_only_a_sure_difference_has_a_colour():
+    for found, coloured in ((lambda i: [i, i + 1][: 1 + (i == 0)], False), (lambda i: [i, i + 1], True)):
+        systems = [system("base", "base", lambda i: [i]), system("sft", "policy", found)]
+        assert bool(re.findall('<b class="(up|down)">', page(systems, "sft"))) is coloured

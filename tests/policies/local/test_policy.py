@@ -36,15 +36,11 @@ def test_requests_of_one_event_loop_are_decoded_together_and_come_back_in_order(
         assert [one for [one] in ids(alone)] == results[i]
 
 
-def test_a_completion_says_what_it_is(policy: LocalPolicy) -> None:
-    [[own]] = policy.complete_many([ask("the city", temperature=0.0, max_tokens=5)])
-    assert len(own.token_ids or ()) == len(own.logprobs or ()) == own.n_completion_tokens == 5
-    assert (own.n_prompt_tokens, own.finish_reason) == (4, "length")  # <|user|> the city <|assistant|>
-    assert own.text == policy.tokenizer.decode(list(own.token_ids or ()))
-
-
-def test_text_ends_before_the_stop_string(policy: LocalPolicy) -> None:
+def test_a_completion_says_what_it_is_and_ends_before_the_stop_string(policy: LocalPolicy) -> None:
     [[free]] = policy.complete_many([ask("the city", 5, max_tokens=5)])
+    assert len(free.token_ids or ()) == len(free.logprobs or ()) == free.n_completion_tokens == 5
+    assert (free.n_prompt_tokens, free.finish_reason) == (4, "length")  # <|user|> the city <|assistant|>
+    assert free.text == policy.tokenizer.decode(list(free.token_ids or ()))
     stop = f" {free.text.split()[2]}"
     [[stopped]] = policy.complete_many([ask("the city", 5, max_tokens=5, stop=("no such text", stop))])
     assert stopped.text == free.text[: free.text.index(stop)]

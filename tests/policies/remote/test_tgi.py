@@ -1,7 +1,4 @@
-"""The TGI policy with the types of the real text-generation package, also the peer of the server here.
-
-Failures: test_contract.
-"""
+"""The TGI policy, with the types and the client of the real package. Failures: test_contract."""
 
 from __future__ import annotations
 
@@ -17,14 +14,11 @@ from leret.core.errors import PolicyError
 from leret.policies.base import Request
 from tests.policies import servers
 from tests.policies.conftest import ask
-from tests.policies.servers import TgiServer
+from tests.policies.servers import TgiServer, tgi_sequence
 
 text_generation = pytest.importorskip("text_generation", reason="pip install --no-deps text-generation")
 
 from leret.policies.remote.tgi import TgiPolicy  # noqa: E402
-
-TOKEN = {"id": 11, "text": "text", "logprob": -0.5, "special": False}
-DETAILS = {"finish_reason": "length", "generated_tokens": 1, "seed": 1, "prefill": [], "tokens": [TOKEN]}
 
 
 @pytest.fixture
@@ -40,7 +34,6 @@ def test_each_sample_is_a_request_with_its_own_seed_and_comes_back_with_its_toke
     assert len(seeds) == 3
     assert (own[0].token_ids, own[0].logprobs) == ((11, 12, 2), (-0.5, -1.25, -0.125))
     assert (own[0].n_prompt_tokens, own[0].n_completion_tokens, own[0].finish_reason) == (7, 3, "stop")
-    assert server.paths == ["/generate"] * 3
 
 
 def test_the_body_is_the_templates_text_as_the_real_client_sends_it(llama_dir: Path) -> None:
@@ -117,16 +110,18 @@ def test_the_model_and_its_template_are_named_by_the_digest_and_looked_for_at_on
 
 
 def lie(headers: dict[str, str] | None = None, *, text: str = "text", **details: Any) -> web.Response:
-    return web.json_response({"generated_text": text, "details": {**DETAILS, **details}}, headers=headers)
+    return web.json_response(
+        {"generated_text": text, "details": {**tgi_sequence(text, 1, ""), **details}}, headers=headers
+    )
 
 
 @pytest.mark.parametrize(
     "told",
     [
-        lie(best_of_sequences=[{**DETAILS, "generated_text": "b"}]),
+        lie(best_of_sequences=[tgi_sequence("b", 1, "")]),
         lie(finish_reason="abort"),
         lie(text="a" * 10_000_000),
-        lie(tokens=[{**TOKEN, "logprob": 0.5}]),
+        lie(tokens=[{"id": 11, "text": "text", "logprob": 0.5, "special": False}]),
         lie({"x-prompt-tokens": "9" * 5000}),
     ],
     ids=["a sequence too many", "reason", "text", "logprob", "token count"],

@@ -72,8 +72,7 @@ class Serve:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    executable = tmp_path / "bin" / "engine"
-    executable.parent.mkdir()
+    executable = tmp_path / "engine"
     executable.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$@"\n')
     executable.chmod(0o755)
     made = Serve(tmp_path / "record", executable, free_port("127.0.0.1"))

@@ -15,18 +15,13 @@ from tests.policies.serving.conftest import Serve, gone
 
 
 @pytest.fixture
-def told() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def server(serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: list[str]) -> Any:
+def server(serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     def run(mode: str, engine: str = "vllm", api_key_env: str | None = None, **options: Any) -> Any:
         for name, value in {"FAKE_ENGINE": mode, "FAKE_RECORD": str(serve.record), "K": "s3cret-key"}.items():
             monkeypatch.setenv(name, value)
         at, executable = Listening("127.0.0.1", serve.port), str(serve.executable)
         planned = plan(ServedModel("mine", "/m"), engine, at, executable=executable, api_key_env=api_key_env)
-        return run_server(planned, log=tmp_path / "log", tell=told.append, **options)
+        return run_server(planned, log=tmp_path / "log", **options)
 
     return run
 
@@ -43,17 +38,20 @@ def server(serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: 
     ],
 )
 def test_a_failed_server_is_stopped_and_its_last_words_told(
-    serve: Serve, server: Any, told: list[str], mode: str, timeout_s: float, says: list[str]
+    serve: Serve, server: Any, mode: str, timeout_s: float, says: list[str]
 ) -> None:
-    with pytest.raises(PolicyError) as caught, server(mode, api_key_env="K", timeout_s=timeout_s):
+    told: list[str] = []
+    started = server(mode, api_key_env="K", timeout_s=timeout_s, tell=told.append)
+    with pytest.raises(PolicyError) as caught, started:
         raise AssertionError("it was called ready")
     assert [text for text in says if text not in str(caught.value)] == []
     assert "s3cret-key" not in f"{caught.value} {told}"
     assert gone(serve.recorded("pids.json", wait_s=0) or [])
 
 
-def test_a_server_that_ignores_the_end_is_killed_with_its_children(serve: Serve, server: Any, told: list[str]) -> None:
-    with server("stubborn", grace_s=0.5):
+def test_a_server_that_ignores_the_end_is_killed_with_its_children(serve: Serve, server: Any) -> None:
+    told: list[str] = []
+    with server("stubborn", grace_s=0.5, tell=told.append):
         pids = serve.recorded("pids.json")
     assert len(pids) == 2
     assert "did not end within 0.5 s and was killed" in told[-1]
@@ -62,4 +60,5 @@ def test_a_server_that_ignores_the_end_is_killed_with_its_children(serve: Serve,
 
 def test_a_tgi_that_lists_a_path_is_ready(serve: Serve, server: Any) -> None:
     with server("well", "tgi", timeout_s=30):
-        assert serve.recorded("request.json")["body"]["model"] == "mine"
+        request = serve.recorded("request.json")
+    assert (request["body"]["model"], request["key"]) == ("mine", None)

@@ -17,7 +17,7 @@ from leret.sampling.bank.bootstrap import BankPlan, bootstrap_prompts, cached_co
 from tests.sampling.fakes import ROOT, WORDS, FakePolicy, FakeRetriever, questions
 from tests.sampling.rollouts.test_rollout import roll
 
-PLAN = BankPlan(n_prompts=4, max_demos=2, candidates=5, threshold=0.4, threads=4)
+PLAN = BankPlan(n_prompts=4, max_demos=2, candidates=5, threshold=0.4)
 
 
 def good_if_even(word, number):
@@ -59,36 +59,25 @@ def test_prompts_are_distinct_ordered_by_score_and_of_runs_that_retrieved_well(p
     assert tuple(capsys.readouterr()) == ("", "")
 
 
-class Slow(FakePolicy):
-    """A server that samples by the seed at temperature 0 too, and answers some questions later than others."""
-
-    slow = 0
-
-    async def complete(self, request):
-        number = int(request.messages[-1]["content"].split("number")[1].split()[0])
-        await asyncio.sleep(0.02 if number % 3 == self.slow else 0.0)
-        return [self._one(replace(request, temperature=1.0), seed) for seed in request.seeds]
-
-
 def test_the_order_in_which_completions_come_changes_no_bank(program):
     def made(slow):
-        policy = Slow()
-        policy.slow = slow
-        return bank(program.deepcopy(), lambda t: policy_lm(policy, temperature=t))
+        class Server(FakePolicy):
+            """Samples by the seed at temperature 0 too, and answers some questions later than others."""
+
+            async def complete(self, request):
+                number = int(request.messages[-1]["content"].split("number")[1].split()[0])
+                await asyncio.sleep(0.02 if number % 3 == slow else 0.0)
+                return [self._one(replace(request, temperature=1.0), seed) for seed in request.seeds]
+
+        return bank(program.deepcopy(), lambda t: policy_lm(Server(), temperature=t))
 
     assert made(0) == made(1) == made(2)
 
 
-@pytest.mark.parametrize(
-    ("lm", "plan"),
-    [
-        pytest.param(lambda t: None, replace(PLAN, n_prompts=1), id="one prompt needs no bootstrapping"),
-        pytest.param(scripted(), replace(PLAN, threshold=1.1), id="no run is good enough"),
-        pytest.param(scripted(lambda *_: " "), PLAN, id="no completion parses"),
-    ],
-)
-def test_the_zero_shot_prompt_may_be_all(program, lm, plan):
-    assert [p.name for p in bank(program, lm, plan)] == ["0"]
+def test_the_zero_shot_prompt_may_be_all(program):
+    no_run_is_good_enough = bank(program, plan=replace(PLAN, threshold=1.1))
+    no_completion_parses = bank(program, scripted(lambda *_: " "))
+    assert [[p.name for p in prompts] for prompts in (no_run_is_good_enough, no_completion_parses)] == [["0"], ["0"]]
 
 
 def test_a_prompt_that_does_not_fit_costs_its_own_run_alone(program):
@@ -119,22 +108,19 @@ def test_a_program_that_always_crashes_is_named(program, monkeypatch):
         bank(program)
 
 
-def test_cached_completions_repeat_the_rollout(replay, formatter):
-    rollouts, _ = roll(replay, formatter, FakePolicy(), temperature=1.0)
-    lm = cached_completion_lm(rollouts, lambda: None)
-    fresh = load_program(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": 2}, k=2)
-    with dspy.context(lm=lm, adapter=CompactAdapter(), rm=FakeRetriever()):
-        for question, rollout in zip(questions(), rollouts, strict=True):
-            assert fresh(question=question.text).doc_ids == [p.doc_id for p in rollout.ranking]
-
-
-def test_unknown_prompt_is_asked_with_the_same_settings():
+def test_cached_completions_repeat_the_rollout_and_another_prompt_is_asked_with_the_same_settings(replay, formatter):
     seen = []
 
     def answer(request):
         seen.append((request.config.temperature, request.config.max_tokens))
         return text_response(request, "asked")
 
-    lm = cached_completion_lm([], lambda: EngineLM("other", answer), temperature=0.7, max_tokens=9)
+    rollouts = roll(replay, formatter, FakePolicy(), temperature=1.0)
+    lm = cached_completion_lm(rollouts, EngineLM("other", answer), temperature=0.7, max_tokens=9)
+    fresh = load_program(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": 2}, k=2)
+    with dspy.context(lm=lm, adapter=CompactAdapter(), rm=FakeRetriever()):
+        for question, rollout in zip(questions(), rollouts, strict=True):
+            assert fresh(question=question.text).doc_ids == [p.doc_id for p in rollout.ranking]
+    assert seen == []
     assert lm("what number 1") == ["asked"]
     assert seen == [(0.7, 9)]

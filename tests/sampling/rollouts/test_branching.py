@@ -1,6 +1,13 @@
-"""The samples of a state: which there are, and which are asked for again."""
+"""The samples of a state: which there are, which are asked for again, and which goes on to the next step."""
 
-from tests.sampling.fakes import FakePolicy, FakeRetriever
+from collections import Counter
+
+import pytest
+from scipy.stats import chisquare
+
+from leret.core.types import Task
+from leret.sampling.rollouts.selection import reward_levels, select_next
+from tests.sampling.fakes import FakePolicy, FakeRetriever, made
 from tests.sampling.rollouts.test_scheduler import content, sample
 
 
@@ -36,3 +43,51 @@ def test_a_completion_that_does_not_parse_is_final(tmp_path, replay, formatter):
         sample(tmp_path / "db", replay, formatter, policy)
     assert {s.failure.kind for group in content(tmp_path / "db")[0] for s in group.samples if s.failure} == {"parse"}
     assert not again.requests
+
+
+TASK = Task.question("q", "?", gold=("d1", "d2"))
+TWO_LEVELS = {"a": 0.5, "b": 0.25, "c": 0.5}
+
+
+def samples_of(doc_ids=("x", "d1"), **rewards):
+    return [made(name, reward, doc_ids=doc_ids) for name, reward in rewards.items()]
+
+
+def drawn(samples, n=1, seed=0):
+    """What goes on at each of ``n`` states."""
+    chosen = [select_next(samples, TASK, seed, f"s{i}") for i in range(n)]
+    return [sample and sample.id for sample in chosen]
+
+
+def test_levels_go_from_high_to_low_and_pass_over_failures():
+    levels = reward_levels(samples_of(a=0.5, b=1.0, c=None, d=0.5, e=0.1 + 0.2, f=0.3))  # a rounding error is no level
+    names = {reward: "".join(sample.id for sample in members) for reward, members in levels}
+    assert list(names.items()) == [(1.0, "b"), (0.5, "ad"), (0.3, "ef")]
+
+
+@pytest.mark.parametrize("reward", [1.0, -3.5, 7.0])
+def test_solved_samples_do_not_go_on_whatever_their_reward(reward):
+    done = samples_of(("d2", "d1"), done=reward)
+    assert set(drawn([*done, *samples_of(open=0.0)], 20)) == {"open"}
+    assert [drawn(samples) for samples in (done, samples_of(broken=None), [])] == [[None]] * 3
+    assert drawn(samples_of(a=0.0)) == drawn(samples_of(a=-3.5)) == ["a"]
+
+
+def test_the_draw_is_repeatable_and_each_states_own():
+    draws = drawn(samples_of(**TWO_LEVELS), 50, seed=3)
+    assert draws == drawn(samples_of(**TWO_LEVELS), 50, seed=3) != drawn(samples_of(**TWO_LEVELS), 50, seed=4)
+    assert set(draws) == set("abc")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "weights"),
+    [
+        ({**TWO_LEVELS, "d": 0.0}, {"a": 0.5, "b": 0.25, "c": 0.5}),
+        ({"a": -3.5, "b": -1.0, "c": 40.0}, {"b": 2.5, "c": 44.0}),
+    ],
+)
+def test_a_level_is_drawn_by_its_reward_above_zero_or_the_least_with_half_more_for_the_highest(rewards, weights):
+    counts, total = Counter(drawn(samples_of(**rewards), 4000)), sum(weights.values())
+    assert set(counts) == set(weights)
+    expected = [4000 * weight / total for weight in weights.values()]
+    assert chisquare([counts[name] for name in weights], expected).pvalue > 0.001

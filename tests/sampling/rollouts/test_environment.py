@@ -13,8 +13,6 @@ from tests.sampling.fakes import recipe_of
     ("change", "key"),
     [
         ({"samples": 3}, "sampling.samples: 2 in the run, 3 in the recipe"),
-        ({"seed": 9}, "sampling.seed: 1 in the run, 9 in the recipe"),
-        ({"reward": "recall"}, "sampling.reward: 'ap' in the run"),
         ({"policy": {"temperature": 0.5}}, "policy.temperature: 1.0 in the run, 0.5"),
         ({"data": {"split": "train"}}, "data.split: 'all' in the run"),
         ({"bank": {"max_demos": 1}}, "sampling.bank.max_demos: 2 in the run, 1"),

@@ -20,9 +20,9 @@ def made(name, **values):
     return fakes.made(name, **{"failure": None, **fields})
 
 
-def failed(name, kind, message="away", **values):
+def failed(name, kind, **values):
     nothing = {"completion": None, "outputs": {}, "doc_ids": (), "scores": (), "reward": None, "components": {}}
-    return made(name, failure=Failure(kind, message), **nothing, **values)
+    return made(name, failure=Failure(kind, "half a surrogate pair \ud800"), **nothing, **values)
 
 
 @pytest.fixture

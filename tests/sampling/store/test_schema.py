@@ -70,7 +70,6 @@ def test_a_file_that_is_no_store_is_refused(tmp_path):
         Store(tmp_path / "db")
 
 
-@pytest.mark.parametrize(("free", "says"), [(0, "the disk is full; free some space"), (10**9, "check the disk")])
-def test_an_io_error_on_a_full_disk_says_that_it_is_full(tmp_path, monkeypatch, free, says):
-    monkeypatch.setattr("leret.sampling.store.schema.disk_usage", lambda path: SimpleNamespace(free=free))
-    assert says in str(run_error(tmp_path / "rollouts.db", sqlite3.OperationalError("disk I/O error")))
+def test_an_io_error_on_a_full_disk_says_that_it_is_full(tmp_path, monkeypatch):
+    monkeypatch.setattr("leret.sampling.store.schema.disk_usage", lambda path: SimpleNamespace(free=0))
+    assert "the disk is full" in str(run_error(tmp_path / "rollouts.db", sqlite3.OperationalError("disk I/O error")))

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from leret.core.errors import RunError
+from leret.core.types import Failure
 from leret.sampling.store.schema import PathStep
 from leret.sampling.store.store import Store
 from tests.sampling.store.conftest import ORIGIN, STATE, failed, made
 
 
 def find(store, name):
-    """A sample by its id."""
     return {sample.id: sample for group in store.groups() for sample in group.samples}.get(name)
 
 
 def test_what_is_put_comes_back_as_it_was(store):
-    samples = [made("a", reward=-3.5), failed("b", "parse", index=1)]
+    samples = [made("a", reward=-3.5), made("b", index=1, reward=None, failure=Failure("parse", "é"))]
     path = PathStep("q1", 0, "P", "s1", None, "a", "next")
     store.put_samples(samples, ORIGIN)
     store.put_visit(path)
@@ -35,21 +35,17 @@ def test_a_sample_that_is_there_stays_and_an_outage_is_replaced(store):
     store.put_samples([made("a"), *(failed(x, kind, index=i) for i, (x, kind) in enumerate(kinds.items(), 1))], ORIGIN)
     store.put_samples([made(name, index=i, completion="new") for i, name in enumerate("abcd")], ORIGIN)
     assert [find(store, name).completion for name in "abcd"] == ["text", "new", "new", None]
+    assert find(store, "d").failure.message == "half a surrogate pair ?"
 
 
-def test_samples_are_ordered_by_prompt_number_and_index(store):
+def test_samples_are_ordered_by_policy_prompt_number_and_index(store):
+    store.put_samples([made("Q")], replace(ORIGIN, policy_digest="Q"))
     store.put_samples([made(f"{p}-{i}", prompt=p, index=i) for p in ("10", "2", "0") for i in (1, 0)], ORIGIN)
-    [group] = store.groups()
-    assert [s.id for s in group.samples] == ["0-0", "0-1", "2-0", "2-1", "10-0", "10-1"]
-
-
-def test_policies_are_kept_apart(store):
-    store.put_samples([made("a")], ORIGIN)
-    store.put_samples([made("b")], replace(ORIGIN, policy_digest="Q"))
-    assert [[s.id for s in g.samples] for g in store.groups()] == [["a"], ["b"]]
-    assert [[s.id for s in g.samples] for g in store.groups("Q")] == [["b"]]
-    assert store.policy_digests() == ["P", "Q"]
-    assert [s.id for s in store.samples_at("q1", 0, "s1", "Q")] == ["b"]
+    ordered = [[s.id for s in group.samples] for group in store.groups()]
+    assert ordered == [["0-0", "0-1", "2-0", "2-1", "10-0", "10-1"], ["Q"]]
+    assert store.policy_digests() == ["Q", "P"]
+    [group] = store.groups("Q")
+    assert [s.id for s in store.samples_at("q1", 0, "s1", "Q")] == [s.id for s in group.samples] == ["Q"]
 
 
 def test_a_question_with_an_outage_is_not_done(store):
@@ -59,11 +55,6 @@ def test_a_question_with_an_outage_is_not_done(store):
     for question, chosen, outcome in (("q1", None, "solved"), ("q2", None, "solved"), ("q3", "y", "next")):
         store.put_visit(PathStep(question, 0, "P", "s1", None, chosen, outcome))
     assert (store.done("P"), store.done("Q")) == ({"q1"}, set())
-
-
-def test_half_a_surrogate_pair_in_a_message_can_be_kept(store):
-    store.put_samples([failed("a", "policy", "bad \ud800")], ORIGIN)
-    assert find(store, "a").failure.message == "bad ?"
 
 
 def test_a_second_writer_is_refused_and_readers_are_not(store):
