@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import sqlite3
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,11 @@ import pytest
 from typer.testing import CliRunner
 
 from leret.cli.app import app
-from leret.core.errors import LeretError
+from leret.config.base import models_in
+from leret.config.evaluation import EvalRecipe
+from leret.config.sampling import SamplingRecipe
+from leret.core import yaml
+from leret.training.algorithms import TrainingRecipe
 from tests.first_steps import write_world
 from tests.tiny import tiny_policy
 
@@ -53,15 +59,14 @@ NOT_RUN = {
 
 def blocks(language: str) -> list[tuple[str, str]]:
     """File and text of every block in a language."""
-    found = []
-    for path in DOCS:
-        text = path.read_text(encoding="utf-8")
-        found += [(path.name, body) for lang, body in BLOCK.findall(text) if lang == language]
-    return found
+    found = [(path.name, *block) for path in DOCS for block in BLOCK.findall(path.read_text(encoding="utf-8"))]
+    return [(name, body) for name, kind, body in found if kind == language]
 
 
-def plain(line: str) -> list[str]:
-    return shlex.split(line, comments=True)
+def commands(document: str) -> list[list[str]]:
+    """Words of every shell line of a document."""
+    lines = [line for name, body in blocks("sh") if name == document for line in body.splitlines()]
+    return [words for words in (shlex.split(line, comments=True) for line in lines) if words]
 
 
 @pytest.fixture(scope="module")
@@ -81,121 +86,82 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def small(args: list[str]) -> list[str]:
-    """The command with small values put in before its own."""
-    if args[0] not in SMALL or "demo" in args[1]:
-        return args
-    return [*args[:2], *(part for value in SMALL[args[0]] for part in ("--set", value)), *args[2:]]
+@pytest.fixture
+def runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the runs of the docs are, run ``demo`` and ``world`` among them; the current directory is above it."""
+    monkeypatch.chdir(place)
+    if not Path("runs/demo").exists():
+        for line in ("sample sampling/demo.yaml", "train training/demo-sft.yaml", "eval eval/demo.yaml"):
+            run([*line.split(), "--run", "runs/demo"])
+    if not Path("runs/world").exists():
+        shutil.copytree("runs/demo", "runs/world")
+    return place / "runs"
 
 
 def run(args: list[str]) -> None:
-    """Run a leret command of the docs."""
-    result = CliRunner().invoke(app, small(args))
+    """Run a leret command of the docs, with small values put in before its own."""
+    if args[0] in SMALL and "demo" not in args[1]:
+        args = [*args[:2], *(part for value in SMALL[args[0]] for part in ("--set", value)), *args[2:]]
+    result = CliRunner().invoke(app, args)
     nothing = ("no usable", "no pair", "spread", "nothing to train")  # a random policy may not give a single pair
     if args[0] == "train" and result.exit_code == 2 and any(words in result.output for words in nothing):
         return
     assert result.exit_code == 0, f"{' '.join(args)}:\n{result.output}"
 
 
-def skipped(line: str) -> bool:
-    words = plain(line)
-    if "--print" in words:
-        return False
-    return words[0] in NOT_RUN or " ".join(words[:2]) in NOT_RUN
-
-
-def whole(text: str) -> list[list[str]]:
-    return [plain(line) for line in text.splitlines() if line.split("#")[0].strip()]
-
-
-@pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
-def test_the_commands_of_a_document_run_in_their_order(
-    document: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("document", [path.name for path in DOCS])
+def test_the_commands_of_a_document_run_in_order(document: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    for language, body in BLOCK.findall(document.read_text(encoding="utf-8")):
-        if language != "sh":
-            continue
-        for words in whole(body):
-            line = " ".join(words)
-            if words[0] == "make":
-                made = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
-                assert made.returncode == 0, made.stderr
-            elif skipped(line):
-                continue
-            else:
-                assert words[0] == "leret", f"{document.name}: {line}: not run, and not listed in NOT_RUN"
-                run(words[1:])
+    for words in commands(document):
+        if words[0] == "make":
+            made = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
+            assert made.returncode == 0, made.stderr
+        elif "--print" in words or not {words[0], " ".join(words[:2])} & NOT_RUN.keys():
+            assert words[0] == "leret", f"{document}: {' '.join(words)}: not run, and not listed in NOT_RUN"
+            run(words[1:])
 
 
 @pytest.mark.parametrize(("name", "body"), blocks("yaml"))
 def test_a_yaml_block_is_part_of_a_valid_recipe(name: str, body: str) -> None:
-    from leret.config.sampling import SamplingRecipe
-    from leret.core import yaml
-
     SamplingRecipe.model_validate({"data": {"kind": "world"}, **yaml.load(body)})
 
 
-def test_the_python_blocks_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place)
-    if not (place / "runs" / "demo").exists():
-        for line in ("sample sampling/demo.yaml", "train training/demo-sft.yaml", "eval eval/demo.yaml"):
-            run([*line.split(), "--run", "runs/demo"])
-    if not (place / "runs" / "world").exists():
-        shutil.copytree(place / "runs" / "demo", place / "runs" / "world")
+@pytest.mark.usefixtures("runs")
+def test_the_python_blocks_run() -> None:
     for name, body in blocks("python"):
         if "class " in body:  # a program: a file, which a recipe names
-            (place / "my_program.py").write_text(body, encoding="utf-8")
+            Path("my_program.py").write_text(body, encoding="utf-8")
             run(["sample", "sampling/demo.yaml", "--run", "runs/own", "--set", "program.path=my_program.py:MultiHop"])
-            continue
-        try:
+        else:
             exec(compile(body, name, "exec"), {})
-        except LeretError as error:
-            pytest.fail(f"{name}: {error}")
 
 
-def test_the_query_of_the_docs_reads_the_store(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sqlite3
-
-    monkeypatch.chdir(place)
-    (query,) = [plain(line)[2] for _, line in blocks_lines() if line.startswith("sqlite3 ")]
-    if not (place / "runs" / "world").exists():
-        run(["sample", "sampling/demo.yaml", "--run", "runs/world"])
-    connection = sqlite3.connect("runs/world/rollouts.db")
-    assert connection.execute(query).fetchall()
-    connection.close()
+def test_the_query_of_the_docs_reads_the_store(runs: Path) -> None:
+    (query,) = [words[2] for path in DOCS for words in commands(path.name) if words[0] == "sqlite3"]
+    with closing(sqlite3.connect(runs / "world" / "rollouts.db")) as connection:
+        assert connection.execute(query).fetchall()
 
 
-def blocks_lines() -> list[tuple[str, str]]:
-    """File and line of every shell block."""
-    return [(name, line) for name, body in blocks("sh") for line in body.splitlines() if line.strip()]
+def test_every_link_to_a_file_leads_somewhere() -> None:
+    links = [(path, link) for path in DOCS for link in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8"))]
+    assert [link for link in links if "://" not in link[1] and not (link[0].parent / link[1]).exists()] == []
 
 
-@pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
-def test_every_link_to_a_file_leads_somewhere(document: Path) -> None:
-    text = document.read_text(encoding="utf-8")
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
-    assert [link for link in links if not (document.parent / link).exists()] == []
+RECIPES: dict[str, list[Any]] = {
+    "Sampling": [SamplingRecipe], "Training": list(TrainingRecipe.kinds()), "Evaluation": [EvalRecipe]
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("section", "stage"), [("Sampling", "sampling"), ("Training", "training"),
-                                                ("Evaluation", "eval")])  # fmt: skip
-def test_every_key_is_documented_and_every_documented_key_exists(section: str, stage: str) -> None:
-    from leret.config.base import models_in
-    from leret.config.evaluation import EvalRecipe
-    from leret.config.sampling import SamplingRecipe
-    from leret.training.algorithms import TrainingRecipe
-
-    recipes: dict[str, list[Any]] = {"sampling": [SamplingRecipe], "eval": [EvalRecipe]}
-    recipes["training"] = list(TrainingRecipe.kinds())
+@pytest.mark.parametrize("section", RECIPES)
+def test_every_key_is_documented_and_every_documented_key_exists(section: str) -> None:
     text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").split(f"## {section}")[1].split("\n## ")[0]
     told: set[str] = set()
     for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE):
         names = re.findall(r"`([^`]+)`", row)
-        section, dot, _ = names[0].rpartition(".")  # `retriever.urls`, `email`: the others are of the same section
-        told |= {name if "." in name or not dot else f"{section}.{name}" for name in names}
+        first, dot, _ = names[0].rpartition(".")  # `retriever.urls`, `email`: the others are of the same section
+        told |= {name if "." in name or not dot else f"{first}.{name}" for name in names}
     known: set[str] = set()
-    for recipe in recipes[stage]:
+    for recipe in RECIPES[section]:
         for name, field in recipe.model_fields.items():
             inner = [] if name == "lora" else list(models_in(field.annotation))
             known |= {f"{name}.{key}" for model in inner for key in model.model_fields} or {name}

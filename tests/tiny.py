@@ -35,13 +35,12 @@ def tiny_policy(directory: Path, arch: str = "llama", seed: int = 0) -> Path:
     """A tiny random policy: ``llama`` (rotary positions, untied) or ``opt`` (learned ones, norm after the block)."""
     import torch
 
-    directory.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _model(arch, tokenizer)
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
+    for part in (model, tokenizer):
+        part.save_pretrained(directory)
     return directory
 
 
@@ -53,7 +52,7 @@ def _tokenizer() -> Any:
     vocabulary = {token: index for index, token in enumerate([*SPECIALS, *words])}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unk|>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n|\w+|[^\w\s]"), behavior="removed", invert=True)
-    tokenizer = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         unk_token="<|unk|>",
         pad_token="<|pad|>",
@@ -62,38 +61,22 @@ def _tokenizer() -> Any:
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
         model_max_length=512,
+        chat_template=TEMPLATE,
     )
-    tokenizer.chat_template = TEMPLATE
-    return tokenizer
 
 
 def _model(arch: str, tokenizer: Any) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
-    ids = {
-        name: tokenizer.convert_tokens_to_ids(f"<|{name}|>")
-        for name in ("pad", "unk", "system", "user", "assistant", "end")
-    }
-    shared = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 512,
-        "pad_token_id": ids["pad"],
-        "bos_token_id": None,
-        "eos_token_id": ids["end"],
-        "tie_word_embeddings": False,
-    }
+    pad, end = SPECIALS.index("<|pad|>"), SPECIALS.index("<|end|>")
+    size = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 512}
+    ids = {"vocab_size": len(tokenizer), "pad_token_id": pad, "bos_token_id": None, "eos_token_id": end}
     if arch == "llama":
-        model: Any = LlamaForCausalLM(
-            LlamaConfig(**shared, intermediate_size=128, head_dim=32, num_key_value_heads=2, initializer_range=0.2)
-        )
+        own = {"intermediate_size": 128, "head_dim": 32, "num_key_value_heads": 2, "initializer_range": 0.2}
+        model: Any = LlamaForCausalLM(LlamaConfig(**size, **ids, **own, tie_word_embeddings=False))
     else:
-        model = OPTForCausalLM(
-            OPTConfig(**shared, ffn_dim=128, word_embed_proj_dim=64, do_layer_norm_before=False, init_std=0.2)
-        )
-    model.generation_config.pad_token_id = ids["pad"]
-    model.generation_config.eos_token_id = [ids["end"]]
-    model.generation_config.suppress_tokens = [ids[name] for name in ("pad", "unk", "system", "user", "assistant")]
+        own = {"ffn_dim": 128, "word_embed_proj_dim": 64, "do_layer_norm_before": False, "init_std": 0.2}
+        model = OPTForCausalLM(OPTConfig(**size, **ids, **own, tie_word_embeddings=False))
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = pad, [end]
+    model.generation_config.suppress_tokens = [i for i in range(len(SPECIALS)) if i != end]
     return model

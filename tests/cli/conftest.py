@@ -12,7 +12,6 @@ from tests.tiny import tiny_policy
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random policy."""
     return tiny_policy(tmp_path_factory.mktemp("policy"))
 
 

@@ -101,22 +101,12 @@ print(json.dumps(dict(os.environ)))
 """
 
 
-def prepared(**given: str) -> tuple[dict[str, str], str]:
-    """Environment and standard error of a process that is set up for a command."""
+@pytest.mark.parametrize("given", [{}, {**dict.fromkeys(SHAPES, "512"), "DSPY_CACHEDIR": "."}], ids=["", "given"])
+def test_a_command_bounds_caches_and_leaves_what_the_user_said(tmp_path: Path, given: dict[str, str]) -> None:
     around = {name: value for name, value in os.environ.items() if name not in (*SHAPES, "DSPY_CACHEDIR")}
     command = [sys.executable, "-c", PREPARED]
-    made = subprocess.run(command, env=around | given, capture_output=True, text=True, check=True)
-    return json.loads(made.stdout), made.stderr
-
-
-def test_a_command_bounds_caches_and_leaves_none_behind() -> None:
-    found, told = prepared()
-    assert [found[name] for name in SHAPES] == ["64", "64"]
-    assert not Path(found["DSPY_CACHEDIR"]).exists()
-    assert told == "refused: a [31mb c\n"  # no character of a warning is a command of the terminal
-
-
-def test_a_command_leaves_what_the_user_said(tmp_path: Path) -> None:
-    given = {**dict.fromkeys(SHAPES, "512"), "DSPY_CACHEDIR": str(tmp_path)}
-    assert given.items() <= prepared(**given)[0].items()
-    assert tmp_path.exists()
+    made = subprocess.run(command, env=around | given, cwd=tmp_path, capture_output=True, text=True, check=True)
+    found = json.loads(made.stdout)
+    assert [found[name] for name in SHAPES] == ["512" if given else "64"] * 2
+    assert Path(tmp_path / found["DSPY_CACHEDIR"]).exists() is bool(given)  # a directory of our own goes away
+    assert made.stderr == "refused: a [31mb c\n"  # no character of a warning is a command of the terminal

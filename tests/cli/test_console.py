@@ -10,29 +10,19 @@ from leret.cli.console import ProgressLines, complain, done, facts, say, table
 from tests.cli.test_app import ANSI
 
 
-def write_everywhere(text: str) -> None:
-    say(text)
-    done(text)
-    complain(text)
-    facts({"a": text})
-    table(("c", "d"), [(text, text)], title=text)
+def test_no_text_is_markup_an_emoji_or_a_command_of_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    odd = "[/] [red] :bear: a\x1b[31mb\x1b]0;title\x07c\x9b2Jd\u202ee\rf\x7fg\u2066h\ud800"
+    say(odd)
+    done(odd)
+    complain(odd)
+    facts({"a": odd})
+    table(("c", "d"), [(odd, odd)], title=odd)
     lines = ProgressLines()
     lines.start("sampling", 1)
-    lines.advance(1, best=text)
+    lines.advance(1, best=odd)
     lines.finish()
-
-
-def test_no_text_is_markup_or_the_name_of_an_emoji(capsys: pytest.CaptureFixture[str]) -> None:
-    odd = "[/] [red] :bear:"
-    write_everywhere(odd)
-    shown = capsys.readouterr()
-    assert (shown.out.count(odd), shown.err.count(odd)) == (6, 2)
-
-
-def test_no_character_is_a_command_of_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    write_everywhere("a\x1b[31mb\x1b]0;title\x07c\x9b2Jd\u202ee\rf\x7fg\u2066h\ud800")
     shown = "".join(capsys.readouterr())
-    assert shown.count("g h") == 8
+    assert shown.count("[/] [red] :bear: a") == shown.count("g h") == 8
     assert not [char for char in shown if not char.isprintable() and char != "\n"]
 
 

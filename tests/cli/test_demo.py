@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 from leret.core import yaml
-from leret.core.bundled import demo_policy
 from leret.datasets.world.generate import generate
 from leret.policies.serving.model import resolve_policy
 from tests.cli.test_app import ROOT, leret
@@ -114,68 +112,45 @@ def test_the_question_of_the_readme_is_one_of_the_demos_world() -> None:
     assert question in {asked.text for asked in generate(0)[1] if asked.split == "test"}
 
 
-SMALL = {
-    "pretrain": ["pretrain.steps=2", "pretrain.options={probe_questions: 2, bf16: false, batch_tokens: 256}"],
-    "sample": ["data.limit=16", "sampling.prompts=1", "policy.max_tokens=8"],
-    "eval": ["limit=4", "resamples=100"],
-}
-"""What makes README's path a matter of seconds."""
-
-
-def readme_path() -> list[list[str]]:
-    """The commands of README's section on data of one's own, with small values."""
-    section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Your own data\n")[1].split("\n## ")[0]
-    (block,) = re.findall(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    typed = [line.split("#")[0].split()[1:] for line in block.splitlines()]
-    return [[*words, *(part for value in SMALL.get(words[0], ()) for part in ("--set", value))] for words in typed]
-
-
 DRIVER = """
-import json, sys
+import sys
 import leret
 from typer.testing import CliRunner
 from leret.cli.app import app
 
 assert leret.__file__.startswith(sys.argv[1]), leret.__file__
-for command in json.loads(sys.argv[2]):
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, (command, result.output)
+for line in sys.argv[2:]:
+    result = CliRunner().invoke(app, line.split())
+    assert result.exit_code == 0, (line, result.output)
 """
 """One process for all commands: imports take most of the time."""
 
+INIT = "init --questions questions.jsonl --corpus corpus.jsonl"
+PRETRAIN = "pretrain sample.yaml --set pretrain.steps=2 --set pretrain.options={probe_questions:2,batch_tokens:256}"
+REST = [
+    "sample sample.yaml --run r --set data.limit=16 --set sampling.prompts=1 --set policy.max_tokens=8",
+    "train sft --run r --set require_spread=false --set learning_rate=1e-3",
+    "eval eval.yaml --run r --set limit=4 --set resamples=100",
+]
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with leret as it is installed from its wheel."""
+
+@pytest.mark.parametrize("first", [[f"{INIT} --policy demo"], pytest.param([INIT, PRETRAIN], marks=pytest.mark.slow)])
+def test_the_first_steps_run_from_a_wheel_in_an_empty_directory(tmp_path: Path, first: list[str]) -> None:
     from hatchling.builders.wheel import WheelBuilder
 
-    top = tmp_path_factory.mktemp("wheel")
-    (built,) = WheelBuilder(str(ROOT)).build(directory=str(top), versions=["standard"])
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]
-    subprocess.run([*install, str(top / "site"), built], check=True)
-    return top / "site"
-
-
-@pytest.mark.parametrize("pretrains", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_path_of_the_readme_runs_from_a_wheel_in_an_empty_directory(
-    tmp_path: Path, wheel: Path, pretrains: bool
-) -> None:
-    write_world(tmp_path)
-    commands = readme_path()
-    assert [command[0] for command in commands] == ["init", "data", "pretrain", "sample", "train", "train", "eval"]
-    if pretrains:  # two steps teach nothing: no query finds more than another, and there is nothing to train on
-        commands = [command for command in commands if command[0] != "train"]
-    else:  # the shipped policy stands where pretraining would put one
-        commands.pop(2)
-        shutil.copytree(demo_policy(), tmp_path / "policies" / "minilm")
-    command = [sys.executable, "-c", DRIVER, str(wheel), json.dumps(commands)]
-    environment = {**os.environ, "PYTHONPATH": str(wheel)}
-    driven = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    site, work = str(tmp_path / "site"), tmp_path / "work"
+    (built,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, built]
+    subprocess.run(install, check=True)
+    work.mkdir()
+    write_world(work)
+    command = [sys.executable, "-c", DRIVER, site, *first, *REST]
+    environment = {**os.environ, "PYTHONPATH": site}
+    driven = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
     assert driven.returncode == 0, driven.stderr
-    rows = json.loads((tmp_path / "runs/first/eval/summary.json").read_text())["rows"]
-    trained = set() if pretrains else {"sft", "ipo"}
-    assert {"raw-question", "base", *trained} <= {row["system"] for row in rows}
-    assert (tmp_path / "runs/first/report.html").is_file()
+    rows = json.loads((work / "r/eval/summary.json").read_text())["rows"]
+    assert {"raw-question", "base", "sft"} <= {row["system"] for row in rows}
+    assert (work / "r/report.html").is_file()
 
 
 @pytest.mark.slow
@@ -189,5 +164,4 @@ def test_the_demo_learns_to_search(tmp_path: Path) -> None:
     assert recall["oracle-titles"] >= 0.95
     assert 0.35 <= recall["raw-question"] <= 0.65
     assert recall["ipo"] >= recall["base"] + 0.15  # .196 on this seed, about .2 on three (benchmarks/RESULTS.md)
-    assert recall["ipo"] >= recall["raw-question"] + 0.20
-    assert recall["ipo"] > recall["sft-more"]
+    assert recall["ipo"] > max(recall["raw-question"] + 0.20, recall["sft-more"])

@@ -1,15 +1,13 @@
-"""`leret sample`: flags that do not go together, dry runs, bad lines."""
+"""`leret sample`: flags that do not go together, and dry runs."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
 from tests.cli.test_app import leret
-from tests.datasets.writing import json_lines
 
 
 @pytest.mark.parametrize(
@@ -29,15 +27,3 @@ def test_a_dry_run_tells_the_calls_and_writes_nothing(tmp_path: Path, small: lis
     assert code == 0
     assert re.search(r"lm calls +24\n", out)  # 6 questions, 2 hops, 1 prompt, 2 samples
     assert not (tmp_path / "r").exists()
-
-
-def test_bad_lines_of_the_data_are_left_out_by_a_flag_of_sample(tmp_path: Path, small: list[str]) -> None:
-    corpus, questions = tmp_path / "c.jsonl", tmp_path / "q.jsonl"
-    json_lines(corpus, [{"doc_id": "d", "title": "T", "text": "words"}])
-    json_lines(questions, [{"id": "q", "question": "Who?", "relevant_doc_ids": ["d"]}, {"id": 3}])
-    data = f"data={{kind: jsonl, questions: {questions}, corpus: {corpus}, split: all}}"
-    args = ["sample", "demo", "--run", tmp_path / "r", "--dry-run", "--set", data, *small]
-    code, out = leret(*args)
-    assert (code, "--skip-invalid" in out) == (2, True)
-    code, out = leret(*args, "--skip-invalid", "--json")
-    assert (code, json.loads(out)["questions"]) == (0, 1)

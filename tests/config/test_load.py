@@ -56,21 +56,6 @@ def test_faults_are_listed_together_with_their_places() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
-    [
-        ("retriever.kk=3", "retriever.k?"),
-        ("retriever.k2=3", "retriever.k1?"),
-        ("policy.samples=2", "sampling.samples?"),
-        ("sampling.strategy=al", "all?"),
-        ("nothing.like_it=1", "known here: data"),
-    ],
-)
-def test_unknown_names_are_answered_with_the_nearest(override: str, says: str) -> None:
-    (found,) = problems(override)
-    assert says in found
-
-
-@pytest.mark.parametrize(
     ("override", "key"),
     [
         ("sampling={prompts: 1, samples: 1}", "--set sampling.samples"),
@@ -89,11 +74,6 @@ def test_unknown_names_are_answered_with_the_nearest(override: str, says: str) -
 def test_impossible_combinations_are_refused(override: str, key: str) -> None:
     (found,) = problems(override, text=GOOD + "sampling: {samples: 2}\n")
     assert found.startswith(key)
-
-
-def test_settings_that_go_together_are_read() -> None:
-    read("policy={model: demo, temperature: 0}")  # with one sample a prompt
-    read("data={kind: jsonl, questions: r.yaml}", "retriever={kind: pubmed}")  # it has documents of its own
 
 
 def test_missing_files_are_listed_beside_other_faults() -> None:
@@ -125,6 +105,7 @@ def test_paths_are_found_here_beside_and_around_the_recipe(folder: Path, place: 
 def test_paths_that_need_not_be_there(folder: Path) -> None:
     assert read("data={kind: hotpotqa, questions: 'hf:owner/name'}").data.questions == "hf:owner/name"
     assert read("policy.model=owner/name").policy.model == "owner/name"
+    read("data={kind: jsonl, questions: r.yaml}", "retriever={kind: pubmed}")  # it has documents of its own
     recipe = load_recipe("r.yaml", SamplingRecipe, ["policy.model=new"], optional=("policy.model",))
     assert recipe.policy.model == str(folder / "new")
     assert recipe.program.path == f"{bundled.root() / 'pipelines' / 'multihop.py'}:MultiHop"
@@ -154,6 +135,9 @@ ALIASES = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10
         ("retriever: {k: 3}\n", "data: missing"),
         ("policy: {kind: openai, model: x}\ndata: {kind: world}\n", "policy.urls"),
         ("policy: {kind: openai, model: m, urls: [3]}\n", "r.yaml:1: policy.urls[0]: must be text, is 3"),
+        (GOOD + "retriever: {k2: 3}\n", "r.yaml:6: retriever.k2: unknown key; did you mean retriever.k1?"),
+        (GOOD.replace("model: demo", "samples: 2"), "unknown key here; did you mean sampling.samples?"),
+        (GOOD + "nothing: {like_it: 1}\n", "r.yaml:6: nothing: unknown key; known here: data"),
         ("data: {kind: jsnol, questions: r.yaml}\n", "r.yaml:1: data.kind: unknown"),
         (GOOD + "sampling: {reward: recal, samples: 0}\n", "r.yaml:6: sampling.reward: unknown"),
     ],

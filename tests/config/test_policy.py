@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from leret.config.policy import LocalPolicySettings, PolicySettings
+from leret.config.policy import PolicySettings
 
 OPENAI = {"kind": "openai", "model": "m"}
 
@@ -25,9 +25,3 @@ OPENAI = {"kind": "openai", "model": "m"}
 def test_settings_that_do_not_fit_their_kind_are_refused(given: dict[str, Any], place: str) -> None:
     with pytest.raises(ValidationError, match=place):
         PolicySettings.model_validate(given)
-
-
-def test_a_served_policy_is_sampled_in_process_with_the_same_settings() -> None:
-    tgi: Any = PolicySettings.model_validate({"kind": "tgi", "model": "m", "urls": ["http://a"], "temperature": 0.5})
-    assert tgi.tokenizer == "m"
-    assert tgi.in_process("mine") == LocalPolicySettings(model="mine", temperature=0.5)

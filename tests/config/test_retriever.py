@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from leret.config.base import free_keys
 from leret.config.retriever import BM25Settings, DenseSettings, RetrieverSettings
 
 DENSE = {"kind": "dense", "model": "minilm"}
@@ -28,11 +26,9 @@ def test_a_section_becomes_the_class_of_its_kind() -> None:
     ("values", "key", "says"),
     [
         ({"fb_docs": 3}, "fb_docs", "not permitted"),
-        ({"kind": "hybrid", "engines": [{"kind": "bm25"}]}, "engines", "required"),
         ({"kind": "hybrid", "engines": [{}, {}], "weights": [0, 0]}, "weights", "0"),
         ({"kind": "hybrid", "engines": [{"k": 5}, {}]}, "engines", "k is of the whole"),
         ({"kind": "remote", "urls": ["http://me:secret@host"]}, "urls", "holds no user"),
-        ({"kind": "pubmed", "min_date": "2020-01"}, "min_date", "2020-01"),
         ({"kind": "colbert", "index_root": "x"}, "", "index_name"),
     ],
 )
@@ -46,9 +42,3 @@ def test_a_wrong_section_is_refused_at_its_key(values: dict[str, Any], key: str,
 
 def test_what_decides_rankings_is_neither_free_nor_a_path() -> None:
     assert set(BM25Settings().ranking_keys()) == {"k1", "b", "stopwords", "stemmer", "fold_accents"}
-    assert {"index", "cache"} <= free_keys(BM25Settings)
-
-
-def test_an_index_lies_where_it_is_named_or_in_the_cache() -> None:
-    named = ({"index": "mine"}, {"kind": "rm3"}, {"kind": "remote", "urls": ["http://a"]})
-    assert [made(values).index_directory(Path("c")) for values in named] == [Path("mine"), Path("c/bm25"), None]

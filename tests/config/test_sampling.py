@@ -9,13 +9,6 @@ from leret.config.base import free_keys
 from leret.config.sampling import ProgramSettings, SamplingRecipe
 
 
-def test_a_dumped_recipe_is_read_again_with_the_keys_of_its_kinds() -> None:
-    policy = {"kind": "openai", "model": "m", "urls": ["http://a/v1"]}
-    recipe = SamplingRecipe.model_validate({"data": {"kind": "world"}, "policy": policy})
-    assert recipe.model_dump(mode="json")["policy"]["urls"] == ["http://a/v1"]
-    assert SamplingRecipe.model_validate(recipe.model_dump(mode="json")) == recipe
-
-
 def test_other_keys_of_the_program_go_to_its_constructor() -> None:
     assert ProgramSettings(path="p.py:P", hops=3).arguments == {"hops": 3}  # type: ignore[call-arg]
     with pytest.raises(ValidationError, match=r"p\.py:ClassName"):

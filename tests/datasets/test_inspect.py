@@ -22,14 +22,6 @@ def test_figures_of_a_small_set(tmp_path: Path) -> None:
     assert [question.id for question in report.examples] == ["q1", "q2", "q3"]
 
 
-def test_gold_that_the_corpus_lacks_is_a_bad_record(tmp_path: Path) -> None:
-    corpus = json_lines(tmp_path / "c", [*DOCUMENTS[:1], {"doc_id": "e\u0301", "title": "", "text": "an e"}])
-    questions = [{"id": str(i), "question": "?", "relevant_doc_ids": [doc_id]} for i, doc_id in enumerate("AZ\u00e9")]
-    report = inspect("jsonl", json_lines(tmp_path / "q", questions), corpus)
-    assert (report.n_questions, report.skipped) == (2, {"unknown gold": 1})  # é is there, in another normalisation
-    assert "q:2: gold document 'Z' of question '1' is not in the corpus" in report.problems[0]
-
-
 def test_a_wholly_wrong_file_is_told_with_its_fields_and_ours(tmp_path: Path) -> None:
     path = json_lines(tmp_path / "q", [{"qid": "a", "query": "?", "gold": ["A"]}])
     told = r"(?s)q:1: .*'relevant_doc_ids'.*the fields are 'qid', 'query', 'gold'.* question has id, question"
@@ -48,15 +40,12 @@ def test_bad_records_are_reported_and_not_refused(tmp_path: Path) -> None:
         inspect("jsonl", json_lines(tmp_path / "good", QUESTIONS), corpus, skip_invalid=False)
 
 
-def test_the_generated_world_has_its_own_splits() -> None:
-    report = inspect("world", options={"n_train": 20, "n_dev": 5, "n_test": 10})
-    assert (report.own_splits, report.splits) == (True, {"dev": 5, "test": 10, "train": 20})
-
-
-def test_tasks_without_gold_or_corpus_and_with_several_inputs_are_told(tmp_path: Path) -> None:
+def test_own_splits_several_inputs_and_tasks_without_gold_or_corpus_are_told(tmp_path: Path) -> None:
     tasks = [{"id": "1", "inputs": {"persona": "a poet", "turn": "Hello"}, "answers": ["Hi", "Good day"]},
              {"id": "2", "question": "Who?", "answer": "Ada"}]  # fmt: skip
+    tasks = [{**task, "split": "dev"} for task in tasks]
     report = inspect("jsonl", json_lines(tmp_path / "q", tasks))
     assert report.inputs == {"persona, turn": 1, "question": 1}
     assert (report.gold, report.answers) == ({0: 2}, {1: 1, 2: 1})
     assert (report.n_documents, report.corpus_digest) == (0, None)
+    assert (report.own_splits, report.splits) == (True, {"dev": 2})

@@ -50,13 +50,6 @@ def test_byte_order_mark_crlf_and_blank_lines_are_passed_over(tmp_path: Path) ->
         assert read(tmp_path / "q") == [{"a": 1}, {"a": 2}]
 
 
-def test_places_name_file_and_line_or_item(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    for text, places in ('{"a": 1}\n\n{"a": 2}\n', [":1", ":3"]), ('[{"a": 1},\n{"a": 2}]', [": item 1", ": item 2"]):
-        path.write_text(text)
-        assert [record.place for record in records(path, Problems())] == [f"{path}{place}" for place in places]
-
-
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers(1 - 2**63, 2**63 - 1) | st.text() | st.floats(allow_nan=False, width=32),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -86,14 +79,13 @@ def test_big_arrays_are_not_held_in_memory(tmp_path: Path) -> None:
 
 FILES: dict[str, tuple[bytes, str]] = {
     "item is a number": (b'[{"a": 1}, 2]', "item 2: int where a JSON object should be"),
-    "broken item": (b'[{"a": 1}, {"a": tru}]', "item 2: broken JSON"),
     "no comma": (b'[{"a": 1}\n {"a": 2}]', "item 2: broken JSON"),
     "cut off in a string": (b'[{"a": 1}, {"a": "x', "item 2: broken JSON"),
     "array not UTF-8": (b'[{"a": "\xff"}]', "invalid bytes in UTF8"),
     "objects nested too deep": (b'[{"a":' + b'{"a":' * 100_000, "nested too deeply"),
     "line nested too deep": (_GOOD + b'{"a": ' + b"[" * 100_000, ":2: broken JSON"),
     "line is broken": (_GOOD + b'{"id": "q2", "question": "Wh\n', r":2: broken JSON \(Unterminated string .* column"),
-    "line is a list": (_GOOD + b"[1, 2]\n", ":2: list where a JSON object should be"),
+    "line after a blank one": (b"\n" + _GOOD + b"{\n", ":3: broken JSON"),
     "line not UTF-8": (_GOOD + b'{"id": "\xff"}\n', ":2: not UTF-8 at byte 8"),
     "UTF-16": (_GOOD.decode().encode("utf-16"), "is UTF-16"),
     "empty": (b"", "is empty"),
@@ -106,9 +98,8 @@ FILES: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", FILES)
-def test_bad_files_are_refused_with_their_place(kind: str, tmp_path: Path) -> None:
-    content, says = FILES[kind]
+@pytest.mark.parametrize(("content", "says"), FILES.values(), ids=FILES)
+def test_bad_files_are_refused_with_their_place(content: bytes, says: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(DataError, match=f"(?s){tmp_path}/file.*{says}"):
         load_tasks("jsonl", str(tmp_path / "file"))
@@ -134,9 +125,8 @@ def test_faults_come_in_one_error_up_to_twenty(tmp_path: Path) -> None:
     words = ("25 bad records", f"{path}:20: broken JSON", "and 5 more", "--skip-invalid", ":21:")
     assert [word in str(caught.value) for word in words] == [True, True, True, True, False]
     path.write_bytes(b"nonsense\n" * 25)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"more\nmend them$"):  # nothing would be left to read
         load_tasks("jsonl", str(path))
-    assert "--skip-invalid" not in str(caught.value)  # nothing would be left
 
 
 @pytest.mark.parametrize("compress", [bytes, bz2.compress, gzip.compress, zstandard.compress])

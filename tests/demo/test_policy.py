@@ -21,6 +21,7 @@ def test_the_shipped_files_are_those_that_pretraining_builds() -> None:
     shipped, fresh = AutoModelForCausalLM.from_pretrained(POLICY), build_model(len(tokenizer), 0)
     forms = [{name: (p.shape, p.dtype) for name, p in model.named_parameters()} for model in (shipped, fresh)]
     assert forms[0] == forms[1]
+    assert "lm_head.weight" in forms[0]  # untied: a server can then reload weights in place
 
 
 def test_greedy_completions_end_and_hold_no_unknown_word() -> None:

@@ -7,9 +7,9 @@ import pytest
 from leret.core import yaml
 from leret.core.errors import RunError
 from leret.training.algorithms.sft import SFTRecipe
-from leret.training.checkpoints import CheckpointDirectory, TrainingRecord, model_card
+from leret.training.checkpoints import CheckpointDirectory, TrainingRecord
 from leret.training.stage import plan, train
-from tests.training.training_runs import PowerCutError, Stopper, changed, fail
+from tests.training.training_runs import Stopper, changed, fail
 
 SFT = SFTRecipe(learning_rate=1e-3, per_device_train_batch_size=8, logging_steps=1)
 RECORD = TrainingRecord(
@@ -18,7 +18,7 @@ RECORD = TrainingRecord(
 
 
 def test_an_interrupted_training_refuses_another_recipe(run):
-    with pytest.raises(PowerCutError):
+    with pytest.raises(ZeroDivisionError):
         train(SFT, run, progress=Stopper(1, fail))
     with pytest.raises(RunError, match=r"\.sft was begun with another recipe:\n  seed: 0 in the run, 5 in the recipe"):
         train(changed(SFT, seed=5), run)
@@ -28,8 +28,6 @@ def test_two_processes_do_not_train_under_one_name(run):
     directory = CheckpointDirectory(run.policies, "sft")
     with directory.lock(), pytest.raises(RunError, match=r"\.sft is being trained by another"):
         train(SFT, run)
-    with directory.lock():
-        pass  # it ends with its owner
 
 
 def test_a_finished_policy_is_left_alone_unless_the_recipe_is_another(run):
@@ -58,16 +56,13 @@ def test_a_published_policy_has_its_record_and_card_and_nothing_else_stays(tmp_p
     directory = CheckpointDirectory(tmp_path, "sft")
     directory.final.mkdir(parents=True)
     (directory.path / "logs").mkdir()
-    RECORD.write(directory.final, "a method", 'a "model"', peft=False)
+    RECORD.write(directory.final, "a method", 'C:\\a "model"', peft=True)
     directory.publish()
     assert [path.name for path in tmp_path.iterdir()] == ["sft"]
     assert {path.name for path in directory.policy.iterdir()} == {"README.md", "logs", "training.json"}
     assert json.loads((directory.policy / "training.json").read_text())["total_steps"] == 9
+    front = yaml.load((directory.policy / "README.md").read_text().split("---")[1])
+    expected = {"base_model": 'C:\\a "model"', "library_name": "peft", "tags": ["leret", "trl", "sft"]}
+    assert expected.items() <= front.items()
     report = RECORD.report(directory.policy, 2.0)
     assert (report.loss_first, report.loss_last, report.dropped) == (2.0, 1.0, 2)
-
-
-def test_the_front_matter_of_the_card_survives_quotes():
-    values = yaml.load(model_card(RECORD, "a method", 'C:\\a "model"', peft=True).split("---")[1])
-    expected = {"base_model": 'C:\\a "model"', "library_name": "peft", "tags": ["leret", "trl", "sft"]}
-    assert expected.items() <= values.items()

@@ -6,7 +6,6 @@ import shutil
 import sqlite3
 from pathlib import Path
 
-import pyarrow.parquet
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, MistralConfig, MistralForCausalLM
@@ -30,8 +29,7 @@ from tests.training.training_runs import trainer_of
 
 ROOT = Path(__file__).parents[2]
 PAIRS = [Encoded([3, 40, 41, 4], ([50, 51, 5], [60, 5])), Encoded([3, 43, 4], ([54, 5], [61, 62, 63, 5]))]
-SMALL = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-SMALL |= {"intermediate_size": 64}
+SMALL = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
 
 
 def checked(model, base, directory, algorithm, **keys):
@@ -52,7 +50,9 @@ def checked(model, base, directory, algorithm, **keys):
 )
 def test_one_matrix_heads_pass_and_keep_their_weights(tmp_path, base, arch, keys):
     if arch == "mistral":
-        model = MistralForCausalLM(MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=None))
+        model = MistralForCausalLM(
+            MistralConfig(**SMALL, num_attention_heads=2, num_key_value_heads=2, sliding_window=None)
+        )
     else:
         model = AutoModelForCausalLM.from_pretrained(tiny_policy(tmp_path / arch, arch))
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -65,7 +65,7 @@ def test_one_matrix_heads_pass_and_keep_their_weights(tmp_path, base, arch, keys
 @pytest.mark.parametrize("algorithm", ["sft", "ipo"])
 def test_a_head_of_more_than_one_matrix_is_refused(tmp_path, base, algorithm):
     torch.manual_seed(0)
-    bert = BertLMHeadModel(BertConfig(**SMALL, is_decoder=True))
+    bert = BertLMHeadModel(BertConfig(**SMALL, num_attention_heads=2, is_decoder=True))
     with pytest.raises(TrainingError, match=r"TRL computes a loss of .* for BertLMHeadModel where the model itself"):
         checked(bert, base, tmp_path, algorithm)
 
@@ -107,8 +107,11 @@ def encoder(original):
     return TokenEncoder(tokenizer, end_token(tokenizer, stop_ids(model)))
 
 
-def check(run, encoder):
+def check(run, encoder, said=""):
+    """The check of a training, of which ``said`` is added to all prompts."""
     examples = read_preferences(run.preferences)
+    for example in examples:
+        example.prompt[-1]["content"] += said
     check_parity(run, find_initial(run, "base"), examples, encoder, encoder.encode(examples))
 
 
@@ -142,15 +145,6 @@ def rewrite_program(run, old, new):
     path.write_text(path.read_text().replace(old, new))
 
 
-def edit_preferences(run):
-    path = run.preferences / "train.parquet"
-    table = pyarrow.parquet.read_table(path)
-    rows = table.to_pylist()
-    for row in rows:
-        row["prompt"][-1]["content"] += " please"
-    pyarrow.parquet.write_table(type(table).from_pylist(rows, table.schema), path)
-
-
 def count_other_tokens(run):
     with sqlite3.connect(run.store) as database:
         database.execute("UPDATE samples SET n_prompt_tokens = n_prompt_tokens + 1")
@@ -164,15 +158,19 @@ def count_other_tokens(run):
         (lambda run: rewrite_program(run, "write_query", "ask"), "has no predictor 'write_query' any more"),
         (lambda run: change_program(run, adapter={"kind": "compact", "words_per_item": 2}),
          "step 1: the program no longer sends what was sampled"),
-        (edit_preferences, r"what would be trained is not what was sent(.|\n)*please(.|\n)*leret pairs"),
         (count_other_tokens, r"the sampler counted \d+ tokens in the zero-shot prompt; .* makes \d+"),
     ],
-    ids=["inputs", "predictor", "adapter", "preferences", "counts"],
+    ids=["inputs", "predictor", "adapter", "counts"],
 )  # fmt: skip
 def test_what_has_changed_since_sampling_is_refused(run, encoder, change, says):
     change(run)
     with pytest.raises(TrainingError, match=says):
         check(run, encoder)
+
+
+def test_what_was_not_sent_is_refused(original, encoder):
+    with pytest.raises(TrainingError, match=r"trained is not what was sent(.|\n)*please(.|\n)*leret pairs"):
+        check(original, encoder, said=" please")
 
 
 def test_a_tokenizer_that_encodes_prompts_in_two_ways_is_refused(original, encoder):
@@ -196,11 +194,8 @@ def test_a_program_is_opened_again_only_where_it_or_a_version_has_changed(run, e
 
 
 def test_a_run_as_it_was_sampled_passes_and_a_lost_program_is_noted(run, encoder):
-    def noted():
-        return json.dumps([event for event in run.events() if event["event"] == "messages not checked"])
-
     check(run, encoder)
-    assert noted() == "[]"
     (run.path.parent / "multihop.py").unlink()
     check(run, encoder)
-    assert "multihop.py" in noted()
+    (note,) = (json.dumps(event) for event in run.events() if event["event"] == "messages not checked")
+    assert "multihop.py" in note

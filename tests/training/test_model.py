@@ -1,7 +1,6 @@
 """Where a training starts: the base, a policy of the run, a directory, an adapter; and what is refused."""
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from leret.core.bundled import demo_policy
 from leret.core.errors import PolicyError, TrainingError
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
-from leret.training.model import InitialPolicy, find_initial, load_for_training, pick_device
+from leret.training.model import find_initial, load_for_training, pick_device
 from leret.training.stage import train
 from tests.training.training_runs import changed, sampled_run
 
@@ -61,12 +60,6 @@ def test_an_adapter_of_another_shape_is_refused(adapted):
         load_for_training(find_initial(adapted[0], "adapted"), changed(IPO, lora=LoraSettings(r=2, alpha=8)))
 
 
-def test_an_unknown_init_lists_what_there_is(adapted, run):
-    for given, known in ((run, "none yet"), (adapted[0], "adapted")):
-        with pytest.raises(TrainingError, match=rf"init_from: 'dpo' is not base, not a trained policy .*{known}"):
-            find_initial(given, "dpo")
-
-
 @pytest.mark.parametrize(
     ("policy", "error", "says"),
     [
@@ -86,17 +79,6 @@ def test_a_base_that_changed_since_it_was_sampled_is_refused(run):
     run.update(rounds=[{"policy": "base", "model": "base", "digest": "f" * 32}])
     with pytest.raises(TrainingError, match=r"is no longer the one that .* was sampled from"):
         train(SFT, run)
-
-
-def test_truncated_weights_are_refused(run, base, tmp_path):
-    weights = shutil.copytree(base, tmp_path / "broken") / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(PolicyError, match=r"model\.safetensors is damaged or cut short"):
-        train(changed(SFT, init_from=str(weights.parent)), run)
-
-
-def test_a_snapshot_of_the_hub_is_named_by_its_repository(tmp_path):
-    assert InitialPolicy("base", tmp_path / "models--owner--name/snapshots/abc", "d").base_model == "owner/name"
 
 
 def test_a_device_that_is_not_there_is_refused():

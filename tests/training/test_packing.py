@@ -1,4 +1,5 @@
 import copy
+import random
 
 import pytest
 import torch
@@ -8,15 +9,11 @@ from leret.training.packing import collate, fill_rows, pack, share_prompts
 from tests.tiny import tiny_policy
 
 
-def sequences(n=6):
+def sequences():
     """Completions of long and of short prompts, two of each prompt and one of them twice."""
-    draw = torch.Generator().manual_seed(0)
-
-    def ids(low, high):
-        return torch.randint(6, 200, (int(torch.randint(low, high, (1,), generator=draw)),), generator=draw).tolist()
-
-    prompts = [ids(30, 40) if i % 2 else ids(3, 8) for i in range(n)]
-    found = [(prompt, ids(1, 9)) for _ in range(2) for prompt in prompts]
+    draw = random.Random(0)
+    prompts = [[draw.randrange(6, 200) for _ in range(n)] for n in (5, 35, 3, 39, 7, 30)]
+    found = [(p, [draw.randrange(6, 200) for _ in range(draw.randint(1, 8))]) for p in (*prompts, *prompts)]
     return [*found, found[0]]
 
 

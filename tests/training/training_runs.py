@@ -24,11 +24,8 @@ POLICY = "0" * 32
 LETTERS = [word for word in WORDS if word.isalpha()]
 
 
-class PowerCutError(Exception): ...
-
-
 def fail() -> None:
-    raise PowerCutError
+    raise ZeroDivisionError
 
 
 def interrupt() -> None:
@@ -81,10 +78,12 @@ def sampled_run(path: Path, base: Path, *, words: int = 8, spread: bool = True, 
         for id in train_ids(24):
             asked = {"role": "user", "content": f"question: {_text(rng, rng.randint(3, words))}"}
             state = State(digest(id, "s"), id, 0, "write", {"question": id}, (*head, asked))
+            samples = []
+            for i, reward in enumerate((1.0, 0.5, 0.0)):
+                text, own = _text(rng, 2 + i), digest(state.id, i)
+                given = {"outputs": {"query": text}, "reward": reward * spread}
+                samples.append(Sample(own, state.id, id, 0, "0", i, i, text, **given))
             store.put_state(state)
-            samples = [
-                _sample(state, i, _text(rng, 2 + i), reward * spread) for i, reward in enumerate((1.0, 0.5, 0.0))
-            ]
             store.put_samples(samples, SamplingParams("base", POLICY, "p", 1.0, 1.0, 16))
             store.put_visit(PathStep(id, 0, POLICY, state.id, None, None, "solved"))
     build_preferences(run)
@@ -94,9 +93,3 @@ def sampled_run(path: Path, base: Path, *, words: int = 8, spread: bool = True, 
 
 def _text(rng: random.Random, n: int) -> str:
     return " ".join(rng.choice(LETTERS) for _ in range(n))
-
-
-def _sample(state: State, index: int, completion: str, reward: float) -> Sample:
-    found = {"completion": completion, "outputs": {"query": completion}, "reward": reward}
-    where = {"id": digest(state.id, index), "state_id": state.id, "question_id": state.question_id}
-    return Sample(**where, step=0, prompt="0", index=index, seed=index, **found)

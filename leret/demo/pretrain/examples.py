@@ -60,15 +60,14 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Prompting:
-    """How a program's call becomes messages: a signature of ``question, context -> query`` and an adapter."""
+    """How a program's call becomes messages: `WriteQuery` and an adapter."""
 
-    signature: type[dspy.Signature] = WriteQuery
     adapter: CompactAdapter = field(default_factory=CompactAdapter)
 
     def messages(self, question: str, passages: Ranking, demos: Sequence[Mapping[str, Any]] = ()) -> tuple[Any, ...]:
         """Messages of one call."""
         inputs = {"question": question, "context": Found((passages,)).passages}
-        return tuple(self.adapter.format(self.signature, demos, inputs))
+        return tuple(self.adapter.format(WriteQuery, demos, inputs))
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:

@@ -237,26 +237,24 @@ def losses(
     model: PreTrainedModel, batch: Batch, with_prompt: bool, classes: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean cross entropy of the targets' tokens and of the prompts' tokens; the head sees no other position."""
-    device, packed = next(model.parameters()).device, batch.packed
+    packed = batch.packed
     hidden = model.base_model(
-        input_ids=packed.ids.to(device),
-        attention_mask=packed.mask.to(device=device, dtype=model.dtype),
-        position_ids=packed.positions.to(device),
+        input_ids=packed.ids,
+        attention_mask=packed.mask.to(model.dtype),
+        position_ids=packed.positions,
         use_cache=False,
     ).last_hidden_state
     flat, head = hidden.flatten(0, 1), model.get_output_embeddings()
 
     def mean_loss(where: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        rows = flat[where.to(device)]
         if classes is None:
-            logits = head(rows)
+            logits = head(flat[where])
         else:
-            logits = torch.nn.functional.linear(rows, head.weight[classes.to(device)])
+            logits = torch.nn.functional.linear(flat[where], head.weight[classes])
             labels = torch.searchsorted(classes, labels)
-        return torch.nn.functional.cross_entropy(logits.float(), labels.to(device))
+        return torch.nn.functional.cross_entropy(logits.float(), labels)
 
-    zero = torch.zeros((), device=device)
-    prompt = mean_loss(batch.prompt_at, batch.prompt_labels) if with_prompt else zero
+    prompt = mean_loss(batch.prompt_at, batch.prompt_labels) if with_prompt else torch.zeros(())
     return mean_loss(batch.target_at, batch.target_labels), prompt
 
 

@@ -96,7 +96,7 @@ def _reported(progress: Progress, what: str) -> Iterator[Report]:
 
     def report(at: int, figures: Mapping[str, float]) -> None:
         nonlocal step
-        progress.advance(max(0, at - step), **{name: value for name, value in figures.items() if name != "step"})
+        progress.advance(max(0, at - step), **figures)
         step = max(step, at)
 
     progress.start(what, None)

@@ -84,7 +84,9 @@ class PlaidIndex:
             for chunk in range(int(self.metadata["num_chunks"])):
                 counts += json.loads((self.directory / f"doclens.{chunk}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, TypeError) as error:
-            raise RetrievalError(f"{self.directory}: no doclens can be read ({error}); download it again") from error
+            raise RetrievalError(
+                f"{self.directory}: its doclens cannot be read ({error}); download it again"
+            ) from error
         return counts
 
     def require_corpus(

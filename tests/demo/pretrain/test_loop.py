@@ -56,26 +56,22 @@ def log(out: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("make", [tiny, tiny_opt])
-def test_targets_that_share_a_prompt_have_the_losses_they_have_apart(make: Callable[[], PreTrainedModel]) -> None:
+def test_prompts_and_targets_that_share_them_have_the_losses_they_have_apart(
+    make: Callable[[], PreTrainedModel],
+) -> None:
     model = make()
     rows = [Row((5, 6, 7, 8), ((9, 10, 2), (6, 2), (7, 8, 9, 2))), Row((3, 4, 5, 6, 7, 8, 9), ((4, 4, 4, 4, 4, 4, 2),))]
-    apart: list[float] = []
-    with torch.no_grad():
-        together, _ = losses(model, collate(rows), with_prompt=False)
-        for prompt, target in [(row.prompt, target) for row in rows for target in row.targets]:
-            logits = model(torch.tensor([prompt + target])).logits[0, len(prompt) - 1 : -1]
-            apart += torch.nn.functional.cross_entropy(logits, torch.tensor(target), reduction="none").tolist()
-    assert together.item() == pytest.approx(sum(apart) / len(apart), abs=1e-5)
 
+    def apart(text: tuple[int, ...], first: int) -> torch.Tensor:
+        """The losses of a text's tokens from ``first`` on."""
+        logits = model(torch.tensor([text])).logits[0, first - 1 : -1]
+        return torch.nn.functional.cross_entropy(logits, torch.tensor(text[first:]), reduction="none")
 
-def test_the_loss_on_prompts_is_that_of_all_tokens_but_the_first() -> None:
-    model = tiny()
-    prompt = (5, 6, 7, 8)
     with torch.no_grad():
-        _, loss = losses(model, collate([Row(prompt, ((9, 2), (10, 2)))]), with_prompt=True)
-        logits = model(torch.tensor([prompt])).logits[0]
-    expected = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(prompt[1:]))
-    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
+        together = losses(model, collate(rows), with_prompt=True)
+        targets = torch.cat([apart(row.prompt + target, len(row.prompt)) for row in rows for target in row.targets])
+        prompts = torch.cat([apart(row.prompt, 1) for row in rows])
+    assert torch.allclose(torch.stack(together), torch.stack([targets.mean(), prompts.mean()]), atol=1e-5)
 
 
 def test_muon_takes_the_matrices_of_the_layers_alone() -> None:

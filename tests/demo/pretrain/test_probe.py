@@ -8,18 +8,12 @@ from leret.demo.pretrain.probe import copied, generate, holding, names_copied
 from leret.demo.pretrain.words import build_model
 
 
-def test_holding_wants_the_whole_name_in_order() -> None:
+def test_measures_are_shares_of_names_words_and_pairs_of_name_parts() -> None:
     assert holding([[[1, 2, 3], [2, 1]], [[7, 8]]], [(1, 2), (8,)]) == round(2 / 3, 3)
-
-
-def test_copied_is_the_share_of_words_that_the_prompt_has() -> None:
     assert copied([[[1, 2], [9, 1]]], [[1, 2, 3]]) == 0.75
-
-
-def test_names_copied_looks_at_pairs_of_parts_alone() -> None:
     parts = {10: 0, 11: 1, 12: 1, 20: 2, 21: 3}
-    completions = [[[10, 11, 5], [10, 12], [20, 21], [5, 6]]]
-    assert names_copied(completions, [[10, 11, 9, 20, 21]], parts) == round(2 / 3, 3)
+    written = [[[10, 11, 5], [10, 12], [20, 21], [5, 6]]]
+    assert names_copied(written, [[10, 11, 9, 20, 21]], parts) == round(2 / 3, 3)
 
 
 def test_completions_end_before_the_end_token_and_do_not_depend_on_their_neighbours() -> None:

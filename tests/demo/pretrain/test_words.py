@@ -55,11 +55,6 @@ def test_foreign_words_become_the_unknown_token_which_is_never_written() -> None
     assert [token in suppressed for token in (tokenizer().unk_token_id, tokenizer().eos_token_id)] == [True, False]
 
 
-def test_the_model_is_untied_for_a_server_that_reloads_its_weights() -> None:
-    assert not model().config.tie_word_embeddings
-    assert model().lm_head.weight.data_ptr() != model().model.embed_tokens.weight.data_ptr()
-
-
 def test_a_fresh_model_says_what_followed_a_word_before() -> None:
     torch.manual_seed(0)
     names = torch.randint(len(SPECIAL), len(tokenizer()), (4, 60))

@@ -45,8 +45,7 @@ def trl(base, policy, tmp_path):
         batch = trainer.data_collator([trainer.train_dataset[i] for i in range(3)])
         loss = trainer.compute_loss(trainer.model, batch)
         loss.backward()
-        metrics = {name: values[-1] for name, values in trainer._metrics["train"].items()}
-        return float(loss.detach()), [parameter.grad.clone() for parameter in trainer.model.parameters()], metrics
+        return float(loss.detach()), [parameter.grad.clone() for parameter in trainer.model.parameters()]
 
     return loss_and_gradients
 
@@ -73,8 +72,8 @@ def columns(policy, reference, divide=False):
 def test_ipo_of_trl_with_moved_weights_is_the_loss_written_out(policy, reference, trl, reduction):
     expected = ipo_loss(*columns(policy, reference, divide=reduction == "token"), beta=0.05).mean()
     expected.backward()
-    found, gradients, _ = trl(IPORecipe(reduction=reduction, beta=0.05))
-    assert found == pytest.approx(float(expected), rel=1e-5)
+    found, gradients = trl(IPORecipe(reduction=reduction, beta=0.05))
+    assert found == pytest.approx(float(expected.detach()), rel=1e-5)
     assert abs(found - 100) > 0.1, "the weights must be off the reference, where every loss is 1 / (4 beta^2)"
     for ours, theirs in zip(policy.parameters(), gradients, strict=True):
         assert torch.allclose(ours.grad, theirs, rtol=1e-3, atol=1e-3 * float(ours.grad.abs().max()))
@@ -90,11 +89,6 @@ def test_sft_weight_adds_the_mean_likelihood_of_the_chosen_tokens(policy, trl):
     total = sum(float(logp(policy, pair.prompt, pair.completions[0])) for pair in PAIRS)
     added = trl(IPORecipe(sft_weight=0.5))[0] - trl(IPORecipe())[0]
     assert added == pytest.approx(-0.5 * total / n_tokens, rel=1e-3)
-
-
-def test_the_reductions_do_not_differ_in_their_metrics(trl):
-    sequence, token = (trl(IPORecipe(reduction=reduction))[2] for reduction in ("sequence", "token"))
-    assert sequence == pytest.approx(token)
 
 
 def test_ipo_of_two_pairs_by_hand():
