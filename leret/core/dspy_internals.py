@@ -16,6 +16,7 @@ from typing import Any, cast
 import dspy
 from dspy import lm15
 from dspy.adapters.utils import parse_value
+from dspy.clients._deprecation import adapter_message_call
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
 __all__ = ["AdapterParseError", "ContextWindowExceededError", "LMError", "lm15", "parse_value"]  # passed on
@@ -114,6 +115,14 @@ def _text(part: Any) -> str:
             f"a leret policy reads text alone, and the prompt holds a {type(part).__name__}", feature="messages"
         )
     return cast(str, part.text)
+
+
+async def complete_messages(lm: dspy.BaseLM, messages: Sequence[Mapping[str, str]]) -> str:
+    """What an LM writes after these messages, with its own settings."""
+    given = [dict(message) for message in messages]
+    with adapter_message_call(lm, given):  # as an adapter calls it; DSPy 3.5 takes requests alone
+        [first, *_] = await lm.acall(messages=given)
+    return str(first["text"] if isinstance(first, Mapping) else first)
 
 
 def text_response(
