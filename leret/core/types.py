@@ -195,7 +195,8 @@ class Sample:
         scores: the retriever's scores of ``doc_ids``.
         reward: any real number; None exactly when ``failure`` is set. A completion that does not parse stays in its
             group with a failure of kind ``parse``, so that an algorithm may put a price on it.
-        components: named parts of the reward, and measures beside it (``recall``).
+        components: named parts of the reward (``step`` and ``final`` where both count), and measures beside it
+            (``recall``). Empty where the predictor is not sampled: then the reward is 0, and says nothing.
     """
 
     id: str
