@@ -309,8 +309,7 @@ class StateSampler:
 
     async def _end_reward(self, point: BranchPoint, *seed: Any) -> float:
         """Of one run to the end; 0 where a completion on the way does not parse."""
-        async for end in self.run_on(point, *seed):
-            pass
+        *_, end = [reached async for reached in self.run_on(point, *seed)]
         assert isinstance(end.need, Finished)
         if end.need.unparsed:
             return 0.0
