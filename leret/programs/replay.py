@@ -251,7 +251,7 @@ class Replay:
         fields = self._fields.get(signature)
         if fields is None:
             fields = self._fields[signature] = signature.input_fields.keys()
-        return inputs.keys() == fields
+        return bool(inputs.keys() == fields)
 
     def name_of(self, predictor: Any, signature: Any, names: Mapping[int, str]) -> str:
         """A predictor's name; a copy made on the way is known by its signature."""
