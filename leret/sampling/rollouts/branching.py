@@ -154,8 +154,8 @@ class StateSampler:
         if not point.fresh:
             found = self._store.samples_at(state.question_id, state.step, state.id, self.policy_digest)
             stored = {sample.id: sample for sample in found}
-        prompts = self._plan.prompts if role.sampled else (ZERO_SHOT,)
-        made = await asyncio.gather(*(self._of_prompt(point, state, role, prompt, stored) for prompt in prompts))
+        prompts, draw = self._plan.prompts if role.sampled else (ZERO_SHOT,), state.draw
+        made = await asyncio.gather(*(self._of_prompt(point, state, draw, role, prompt, stored) for prompt in prompts))
         return [sample for samples in made for sample in samples]
 
     async def next_point(self, point: BranchPoint, state: State, sample: Sample) -> BranchPoint:
@@ -185,7 +185,7 @@ class StateSampler:
             yield point
 
     async def _of_prompt(
-        self, point: BranchPoint, state: State, role: Role, prompt: Prompt, stored: Mapping[str, Sample]
+        self, point: BranchPoint, state: State, draw: str, role: Role, prompt: Prompt, stored: Mapping[str, Sample]
     ) -> list[Sample]:
         plan, (temperature, max_tokens) = self._plan, self._decoding(role)
         who = role.policy.name, self.policy_digest, prompt.digest
@@ -193,7 +193,7 @@ class StateSampler:
         asked = params.prompt_digest, params.temperature, params.top_p, params.max_tokens, params.policy_digest
         samples: list[Sample] = []
         for index in range(plan.n_samples if role.sampled else 1):
-            seed = seed_of(plan.seed, state.id, state.step, asked[0], index)  # with the id: from what asks for it
+            seed = seed_of(plan.seed, draw, state.step, asked[0], index)  # with the id: from what asks for a sample
             name = digest(state.id, state.step, asked[0], index, seed, *asked[1:])
             blank = Sample(name, state.id, state.question_id, state.step, prompt.name, index, seed)
             samples.append(stored.get(name, blank))
@@ -304,7 +304,7 @@ class StateSampler:
         step, reached = point.reached[key]
         after = BranchPoint(point.task, await reached, (*point.steps, step), point.results, check=point.check)
         n = 1 if isinstance(after.need, Finished) else self._plan.n_continuations
-        ends = [self._end_reward(after, "continuation", state.id, state.step, key, i) for i in range(n)]
+        ends = [self._end_reward(after, "continuation", state.draw, state.step, key, i) for i in range(n)]
         return sum(await gathered(ends)) / n
 
     async def _end_reward(self, point: BranchPoint, *seed: Any) -> float:

@@ -197,7 +197,7 @@ class Scheduler:
             return None
         else:
             to_end = bool(self.sampler.credits - {"step"})
-            chosen = select_next(samples, task, self.seed, state.id, through_solved=to_end)
+            chosen = select_next(samples, task, self.seed, state.draw, through_solved=to_end)
         following = None if chosen is None else await self.sampler.next_point(point, state, chosen)
         if following is not None:
             outcome = "next" if isinstance(following.need, NeedsCompletion) else "finished"

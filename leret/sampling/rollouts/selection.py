@@ -30,7 +30,7 @@ def reward_levels(samples: Sequence[Sample]) -> list[tuple[float, list[Sample]]]
 
 
 def select_next(
-    samples: Sequence[Sample], task: Task, seed: int, state_id: str, through_solved: bool = False
+    samples: Sequence[Sample], task: Task, seed: int, draw: str, through_solved: bool = False
 ) -> Sample | None:
     """The sample that goes on.
 
@@ -38,7 +38,7 @@ def select_next(
         samples: all of one state; those without a reward are passed over.
         task: whose gold documents tell which samples are solved.
         seed: of the run.
-        state_id: makes the draw of every state its own.
+        draw: makes the draw of every state its own.
         through_solved: solved samples go on like the others.
 
     Returns:
@@ -47,7 +47,7 @@ def select_next(
     levels = reward_levels([one for one in samples if through_solved or not task.is_solved_by(one.doc_ids)])
     if not levels:
         return None
-    rng = random.Random(int(digest("next", seed, state_id), 16))
+    rng = random.Random(int(digest("next", seed, draw), 16))
     least = min(0.0, levels[-1][0])  # a weight is not negative: below zero, the lowest level weighs nothing
     weights = [reward - least + (TOP_BONUS if place == 0 else 0.0) for place, (reward, _) in enumerate(levels)]
     [(_, members)] = rng.choices(levels, weights)

@@ -92,9 +92,9 @@ def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) 
         report.notes.append(f"rewards are not computed again: {name} needs more than a ranking")
         return
     sql = (  # the reward of a program's end is of no stored ranking
-        "SELECT id, question_id, completion, outputs, doc_ids, scores, iif(json_extract(components, '$.final') IS NULL, "
-        "reward, json_extract(components, '$.step')) AS reward FROM samples "
-        "WHERE reward IS NOT NULL AND components != '{}'"
+        "SELECT id, question_id, completion, outputs, doc_ids, scores, "
+        "iif(json_extract(components, '$.final') IS NULL, reward, json_extract(components, '$.step')) AS reward "
+        "FROM samples WHERE reward IS NOT NULL AND components != '{}'"
     )
     for row in database.execute(sql):
         task = tasks.get(row["question_id"])
