@@ -130,7 +130,7 @@ class State:
     """A step's inputs, reached by the completions before it.
 
     Attributes:
-        id: digest of (question id, predictor, inputs).
+        id: digest of (question id, predictor, messages), so that a group saw one prompt.
         step: LM calls before this one, so 0 at the first hop.
         messages: what the zero-shot prompt sends here: the prompt of every preference.
         parent: id of the sample that led here; None at the first step.
@@ -143,6 +143,11 @@ class State:
     inputs: Mapping[str, Json]
     messages: tuple[Mapping[str, str], ...]
     parent: str | None = None
+
+    @property
+    def draw(self) -> str:
+        """What random draws at the state depend on: its inputs, and not how a prompt words them."""
+        return digest(self.question_id, self.predictor, self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +200,8 @@ class Sample:
         scores: the retriever's scores of ``doc_ids``.
         reward: any real number; None exactly when ``failure`` is set. A completion that does not parse stays in its
             group with a failure of kind ``parse``, so that an algorithm may put a price on it.
-        components: named parts of the reward, and measures beside it (``recall``).
+        components: named parts of the reward (``step`` and ``final`` where both count), and measures beside it
+            (``recall``). Empty where the predictor is not sampled: then the reward is 0, and says nothing.
     """
 
     id: str

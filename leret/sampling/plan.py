@@ -69,8 +69,10 @@ def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> P
     bank_calls = 0 if bank_ready else steps * (n_train + settings.bank.candidates * n_dev)
     states = n_questions * steps
     samples = states * settings.prompts * settings.samples
+    n_on = settings.n_continuations * (settings.credit in ("final", "both"))
+    runs_on = samples * n_on * (steps - 1) // 2  # from each sample to the end: half of the other steps, on average
     lengths = _lengths(bench, questions[:20])
-    return Plan(n_questions, steps, states, samples, bank_calls, samples + bank_calls, *rest, *lengths)
+    return Plan(n_questions, steps, states, samples, bank_calls, samples + runs_on + bank_calls, *rest, *lengths)
 
 
 def steps_of(environment: Environment) -> int | None:

@@ -113,6 +113,11 @@ class StateSamples:
     policy_digest: str
     samples: tuple[Sample, ...]
 
+    @property
+    def is_sampled(self) -> bool:
+        """Whether there is a choice to learn from: not at a predictor that one completion answers."""
+        return all(sample.components or sample.failure is not None for sample in self.samples)
+
 
 def is_final(sample: Sample) -> bool:
     """Whether a resume leaves this sample as it is."""
