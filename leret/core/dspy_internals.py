@@ -17,9 +17,14 @@ import dspy
 from dspy import lm15
 from dspy.adapters.utils import parse_value
 from dspy.clients._deprecation import adapter_message_call
+from dspy.clients.provider import Provider, ReinforceJob, TrainingJob
+from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus, get_finetune_directory
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
-__all__ = ["AdapterParseError", "ContextWindowExceededError", "LMError", "lm15", "parse_value"]  # passed on
+__all__ = [  # passed on
+    *("AdapterParseError", "ContextWindowExceededError", "LMError", "lm15", "parse_value"),
+    *("Provider", "ReinforceJob", "TrainDataFormat", "TrainingJob", "TrainingStatus", "get_finetune_directory"),
+]
 
 PART_MARKER = "<<CUSTOM-TYPE-"
 """DSPy's base adapter splits a message into parts at such a marker."""

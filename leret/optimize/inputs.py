@@ -1,4 +1,4 @@
-"""What DSPy hands to an optimizer, as what leret's stages take: examples as tasks, LMs as policies, metrics as rewards."""
+"""What DSPy hands to an optimizer, as what leret's stages take: examples as tasks, LMs as policies."""
 
 from __future__ import annotations
 

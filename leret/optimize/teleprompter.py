@@ -31,7 +31,7 @@ from leret.core.files import cache_directory
 from leret.core.progress import Progress, Silent, shown
 from leret.core.runs import Run, installed_version
 from leret.core.stages import check_resumable
-from leret.core.types import digest
+from leret.core.types import Outcome, digest
 from leret.optimize.finetune import directory_of, train_examples
 from leret.optimize.inputs import (
     CallBudget,
@@ -120,7 +120,7 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # a direct subclass, too
         if credit not in (None, "step", "final", "both"):
             raise ConfigError(f"credit={credit!r}: give step, final or both, or leave it out")
         if reward is None and (metric is None or credit in ("step", "both")):
-            raise ConfigError(f"credit={credit!r} needs a reward: reward='ap', or a function (example, outcome)")
+            raise ConfigError("give LeReT a reward='ap', or as a function (example, outcome); credit final needs none")
         if metric is None and credit in ("final", "both"):
             raise ConfigError(f"credit={credit!r} needs a metric, which scores the program's end")
 
@@ -302,9 +302,10 @@ class CompileJob:
             if own:
                 given = dict(self.settings.train_kwargs[lm] or {})
                 of_algorithm = {name: given.pop(name, {}) for name in ALGORITHMS}[algorithm]
-                keys = {"seed": self.settings.seed, **given, **of_algorithm, "algorithm": algorithm}
+                thinking = lm.engine.settings.enable_thinking
+                keys = {"seed": self.settings.seed, "enable_thinking": thinking, **given, **of_algorithm}
                 start = models.get(lm) or lm.finetuning_model or lm.model
-                models[lm] = f"leret/{train_examples(start, own, keys, self.run.path)}"
+                models[lm] = f"leret/{train_examples(start, own, {**keys, 'algorithm': algorithm}, self.run.path)}"
 
     def with_models(self, models: Mapping[dspy.LM, str]) -> dspy.Module:
         """A copy of the program with new LMs of these names."""
@@ -381,7 +382,10 @@ class CompileJob:
             "dspy": installed_version("dspy"),
             "program": type(self.program).__qualname__,
             "adapter": {type(self.adapter).__qualname__: to_jsonable_python(vars(self.adapter), fallback=repr)},
-            "lms": {name: [p.lm.model, *map(p.lm.kwargs.get, ("temperature", "max_tokens"))] for name, p in predictors.items()},
+            "lms": {
+                name: [p.lm.model, *map(p.lm.kwargs.get, ("temperature", "max_tokens"))]
+                for name, p in predictors.items()
+            },
             **{name: getattr(settings, name) for name in _SETTINGS},
             **{name: getattr(value, "__qualname__", value) for name, value in functions.items()},
             "algorithms": list(settings.algorithms),
@@ -465,7 +469,11 @@ def _prompt(number: int, student: dspy.Module, teacher: dspy.Module) -> Prompt:
 
 def _examples_of(group: StateSamples, algorithm: str, seed: int) -> list[TrainingExample]:
     """What an algorithm learns from one state, under the student's own prompt."""
-    rows = [(one,) for one in state_targets(group, seed=seed)] if algorithm == "sft" else make_pairs(distinct(group.samples), "adjacent")
+    rows = (
+        [(one,) for one in state_targets(group, seed=seed)]
+        if algorithm == "sft"
+        else make_pairs(distinct(group.samples), "adjacent")
+    )
     messages = tuple(dict(message) for message in group.state.messages)
     return [TrainingExample(group.state.question_id, messages, tuple(s.completion or "" for s in row)) for row in rows]
 
@@ -477,9 +485,10 @@ def _nothing_learnt(groups: Sequence[StateSamples]) -> LeretError:
     if unparsed and len(unparsed) == len(samples):
         return PolicyError(f"none of {len(samples)} completions parses; one of them: {unparsed[0].message}")
     rewards = [sample.reward for sample in samples if sample.reward is not None]
+    mean = sum(rewards) / max(1, len(rewards))
     return TrainingError(
         f"no pair and no target: at none of {len(groups)} sampled states did two completions differ in reward "
-        f"({len(samples)} completions, {len(unparsed)} unparsed, mean reward {sum(rewards) / max(1, len(rewards)):.3f}); "
+        f"({len(samples)} completions, {len(unparsed)} unparsed, mean reward {mean:.3f}); "
         "raise samples or the LM's temperature, or take a reward that tells them apart"
     )
 

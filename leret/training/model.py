@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from leret.config.training import LoraSettings, TrainingRecipe
+from leret.config.training import LoraSettings
 from leret.core.bundled import demo_policy
 from leret.core.errors import PolicyError, TrainingError
 from leret.core.runs import Run
@@ -97,7 +97,19 @@ def _check_unchanged(run: Run, path: Path, digest: str) -> None:
         )
 
 
-def load_for_training(initial: InitialPolicy, recipe: TrainingRecipe) -> tuple[Any, Any]:
+class TrainableWeights(Protocol):
+    """Of a recipe: what is trained of a model, and in which precision."""
+
+    @property
+    def lora(self) -> LoraSettings | None:
+        """An adapter; None for full weights."""
+
+    @property
+    def dtype(self) -> str:
+        """float32 or bfloat16."""
+
+
+def load_for_training(initial: InitialPolicy, recipe: TrainableWeights) -> tuple[Any, Any]:
     """The policy's model, in training mode, and its tokenizer.
 
     Weights are float32 and autocast does bfloat16, since an update at a small learning rate is lost in bfloat16
@@ -130,6 +142,16 @@ def _with_adapter(model: Any, directory: Path, settings: LoraSettings | None) ->
             "to merge it first"
         )
     return loaded
+
+
+def save_policy(model: Any, tokenizer: Any, directory: Path, state: Mapping[str, Any] | None = None) -> None:
+    """Write a model or an adapter, with its tokenizer, as safetensors; ``state`` instead of the model's own weights."""
+    peft = hasattr(model, "peft_config")
+    only = {"selected_adapters": ["default"]} if peft else {}
+    model.save_pretrained(directory, state_dict=state, safe_serialization=True, **only)
+    tokenizer.save_pretrained(directory)
+    if not peft and model.can_generate():
+        model.generation_config.save_pretrained(directory)
 
 
 def pick_device(device: str) -> str:
