@@ -233,24 +233,23 @@ async def predictors_searched(runner: ProgramRunner, sampler: StateSampler, task
     searched: dict[str, bool] = {}
     errors: list[PolicyError | RetrievalError | ProgramError] = []
 
-    async def one(task: Task) -> list[tuple[Step, bool]]:
+    async def one(task: Task) -> list[BranchPoint]:
         results: SearchResults = {}
         try:
             need = await runner.advance(task, (), results, check=True)
             start = BranchPoint(task, need, results=results, check=True)
-            points = [point async for point in sampler.run_on(start, "look", task.id)]
+            return [point async for point in sampler.run_on(start, "look", task.id)]
         except (PolicyError, RetrievalError, ProgramError) as error:
             errors.append(error)
             return []
-        n_searches = [len(point.need.searches) for point in points]
-        return list(zip(points[-1].steps, (n > before for before, n in pairwise(n_searches)), strict=True))
 
     paths = await gathered(one(task) for task in islice(tasks, LOOKED_AT))
     if paths and len(errors) == len(paths):
         raise errors[0].failed()
-    for step, is_searched in chain.from_iterable(paths):
-        if not isinstance(step.outputs, AdapterParseError):
-            searched[step.predictor] = searched.get(step.predictor, False) or is_searched
+    for before, after in chain.from_iterable(map(pairwise, paths)):
+        if isinstance(before.need, NeedsCompletion) and not isinstance(after.steps[-1].outputs, AdapterParseError):
+            name, added = before.need.predictor, len(after.need.searches) > len(before.need.searches)
+            searched[name] = searched.get(name, False) or added
     return dict(sorted(searched.items()))
 
 
