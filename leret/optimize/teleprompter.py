@@ -55,6 +55,7 @@ from leret.sampling.bank.bootstrap import outage_of
 from leret.sampling.preferences.dataset import state_targets
 from leret.sampling.preferences.pairs import distinct, make_pairs
 from leret.sampling.rollouts.branching import Role, SamplingPlan
+from leret.sampling.rollouts.rollout import BOUNDARIES
 from leret.sampling.stage import sample_tasks
 from leret.sampling.store.schema import StateSamples
 from leret.sampling.store.store import Store
@@ -206,6 +207,7 @@ class CompileJob:
         self.program = stock.copy_program_with_lms(student)
         self.adapter = dspy.settings.adapter or dspy.ChatAdapter()
         self.budget = CallBudget(settings.max_lm_calls)
+        self.stopped: LeretError | None = None  # sampling, by max_lm_calls
         self.trained = _trained_lms(self.program, settings.samples)
         policies = {predictor.lm: self._policy(predictor.lm) for predictor in self.program.predictors()}
         self.policies = {name: policies[predictor.lm] for name, predictor in self.program.named_predictors()}
@@ -233,8 +235,10 @@ class CompileJob:
             n_continuations=settings.n_continuations,
         )
         try:
-            _run(self._sample(plan, progress))
+            with dspy.context(callbacks=[]):  # of replays, not of the program
+                _run(self._sample(plan, progress))
         except LMCallsSpent as error:
+            self.stopped = error
             self.log("sample", f"{error}; what was sampled is trained on")
         finally:
             self.budget.reserved = 0
@@ -260,8 +264,14 @@ class CompileJob:
         finally:
             if search is not None:
                 search.close()
-        for note in stats.notes:
-            self.log("sample", note)
+        failure, n_outages = stats.last_failure, stats.failures["policy"] + stats.failures["retrieval"]
+        if failure is not None and n_outages:
+            raise BOUNDARIES.get(failure.kind, PolicyError)(
+                f"{n_outages} completions or searches failed, the last one: {failure.message}; what is done is kept: "
+                "mend the cause and compile again with the same run_dir"
+            ).failed()
+        for note in [*stats.notes, *([f"failed: {failure.message}"] if failure else [])]:
+            self.log("sample", note, failures=dict(stats.failures))
 
     def _final(self, outcome: Outcome) -> float:
         assert self.settings.metric is not None
@@ -290,7 +300,7 @@ class CompileJob:
             for algorithm, by_lm in found.items():
                 by_lm[lms[group.state.predictor]] += _examples_of(group, algorithm, self.settings.seed)
         if not any(examples for by_lm in found.values() for examples in by_lm.values()):
-            raise _nothing_learnt(groups)
+            raise self.stopped or _nothing_learnt(groups)
         return found
 
     def train(
@@ -403,7 +413,9 @@ class ScoredProgram(dspy.Module):
 
     def __init__(self, program: dspy.Module) -> None:
         super().__init__()
-        self.program, self.error, self.crashes = program, None, []
+        self.program = program
+        self.error: Exception | None = None
+        self.crashes: list[Exception] = []
 
     def forward(self, **inputs: Any) -> Any:
         program = self.program
