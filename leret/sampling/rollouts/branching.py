@@ -337,7 +337,7 @@ class StateSampler:
     def _reward_of(self, outcome: Outcome, role: Role, final: float | None) -> tuple[float, dict[str, float]]:
         """The reward by the role's credit, and its parts."""
         if not role.sampled:
-            return 0.0, {}
+            return 0.0, {"sampled": 0.0}
         names = _REPORTED if role.credit == "final" else self._rewards
         values = {name: self._rewards[name](outcome) for name in names}
         parts = {name: value for name, value in values.items() if value is not None}
