@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic_core import to_jsonable_python
 
-from leret.core.aio import gathered
+from leret.core.aio import gathered, started
 from leret.core.errors import ConfigError, PolicyError, ProgramError, RetrievalError
 from leret.core.types import Outcome, Sample, State, Task, digest
 from leret.core.usage import UsageByPrompt
@@ -274,9 +274,9 @@ class StateSampler:
             key = _key(plain, sample.completion)
             if key not in point.reached:  # equal outputs at one state lead to one place
                 advance = self._runner.advance(point.task, (*point.steps, step), point.results, point.check)
-                point.reached[key] = step, asyncio.ensure_future(advance)
+                point.reached[key] = step, started(advance)
             if with_final and key not in point.finals:
-                point.finals[key] = asyncio.ensure_future(self._final(point, state, key))
+                point.finals[key] = started(self._final(point, state, key))
             parsed.append((plain, key))
         scored: list[Sample] = []
         for sample, entry in zip(samples, parsed, strict=True):
@@ -337,7 +337,7 @@ class StateSampler:
     def _reward_of(self, outcome: Outcome, role: Role, final: float | None) -> tuple[float, dict[str, float]]:
         """The reward by the role's credit, and its parts."""
         if not role.sampled:
-            return 0.0, {}
+            return 0.0, {"sampled": 0.0}
         names = _REPORTED if role.credit == "final" else self._rewards
         values = {name: self._rewards[name](outcome) for name in names}
         parts = {name: value for name, value in values.items() if value is not None}

@@ -81,7 +81,7 @@ class SamplingStats:
         for sample in samples:
             if sample.failure is not None:
                 self.fail(sample.failure)
-            elif sample.reward is not None and sample.components:
+            elif sample.reward is not None and sample.is_sampled:
                 self.reward_sum += sample.reward
                 self.n_rewarded += 1
 

@@ -94,7 +94,7 @@ def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) 
     sql = (  # the reward of a program's end is of no stored ranking
         "SELECT id, question_id, completion, outputs, doc_ids, scores, "
         "iif(json_extract(components, '$.final') IS NULL, reward, json_extract(components, '$.step')) AS reward "
-        "FROM samples WHERE reward IS NOT NULL AND components != '{}'"
+        "FROM samples WHERE reward IS NOT NULL AND json_extract(components, '$.sampled') IS NULL"
     )
     for row in database.execute(sql):
         task = tasks.get(row["question_id"])

@@ -115,8 +115,8 @@ class StateSamples:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether there is a choice to learn from: not at a predictor that one completion answers."""
-        return all(sample.components or sample.failure is not None for sample in self.samples)
+        """Whether its predictor is sampled, so that it can be learnt from."""
+        return all(sample.is_sampled for sample in self.samples)
 
 
 def is_final(sample: Sample) -> bool:

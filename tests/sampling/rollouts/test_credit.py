@@ -136,7 +136,7 @@ def test_nothing_is_learnt_from_a_predictor_that_is_not_sampled(tmp_path):
     policy = Recorded()
     roles = {name: Role(policy, sampled=name == "write") for name in ("plan", "write", "answer")}
     sample(tmp_path / "db", roles)
-    assert {(s.reward, *s.components) for s in samples_of(tmp_path / "db", "answer")} == {(0.0,)}
+    assert {(s.reward, *s.components) for s in samples_of(tmp_path / "db", "answer")} == {(0.0, "sampled")}
     with Store(tmp_path / "db", read_only=True) as store:
         assert {group.state.predictor for group in store.finished()} == {"write"}
         writes = {group.state.id for group in groups_of(tmp_path / "db", "write")}
