@@ -216,7 +216,8 @@ class GRPOJob(ReinforceJob):  # type: ignore[misc]
 
     def save_checkpoint(self, checkpoint_name: str) -> None:
         """Keep the weights of now: ``checkpoints`` has their name."""
-        self.checkpoints[checkpoint_name] = self.last_checkpoint = self.lm.model
+        self.checkpoints[checkpoint_name] = self.lm.model
+        self.last_checkpoint = checkpoint_name
 
     def terminate(self) -> None:
         """End the training and free its memory; the LM keeps the weights of the last step. May be called twice."""
