@@ -21,8 +21,17 @@ from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus, get_fin
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
 __all__ = [  # passed on
-    *("AdapterParseError", "ContextWindowExceededError", "LMError", "lm15", "parse_value"),
-    *("Provider", "ReinforceJob", "TrainDataFormat", "TrainingJob", "TrainingStatus", "get_finetune_directory"),
+    "AdapterParseError",
+    "ContextWindowExceededError",
+    "LMError",
+    "Provider",
+    "ReinforceJob",
+    "TrainDataFormat",
+    "TrainingJob",
+    "TrainingStatus",
+    "get_finetune_directory",
+    "lm15",
+    "parse_value",
 ]
 
 PART_MARKER = "<<CUSTOM-TYPE-"

@@ -40,7 +40,7 @@ class LaunchSettings(Settings):
 _servers: dict[str, BackgroundServer] = {}
 
 
-class Provider(dspy_internals.Provider):  # type: ignore[misc]
+class Provider(dspy_internals.Provider):
     """Trains the policy of a leret LM by leret's own `fit`, and by GRPO; runs it in this process, or behind a server.
 
     ``train_kwargs`` are the keys of a recipe of `leret train` (sft unless ``algorithm`` says otherwise) or of
@@ -64,16 +64,16 @@ class Provider(dspy_internals.Provider):  # type: ignore[misc]
         if not keys:
             policy_of(lm)
         elif name not in _servers:
-            settings = validated(LaunchSettings, keys)
+            settings = validated(LaunchSettings, keys, "launch_kwargs")
             at = Listening(settings.host, settings.port or free_port(settings.host))
-            how = {"executable": settings.executable, "extra": settings.extra, "merge": settings.merge}
-            planned = plan(resolve_policy(name), settings.engine, at, **how)
+            own = settings.model_dump(include={"executable", "extra", "merge"})
+            planned = plan(resolve_policy(name), settings.engine, at, **own)
             _servers[name] = BackgroundServer(planned, settings.timeout_s)
             SERVED[name] = make_policy(OpenAIPolicySettings(model=planned.model, urls=(f"{at.url}/v1",)))
 
     @staticmethod
     def kill(lm: dspy.LM, launch_kwargs: dict[str, Any] | None = None) -> None:
-        """Stop the policy's server, and free its memory here; nothing where it does not run. A next request loads it."""
+        """Stop the policy's server, free its memory here; nothing where it does not run. The next request loads it."""
         name = lm.model.removeprefix("leret/")
         if name in _servers:
             submit(SERVED.pop(name).aclose()).result()

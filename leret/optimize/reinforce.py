@@ -123,7 +123,7 @@ class GRPOTraining:
         total = 0.0
         for start in range(0, len(samples), size):
             loss = self._loss(samples[start : start + size], n_tokens)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             total += loss.item()
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm))
         if not math.isfinite(total + norm):
@@ -154,7 +154,7 @@ class GRPOTraining:
         return grpo_loss(logps, torch.tensor([value for _, value in samples], device=self.device), mask, n_tokens)
 
 
-class GRPOJob(ReinforceJob):  # type: ignore[misc]
+class GRPOJob(ReinforceJob):
     """A training by ``dspy.GRPO``: after each step the LM, in place, has the name of new weights.
 
     The weights of the step before are closed and removed, unless they are a checkpoint.

@@ -252,9 +252,7 @@ def _encode(job: TrainingJob, model: Any, tokenizer: Any) -> list[Encoded]:
     return fitting
 
 
-def _step(
-    trainer: Any, directory: CheckpointDirectory, stage: str, progress: Progress, interrupt: Interrupt
-) -> int:
+def _step(trainer: Any, directory: CheckpointDirectory, stage: str, progress: Progress, interrupt: Interrupt) -> int:
     from transformers import PrinterCallback
 
     directory.drop_broken()
