@@ -126,12 +126,12 @@ def _fit(fit: Fit, job: FinetuneJob | None) -> TrainReport:
     raise TrainingError(f"{fit.directory.path}: cancelled; the same training goes on from its last checkpoint")
 
 
-def validated(settings: type[S], keys: Mapping[str, Any], where: str = "train_kwargs") -> S:
+def validated(settings: type[S], keys: Mapping[str, Any]) -> S:
     """Settings out of a mapping; a `TrainingError` lists all keys that are wrong."""
     try:
         return settings.model_validate(dict(keys))
     except ValidationError as error:
-        given = Placed(dict(keys), {(): where})
+        given = Placed(dict(keys), {(): "train_kwargs"})
         raise TrainingError("; ".join(describe(fault, settings, given) for fault in error.errors())) from None
 
 

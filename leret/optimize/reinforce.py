@@ -89,7 +89,7 @@ class GRPOTraining:
 
         self.settings, self.device = settings, pick_device(settings.device)
         torch.manual_seed(settings.seed)
-        model, self.tokenizer = load_for_training(initial, settings)
+        model, self.tokenizer = load_for_training(initial, settings.lora, settings.dtype)
         if (adapter := new_adapter(settings.lora, model)) is not None:
             from peft import get_peft_model
 

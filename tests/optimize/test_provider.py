@@ -10,7 +10,7 @@ from dspy.clients.utils_finetune import TrainDataFormat
 from dspy.teleprompt.grpo import GRPO
 
 import leret
-from leret.core.errors import PolicyError, TrainingError
+from leret.core.errors import ConfigError, PolicyError, TrainingError
 from leret.optimize import provider as module
 from leret.optimize import reinforce
 from leret.optimize.reinforce import GRPOJob
@@ -151,7 +151,7 @@ def test_launch_and_kill_start_and_stop_one_server(weights, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("keys", "error", "message"),
     [
-        ({"engine": "vlm"}, TrainingError, "launch_kwargs: engine: 'vlm' is not one of vllm, sglang"),
+        ({"engine": "vlm"}, ConfigError, "launch_kwargs: engine: 'vlm' is not one of vllm, sglang, tgi"),
         ({"engine": "vllm", "executable": "/bin/false", "timeout_s": 20}, PolicyError, "exited with code 1"),
     ],
 )
