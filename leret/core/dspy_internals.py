@@ -21,10 +21,8 @@ from dspy.clients.provider import Provider, ReinforceJob, TrainingJob
 from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus, get_finetune_directory
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
-__all__ = [  # passed on
-    *("AdapterParseError", "ContextWindowExceededError", "LMError", "lm15", "parse_value"),
-    *("Provider", "ReinforceJob", "TrainDataFormat", "TrainingJob", "TrainingStatus", "get_finetune_directory"),
-]
+__all__ = ["AdapterParseError", "ContextWindowExceededError", "LMError", "Provider", "ReinforceJob", "TrainDataFormat",
+           "TrainingJob", "TrainingStatus", "get_finetune_directory", "lm15", "parse_value"]  # fmt: skip
 
 PART_MARKER = "<<CUSTOM-TYPE-"
 """DSPy's base adapter splits a message into parts at such a marker."""

@@ -36,7 +36,7 @@ ONE_TRAINING = threading.Lock()
 _LOG = logging.getLogger("leret")
 
 
-class FinetuneJob(TrainingJob):  # type: ignore[misc]
+class FinetuneJob(TrainingJob):
     """A finetuning in its thread: what it is doing, and how to stop it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -53,7 +53,7 @@ class FinetuneJob(TrainingJob):  # type: ignore[misc]
         return TrainingStatus.running if self.training else TrainingStatus.pending
 
     def cancel(self) -> bool:
-        """Stop after the step at work, with a checkpoint that the same finetuning goes on from; False once it is done."""
+        """Stop after the step at work, with a checkpoint that the same finetuning goes on from; False if it is done."""
         cancelled = Future.cancel(self)  # DSPy's own drops the answer
         self.interrupt.requested |= cancelled
         return cancelled
@@ -127,7 +127,7 @@ def _fit(fit: Fit, job: FinetuneJob | None) -> TrainReport:
 
 
 def validated(settings: type[S], keys: Mapping[str, Any]) -> S:
-    """Settings of a training; a `TrainingError` lists all keys that are wrong."""
+    """Settings out of a mapping; a `TrainingError` lists all keys that are wrong."""
     try:
         return settings.model_validate(dict(keys))
     except ValidationError as error:

@@ -5,47 +5,35 @@ from __future__ import annotations
 import atexit
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import dspy
 
-from leret.config.base import Settings
 from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
 from leret.core import dspy_internals
 from leret.core.aio import submit
 from leret.core.dspy_internals import TrainDataFormat
-from leret.core.errors import TrainingError
-from leret.optimize.finetune import FinetuneJob, default_run_dir, train_examples, validated
+from leret.core.errors import ConfigError, TrainingError
+from leret.optimize.finetune import FinetuneJob, default_run_dir, train_examples
 from leret.optimize.reinforce import GRPOJob
 from leret.policies.dspy_lm import PolicyEngine, PolicyLM, policy_of
 from leret.policies.load import SERVED, make_policy
-from leret.policies.serving.engines import Listening
+from leret.policies.serving.engines import SERVERS, Listening
 from leret.policies.serving.launch import BackgroundServer, free_port, plan
 from leret.policies.serving.model import resolve_policy
 from leret.training.data import TrainingExample
 
-
-class LaunchSettings(Settings):
-    """``launch_kwargs`` of an LM that a server answers for; the other keys are those of `leret serve policy`."""
-
-    engine: Literal["vllm", "sglang"]
-    host: str = "127.0.0.1"
-    port: int = 0  # 0: a free one
-    executable: str | None = None
-    extra: tuple[str, ...] = ()
-    merge: bool = False
-    timeout_s: float = 600.0
-
-
+_HOST = "127.0.0.1"
 _servers: dict[str, BackgroundServer] = {}
 
 
-class Provider(dspy_internals.Provider):  # type: ignore[misc]
+class Provider(dspy_internals.Provider):
     """Trains the policy of a leret LM by leret's own `fit`, and by GRPO; runs it in this process, or behind a server.
 
     ``train_kwargs`` are the keys of a recipe of `leret train` (sft unless ``algorithm`` says otherwise) or of
     `leret.optimize.reinforce.GRPOSettings`; ``run_dir`` says where policies are written. A server answers once
-    ``launch`` was called on an LM with ``launch_kwargs={"engine": "vllm"}``, this process before and after.
+    ``launch`` was called on an LM with ``launch_kwargs={"engine": "vllm"}``, this process before and after; other keys
+    are ``timeout_s`` to be ready in, and those of `leret.policies.serving.launch.plan`.
     """
 
     def __init__(self) -> None:
@@ -64,16 +52,17 @@ class Provider(dspy_internals.Provider):  # type: ignore[misc]
         if not keys:
             policy_of(lm)
         elif name not in _servers:
-            settings = validated(LaunchSettings, keys)
-            at = Listening(settings.host, settings.port or free_port(settings.host))
-            how = {"executable": settings.executable, "extra": settings.extra, "merge": settings.merge}
-            planned = plan(resolve_policy(name), settings.engine, at, **how)
-            _servers[name] = BackgroundServer(planned, settings.timeout_s)
+            engine, timeout_s, at = keys.get("engine"), keys.get("timeout_s", 600.0), Listening(_HOST, free_port(_HOST))
+            if engine not in SERVERS:
+                raise ConfigError(f"launch_kwargs: engine: {engine!r} is not one of {', '.join(SERVERS)}")
+            own = {key: value for key, value in keys.items() if key not in {"engine", "timeout_s"}}
+            planned = plan(resolve_policy(name), engine, at, **own)
+            _servers[name] = BackgroundServer(planned, timeout_s)
             SERVED[name] = make_policy(OpenAIPolicySettings(model=planned.model, urls=(f"{at.url}/v1",)))
 
     @staticmethod
     def kill(lm: dspy.LM, launch_kwargs: dict[str, Any] | None = None) -> None:
-        """Stop the policy's server, and free its memory here; nothing where it does not run. A next request loads it."""
+        """Stop the policy's server, free its memory here; nothing where it does not run. The next request loads it."""
         name = lm.model.removeprefix("leret/")
         if name in _servers:
             submit(SERVED.pop(name).aclose()).result()
@@ -106,27 +95,22 @@ class LM(PolicyLM):
 
     Args:
         model: a model or adapter directory, a repository of the Hugging Face hub, or ``demo``, which comes with leret.
-        device: ``auto``, ``cpu``, ``cuda`` ...
-        dtype: ``auto`` (float32 on a CPU), ``float32``, ``bfloat16``, ``float16``.
-        enable_thinking: of the chat template; None leaves it to the template.
-        kwargs: of ``dspy.LM``. Its cache is off: it knows a model by its name, not by its weights.
+        kwargs: of ``dspy.LM``, and ``device``, ``dtype`` and ``enable_thinking`` as in a recipe's ``policy``. The cache
+            is off: it knows a model by its name, not by its weights.
     """
 
     def __init__(
         self,
         model: str | Path = "demo",
         *,
-        device: str = "auto",
-        dtype: str = "auto",
-        enable_thinking: bool | None = None,
         engine: PolicyEngine | None = None,
         async_engine: Any = None,
         **kwargs: Any,
     ) -> None:
         name = str(model).removeprefix("leret/")
         name = str(Path(name).resolve()) if name != "demo" and Path(name).is_dir() else name
-        own = {"model": name, "device": device, "dtype": dtype, "enable_thinking": enable_thinking}
-        engine = engine or PolicyEngine(settings=LocalPolicySettings.model_validate(own))
+        own = {key: kwargs.pop(key) for key in ("device", "dtype", "enable_thinking") if key in kwargs}
+        engine = engine or PolicyEngine(settings=LocalPolicySettings.model_validate({"model": name, **own}))
         asked = {"temperature": 1.0, "max_tokens": engine.settings.max_tokens, "cache": False, **kwargs}
         super().__init__(f"leret/{name}", **{**engine.arguments(), **asked})
 

@@ -89,7 +89,7 @@ class GRPOTraining:
 
         self.settings, self.device = settings, pick_device(settings.device)
         torch.manual_seed(settings.seed)
-        model, self.tokenizer = load_for_training(initial, settings)
+        model, self.tokenizer = load_for_training(initial, settings.lora, settings.dtype)
         if (adapter := new_adapter(settings.lora, model)) is not None:
             from peft import get_peft_model
 
@@ -123,7 +123,7 @@ class GRPOTraining:
         total = 0.0
         for start in range(0, len(samples), size):
             loss = self._loss(samples[start : start + size], n_tokens)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             total += loss.item()
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm))
         if not math.isfinite(total + norm):
@@ -154,7 +154,7 @@ class GRPOTraining:
         return grpo_loss(logps, torch.tensor([value for _, value in samples], device=self.device), mask, n_tokens)
 
 
-class GRPOJob(ReinforceJob):  # type: ignore[misc]
+class GRPOJob(ReinforceJob):
     """A training by ``dspy.GRPO``: after each step the LM, in place, has the name of new weights.
 
     The weights of the step before are closed and removed, unless they are a checkpoint.
@@ -216,7 +216,8 @@ class GRPOJob(ReinforceJob):  # type: ignore[misc]
 
     def save_checkpoint(self, checkpoint_name: str) -> None:
         """Keep the weights of now: ``checkpoints`` has their name."""
-        self.checkpoints[checkpoint_name] = self.last_checkpoint = self.lm.model
+        self.checkpoints[checkpoint_name] = self.lm.model
+        self.last_checkpoint = checkpoint_name
 
     def terminate(self) -> None:
         """End the training and free its memory; the LM keeps the weights of the last step. May be called twice."""

@@ -1,7 +1,7 @@
 """A policy as a DSPy language model, whose weights follow its name.
 
-DSPy's optimizers put new weights into a program by a name: ``lm.copy(model=new)``, or ``lm.model = new`` in place. So the
-engine of an LM looks the policy up by the name in each request: ``leret/DIRECTORY``, or ``leret/demo``.
+DSPy's optimizers put new weights into a program by a name: ``lm.copy(model=new)``, or ``lm.model = new`` in place. So
+the engine of an LM looks the policy up by the name in each request: ``leret/DIRECTORY``, or ``leret/demo``.
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ def policy_lm(policy: Policy | PolicySettings, **kwargs: Any) -> dspy.LM:
     }
     if settings.top_p < 1:
         asked.setdefault("top_p", settings.top_p)
-    if isinstance(policy, PolicySettings):
-        if isinstance(policy, OpenAIPolicySettings) and len(policy.urls) == 1:
-            return _served_lm(policy, asked)
+    if isinstance(policy, OpenAIPolicySettings) and len(policy.urls) == 1:
+        return _served_lm(policy, asked)
     engine = _engine(policy)
     engine.policy(engine.own)
     return PolicyLM(engine.own, **{**engine.arguments(), **asked})

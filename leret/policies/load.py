@@ -147,7 +147,7 @@ def _close(policies: Sequence[Any]) -> None:
         gc.collect()  # a policy and its worker hold each other
 
 
-def policy_state(policy: Policy) -> dict[str, Any]:
+def policy_state(policy: object) -> dict[str, Any]:
     """The settings that load this policy again, for `PolicySettings.model_validate`; no secret is among them."""
     settings = getattr(policy, "settings", None)
     if settings is None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from leret.config.training import LoraSettings
 from leret.core.bundled import demo_policy
@@ -97,29 +97,17 @@ def _check_unchanged(run: Run, path: Path, digest: str) -> None:
         )
 
 
-class TrainableWeights(Protocol):
-    """Of a recipe: what is trained of a model, and in which precision."""
-
-    @property
-    def lora(self) -> LoraSettings | None:
-        """An adapter; None for full weights."""
-
-    @property
-    def dtype(self) -> str:
-        """float32 or bfloat16."""
-
-
-def load_for_training(initial: InitialPolicy, recipe: TrainableWeights) -> tuple[Any, Any]:
+def load_for_training(initial: InitialPolicy, lora: LoraSettings | None, dtype: str) -> tuple[Any, Any]:
     """The policy's model, in training mode, and its tokenizer.
 
     Weights are float32 and autocast does bfloat16, since an update at a small learning rate is lost in bfloat16
     weights; only the frozen base of an adapter is loaded in bfloat16.
     """
-    frozen = recipe.lora is not None and recipe.dtype == "bfloat16"
+    frozen = lora is not None and dtype == "bfloat16"
     base = adapter_base(initial.directory)
     model = load_weights(base or initial.directory, "bfloat16" if frozen else "float32")
     if base is not None:
-        model = _with_adapter(model, initial.directory, recipe.lora)
+        model = _with_adapter(model, initial.directory, lora)
     model.train()
     tokenizer = load_tokenizer(initial.directory)
     if tokenizer.pad_token_id is None:

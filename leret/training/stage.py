@@ -210,7 +210,7 @@ def fit(
     recipe, directory = job.recipe, job.directory
     algorithm, device = ALGORITHMS[recipe.algorithm], pick_device(recipe.device)
     with training_process(directory.path, recipe.threads if device == "cpu" else None):
-        model, tokenizer = load_for_training(job.initial, recipe)
+        model, tokenizer = load_for_training(job.initial, recipe.lora, recipe.dtype)
         examples = _encode(job, model, tokenizer)
         inputs = TrainerInputs(model, tokenizer, examples, directory.path, device, job.max_steps)
         trainer = algorithm.make_trainer(recipe, inputs)

@@ -104,7 +104,8 @@ def run_server(
     """The server, ready and warm inside the block; stopped after it, however the block ends.
 
     Call it from a thread that lives as long: where leret is killed, the kernel ends a server with the thread that
-    started it. It must answer within ``timeout_s``, and gets ``grace_s`` to end in; without a log it gets a temporary one.
+    started it. It must answer within ``timeout_s``, and gets ``grace_s`` to end in; without a log it gets a temporary
+    one.
     """
     key = ApiKey.from_env(plan.api_key_env, "--api-key-env")
     environment = {**os.environ, **plan.environment}
