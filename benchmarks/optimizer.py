@@ -16,7 +16,8 @@ from pathlib import Path
 
 import dspy
 import numpy as np
-from dspy.teleprompt import GRPO, BootstrapFewShotWithRandomSearch, BootstrapFinetune
+from dspy.teleprompt import BootstrapFewShotWithRandomSearch, BootstrapFinetune
+from dspy.teleprompt.grpo import GRPO
 from dspy.utils.callback import BaseCallback
 
 import leret

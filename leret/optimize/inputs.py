@@ -82,7 +82,7 @@ def counted_lm(lm: dspy.BaseLM, budget: CallBudget, **changes: Any) -> dspy.Base
     """A copy of an LM, with changes, whose calls count."""
     kind: Any = type(lm)
 
-    class Counted(kind):  # type: ignore[misc]
+    class Counted(kind):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             budget.spend()
             return super().__call__(*args, **kwargs)

@@ -31,7 +31,7 @@ from leret.core.files import cache_directory
 from leret.core.progress import Progress, Silent, shown
 from leret.core.runs import Run, installed_version
 from leret.core.stages import check_resumable
-from leret.core.types import Outcome, digest
+from leret.core.types import Sample, digest
 from leret.optimize.finetune import directory_of, train_examples
 from leret.optimize.inputs import (
     CallBudget,
@@ -222,18 +222,13 @@ class CompileJob:
         """Samples of all tasks in the run's store, or of as many as ``max_lm_calls`` allows."""
         settings, before = self.settings, self.budget.spent
         self.budget.reserved = before * len(settings.algorithms)
+        metric, examples = settings.metric, self.examples
         plan = SamplingPlan(
-            prompts=self.prompts,
-            n_samples=settings.samples,
-            seed=settings.seed,
-            temperature=1.0,
-            top_p=1.0,
-            max_tokens=64,
-            role=self.role,
-            reward=step_reward(settings.reward, self.examples) if settings.reward else lambda outcome: None,
-            final=self._final if settings.metric else None,
+            self.prompts, settings.samples, settings.seed, temperature=1.0, top_p=1.0, max_tokens=64, role=self.role,
+            reward=step_reward(settings.reward, examples) if settings.reward else lambda outcome: None,
+            final=metric and (lambda outcome: float(metric(examples[outcome.task], outcome.prediction))),
             n_continuations=settings.n_continuations,
-        )
+        )  # fmt: skip
         try:
             with dspy.context(callbacks=[]):  # of replays, not of the program
                 _run(self._sample(plan, progress))
@@ -253,14 +248,13 @@ class CompileJob:
         own = any(search.retriever is not None for _, search in program.named_sub_modules(Search))
         search = SearchBatcher(rm) if isinstance(rm, Retriever) and not own else None
         settings = SamplingSettings(samples=plan.n_samples, seed=plan.seed, max_unparsed_rate=1.0)
-        parts = program, self.adapter, search, plan
+        other_rm = search_tool(rm, name="rm") if search is None and callable(rm) else None
         progress.start("sampling", len(self.examples))
         try:
             with Store(self.run.store) as store:
-                stats = await sample_tasks(
-                    list(self.examples), *parts, store, settings, run=self.run, progress=progress,
-                    rm=search_tool(rm, name="rm") if search is None and callable(rm) else None,
-                )  # fmt: skip
+                parts = program, self.adapter, search, plan, store, settings
+                told: dict[str, Any] = {"run": self.run, "progress": progress}
+                stats = await sample_tasks(list(self.examples), *parts, rm=other_rm, **told)
         finally:
             if search is not None:
                 search.close()
@@ -272,10 +266,6 @@ class CompileJob:
             ).failed()
         for note in [*stats.notes, *([f"failed: {failure.message}"] if failure else [])]:
             self.log("sample", note, failures=dict(stats.failures))
-
-    def _final(self, outcome: Outcome) -> float:
-        assert self.settings.metric is not None
-        return float(self.settings.metric(self.examples[outcome.task], outcome.prediction))
 
     def role(self, need: NeedsCompletion) -> Role:
         """Who answers a call of the program: the policy of its predictor's LM, else that of ``dspy.settings.lm``."""
@@ -334,12 +324,8 @@ class CompileJob:
             greedy = {"temperature": 0.0} if _is_trainable(predictor.lm) else {}
             predictor.lm = counted_lm(predictor.lm, self.budget, **greedy)
         scored = ScoredProgram(cold)
-        evaluate = dspy.Evaluate(
-            devset=self.valset,
-            metric=scored.watched(self.settings.metric, progress),
-            num_threads=_THREADS,
-            max_errors=1,
-        )
+        metric = scored.watched(self.settings.metric, progress)
+        evaluate = dspy.Evaluate(devset=self.valset, metric=metric, num_threads=_THREADS, max_errors=1)
         progress.start(f"valset, {stage}", len(self.valset))
         try:
             score = evaluate(scored, callback_metadata={"optimizer": "LeReT", "stage": stage}).score
@@ -391,10 +377,9 @@ class CompileJob:
         return {
             "dspy": installed_version("dspy"),
             "program": type(self.program).__qualname__,
-            "adapter": {type(self.adapter).__qualname__: to_jsonable_python(vars(self.adapter), fallback=repr)},
+            "adapter": {type(self.adapter).__qualname__: to_jsonable_python(vars(self.adapter), fallback=_source)},
             "lms": {
-                name: [p.lm.model, *map(p.lm.kwargs.get, ("temperature", "max_tokens"))]
-                for name, p in predictors.items()
+                n: [p.lm.model, *map(p.lm.kwargs.get, ("temperature", "max_tokens"))] for n, p in predictors.items()
             },
             **{name: getattr(settings, name) for name in _SETTINGS},
             **{name: getattr(value, "__qualname__", value) for name, value in functions.items()},
@@ -424,7 +409,7 @@ class ScoredProgram(dspy.Module):
         except (AdapterParseError, ContextWindowExceededError):
             return None
         except Exception as error:
-            outage = error if isinstance(error, LMCallsSpent) else outage_of(error)
+            outage = outage_of(error)
             if outage is not None:
                 self.error = self.error or outage
                 raise
@@ -481,11 +466,9 @@ def _prompt(number: int, student: dspy.Module, teacher: dspy.Module) -> Prompt:
 
 def _examples_of(group: StateSamples, algorithm: str, seed: int) -> list[TrainingExample]:
     """What an algorithm learns from one state, under the student's own prompt."""
-    rows = (
-        [(one,) for one in state_targets(group, seed=seed)]
-        if algorithm == "sft"
-        else make_pairs(distinct(group.samples), "adjacent")
-    )
+    rows: Sequence[tuple[Sample, ...]] = make_pairs(distinct(group.samples), "adjacent")
+    if algorithm == "sft":
+        rows = [(target,) for target in state_targets(group, seed=seed)]
     messages = tuple(dict(message) for message in group.state.messages)
     return [TrainingExample(group.state.question_id, messages, tuple(s.completion or "" for s in row)) for row in rows]
 

@@ -10,7 +10,7 @@ from dspy.teleprompt import BetterTogether, BootstrapFewShotWithRandomSearch
 from dspy.utils.callback import BaseCallback
 
 import leret
-from leret.core.dspy_internals import EngineLM, lm15, messages_of, text_response
+from leret.core.dspy_internals import EngineLM, messages_of, text_response
 from leret.core.errors import LeretError, PolicyError
 from leret.optimize import teleprompter
 from leret.policies.base import Completion
@@ -155,7 +155,9 @@ def test_a_copy_of_the_student_gets_the_trained_lm(tmp_path, trainings):
 
 def test_the_student_is_returned_where_nothing_was_better(monkeypatch, trainings, heard):
     monkeypatch.setattr(Words, "_one", FakePolicy._one)  # no policy is better than another
-    best = leret_of(metric=lambda example, prediction, trace=None: 0.5).compile(student_of(), trainset=TRAIN, valset=VAL)
+    best = leret_of(metric=lambda example, prediction, trace=None: 0.5).compile(
+        student_of(), trainset=TRAIN, valset=VAL
+    )
     assert best.write.lm.model == "leret/words"
     assert best._compiled
     assert any("nothing was better than the student (50 on valset)" in line for line in heard())
@@ -476,12 +478,16 @@ def test_an_outage_on_the_valset_is_raised_and_not_scored(where, trainings):
         policy.fail = lambda request: request.temperature == 0
     else:
         settings["metric"] = lambda example, prediction, trace=None: prediction.nothing
-    with pytest.raises((LeretError, AttributeError), match="away|nothing"):
+    with pytest.raises((LeretError, AttributeError), match=r"away|nothing"):
         leret_of(**settings).compile(student_of(lm=fake_lm(policy=policy)), trainset=TRAIN, valset=VAL)
 
 
 def test_a_completion_that_does_not_parse_scores_zero_on_the_valset(trainings, monkeypatch):
-    monkeypatch.setattr(Words, "_one", lambda self, r, s, one=Words._one: one(self, r, s) if r.temperature else Completion("", "stop", 1, 0))
+    monkeypatch.setattr(
+        Words,
+        "_one",
+        lambda self, r, s, one=Words._one: one(self, r, s) if r.temperature else Completion("", "stop", 1, 0),
+    )
     best = leret_of().compile(student_of(), trainset=TRAIN, valset=VAL)
     assert {one["score"] for one in best.candidate_programs} == {0.0}
 
