@@ -114,7 +114,7 @@ async def sample_tasks(
     from leret.sampling.rollouts.branching import StateSampler
     from leret.sampling.rollouts.scheduler import Scheduler
 
-    other = program.deepcopy()
+    other, prompts = program.deepcopy(), iter([plan.prompts])  # of one task, all
     replay = Replay(program, adapter)
     runner = ProgramRunner(replay, Formatter(replay), search)
     scheduler = Scheduler(
@@ -125,7 +125,9 @@ async def sample_tasks(
         seed=plan.seed,
         max_error_rate=settings.max_error_rate,
         max_unparsed_rate=settings.max_unparsed_rate,
-        check_path=lambda task, steps, results: check_path(other, runner, task, steps, results, plan.prompts),
+        check_path=lambda task, steps, results: check_path(
+            other, runner, task, steps, results, next(prompts, plan.prompts[:1])
+        ),
         facts=facts,
     )
     return await scheduler.run(tasks, settings.concurrency, progress)

@@ -86,7 +86,7 @@ def test_a_smaller_limit_closes_a_run_that_an_outage_stopped(run):
 
 def test_a_prompt_that_does_not_fit_costs_its_samples_alone(run):
     def narrow(request):
-        return len(request.messages) > 1 and "number 3" in request.messages[-1]["content"] and TOO_LONG
+        return len(request.messages) > 1 and "number 17" in request.messages[-1]["content"] and TOO_LONG
 
     with policy_is(FakePolicy(fail=narrow)):
         report = sample(recipe_of(), run)
