@@ -166,7 +166,6 @@ async def with_credit(
         searched = await predictors_searched(runner, StateSampler(runner, store, plan), tasks)
         if run is not None:
             run.update(searched=searched)
-            run.event("sample", "credit", searched=searched)
     return replace(plan, searched=searched)
 
 

@@ -113,11 +113,6 @@ class StateSamples:
     policy_digest: str
     samples: tuple[Sample, ...]
 
-    @property
-    def is_sampled(self) -> bool:
-        """Whether its predictor is sampled, so that it can be learnt from."""
-        return all(sample.is_sampled for sample in self.samples)
-
 
 def is_final(sample: Sample) -> bool:
     """Whether a resume leaves this sample as it is."""
