@@ -285,7 +285,7 @@ class CompileJob:
         found = {name: {lm: list[TrainingExample]() for lm in self.trained} for name in self.settings.algorithms}
         lms = {name: lm for lm, names in self.trained.items() for name in names}
         with Store(self.run.store, read_only=True) as store:
-            groups = [group for group in store.groups() if group.is_sampled and group.state.predictor in lms]
+            groups = [group for group in store.groups() if group.samples[0].is_sampled and group.state.predictor in lms]
         for group in groups:
             for algorithm, by_lm in found.items():
                 by_lm[lms[group.state.predictor]] += _examples_of(group, algorithm, self.settings.seed)

@@ -185,7 +185,7 @@ class PolicyEngine:
         call = _call.get() or _Call()
         if not call.ready:
             with _in_dspys_words():
-                call.ready = self._submit(request.model, self._request(request, call)).result()
+                call.ready = list(self._submit(request.model, self._request(request, call)).result())  # the meter's
         return _response(request, call)
 
     async def acomplete(self, request: lm15.Request) -> lm15.Response:
@@ -193,7 +193,7 @@ class PolicyEngine:
         call = _call.get() or _Call()
         if not call.ready:
             with _in_dspys_words():
-                call.ready = await asyncio.wrap_future(self._submit(request.model, self._request(request, call)))
+                call.ready = list(await asyncio.wrap_future(self._submit(request.model, self._request(request, call))))
         return _response(request, call)
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
