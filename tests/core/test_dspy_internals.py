@@ -91,3 +91,21 @@ def test_values_are_parsed_by_their_annotation():
         parse_value("x", int)
     with pytest.raises(dspy_internals.AdapterParseError):
         dspy.ChatAdapter().parse(SIGNATURE, "no field")
+
+
+def test_a_provider_and_its_jobs_lack_what_leret_adds():
+    provider = dspy_internals.Provider()
+    assert (provider.finetunable, provider.reinforceable) == (False, False)
+    assert provider.TrainingJob is dspy_internals.TrainingJob
+    assert provider.ReinforceJob is dspy_internals.ReinforceJob
+    assert not hasattr(provider.ReinforceJob, "get_status"), "which dspy.GRPO calls"
+    assert dspy_internals.TrainingJob().cancel() is None, "the answer of a Future is dropped"
+
+
+@pytest.mark.parametrize(
+    "change", [lambda lm: lm.copy(model="leret/new"), lambda lm: setattr(lm, "model", "leret/new")]
+)
+def test_a_request_names_the_model_that_its_lm_has_now(change):
+    lm = dspy_internals.EngineLM("old", lambda request: dspy_internals.text_response(request, request.model))
+    assert lm("?") == ["leret/old"]
+    assert (change(lm) or lm)("?") == ["leret/new"]
