@@ -96,7 +96,7 @@ class Search(dspy.Module):
 
     def __call__(self, query: str | Sequence[str], found: Found | None = None) -> Found:
         """As ``forward``; without DSPy's bookkeeping, which costs more than the rest, while leret runs the program."""
-        if observer() is not None:
+        if carried_run() is not None:
             return type(self).forward(self, query, found)
         answer: Found = super().__call__(query, found)
         return answer
@@ -104,7 +104,7 @@ class Search(dspy.Module):
     def forward(self, query: str | Sequence[str], found: Found | None = None) -> Found:
         """Search once a query and return what is found by now."""
         searches = found.searches if found is not None else ()
-        watching = observer()
+        watching: Observer | None = carried_run()
         for text in [query] if isinstance(query, str) else query:
             seen = {p.doc_id for ranking in searches for p in ranking} if self.exclude_seen else ()
             k = self.k + len(seen)

@@ -210,17 +210,17 @@ class StateSampler:
     def _scored(
         self, point: BranchPoint, sample: Sample, outputs: Mapping[str, Any], end: NeedsCompletion | Finished
     ) -> Sample:
-        prediction = end.prediction if isinstance(end, Finished) else None
+        prediction, ranking = end.prediction if isinstance(end, Finished) else None, end.ranking
         n_steps = len(point.steps) + 1
-        outcome = Outcome(point.task, sample.completion or "", outputs, end.ranking, prediction, n_steps)
+        outcome = Outcome(point.task, sample.completion or "", outputs, ranking, prediction, n_steps)
         values = {name: value(outcome) for name, value in self._rewards.items()}
         if values[self._plan.reward] is None:
             raise ConfigError(f"sampling.reward: {self._plan.reward} has no value for question {point.task.id}")
         return replace(
             sample,
             outputs=outputs,
-            doc_ids=tuple([passage.doc_id for passage in end.ranking]),
-            scores=tuple([passage.score for passage in end.ranking]),
+            doc_ids=tuple([passage.doc_id for passage in ranking]),
+            scores=tuple([passage.score for passage in ranking]),
             reward=values[self._plan.reward],
             components={name: value for name, value in values.items() if value is not None},
             failure=None,
