@@ -13,12 +13,14 @@ __version__ = "0.1.0"
 _HOMES = {
     "CompactAdapter": "leret.programs.adapters",
     "Found": "leret.programs.search",
+    "LM": "leret.optimize.provider",
     "LeretError": "leret.core.errors",
+    "Provider": "leret.optimize.provider",
     "Search": "leret.programs.search",
     "load": "leret.programs.saved",
 }
 
-__all__ = ["CompactAdapter", "Found", "LeretError", "Search", "__version__", "load"]
+__all__ = ["LM", "CompactAdapter", "Found", "LeretError", "Provider", "Search", "__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:
