@@ -16,9 +16,10 @@ _HOMES = {
     "LeretError": "leret.core.errors",
     "Search": "leret.programs.search",
     "load": "leret.programs.saved",
+    "search_tool": "leret.programs.search",
 }
 
-__all__ = ["CompactAdapter", "Found", "LeretError", "Search", "__version__", "load"]
+__all__ = ["CompactAdapter", "Found", "LeretError", "Search", "__version__", "load", "search_tool"]
 
 
 def __getattr__(name: str) -> Any:
