@@ -20,6 +20,8 @@ from leret.evaluation.baselines import (
 from leret.evaluation.results import ScoredHop
 from leret.evaluation.stage import evaluate
 from leret.programs import Found
+from leret.programs.prompts import Formatter
+from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
 from leret.sampling.rollouts.rollout import RolloutRunner
@@ -115,8 +117,9 @@ def test_a_list_of_queries_gets_a_list_and_other_outputs_are_refused():
     assert answer_fields("write", signature, ["a", "b"]) == {"queries": ["a", "b"], "note": "a b"}
     with pytest.raises(ConfigError, match=r"\(direct\) has no output fields; leave them out of `systems`"):
         answer_fields("(direct)", None, ["a"])
+    agent = Replay(Agent())
     with pytest.raises(ConfigError, match=r"write texts alone, but agent.react.next_tool_name is .*Literal"):
-        roll(*parts_of(Agent()), raw_question)
+        roll(agent, Formatter(agent), raw_question)
 
 
 def row(hop, *doc_ids, sample=0, query="q", **more):
