@@ -130,7 +130,7 @@ class State:
     """A step's inputs, reached by the completions before it.
 
     Attributes:
-        id: digest of (question id, predictor, inputs).
+        id: digest of (question id, predictor, messages), so that a group saw one prompt.
         step: LM calls before this one.
         messages: what the zero-shot prompt sends here: the prompt of every preference.
         parent: id of the sample that led here; None at the first step.
@@ -143,6 +143,11 @@ class State:
     inputs: Mapping[str, Json]
     messages: tuple[Mapping[str, str], ...]
     parent: str | None = None
+
+    @property
+    def draw(self) -> str:
+        """What random draws at the state depend on: its inputs, and not how a prompt words them."""
+        return digest(self.question_id, self.predictor, self.inputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,8 +101,8 @@ class Formatter:
     def need(self, predictor: str, inputs: Mapping[str, Any]) -> NeedsCompletion:
         """A usual call of a predictor, of which only the inputs are known."""
         own = self._predictors[predictor]
-        call = Call(predictor, True, self.adapter, None, {}, own.signature, own.demos, inputs)
-        return NeedsCompletion("", predictor, inputs, (), call)
+        call = Call(predictor, inputs, True, self.adapter, signature=own.signature, demos=own.demos)
+        return NeedsCompletion(call, ())
 
     def messages(
         self, need: NeedsCompletion, prompt: Prompt = ZERO_SHOT, last: Mapping[str, str] | None = None
@@ -150,17 +150,17 @@ class Formatter:
             except AdapterParseError as error:
                 quick = error
             if n_proofs == _PROOFS:
-                return Step(need.key, name, quick, completion)
+                return Step(call, quick, completion)
         outputs = outputs_of(call, completion)
         if n_proofs is not None:
             same = isinstance(quick, AdapterParseError) == isinstance(outputs, AdapterParseError)
             proven = same and (quick == outputs or isinstance(outputs, AdapterParseError))
             self._parses[name] = n_proofs + 1 if proven else None
-        return Step(need.key, name, outputs, completion)
+        return Step(call, outputs, completion)
 
     def scripted(self, need: NeedsCompletion, outputs: Mapping[str, Any]) -> Step:
         """The step that outputs make without a completion."""
-        return Step(need.key, need.predictor, [dict(outputs)])
+        return Step(need.call, [dict(outputs)])
 
     def completion(self, predictor: str, outputs: Mapping[str, Any]) -> str:
         """The completion that carries these outputs."""
@@ -201,7 +201,7 @@ def request_of(call: Call, signature: type[dspy.Signature], demos: Sequence[Mapp
         raise _Seen
 
     with suppress(_Seen):
-        call.adapter(EngineLM("request", take), dict(call.config or {}), signature, demos, dict(call.inputs or {}))
+        call.adapter(EngineLM("request", take), dict(call.config), signature, demos, dict(call.inputs))
     if not seen:
         raise ProgramError(f"{type(call.adapter).__name__} answered a call of {call.predictor} without asking its LM")
     return seen[0]

@@ -18,11 +18,11 @@ import inspect
 import json
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NoReturn, cast
 
 import dspy
@@ -57,25 +57,43 @@ _SETTLE_S = 0.01
 _encode = json.JSONEncoder(sort_keys=True).encode  # json.dumps would build an encoder at every call
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class Call:
     """One call of an LM, as the program makes it.
 
     Attributes:
         predictor: its name in ``program.named_predictors()``; in parentheses where the program makes it on the way.
         usual: the predictor's own signature and demos, the run's adapter, no settings of the call's own.
-        request: of a call that passed the adapter by; the other fields are empty then.
+        wording: instructions that are not the predictor's own.
+        request: of a call that passed the adapter by, and has no adapter and signature here.
     """
 
     predictor: str
-    usual: bool
+    inputs: Mapping[str, Any]
+    usual: bool = False
     adapter: dspy.Adapter | None = None
     lm: Any = None
-    config: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
     signature: Any = None
+    wording: str = ""
     demos: Sequence[Mapping[str, Any]] = ()
-    inputs: Mapping[str, Any] | None = None
     request: lm15.Request | None = None
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The inputs as JSON values."""
+        fields = self.inputs if self.signature is None else self.signature.input_fields
+        return {name: _json(value) for name, value in self.inputs.items() if name in fields}
+
+    @cached_property
+    def key(self) -> str:
+        """What is asked, as JSON."""
+        return _encode((self.predictor, self.values, _json(self.config), self.wording))
+
+    def asks_as(self, other: Call) -> bool:
+        """Whether another call asks the same."""
+        same = self.predictor == other.predictor and self.wording == other.wording and self.config == other.config
+        return same and (self.inputs == other.inputs or self.key == other.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +101,11 @@ class Step:
     """A completion, as the program sees it.
 
     Attributes:
-        key: what was asked: predictor and inputs. Equal ones are told apart by their order.
+        call: what was asked. Equal calls take their steps in order.
         outputs: of the adapter; an AdapterParseError where the completion does not parse.
     """
 
-    key: str
-    predictor: str
+    call: Call
     outputs: list[dict[str, Any]] | AdapterParseError
     text: str | None = None
 
@@ -98,15 +115,26 @@ class NeedsCompletion:
     """The program stands at a call that has no completion yet.
 
     Attributes:
-        inputs: JSON values by field name.
         searches: those before it, in order.
     """
 
-    key: str
-    predictor: str
-    inputs: Mapping[str, Any]
-    searches: tuple[SearchCall, ...]
     call: Call
+    searches: tuple[SearchCall, ...]
+
+    @property
+    def predictor(self) -> str:
+        """Its name."""
+        return self.call.predictor
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """JSON values by field name."""
+        return self.call.values
+
+    @property
+    def key(self) -> str:
+        """What is asked, as JSON."""
+        return self.call.key
 
     @property
     def ranking(self) -> Ranking:
@@ -251,15 +279,14 @@ class Replay:
         fields = self._fields.get(signature)
         if fields is None:
             fields = self._fields[signature] = signature.input_fields.keys()
-        return inputs.keys() == fields
+        return bool(inputs.keys() == fields)
 
-    def name_of(self, predictor: Any, signature: Any, names: Mapping[int, str]) -> str:
-        """A predictor's name; a copy made on the way is known by its signature."""
-        name = names.get(id(predictor))
-        if name is None and signature is not None:
-            same = [name for name, own in self.predictors.items() if own.signature.equals(signature)]
-            name = same[0] if len(same) == 1 else f"({signature.__name__})"
-        return name or "(direct)"
+    def name_of(self, signature: Any) -> str:
+        """The name of a predictor that the program makes on the way; a copy is known by its signature."""
+        if signature is None:
+            return "(direct)"
+        same = [name for name, own in self.predictors.items() if own.signature.equals(signature)]
+        return same[0] if len(same) == 1 else f"({signature.__name__})"
 
 
 class _QuickPredict(dspy.Predict):
@@ -271,9 +298,7 @@ class _QuickPredict(dspy.Predict):
         signature = self.signature
         if args or run is None or settings.adapter is not run.replay.proxy or not run.replay.takes(signature, kwargs):
             return super().__call__(*args, **kwargs)
-        values = {name: _json(value) for name, value in kwargs.items()}
-        adapter = run.replay.adapter
-        outputs = run.outputs(self, adapter, self.lm, {}, signature, self.demos, kwargs, values)
+        outputs = run.outputs(self, run.replay.adapter, self.lm, {}, signature, self.demos, kwargs)
         prediction = dspy.Prediction.from_completions(outputs, signature=signature)
         settings.trace.append((self, kwargs, prediction))
         return prediction
@@ -296,11 +321,7 @@ class ProgramRun:
         self.prediction: Any = None
         self.finished = False
         self.crash: Exception | None = None
-        self._known: dict[str, list[Step]] = {}
-        for step in steps:
-            self._known.setdefault(step.key, []).append(step)
-        self._used: list[Step] = []
-        self._asked: Counter[str] = Counter()
+        self._left = list(steps)
         self._stopped: dict[Any, Any] = {}
         self._home = threading.get_ident() if replay._thread is None else None
         self._lock = threading.Lock()
@@ -311,29 +332,26 @@ class ProgramRun:
         self, adapter: Any, lm: Any, config: Any, signature: Any, demos: Any, inputs: Any
     ) -> list[dict[str, Any]]:
         """The recorded outputs of a call of the adapter."""
-        fields = signature.input_fields
-        values = {key: _json(value) for key, value in inputs.items() if key in fields}
-        return self.outputs(calling_predictor(), adapter, lm, config, signature, demos, inputs, values)
+        return self.outputs(calling_predictor(), adapter, lm, config, signature, demos, inputs)
 
     def outputs(
-        self, predictor: Any, adapter: Any, lm: Any, config: Any, signature: Any, demos: Any, inputs: Any, values: Any
+        self, predictor: Any, adapter: Any, lm: Any, config: Any, signature: Any, demos: Any, inputs: Any
     ) -> list[dict[str, Any]]:
-        """As `answer`, for a predictor that is known and inputs whose JSON ``values`` are."""
+        """As `answer`, for a predictor that is known."""
         self._go_no_further()
         replay = self.replay
-        name = replay.name_of(predictor, signature, self.names)
-        own = getattr(predictor, "signature", None)
-        key = _encode((name, values, _json(config), "" if signature is own else signature.instructions))
-        step = self._step(key)
+        name = self.names.get(id(predictor)) or replay.name_of(signature)
+        own = predictor is not None and signature is predictor.signature
+        usual = own and not config and adapter is replay.adapter and demos == predictor.demos and name[0] != "("
+        wording = "" if own else signature.instructions
+        call = Call(name, inputs, usual, adapter, lm, config, signature, wording, demos)
+        step = self._take(call)
         if step is None:
             if (config.get("n") or getattr(lm, "kwargs", {}).get("n") or 1) > 1:
                 self.stop(ProgramError(f"{name} asks for n > 1 completions in one call; ask for one, several times"))
             if dspy.settings.send_stream is not None:
                 self.stop(ProgramError(f"{name} streams its completion; call the program without dspy.streamify"))
-            usual = id(predictor) in self.names and signature is own and not config and adapter is replay.adapter
-            usual = usual and demos == predictor.demos
-            call = Call(name, usual, adapter, lm, config, signature, demos, inputs)
-            self.stop(NeedsCompletion(key, name, values, self.found, call))
+            self.stop(NeedsCompletion(call, self.found))
         if isinstance(step.outputs, AdapterParseError):
             raise step.outputs.with_traceback(None)
         return [dict(fields) if _is_flat(fields) else copy.deepcopy(fields) for fields in step.outputs]
@@ -342,13 +360,11 @@ class ProgramRun:
         """The recorded text of a call that passed the adapter by."""
         self._go_no_further()
         predictor = calling_predictor()
-        name = self.replay.name_of(predictor, getattr(predictor, "signature", None), self.names)
-        messages = messages_of(request)
-        key = _encode((name, messages))
-        step = self._step(key)
+        name = self.names.get(id(predictor)) or self.replay.name_of(getattr(predictor, "signature", None))
+        call = Call(name, {"messages": list(messages_of(request))}, request=request)
+        step = self._take(call)
         if step is None:
-            call = Call(name, False, request=request)
-            self.stop(NeedsCompletion(key, name, {"messages": list(messages)}, self.found, call))
+            self.stop(NeedsCompletion(call, self.found))
         return text_response(request, step.text or "")
 
     def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking:
@@ -377,7 +393,7 @@ class ProgramRun:
 
     def add(self, queries: tuple[str, ...], added: tuple[Ranking, ...]) -> None:
         """Note what a search brought."""
-        self.searches.append(SearchCall(len(self._used), queries, added))
+        self.searches.append(SearchCall(len(self.steps) - len(self._left), queries, added))
 
     # ------------------------------------------------------------------ what came of it
 
@@ -393,7 +409,7 @@ class ProgramRun:
         errors = [stop for stop in self._stopped.values() if isinstance(stop, Exception)]
         if errors:
             raise errors[0]
-        missing = [step for step in self.steps if not any(step is used for used in self._used)]
+        missing = self._left
         program = type(self.replay.program).__name__
         if self.needs and not (missing and isinstance(self.needs[0], NeedsCompletion)):
             return self.needs[0] if len(self.needs) == 1 else min(self.needs, key=_order)
@@ -403,7 +419,7 @@ class ProgramRun:
             return Finished(self.crash, self.found)
         if self.crash is not None:
             raise ProgramError(
-                f"{program} failed on {task.text!r} after {len(self._used)} completions: "
+                f"{program} failed on {task.text!r} after {len(self.steps) - len(missing)} completions: "
                 f"{type(self.crash).__name__}: {self.crash}"
             ) from self.crash
         return Finished(self.prediction, self.found)
@@ -432,27 +448,23 @@ class ProgramRun:
 
     def _settle(self) -> None:
         seen = None
-        while seen != (seen := (len(self.needs), len(self._used))):
+        while seen != (seen := (len(self.needs), len(self._left))):
             time.sleep(_SETTLE_S)
 
-    def _step(self, key: str) -> Step | None:
+    def _take(self, call: Call) -> Step | None:
+        """The first step that is left of those that answer such a call."""
         with self._lock:
-            at = self._asked[key]
-            self._asked[key] = at + 1
-            steps = self._known.get(key, ())
-            if at >= len(steps):
-                return None
-            self._used.append(steps[at])
-            return steps[at]
+            for place, step in enumerate(self._left):
+                if step.call.asks_as(call):
+                    return self._left.pop(place)
+        return None
 
     def _difference(self, step: Step) -> str:
-        asked = [need for need in self.needs if isinstance(need, NeedsCompletion) and need.predictor == step.predictor]
-        before = json.loads(step.key)[1]
-        return (
-            _changed(step.predictor, before, asked[0].inputs)
-            if asked
-            else (f"{step.predictor} was asked for {_short(before)}, and is no longer on the same path")
-        )
+        asked = [need for need in self.needs if isinstance(need, NeedsCompletion)]
+        now = next((need.inputs for need in asked if need.predictor == step.call.predictor), None)
+        if now is None:
+            return f"{step.call.predictor} was asked for {_short(step.call.values)}, and is no longer on the same path"
+        return _changed(step.call.predictor, step.call.values, now)
 
 
 def tool_key(name: str, arguments: Any) -> tuple[str, str]:

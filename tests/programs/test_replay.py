@@ -141,7 +141,7 @@ def test_outputs_are_found_by_what_is_asked_and_an_unused_one_is_told():
     first = replay.run(task, [], {})
     formatter = Formatter(replay)
     one = formatter.step(first, formatter.completion("ask", {"query": "1"}))
-    two = Step(replay.run(task, [one], {}).key, "ask", [{"query": "2"}])
+    two = Step(replay.run(task, [one], {}).call, [{"query": "2"}])
     assert replay.run(task, [one, two], {}).prediction.query == "1 2"
     program.order = ("y", "x")
     assert replay.run(task, [one, two], {}).prediction.query == "2 1"

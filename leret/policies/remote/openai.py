@@ -13,7 +13,7 @@ from leret.core.errors import PolicyError
 from leret.core.types import digest
 from leret.core.usage import UsageMeter
 from leret.http.answers import Answer, ApiKey, HttpError, RejectedError, RetryableError, error_text, one_line
-from leret.http.client import Call, Carry, Client
+from leret.http.client import Call, Carry, Client, encode_json
 from leret.policies.base import Completion, PromptTooLongError, Request
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class OpenAIPolicy:
     async def _ask_for_two(self, request: Request) -> bool:
         try:
             call = self._call(Request(request.messages, (0,), 1.0, 1), 0, 2)
-            self._takes_n = await self.client.request(call, lambda answer: len(_choices(answer))) == 2
+            self._takes_n = await self.client.request(call, lambda answer: len(answer.json["choices"])) == 2
         except RejectedError:
             self._takes_n = False  # if the request itself is at fault, the samples will say so
         return self._takes_n
@@ -180,7 +180,7 @@ class OpenAIPolicy:
             body["return_token_ids"] = True
         if self._thinking is not None:
             body["chat_template_kwargs"] = {"enable_thinking": self._thinking}
-        return Call.post("/chat/completions", body)
+        return Call("POST", "/chat/completions", body=encode_json(body).encode("utf-8", "backslashreplace"))
 
 
 def client_of(
@@ -231,7 +231,9 @@ def completions_of(answer: Answer, n: int, max_tokens: int) -> list[Completion]:
     and the shares add up to what was counted.
     """
     body = answer.json
-    choices = _choices(answer)
+    if body.get("error"):
+        raise RetryableError(f"{answer.url} answered 200 with an error: {error_text(answer.body)}", "server")
+    choices: list[dict[str, Any]] = body["choices"]
     if len(choices) != n:
         raise answer.malformed(f"{len(choices)} choices for n={n}")
     if n > 1:
@@ -311,12 +313,3 @@ def shared(lengths: Sequence[int], total: int) -> list[int]:
     weights = lengths if any(lengths) else [1] * len(lengths)
     ends = [total * end // sum(weights) for end in accumulate(weights)]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def _choices(answer: Answer) -> list[dict[str, Any]]:
-    if answer.json.get("error"):
-        raise RetryableError(f"{answer.url} answered 200 with an error: {error_text(answer.body)}", "server")
-    choices: list[dict[str, Any]] = answer.json["choices"]
-    if not choices:
-        raise answer.malformed("no choices")
-    return choices

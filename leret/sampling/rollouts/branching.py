@@ -95,8 +95,8 @@ class StateSampler:
         if not point.fresh:
             found = self._store.samples_at(state.question_id, state.step, state.id, self._policy_digest)
             stored = {sample.id: sample for sample in found}
-        pairs = zip(self._plan.prompts, self._params, strict=True)
-        made = await asyncio.gather(*(self._of_prompt(point, state, *pair, stored) for pair in pairs))
+        pairs, draw = zip(self._plan.prompts, self._params, strict=True), state.draw
+        made = await asyncio.gather(*(self._of_prompt(point, state, draw, *pair, stored) for pair in pairs))
         return [sample for samples in made for sample in samples]
 
     async def next_point(self, point: BranchPoint, state: State, sample: Sample) -> BranchPoint:
@@ -110,12 +110,18 @@ class StateSampler:
         return BranchPoint(point.task, await advance, path, point.results, sample.id, point.fresh, point.check)
 
     async def _of_prompt(
-        self, point: BranchPoint, state: State, prompt: Prompt, params: SamplingParams, stored: Mapping[str, Sample]
+        self,
+        point: BranchPoint,
+        state: State,
+        draw: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        stored: Mapping[str, Sample],
     ) -> list[Sample]:
         asked = params.prompt_digest, params.temperature, params.top_p, params.max_tokens, params.policy_digest
         samples: list[Sample] = []
         for index in range(self._plan.n_samples):  # the seed and the id follow from what asks for a sample
-            seed = int(digest("seed", self._plan.seed, state.id, state.step, asked[0], index)[:16], 16) >> 1
+            seed = int(digest("seed", self._plan.seed, draw, state.step, asked[0], index)[:16], 16) >> 1
             name = digest(state.id, state.step, asked[0], index, seed, *asked[1:])
             blank = Sample(name, state.id, state.question_id, state.step, prompt.name, index, seed)
             samples.append(stored.get(name, blank))

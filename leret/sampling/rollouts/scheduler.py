@@ -184,7 +184,7 @@ class Scheduler:
             stats.waiting += 1  # choosing among the others would make this run another one than without the outage
             return None
         else:
-            chosen = select_next(samples, task, self.seed, state.id)
+            chosen = select_next(samples, task, self.seed, state.draw)
         following = None if chosen is None else await self.sampler.next_point(point, state, chosen)
         if following is not None:
             outcome = "next" if isinstance(following.need, NeedsCompletion) else "finished"

@@ -29,14 +29,14 @@ def reward_levels(samples: Sequence[Sample]) -> list[tuple[float, list[Sample]]]
     return sorted(by_reward.items(), reverse=True, key=lambda level: level[0])
 
 
-def select_next(samples: Sequence[Sample], task: Task, seed: int, state_id: str) -> Sample | None:
+def select_next(samples: Sequence[Sample], task: Task, seed: int, draw: str) -> Sample | None:
     """The sample that goes on.
 
     Args:
         samples: all of one state; those without a reward are passed over.
         task: whose gold documents tell which samples are solved.
         seed: of the run.
-        state_id: makes the draw of every state its own.
+        draw: makes the draw of every state its own.
 
     Returns:
         None where every sample is solved or none has a reward.
@@ -44,7 +44,7 @@ def select_next(samples: Sequence[Sample], task: Task, seed: int, state_id: str)
     levels = reward_levels([sample for sample in samples if not task.is_solved_by(sample.doc_ids)])
     if not levels:
         return None
-    rng = random.Random(int(digest("next", seed, state_id), 16))
+    rng = random.Random(int(digest("next", seed, draw), 16))
     least = min(0.0, levels[-1][0])  # a weight is not negative: below zero, the lowest level weighs nothing
     weights = [reward - least + (TOP_BONUS if place == 0 else 0.0) for place, (reward, _) in enumerate(levels)]
     [(_, members)] = rng.choices(levels, weights)

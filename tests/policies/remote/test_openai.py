@@ -120,7 +120,7 @@ LIES: dict[str, tuple[Any, str]] = {
     "deep JSON in a field": ('{"choices": ' + "[" * 900 + "]" * 900 + "}", "list indices"),
     "a list": ("[]", "list"),
     "a choice without a message": ({"choices": [{}]}, "message"),
-    "no choices": ({**ANSWER, "choices": []}, "no choices"),
+    "no choices": ({**ANSWER, "choices": []}, "0 choices for n=1"),
     "another number of choices": ({**ANSWER, "choices": ANSWER["choices"] * 2}, "2 choices for n=1"),
     "infinite usage": ({**ANSWER, "usage": {"completion_tokens": float("inf")}}, "infinity"),
     "negative usage": ({**ANSWER, "usage": {"completion_tokens": -5}}, "below 0"),
