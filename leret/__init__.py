@@ -13,13 +13,15 @@ __version__ = "0.1.0"
 _HOMES = {
     "CompactAdapter": "leret.programs.adapters",
     "Found": "leret.programs.search",
+    "LM": "leret.optimize.provider",
     "LeretError": "leret.core.errors",
+    "Provider": "leret.optimize.provider",
     "Search": "leret.programs.search",
     "load": "leret.programs.saved",
     "search_tool": "leret.programs.search",
 }
 
-__all__ = ["CompactAdapter", "Found", "LeretError", "Search", "__version__", "load", "search_tool"]
+__all__ = ["LM", "CompactAdapter", "Found", "LeretError", "Provider", "Search", "__version__", "load", "search_tool"]
 
 
 def __getattr__(name: str) -> Any:

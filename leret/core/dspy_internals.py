@@ -16,9 +16,12 @@ from typing import Any, cast
 import dspy
 from dspy import lm15
 from dspy.adapters.utils import parse_value
+from dspy.clients.provider import Provider, ReinforceJob, TrainingJob
+from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus, get_finetune_directory
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
-__all__ = ["AdapterParseError", "ContextWindowExceededError", "LMError", "lm15", "parse_value"]  # passed on
+__all__ = ["AdapterParseError", "ContextWindowExceededError", "LMError", "Provider", "ReinforceJob", "TrainDataFormat",
+           "TrainingJob", "TrainingStatus", "get_finetune_directory", "lm15", "parse_value"]  # fmt: skip
 
 PART_MARKER = "<<CUSTOM-TYPE-"
 """DSPy's base adapter splits a message into parts at such a marker."""

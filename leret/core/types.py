@@ -200,7 +200,8 @@ class Sample:
         scores: the retriever's scores of ``doc_ids``.
         reward: any real number; None exactly when ``failure`` is set. A completion that does not parse stays in its
             group with a failure of kind ``parse``, so that an algorithm may put a price on it.
-        components: named parts of the reward, and measures beside it (``recall``).
+        components: named parts of the reward (``step`` and ``final`` where both count), and measures beside it
+            (``recall``). ``sampled`` is 0 at a predictor that is not sampled; the reward is 0 then, and says nothing.
     """
 
     id: str
@@ -219,6 +220,11 @@ class Sample:
     failure: Failure | None = None
     n_prompt_tokens: int | None = None
     n_completion_tokens: int | None = None
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether its predictor is sampled, so that it can be learnt from."""
+        return self.components.get("sampled") != 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,8 @@
-"""A policy as a DSPy language model."""
+"""A policy as a DSPy language model, whose weights follow its name.
+
+DSPy's optimizers put new weights into a program by a name: ``lm.copy(model=new)``, or ``lm.model = new`` in place. So
+the engine of an LM looks the policy up by the name in each request: ``leret/DIRECTORY``, or ``leret/demo``.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,8 @@ from leret.core.errors import LeretError, PolicyError
 from leret.core.types import digest
 from leret.http.answers import ApiKey
 from leret.policies.base import Completion, Policy, PromptTooLongError, Request
-from leret.policies.load import policy_state, shared_policy
+from leret.policies.load import SERVED, close_shared, policy_state, shared_policy
+from leret.policies.local.policy import LocalPolicy
 
 
 def policy_lm(policy: Policy | PolicySettings, **kwargs: Any) -> dspy.LM:
@@ -41,18 +46,40 @@ def policy_lm(policy: Policy | PolicySettings, **kwargs: Any) -> dspy.LM:
         PolicyError: the model cannot be loaded.
     """
     settings = policy if isinstance(policy, PolicySettings) else LocalPolicySettings()
-    asked = {"temperature": settings.temperature, "max_tokens": settings.max_tokens, "cache": False, **kwargs}
+    asked: dict[str, Any] = {
+        "temperature": settings.temperature,
+        "max_tokens": settings.max_tokens,
+        "cache": False,
+        **kwargs,
+    }
     if settings.top_p < 1:
         asked.setdefault("top_p", settings.top_p)
-    if isinstance(policy, PolicySettings):
-        if isinstance(policy, OpenAIPolicySettings) and len(policy.urls) == 1:
-            return _served_lm(policy, asked)
-        policy = shared_policy(policy)
-    engine = PolicyEngine(policy)
-    # The policy retries by itself; DSPy on top of it would multiply the attempts.
-    return PolicyLM(
-        f"leret/{policy.name}", engine=engine, async_engine=AsyncPolicyEngine(engine), **{"num_retries": 0, **asked}
-    )
+    if isinstance(policy, OpenAIPolicySettings) and len(policy.urls) == 1:
+        return _served_lm(policy, asked)
+    engine = _engine(policy)
+    engine.policy(engine.own)
+    return PolicyLM(engine.own, **{**engine.arguments(), **asked})
+
+
+def _engine(policy: Policy | PolicySettings) -> PolicyEngine:
+    if isinstance(policy, LocalPolicySettings):
+        return PolicyEngine(settings=policy)
+    return PolicyEngine(shared_policy(policy) if isinstance(policy, PolicySettings) else policy)
+
+
+def policy_of(lm: dspy.BaseLM) -> Policy:
+    """The policy that answers for a leret LM now; later ones, where the LM gets another name.
+
+    Raises:
+        PolicyError: the LM is none of leret's, or its model cannot be loaded.
+    """
+    engine = getattr(lm, "engine", None)
+    if not isinstance(engine, PolicyEngine):
+        raise PolicyError(
+            f"{lm.model} is a {type(lm).__name__} that leret has no policy of; make it with "
+            "leret.LM(DIRECTORY), or with leret.policies.dspy_lm.policy_lm(SETTINGS) for a server"
+        )
+    return engine.policy(lm.model)
 
 
 def _served_lm(settings: OpenAIPolicySettings, asked: dict[str, Any]) -> dspy.LM:
@@ -111,16 +138,25 @@ class PolicyLM(dspy.LM):
 
 
 class PolicyEngine:
-    """DSPy's engine protocol over a policy; safe from many threads, whose requests are batched.
+    """DSPy's engine protocol over policies by their names; safe from many threads, whose requests are batched.
 
+    A model of this process has its directory for a name. A policy that is given answers to its own name, ``own``.
     Without a seed, equal calls are counted, so that two of them at a temperature above 0 are two draws, whatever other
     threads ask meanwhile. A ``seed`` or a ``rollout_id`` makes the draw repeatable instead.
+
+    Args:
+        policy: a policy to ask under its own name.
+        settings: of models that are looked up: device, dtype and enable_thinking.
     """
 
     supported_params = frozenset({"temperature", "max_tokens", "top_p", "stop", "seed", "n"})
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
+    def __init__(self, policy: Policy | None = None, settings: LocalPolicySettings | None = None) -> None:
+        given = getattr(policy, "settings", None)
+        local = given if isinstance(given, LocalPolicySettings) else None
+        self.settings = settings or local or LocalPolicySettings()
+        self.own = f"leret/{policy.name if policy and not local else self.settings.model}"
+        self._policy = policy
         self._n_equal: Counter[str] = Counter()
         self._waiting: weakref.WeakSet[Future[list[Completion]]] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -129,12 +165,27 @@ class PolicyEngine:
     def __deepcopy__(self, memo: dict[int, object]) -> PolicyEngine:
         return self  # DSPy's optimizers copy programs with their LM; the model is one
 
+    def arguments(self) -> dict[str, Any]:
+        """Of ``dspy.LM``. The policy retries by itself; DSPy on top of it would multiply the attempts."""
+        return {"engine": self, "async_engine": AsyncPolicyEngine(self), "num_retries": 0}
+
+    def policy(self, model: str) -> Policy:
+        """The policy that a model's name means; PolicyError where it cannot be loaded."""
+        if self._policy is not None and model == self.own:
+            return self._policy
+        name = model.removeprefix("leret/")
+        return SERVED.get(name) or shared_policy(self.settings.model_copy(update={"model": name}))
+
+    def release(self, model: str) -> None:
+        """Close the model of that name where it is open in this process; the next request loads it again."""
+        close_shared(self.settings.model_copy(update={"model": model.removeprefix("leret/")}))
+
     def complete(self, request: lm15.Request) -> lm15.Response:
         """Complete one candidate; the first of a call decodes all of the call's."""
         call = _call.get() or _Call()
         if not call.ready:
             with _in_dspys_words():
-                call.ready = self._submit(self._request(request, call)).result()
+                call.ready = self._submit(request.model, self._request(request, call)).result()
         return _response(request, call)
 
     async def acomplete(self, request: lm15.Request) -> lm15.Response:
@@ -142,7 +193,7 @@ class PolicyEngine:
         call = _call.get() or _Call()
         if not call.ready:
             with _in_dspys_words():
-                call.ready = await asyncio.wrap_future(self._submit(self._request(request, call)))
+                call.ready = await asyncio.wrap_future(self._submit(request.model, self._request(request, call)))
         return _response(request, call)
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
@@ -155,27 +206,31 @@ class PolicyEngine:
             self._closed = True
             for future in list(self._waiting):
                 future.cancel()
-        if not hasattr(self.policy, "submit"):
-            submit(self.policy.aclose()).result()
+        if self._policy is not None and not hasattr(self._policy, "submit"):
+            submit(self._policy.aclose()).result()
 
     def dump_state(self) -> dict[str, Any]:
         """The policy by its name and settings; no weights and no keys."""
-        return policy_state(self.policy)
+        return policy_state(self._policy or self)
 
     @classmethod
     def load_state(cls, state: dict[str, Any]) -> PolicyEngine:
-        """Load the policy that ``dump_state`` named."""
-        return cls(shared_policy(PolicySettings.model_validate(state)))
+        """An engine over what ``dump_state`` named; a model of this process is loaded by the first request."""
+        return _engine(PolicySettings.model_validate(state))
 
-    def _submit(self, request: Request) -> Future[list[Completion]]:
-        own = getattr(self.policy, "submit", None)  # a policy of this process has a thread of its own
-        if own is not None:
-            future: Future[list[Completion]] = own(request)
-            return future
+    def _submit(self, model: str, request: Request) -> Future[list[Completion]]:
+        policy = self.policy(model)
+        if isinstance(policy, LocalPolicy):  # it has a thread of its own
+            try:
+                return policy.submit(request)
+            except PolicyError:
+                if not policy.closed or policy is self._policy:
+                    raise
+                return self._submit(model, request)  # others were opened meanwhile, and closed it
         with self._lock:
             if self._closed:
                 raise PolicyError("the policy's engine is closed; make another one with policy_lm")
-            future = submit(self.policy.complete(request))
+            future = submit(policy.complete(request))
             self._waiting.add(future)
         return future
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from leret.config.policy import (
@@ -21,7 +24,6 @@ from leret.core.bundled import demo_policy
 from leret.core.errors import PolicyError
 from leret.core.types import digest
 from leret.policies.base import Policy
-from leret.policies.checkpoints import find_model, model_digest
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.remote.openai import OpenAIPolicy
 from leret.policies.remote.tgi import TgiPolicy
@@ -64,7 +66,13 @@ POLICIES = {
 
 PolicySettings.table = POLICIES
 
-_shared: dict[tuple[str, str], Policy] = {}
+N_OPEN = 4
+"""Models of this process that stay open at once, of those that `shared_policy` gives."""
+
+SERVED: dict[str, Policy] = {}
+"""Policies of servers that were started for an LM, by its model directory: asked instead of a model in this process."""
+
+_shared: dict[tuple[str, str], Policy] = {}  # the one used last stands last
 _shared_lock = threading.Lock()
 
 
@@ -100,19 +108,46 @@ async def probe(settings: PolicySettings) -> None:
 
 
 def shared_policy(settings: PolicySettings) -> Policy:
-    """The policy that settings name, loaded once a process as long as its files stay the same."""
-    weights = ""
-    if isinstance(settings, LocalPolicySettings):
-        weights = model_digest(demo_policy() if settings.model == "demo" else find_model(settings.model))
-    key = (digest(settings.model_dump(mode="json", exclude=_OF_REQUESTS)), weights)
+    """The policy that settings name, loaded once a process as long as its files stay the same.
+
+    Of models in this process the last `N_OPEN` stay open; the one whose last use is the longest ago is closed.
+    """
+    key = _key(settings)
     with _shared_lock:
-        policy = _shared.get(key)
+        policy = _shared.pop(key, None)
         if policy is None or getattr(policy, "closed", False):
-            policy = _shared[key] = make_policy(settings)
-        return policy
+            policy = make_policy(settings)
+        _shared[key] = policy
+        models = [key for key, one in _shared.items() if isinstance(one, LocalPolicy)]
+        old = [_shared.pop(key) for key in models[:-N_OPEN]]
+    _close(old)
+    return policy
 
 
-def policy_state(policy: Policy) -> dict[str, Any]:
+def close_shared(settings: LocalPolicySettings) -> None:
+    """Close a model of this process, and free its memory; nothing where it is not open. The next request loads it."""
+    with _shared_lock:
+        old = _shared.pop(_key(settings), None)
+    _close([old] if old else [])
+
+
+def _key(settings: PolicySettings) -> tuple[str, str]:
+    files = ""
+    if isinstance(settings, LocalPolicySettings):
+        directory = demo_policy() if settings.model == "demo" else Path(settings.model)
+        entries = sorted(os.scandir(directory), key=lambda entry: entry.name) if directory.is_dir() else []
+        files = digest([(entry.name, entry.stat().st_mtime_ns, entry.stat().st_size) for entry in entries])
+    return digest(settings.model_dump(mode="json", exclude=_OF_REQUESTS)), files
+
+
+def _close(policies: Sequence[Any]) -> None:
+    for policy in policies:
+        policy.close()
+    if policies:
+        gc.collect()  # a policy and its worker hold each other
+
+
+def policy_state(policy: object) -> dict[str, Any]:
     """The settings that load this policy again, for `PolicySettings.model_validate`; no secret is among them."""
     settings = getattr(policy, "settings", None)
     if settings is None:

@@ -17,8 +17,10 @@ from leret.config.sampling import AdapterSettings
 from leret.core.dspy_internals import AdapterParseError, PlainJSONAdapter, parse_value
 
 
-class CompactAdapter(dspy.Adapter):
+class CompactAdapter(dspy.ChatAdapter):
     """Formats a call as bare fields, one message a turn, without a system message.
+
+    Of a chat adapter it has the kind alone: DSPy's finetuning and GRPO take no other.
 
     Args:
         words_per_item: words kept of every item of a list-valued input (a passage of the context).
@@ -30,7 +32,7 @@ class CompactAdapter(dspy.Adapter):
     def __init__(
         self, words_per_item: int = 40, items: int = 6, demo_items: int = 0, instructions: bool = False
     ) -> None:
-        super().__init__()
+        super().__init__(use_json_adapter_fallback=False)
         self.words_per_item, self.items, self.demo_items = words_per_item, items, demo_items
         self.instructions = instructions
 
@@ -73,8 +75,6 @@ class CompactAdapter(dspy.Adapter):
             return {name: parse_value(raw[name], signature.output_fields[name].annotation) for name in names}
         except Exception as error:
             raise AdapterParseError("CompactAdapter", signature, completion, str(error)) from error
-
-    format_finetune_data = dspy.ChatAdapter.format_finetune_data  # DSPy's fine-tuning optimizers ask for it
 
     def _inputs(self, signature: type[dspy.Signature], values: Mapping[str, Any], items: int) -> str:
         lines = []

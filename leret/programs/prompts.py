@@ -27,7 +27,7 @@ from leret.core.errors import ProgramError, RunError
 from leret.core.types import digest
 from leret.policies.base import Messages
 from leret.programs.adapters import CompactAdapter
-from leret.programs.replay import PLAIN, Call, NeedsCompletion, Replay, Step
+from leret.programs.replay import PLAIN, NeedsCompletion, PredictorCall, Replay, Step
 
 _PROOFS = 3
 """Messages of a prompt that are formatted both ways."""
@@ -79,7 +79,7 @@ ZERO_SHOT = Prompt("0")
 class Formatter:
     """Turns a step into messages and a completion into outputs, exactly as the DSPy program would.
 
-    The program's own adapter makes both, over a stand-in for its LM. Of a `Call` that is as usual, instructions and
+    The program's own adapter makes both, over a stand-in for its LM. Of a call that is as usual, instructions and
     demos are formatted once a prompt, and then only the last turn, and completions are parsed by the adapter's
     ``parse`` alone. Whether that equals what the adapter's call gives is tested on the first messages of every prompt
     and the first completions of every predictor; where it does not, the call is made in full each time.
@@ -101,7 +101,7 @@ class Formatter:
     def need(self, predictor: str, inputs: Mapping[str, Any]) -> NeedsCompletion:
         """A usual call of a predictor, of which only the inputs are known."""
         own = self._predictors[predictor]
-        call = Call(predictor, inputs, True, self.adapter, signature=own.signature, demos=own.demos)
+        call = PredictorCall(predictor, inputs, True, self.adapter, signature=own.signature, demos=own.demos)
         return NeedsCompletion(call, ())
 
     def messages(
@@ -191,7 +191,9 @@ class Formatter:
         return messages_of(request)
 
 
-def request_of(call: Call, signature: type[dspy.Signature], demos: Sequence[Mapping[str, Any]]) -> lm15.Request:
+def request_of(
+    call: PredictorCall, signature: type[dspy.Signature], demos: Sequence[Mapping[str, Any]]
+) -> lm15.Request:
     """What the call's adapter sends, taken where the LM would get it."""
     assert call.adapter is not None
     seen: list[lm15.Request] = []
@@ -207,7 +209,7 @@ def request_of(call: Call, signature: type[dspy.Signature], demos: Sequence[Mapp
     return seen[0]
 
 
-def outputs_of(call: Call, completion: str) -> list[dict[str, Any]] | AdapterParseError:
+def outputs_of(call: PredictorCall, completion: str) -> list[dict[str, Any]] | AdapterParseError:
     """What the call's adapter makes of a completion."""
     if call.adapter is None:
         return []

@@ -58,7 +58,7 @@ _encode = json.JSONEncoder(sort_keys=True).encode  # json.dumps would build an e
 
 
 @dataclass(eq=False)
-class Call:
+class PredictorCall:
     """One call of an LM, as the program makes it.
 
     Attributes:
@@ -90,7 +90,7 @@ class Call:
         """What is asked, as JSON."""
         return _encode((self.predictor, self.values, _json(self.config), self.wording))
 
-    def asks_as(self, other: Call) -> bool:
+    def asks_as(self, other: PredictorCall) -> bool:
         """Whether another call asks the same."""
         same = self.predictor == other.predictor and self.wording == other.wording and self.config == other.config
         return same and (self.inputs == other.inputs or self.key == other.key)
@@ -105,7 +105,7 @@ class Step:
         outputs: of the adapter; an AdapterParseError where the completion does not parse.
     """
 
-    call: Call
+    call: PredictorCall
     outputs: list[dict[str, Any]] | AdapterParseError
     text: str | None = None
 
@@ -118,7 +118,7 @@ class NeedsCompletion:
         searches: those before it, in order.
     """
 
-    call: Call
+    call: PredictorCall
     searches: tuple[SearchCall, ...]
 
     @property
@@ -295,10 +295,13 @@ class _QuickPredict(dspy.Predict):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         settings = dspy.settings
         run = settings.get("_leret_run")
-        signature = self.signature
-        if args or run is None or settings.adapter is not run.replay.proxy or not run.replay.takes(signature, kwargs):
+        own = vars(self)  # DSPy's modules look every attribute up by a method of their own
+        signature = own["signature"]
+        name = run.names.get(id(self)) if isinstance(run, ProgramRun) and not args else None
+        if name is None or settings.adapter is not run.replay.proxy or not run.replay.takes(signature, kwargs):
             return super().__call__(*args, **kwargs)
-        outputs = run.outputs(self, run.replay.adapter, self.lm, {}, signature, self.demos, kwargs)
+        call = PredictorCall(name, kwargs, True, run.replay.adapter, own["lm"], {}, signature, demos=own["demos"])
+        outputs = run.outputs(call)
         prediction = dspy.Prediction.from_completions(outputs, signature=signature)
         settings.trace.append((self, kwargs, prediction))
         return prediction
@@ -332,26 +335,19 @@ class ProgramRun:
         self, adapter: Any, lm: Any, config: Any, signature: Any, demos: Any, inputs: Any
     ) -> list[dict[str, Any]]:
         """The recorded outputs of a call of the adapter."""
-        return self.outputs(calling_predictor(), adapter, lm, config, signature, demos, inputs)
-
-    def outputs(
-        self, predictor: Any, adapter: Any, lm: Any, config: Any, signature: Any, demos: Any, inputs: Any
-    ) -> list[dict[str, Any]]:
-        """As `answer`, for a predictor that is known."""
-        self._go_no_further()
-        replay = self.replay
+        replay, predictor = self.replay, calling_predictor()
         name = self.names.get(id(predictor)) or replay.name_of(signature)
         own = predictor is not None and signature is predictor.signature
         usual = own and not config and adapter is replay.adapter and demos == predictor.demos and name[0] != "("
         wording = "" if own else signature.instructions
-        call = Call(name, inputs, usual, adapter, lm, config, signature, wording, demos)
+        return self.outputs(PredictorCall(name, inputs, usual, adapter, lm, config, signature, wording, demos))
+
+    def outputs(self, call: PredictorCall) -> list[dict[str, Any]]:
+        """The recorded outputs of a call; stops the program where there are none."""
+        self._go_no_further()
         step = self._take(call)
         if step is None:
-            if (config.get("n") or getattr(lm, "kwargs", {}).get("n") or 1) > 1:
-                self.stop(ProgramError(f"{name} asks for n > 1 completions in one call; ask for one, several times"))
-            if dspy.settings.send_stream is not None:
-                self.stop(ProgramError(f"{name} streams its completion; call the program without dspy.streamify"))
-            self.stop(NeedsCompletion(call, self.found))
+            self.stop(_refused(call) or NeedsCompletion(call, self.found))
         if isinstance(step.outputs, AdapterParseError):
             raise step.outputs.with_traceback(None)
         return [dict(fields) if _is_flat(fields) else copy.deepcopy(fields) for fields in step.outputs]
@@ -361,7 +357,7 @@ class ProgramRun:
         self._go_no_further()
         predictor = calling_predictor()
         name = self.names.get(id(predictor)) or self.replay.name_of(getattr(predictor, "signature", None))
-        call = Call(name, {"messages": list(messages_of(request))}, request=request)
+        call = PredictorCall(name, {"messages": list(messages_of(request))}, request=request)
         step = self._take(call)
         if step is None:
             self.stop(NeedsCompletion(call, self.found))
@@ -451,7 +447,7 @@ class ProgramRun:
         while seen != (seen := (len(self.needs), len(self._left))):
             time.sleep(_SETTLE_S)
 
-    def _take(self, call: Call) -> Step | None:
+    def _take(self, call: PredictorCall) -> Step | None:
         """The first step that is left of those that answer such a call."""
         with self._lock:
             for place, step in enumerate(self._left):
@@ -525,6 +521,14 @@ def _answer_request(request: lm15.Request) -> lm15.Response:
 
 def _current() -> ProgramRun:
     return cast(ProgramRun, dspy.settings._leret_run)
+
+
+def _refused(call: PredictorCall) -> ProgramError | None:
+    if (call.config.get("n") or getattr(call.lm, "kwargs", {}).get("n") or 1) > 1:
+        return ProgramError(f"{call.predictor} asks for n > 1 completions in one call; ask for one, several times")
+    if dspy.settings.send_stream is not None:
+        return ProgramError(f"{call.predictor} streams its completion; call the program without dspy.streamify")
+    return None
 
 
 def _order(need: NeedsCompletion | NeedsSearch) -> tuple[Any, ...]:

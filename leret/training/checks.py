@@ -113,7 +113,7 @@ def check_parity(
     encoded: Sequence[Encoded],
 ) -> None:
     """Compare some of what is trained with what was sent; `TrainingError` with the first place that differs."""
-    _check_ids(encoder, examples, encoded)
+    check_ids(examples, encoder, encoded)
     if not run.store.is_file():
         return
     from leret.sampling.store.store import Store
@@ -125,7 +125,8 @@ def check_parity(
     _check_program(run, states)
 
 
-def _check_ids(encoder: TokenEncoder, examples: Sequence[TrainingExample], encoded: Sequence[Encoded]) -> None:
+def check_ids(examples: Sequence[TrainingExample], encoder: TokenEncoder, encoded: Sequence[Encoded]) -> None:
+    """Compare the ids of some prompts with those that the sampler makes of them; `TrainingError` where they differ."""
     engine = PromptEncoder(encoder.tokenizer, None, str(encoder.tokenizer.name_or_path), encoder.enable_thinking)
     for index in range(0, len(examples), max(1, len(examples) // _EXAMPLES)):
         ours, theirs = encoded[index].prompt, list(engine.encode(examples[index].prompt).token_ids)

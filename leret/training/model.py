@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leret.config.training import LoraSettings, TrainingRecipe
+from leret.config.training import LoraSettings
 from leret.core.bundled import demo_policy
 from leret.core.errors import PolicyError, TrainingError
 from leret.core.runs import Run
@@ -97,17 +97,17 @@ def _check_unchanged(run: Run, path: Path, digest: str) -> None:
         )
 
 
-def load_for_training(initial: InitialPolicy, recipe: TrainingRecipe) -> tuple[Any, Any]:
+def load_for_training(initial: InitialPolicy, lora: LoraSettings | None, dtype: str) -> tuple[Any, Any]:
     """The policy's model, in training mode, and its tokenizer.
 
     Weights are float32 and autocast does bfloat16, since an update at a small learning rate is lost in bfloat16
     weights; only the frozen base of an adapter is loaded in bfloat16.
     """
-    frozen = recipe.lora is not None and recipe.dtype == "bfloat16"
+    frozen = lora is not None and dtype == "bfloat16"
     base = adapter_base(initial.directory)
     model = load_weights(base or initial.directory, "bfloat16" if frozen else "float32")
     if base is not None:
-        model = _with_adapter(model, initial.directory, recipe.lora)
+        model = _with_adapter(model, initial.directory, lora)
     model.train()
     tokenizer = load_tokenizer(initial.directory)
     if tokenizer.pad_token_id is None:
@@ -130,6 +130,16 @@ def _with_adapter(model: Any, directory: Path, settings: LoraSettings | None) ->
             "to merge it first"
         )
     return loaded
+
+
+def save_policy(model: Any, tokenizer: Any, directory: Path, state: Mapping[str, Any] | None = None) -> None:
+    """Write a model or an adapter, with its tokenizer, as safetensors; ``state`` instead of the model's own weights."""
+    peft = hasattr(model, "peft_config")
+    only = {"selected_adapters": ["default"]} if peft else {}
+    model.save_pretrained(directory, state_dict=state, safe_serialization=True, **only)
+    tokenizer.save_pretrained(directory)
+    if not peft and model.can_generate():
+        model.generation_config.save_pretrained(directory)
 
 
 def pick_device(device: str) -> str:

@@ -86,10 +86,9 @@ class Interrupt:
     @contextmanager
     def handled(self) -> Iterator[None]:
         """Catches the signals inside; raises KeyboardInterrupt after the checkpoint was written."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        main = threading.current_thread() is threading.main_thread()  # signals go to no other
+        before = {number: signal.signal(number, self._stop) for number in numbers if main}
         try:
             yield
         finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from leret.training.model import (
     load_for_training,
     pick_device,
     positions,
+    save_policy,
     stop_ids,
     training_record,
 )
@@ -61,7 +62,7 @@ class TrainingJob:
     examples: Sequence[TrainingExample]
     directory: CheckpointDirectory
     key: Mapping[str, Any]  # what the result follows from; stands in training.json
-    max_steps: int | None  # optimizer steps instead of the recipe's epochs
+    max_steps: int | None  # optimizer steps instead of the recipe's epochs; 0 gives the initial policy again
     enable_thinking: bool | None  # of the chat template, as the examples were sampled
     check: Callable[[TokenEncoder, Sequence[Encoded]], None]  # refuses examples that were not sampled so
 
@@ -75,24 +76,39 @@ def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None)
         RunError: the run cannot be read or written, or the recipe differs from the one that the policy was begun with.
         KeyboardInterrupt: SIGINT or SIGTERM came; a checkpoint was written first.
     """
-    began = time.monotonic()
     job = make_job(recipe, run)
+    report, is_main = train_job(job, progress, writing=run.writing)
+    if is_main and not report.already:
+        _note(job, run, report)
+    return report
+
+
+def train_job(
+    job: TrainingJob,
+    progress: Progress | None = None,
+    *,
+    writing: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    interrupt: Interrupt | None = None,
+) -> tuple[TrainReport, bool]:
+    """As `train`, of a job; ``writing`` is held meanwhile, and an ``interrupt`` may come from another thread.
+
+    Returns:
+        The report, and whether this process is the one that writes, where several train together.
+    """
+    began = time.monotonic()
     directory = job.directory
     with nullcontext() if directory.policy.is_dir() else directory.lock():
         if directory.policy.is_dir():
             record = _finished(job)
             directory.clear()
-            return record.report(directory.policy, time.monotonic() - began, already=True)
-        with run.writing():
+            return record.report(directory.policy, time.monotonic() - began, already=True), True
+        with writing():
             before = directory.begun_with()
             if before is None:
                 directory.begin(job.key)
             else:
                 _check_same(job, before)
-            report, is_main = fit(job, progress)
-    if is_main:
-        _note(job, run, report)
-    return report
+            return fit(job, progress, interrupt)
 
 
 def plan(recipe: TrainingRecipe, run: Run) -> TrainPlan:
@@ -182,7 +198,9 @@ def _note(job: TrainingJob, run: Run, report: TrainReport) -> None:
     run.event("train", "done", policy=name, algorithm=job.recipe.algorithm, **facts)
 
 
-def fit(job: TrainingJob, progress: Progress | None = None) -> tuple[TrainReport, bool]:
+def fit(
+    job: TrainingJob, progress: Progress | None = None, interrupt: Interrupt | None = None
+) -> tuple[TrainReport, bool]:
     """Train and publish one policy, or go on with it from its last checkpoint.
 
     Returns:
@@ -192,12 +210,13 @@ def fit(job: TrainingJob, progress: Progress | None = None) -> tuple[TrainReport
     recipe, directory = job.recipe, job.directory
     algorithm, device = ALGORITHMS[recipe.algorithm], pick_device(recipe.device)
     with training_process(directory.path, recipe.threads if device == "cpu" else None):
-        model, tokenizer = load_for_training(job.initial, recipe)
+        model, tokenizer = load_for_training(job.initial, recipe.lora, recipe.dtype)
         examples = _encode(job, model, tokenizer)
         inputs = TrainerInputs(model, tokenizer, examples, directory.path, device, job.max_steps)
         trainer = algorithm.make_trainer(recipe, inputs)
         difference = check_loss(trainer, recipe, algorithm)
-        resumed_from = _step(trainer, directory, f"train {recipe.policy_name}", progress or Silent())
+        stage, stop = f"train {recipe.policy_name}", interrupt or Interrupt()
+        resumed_from = 0 if job.max_steps == 0 else _step(trainer, directory, stage, progress or Silent(), stop)
         steps, seconds = int(trainer.state.global_step), time.monotonic() - began
         record = TrainingRecord(
             name=recipe.policy_name,
@@ -233,14 +252,13 @@ def _encode(job: TrainingJob, model: Any, tokenizer: Any) -> list[Encoded]:
     return fitting
 
 
-def _step(trainer: Any, directory: CheckpointDirectory, stage: str, progress: Progress) -> int:
+def _step(trainer: Any, directory: CheckpointDirectory, stage: str, progress: Progress, interrupt: Interrupt) -> int:
     from transformers import PrinterCallback
 
     directory.drop_broken()
     checkpoint = directory.checkpoint()
     if checkpoint is not None and _take_finished(trainer, checkpoint):
         return int(trainer.state.global_step)
-    interrupt = Interrupt()
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(training_callback(stage, progress, interrupt))
     with interrupt.handled():
@@ -266,13 +284,8 @@ def _save(trainer: Any, tokenizer: Any, record: TrainingRecord, method: str, job
     model = accelerator.unwrap_model(trainer.model)
     state = accelerator.get_state_dict(trainer.model)
     if trainer.is_world_process_zero():
-        peft = hasattr(model, "peft_config")
-        only = {"selected_adapters": ["default"]} if peft else {}
-        model.save_pretrained(final, state_dict=state, safe_serialization=True, **only)
-        tokenizer.save_pretrained(final)
-        if not peft and model.can_generate():
-            model.generation_config.save_pretrained(final)
+        save_policy(model, tokenizer, final, state)
         trainer.state.save_to_json(str(final / "trainer_state.json"))
-        record.write(final, method, job.initial.base_model, peft)
+        record.write(final, method, job.initial.base_model, hasattr(model, "peft_config"))
         job.directory.publish()
     accelerator.wait_for_everyone()

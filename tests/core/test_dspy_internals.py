@@ -3,13 +3,14 @@
 Adapters with a format of their own, and messages that DSPy splits, are in tests/programs/test_prompts.py.
 """
 
+import asyncio
 import copy
 
 import dspy
 import pytest
 
 from leret.core import dspy_internals
-from leret.core.dspy_internals import is_turn_by_turn, messages_of, parse_value, without_bookkeeping
+from leret.core.dspy_internals import is_turn_by_turn, messages_of, parse_value
 
 SIGNATURE = dspy.Signature("question -> answer")
 
@@ -45,20 +46,43 @@ def test_an_engine_of_a_function_gets_the_messages_and_gives_the_text():
     assert copy.deepcopy(lm)("say hello") == ["hello"], "optimizers copy programs with their LM"
 
 
-def test_calls_without_bookkeeping_need_no_context(caplog):
-    program = Asking()
-    program.ask = lambda **inputs: dspy.Prediction(answer="x")
-    assert without_bookkeeping(program)(question="?") == "x"
-    assert not caplog.records, "DSPy warns where forward is called directly"
-    own = type("Own", (Asking,), {"__call__": lambda self, question: "own"})
-    assert without_bookkeeping(own())(question="?") == "own"
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_adapter_in_the_settings_gets_every_call_with_what_the_program_gives(asynchronous):
+    """The arguments by name, the module at work in ``caller_modules``, and the run, in DSPy's threads as well."""
+    seen = []
+
+    def answer(adapter, lm, config, signature, demos, inputs):
+        seen.append(
+            (config, signature, demos, inputs, dspy_internals.calling_predictor(), dspy_internals.carried_run())
+        )
+        return [{"answer": "x"}]
+
+    program, inner, run = Asking(), dspy.XMLAdapter(), object()
+    proxy = dspy_internals.AdapterProxy(inner, answer)
+    assert isinstance(proxy, dspy.XMLAdapter)
+    assert proxy.format_user_message_content.__self__ is inner
+    lm = dspy_internals.EngineLM("none", lambda request: None)
+    with dspy_internals.carrying(run, **dspy_internals.QUIET, adapter=proxy, lm=lm):
+        if asynchronous:
+            found = [asyncio.run(program.ask.acall(question="?")).answer]
+        else:
+            pairs = [(program, {"question": "?"})] * 2
+            found = dspy.Parallel(num_threads=2, disable_progress_bar=True)(pairs)
+    assert set(found) == {"x"}
+    assert seen == [({}, SIGNATURE, [], {"question": "?"}, program.ask, run)] * len(found)
 
 
-def test_settings_of_a_replay_hold_in_its_context_alone():
-    adapter = dspy.XMLAdapter()
-    context = dspy_internals.replay_context(adapter)
-    assert context.run(lambda: (dspy.settings.adapter, dspy.settings.trace)) == (adapter, None)
-    assert dspy.settings.adapter is not adapter
+def test_a_call_is_one_request_where_it_does_not_parse():
+    adapter, asked = dspy.ChatAdapter(), []
+
+    def answer(request):
+        asked.append(request)
+        return dspy_internals.text_response(request, "no field")
+
+    settings = dspy.context(lm=dspy_internals.EngineLM("bad", answer), adapter=dspy_internals.one_call(adapter))
+    with settings, pytest.raises(dspy_internals.AdapterParseError):
+        dspy.Predict(SIGNATURE)(question="?")
+    assert (len(asked), adapter.use_json_adapter_fallback) == (1, True)
 
 
 def test_values_are_parsed_by_their_annotation():

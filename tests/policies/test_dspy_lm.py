@@ -12,10 +12,12 @@ from dspy.utils.exceptions import ContextWindowExceededError, LMProviderError, L
 
 from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
 from leret.core.errors import PolicyError
+from leret.policies import load
 from leret.policies.base import Completion, Request
-from leret.policies.dspy_lm import PolicyEngine, policy_lm
+from leret.policies.dspy_lm import PolicyEngine, policy_lm, policy_of
 from leret.policies.local.policy import LocalPolicy
 from leret.programs.adapters import CompactAdapter
+from tests.tiny import tiny_policy
 
 pytestmark = pytest.mark.filterwarnings("error::DeprecationWarning:dspy")
 
@@ -105,7 +107,7 @@ def test_a_copy_of_a_program_or_its_lm_shares_the_policy_and_the_cache_is_off(lm
     predict = dspy.Predict("question -> query")
     predict.lm = lm
     program = predict.deepcopy()
-    assert program.lm.engine.policy is policy
+    assert policy_of(program.lm) is policy
     assert program(question="who").query
 
 
@@ -114,9 +116,42 @@ def test_a_saved_program_comes_back_with_its_policy(llama_dir: Path, tmp_path: P
     predict.lm = policy_lm(LocalPolicySettings(model=str(llama_dir)), temperature=0.0)
     predict.save(str(tmp_path / "program.json"))
     loaded.load(str(tmp_path / "program.json"), allow_unsafe_lm_state=True)
-    assert loaded.lm.engine.policy is predict.lm.engine.policy
+    assert policy_of(loaded.lm) is policy_of(predict.lm)
     with dspy.context(adapter=CompactAdapter()):
         assert loaded(question="who").query == predict(question="who").query
+
+
+@pytest.mark.parametrize("of_settings", [True, False])
+def test_weights_follow_the_name_of_the_lm(llama_dir: Path, tmp_path: Path, of_settings: bool) -> None:
+    other = tiny_policy(tmp_path / "other", seed=1)
+    given = LocalPolicySettings(model=str(llama_dir)) if of_settings else LocalPolicy(llama_dir, threads=1)
+    lm = policy_lm(given, temperature=0.0, max_tokens=6)
+    first, copied = lm("the city"), lm.copy(model=f"leret/{other}")
+    assert copied("the city") == policy_lm(LocalPolicy(other), temperature=0.0, max_tokens=6)("the city") != first
+    name, lm.model = lm.model, copied.model
+    assert (policy_of(lm), lm("the city")) == (policy_of(copied), copied("the city"))
+    assert asyncio.run(lm.acall("the city")) == copied("the city")
+    lm.model = name
+    assert lm("the city") == first
+
+
+def test_a_model_that_was_closed_for_others_is_loaded_again(
+    llama_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "N_OPEN", 1)
+    one = policy_lm(LocalPolicySettings(model=str(llama_dir)), temperature=0.0, max_tokens=6)
+    policy, first = policy_of(one), one("the city")
+    two = one.copy(model=f"leret/{tiny_policy(tmp_path / 'other', seed=1)}")
+    assert two("the city") != first
+    assert policy.closed
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: (one, two)[i % 2]("the city"), range(8)))
+    assert found == [first, two("the city")] * 4
+
+
+def test_only_leret_lms_have_a_policy_here() -> None:
+    with pytest.raises(PolicyError, match=r"openai/gpt is a LM .* leret\.LM\(DIRECTORY\)"):
+        policy_of(dspy.LM("openai/gpt"))
 
 
 def test_failures_are_dspys_own_and_are_not_tried_again(lm: dspy.LM) -> None:

@@ -50,7 +50,7 @@ def test_a_state_loads_the_policy_again_and_holds_no_key(llama_dir: Path, monkey
     local = policy_state(LocalPolicy(llama_dir, enable_thinking=False))
     assert local == {"kind": "local", "model": str(llama_dir), "enable_thinking": False}
     with pytest.raises(PolicyError, match="cannot be saved by name"):
-        policy_state(object())  # type: ignore[arg-type]
+        policy_state(object())
 
 
 @pytest.mark.parametrize(

@@ -45,11 +45,11 @@ def complete(need):
 def walk():
     """Walks a program and returns its needs, its end, and what `check_path` refuses, where it is asked."""
 
-    def walked(program, adapter=None, *, check=False, pure=None, prompts=(ZERO_SHOT,)):
+    def walked(program, adapter=None, *, check=False, pure=None, prompts=(ZERO_SHOT,), shared=True):
         async def run():
             searches = SearchBatcher(Shelf())
             replay = Replay(program, adapter)
-            runner = ProgramRunner(replay, Formatter(replay), searches)
+            runner = ProgramRunner(replay, Formatter(replay), searches if shared else None)
             task, steps, results, needs = Task.question("q", "who is it?"), [], {}, []
             try:
                 need = await runner.advance(task, steps, results, check)

@@ -1,8 +1,6 @@
 """A program is replayed as a function of its completions, and nothing of it or of DSPy is replaced."""
 
 import asyncio
-import random
-import time
 from pathlib import Path
 
 import dspy
@@ -213,27 +211,3 @@ def test_lms_and_adapters_set_inside_and_direct_calls_are_seen():
     second = replay.run(task, path, {})
     assert (second.predictor, formatter.messages(second)[-1]["content"]) == ("(direct)", "Rephrase ?")
     assert replay.run(task, [*path, formatter.step(second, "side")], {}).prediction.query == "inside"
-
-
-class Unsound(Catching):
-    n = 0
-
-    def forward(self, question):
-        self.n += 1
-        text = {"shuffle": random.sample("abcdef", 6), "clock": time.perf_counter_ns(), "state": self.n}[self.kind]
-        found = self.search(self.ask(question=question).query)
-        return self.ask(question=f"{question} {found.titles} {text}")
-
-
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("kind", ["shuffle", "clock", "state", "length"])
-def test_programs_that_are_no_function_of_their_completions_are_refused(kind, seed, walk):
-    """Twenty seeds of twenty; a random length is found within four tasks of three completions."""
-    random.seed(seed)
-    program = Unsound()
-    program.kind = kind
-    if kind == "length":
-        program = variant(lambda self, question: [self.ask(question=question) for _ in range(random.choice([1, 2]))])
-    n_tasks = 4 if kind == "length" else 1
-    with pytest.raises(ReplayError, match="not deterministic given its completions"):
-        [walk(program, check=True) for _ in range(n_tasks)]

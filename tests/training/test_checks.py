@@ -20,7 +20,7 @@ from leret.sampling.rollouts.environment import Environment
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from leret.training.algorithms import ALGORITHMS
-from leret.training.algorithms.preference import IPORecipe, PairCollator, preference_rows
+from leret.training.algorithms.preference import PairCollator, preference_rows
 from leret.training.checks import check_loss, check_parity
 from leret.training.data import Encoded, TokenEncoder, TrainingExample, end_token, read_preferences
 from leret.training.model import find_initial, load_for_training, stop_ids
@@ -103,7 +103,7 @@ def run(original, tmp_path):
 
 @pytest.fixture(scope="module")
 def encoder(original):
-    model, tokenizer = load_for_training(find_initial(original, "base"), IPORecipe())
+    model, tokenizer = load_for_training(find_initial(original, "base"), None, "float32")
     return TokenEncoder(tokenizer, end_token(tokenizer, stop_ids(model)))
 
 

@@ -4,6 +4,8 @@ import resource
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ from leret.core.errors import RunError
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.checkpoints import CheckpointDirectory
-from leret.training.stage import plan, train
+from leret.training.process import Interrupt
+from leret.training.stage import make_job, plan, train, train_job
 from tests.training.training_runs import Stopper, changed, fail, interrupt, sampled_run
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +68,20 @@ def test_a_training_stopped_at_its_last_step_takes_no_more(run, steps):
     weights = load_file(CheckpointDirectory(run.policies, "sft").path / f"checkpoint-{steps}" / "model.safetensors")
     report = train(recipe, run)
     assert (report.resumed_from, report.steps, same_bits(report, weights)) == (steps, steps, True)
+
+
+def test_an_interrupt_from_another_thread_leaves_a_checkpoint(run):
+    interrupt = Interrupt()
+    progress = Stopper(6, lambda: setattr(interrupt, "requested", True))
+    with ThreadPoolExecutor(1) as pool, pytest.raises(KeyboardInterrupt):
+        pool.submit(train_job, make_job(SFT, run), progress, interrupt=interrupt).result()
+    assert plan(SFT, run).resumes_at == 7
+
+
+def test_a_training_of_no_steps_gives_the_same_weights(run, base):
+    report, _ = train_job(replace(make_job(SFT, run), max_steps=0))
+    assert report.steps == 0
+    assert same_bits(report, load_file(base / "model.safetensors"))
 
 
 KILLED = """

@@ -46,7 +46,7 @@ def test_lora_leaves_an_adapter_that_names_its_base_and_goes_on_from_it(adapted,
 
 def test_full_training_from_an_adapter_merges_it(adapted, base):
     run, sft = adapted
-    model, _ = load_for_training(find_initial(run, "adapted"), IPO)
+    model, _ = load_for_training(find_initial(run, "adapted"), None, "float32")
     assert not hasattr(model, "peft_config")
     assert all(parameter.requires_grad for parameter in model.parameters())
     weights, plain = model.state_dict(), load_file(base / "model.safetensors")
@@ -57,7 +57,7 @@ def test_full_training_from_an_adapter_merges_it(adapted, base):
 
 def test_an_adapter_of_another_shape_is_refused(adapted):
     with pytest.raises(TrainingError, match=r"an adapter with r 4 and alpha 8, the recipe asks for r 2 and alpha 8"):
-        load_for_training(find_initial(adapted[0], "adapted"), changed(IPO, lora=LoraSettings(r=2, alpha=8)))
+        load_for_training(find_initial(adapted[0], "adapted"), LoraSettings(r=2, alpha=8), "float32")
 
 
 @pytest.mark.parametrize(

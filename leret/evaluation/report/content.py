@@ -110,7 +110,7 @@ def training_data(run: Run) -> TrainingData:
     n_states = n_spread = 0
     if run.store.is_file():
         with Store(run.store, read_only=True) as store:
-            for group in store.groups():
+            for group in filter(lambda group: group.samples[0].is_sampled, store.groups()):
                 own = [sample.reward for sample in group.samples if sample.reward is not None]
                 rewards[group.state.step] += own
                 n_states += 1

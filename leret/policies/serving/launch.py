@@ -7,8 +7,10 @@ import os
 import shlex
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,8 +103,9 @@ def run_server(
 ) -> Iterator[ServerProcess]:
     """The server, ready and warm inside the block; stopped after it, however the block ends.
 
-    Call it from the main thread: where leret is killed, the kernel ends a server with the thread that started it. It
-    must answer within ``timeout_s``, and gets ``grace_s`` to end in; without a log it gets a temporary one.
+    Call it from a thread that lives as long: where leret is killed, the kernel ends a server with the thread that
+    started it. It must answer within ``timeout_s``, and gets ``grace_s`` to end in; without a log it gets a temporary
+    one.
     """
     key = ApiKey.from_env(plan.api_key_env, "--api-key-env")
     environment = {**os.environ, **plan.environment}
@@ -121,6 +124,32 @@ def run_server(
     finally:
         if not server.stop(grace_s):
             tell(f"the server did not end within {grace_s:g} s and was killed")
+
+
+class BackgroundServer:
+    """A server that runs until it is closed; returns when it is ready. It has a thread of its own, as it needs one."""
+
+    def __init__(self, plan: ServerPlan, timeout_s: float) -> None:
+        self._ready: Future[None] = Future()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(plan, timeout_s), name="leret-server", daemon=True)
+        self._thread.start()
+        self._ready.result()
+
+    def close(self) -> None:
+        """Stop the server. May be called twice."""
+        self._end.set()
+        self._thread.join()
+
+    def _run(self, plan: ServerPlan, timeout_s: float) -> None:
+        try:
+            with run_server(plan, timeout_s=timeout_s):
+                self._ready.set_result(None)
+                self._end.wait()
+        except BaseException as error:
+            if self._ready.done():
+                raise
+            self._ready.set_exception(error)
 
 
 def free_port(host: str) -> int:

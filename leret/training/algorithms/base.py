@@ -80,9 +80,8 @@ def trainer_arguments(recipe: TrainingRecipe, inputs: TrainerInputs) -> dict[str
     }
 
 
-def new_adapter(recipe: TrainingRecipe, model: Any) -> Any:
-    """Peft's configuration of the adapter that TRL is to make; None for full weights, or where there is one already."""
-    settings: LoraSettings | None = recipe.lora
+def new_adapter(settings: LoraSettings | None, model: Any) -> Any:
+    """Peft's configuration of the adapter that is to be made; None for full weights, or where there is one already."""
     if settings is None or hasattr(model, "peft_config"):
         return None
     from peft import LoraConfig

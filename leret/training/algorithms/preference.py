@@ -138,7 +138,7 @@ def make_trainer(recipe: DPORecipe | IPORecipe, inputs: TrainerInputs) -> Any:
         data_collator=PairCollator(inputs.tokenizer.pad_token_id, sequence=sequence, packed=packed),
         train_dataset=_dataset(inputs.examples, inputs.directory, arguments),
         processing_class=inputs.tokenizer,
-        peft_config=new_adapter(recipe, inputs.model),
+        peft_config=new_adapter(recipe.lora, inputs.model),
     )
 
 

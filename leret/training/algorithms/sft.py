@@ -85,7 +85,7 @@ def make_trainer(recipe: SFTRecipe, inputs: TrainerInputs) -> Any:
         data_collator=TargetCollator(inputs.tokenizer.pad_token_id, packed=packed),
         train_dataset=Dataset.from_dict(sft_rows(inputs.examples)),
         processing_class=inputs.tokenizer,
-        peft_config=new_adapter(recipe, inputs.model),
+        peft_config=new_adapter(recipe.lora, inputs.model),
     )
 
 

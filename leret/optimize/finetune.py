@@ -1,0 +1,153 @@
+"""Trainings that DSPy's optimizers ask for: leret's own `fit` on examples in memory."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from leret.config.base import Settings
+from leret.config.messages import describe
+from leret.core.bundled import demo_policy
+from leret.core.dspy_internals import TrainingJob, TrainingStatus, get_finetune_directory
+from leret.core.errors import TrainingError
+from leret.core.types import digest
+from leret.core.yaml import Placed
+from leret.policies.checkpoints import find_model, model_digest
+from leret.training.algorithms import TrainingRecipe
+from leret.training.checkpoints import CheckpointDirectory, TrainReport
+from leret.training.checks import check_ids
+from leret.training.data import TrainingExample, examples_digest
+from leret.training.model import InitialPolicy, training_record
+from leret.training.process import Interrupt
+from leret.training.stage import TrainingJob as Fit
+from leret.training.stage import train_job
+
+S = TypeVar("S", bound=Settings)
+
+ONE_TRAINING = threading.Lock()
+"""Held by whoever trains: a training sets threads, environment and library flags of the whole process."""
+
+_LOG = logging.getLogger("leret")
+
+
+class FinetuneJob(TrainingJob):
+    """A finetuning in its thread: what it is doing, and how to stop it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.interrupt = Interrupt()
+        self.training = False
+
+    def status(self) -> TrainingStatus:
+        """Pending while another training has the process."""
+        if self.cancelled():
+            return TrainingStatus.cancelled
+        if self.done():
+            return TrainingStatus.failed if isinstance(self.result(), Exception) else TrainingStatus.succeeded
+        return TrainingStatus.running if self.training else TrainingStatus.pending
+
+    def cancel(self) -> bool:
+        """Stop after the step at work, with a checkpoint that the same finetuning goes on from; False if it is done."""
+        cancelled = Future.cancel(self)  # DSPy's own drops the answer
+        self.interrupt.requested |= cancelled
+        return cancelled
+
+    def set_result(self, result: Any) -> None:
+        """Of the thread, which DSPy lets answer a cancelled job too."""
+        if not self.cancelled():
+            super().set_result(result)
+
+
+def train_examples(
+    model: str,
+    examples: Sequence[TrainingExample],
+    keys: Mapping[str, Any],
+    run_dir: str | Path,
+    name: str | None = None,
+    *,
+    job: FinetuneJob | None = None,
+) -> Path:
+    """Train a policy on examples in memory; go on where an earlier call was stopped; nothing where it is there.
+
+    Args:
+        model: of an LM: ``leret/DIRECTORY``, ``leret/demo``, with or without ``leret/``.
+        examples: one completion each for sft, chosen and rejected for ipo and dpo.
+        keys: of the algorithm's recipe, ``algorithm`` among them; besides, ``max_steps`` (optimizer steps instead of
+            epochs; 0 gives the same policy again) and ``enable_thinking`` (of the chat template).
+        run_dir: the policy is written into its ``policies`` folder.
+        name: of the policy; made of the content of all that it follows from when absent.
+        job: hears of the beginning, and stops the training.
+
+    Returns:
+        The policy's directory.
+
+    Raises:
+        TrainingError: a key is wrong, there is no example, none fits, or a check refuses.
+        PolicyError: the model cannot be loaded.
+        RunError: the directory holds another training of this name.
+    """
+    keys = dict(keys)
+    max_steps, thinking = keys.pop("max_steps", None), keys.pop("enable_thinking", None)
+    recipe = validated(TrainingRecipe, keys)
+    if not examples:
+        raise TrainingError("there is nothing to train on: no example is left; does the metric let none pass?")
+    initial = initial_policy(model)
+    digests = {"data": examples_digest(examples), "parent": initial.digest}
+    more = {"max_steps": max_steps, "enable_thinking": thinking}
+    content = digest(recipe.model_dump(mode="json", exclude={"name", "init_from"}), digests, more)
+    name = name or recipe.name or f"{recipe.algorithm}-{content[:12]}"
+    recipe = recipe.model_copy(update={"name": name, "init_from": initial.name})
+    directory = CheckpointDirectory(Path(run_dir) / "policies", name)
+    key = {"recipe": recipe.model_dump(mode="json") | more, "digest": digests}
+    fit = Fit(recipe, initial, examples, directory, key, max_steps, thinking, lambda *ids: check_ids(examples, *ids))
+    with ONE_TRAINING:
+        report = _fit(fit, job)
+    if report.dropped:
+        _LOG.warning("%s: %d of %d examples were too long", report.path, report.dropped, len(examples))
+    return report.path
+
+
+def _fit(fit: Fit, job: FinetuneJob | None) -> TrainReport:
+    if job is None:
+        return train_job(fit)[0]
+    job.training = True
+    try:
+        if not job.cancelled():
+            return train_job(fit, interrupt=job.interrupt)[0]
+    except KeyboardInterrupt:
+        if not job.cancelled():
+            raise
+    raise TrainingError(f"{fit.directory.path}: cancelled; the same training goes on from its last checkpoint")
+
+
+def validated(settings: type[S], keys: Mapping[str, Any]) -> S:
+    """Settings out of a mapping; a `TrainingError` lists all keys that are wrong."""
+    try:
+        return settings.model_validate(dict(keys))
+    except ValidationError as error:
+        given = Placed(dict(keys), {(): "train_kwargs"})
+        raise TrainingError("; ".join(describe(fault, settings, given) for fault in error.errors())) from None
+
+
+def initial_policy(model: str) -> InitialPolicy:
+    """Where a training of an LM's model starts."""
+    path = find_model(directory_of(model)).resolve()
+    steps = int(training_record(path).get("total_steps", 0))
+    return InitialPolicy(model.rpartition("/")[2], path, model_digest(path), steps)
+
+
+def directory_of(model: str) -> str:
+    """The directory, or the repository of the hub, that an LM's name means."""
+    name = model.removeprefix("leret/")
+    return str(demo_policy()) if name == "demo" else name
+
+
+def default_run_dir() -> Path:
+    """Where trainings of a process go that name no ``run_dir``: ``leret`` in DSPy's own folder of finetuned models."""
+    return Path(get_finetune_directory()) / "leret"

@@ -1,0 +1,129 @@
+"""DSPy's provider for policies whose weights are here: it serves, finetunes and reinforces them on this machine."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
+from leret.core import dspy_internals
+from leret.core.aio import submit
+from leret.core.dspy_internals import TrainDataFormat
+from leret.core.errors import ConfigError, TrainingError
+from leret.optimize.finetune import FinetuneJob, default_run_dir, train_examples
+from leret.optimize.reinforce import GRPOJob
+from leret.policies.dspy_lm import PolicyEngine, PolicyLM, policy_of
+from leret.policies.load import SERVED, make_policy
+from leret.policies.serving.engines import SERVERS, Listening
+from leret.policies.serving.launch import BackgroundServer, free_port, plan
+from leret.policies.serving.model import resolve_policy
+from leret.training.data import TrainingExample
+
+_HOST = "127.0.0.1"
+_servers: dict[str, BackgroundServer] = {}
+
+
+class Provider(dspy_internals.Provider):
+    """Trains the policy of a leret LM by leret's own `fit`, and by GRPO; runs it in this process, or behind a server.
+
+    ``train_kwargs`` are the keys of a recipe of `leret train` (sft unless ``algorithm`` says otherwise) or of
+    `leret.optimize.reinforce.GRPOSettings`; ``run_dir`` says where policies are written. A server answers once
+    ``launch`` was called on an LM with ``launch_kwargs={"engine": "vllm"}``, this process before and after; other keys
+    are ``timeout_s`` to be ready in, and those of `leret.policies.serving.launch.plan`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.finetunable = self.reinforceable = True
+        self.TrainingJob, self.ReinforceJob = FinetuneJob, GRPOJob
+
+    @staticmethod
+    def is_provider_model(model: str) -> bool:
+        return model.startswith("leret/")
+
+    @staticmethod
+    def launch(lm: dspy.LM, launch_kwargs: dict[str, Any] | None = None) -> None:
+        """Load the policy, or start its server; nothing where it runs."""
+        name, keys = lm.model.removeprefix("leret/"), launch_kwargs or lm.launch_kwargs
+        if not keys:
+            policy_of(lm)
+        elif name not in _servers:
+            engine, timeout_s, at = keys.get("engine"), keys.get("timeout_s", 600.0), Listening(_HOST, free_port(_HOST))
+            if engine not in SERVERS:
+                raise ConfigError(f"launch_kwargs: engine: {engine!r} is not one of {', '.join(SERVERS)}")
+            own = {key: value for key, value in keys.items() if key not in {"engine", "timeout_s"}}
+            planned = plan(resolve_policy(name), engine, at, **own)
+            _servers[name] = BackgroundServer(planned, timeout_s)
+            SERVED[name] = make_policy(OpenAIPolicySettings(model=planned.model, urls=(f"{at.url}/v1",)))
+
+    @staticmethod
+    def kill(lm: dspy.LM, launch_kwargs: dict[str, Any] | None = None) -> None:
+        """Stop the policy's server, free its memory here; nothing where it does not run. The next request loads it."""
+        name = lm.model.removeprefix("leret/")
+        if name in _servers:
+            submit(SERVED.pop(name).aclose()).result()
+            _servers.pop(name).close()
+        if isinstance(lm.engine, PolicyEngine):
+            lm.engine.release(lm.model)
+
+    @staticmethod
+    def finetune(
+        job: FinetuneJob,
+        model: str,
+        train_data: Sequence[Mapping[str, Any]],
+        train_data_format: TrainDataFormat | str | None,
+        train_kwargs: dict[str, Any] | None = None,
+    ) -> str:
+        """Train a policy on conversations, whose last message is the target; the name of the new one."""
+        if train_data_format != TrainDataFormat.CHAT:
+            raise TrainingError(f"leret finetunes on data of format chat, not {train_data_format}; use a chat adapter")
+        keys = {"algorithm": "sft", **(train_kwargs or {})}
+        run_dir = keys.pop("run_dir", None) or default_run_dir()
+        talks = [row["messages"] for row in train_data]
+        examples = [TrainingExample(str(i), tuple(talk[:-1]), (talk[-1]["content"],)) for i, talk in enumerate(talks)]
+        return f"leret/{train_examples(model, examples, keys, run_dir, job=job)}"
+
+
+class LM(PolicyLM):
+    """A ``dspy.LM`` over a policy in this process, which DSPy's optimizers can train.
+
+    Its weights follow its name: ``lm.copy(model=...)`` and ``lm.model = ...`` take a directory, or ``demo``.
+
+    Args:
+        model: a model or adapter directory, a repository of the Hugging Face hub, or ``demo``, which comes with leret.
+        kwargs: of ``dspy.LM``, and ``device``, ``dtype`` and ``enable_thinking`` as in a recipe's ``policy``. The cache
+            is off: it knows a model by its name, not by its weights.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "demo",
+        *,
+        engine: PolicyEngine | None = None,
+        async_engine: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        name = str(model).removeprefix("leret/")
+        name = str(Path(name).resolve()) if name != "demo" and Path(name).is_dir() else name
+        own = {key: kwargs.pop(key) for key in ("device", "dtype", "enable_thinking") if key in kwargs}
+        engine = engine or PolicyEngine(settings=LocalPolicySettings.model_validate({"model": name, **own}))
+        asked = {"temperature": 1.0, "max_tokens": engine.settings.max_tokens, "cache": False, **kwargs}
+        super().__init__(f"leret/{name}", **{**engine.arguments(), **asked})
+
+    def infer_provider(self) -> Provider:
+        return Provider()
+
+    def finetune(self, train_data: Any, train_data_format: Any, train_kwargs: dict[str, Any] | None = None) -> Any:
+        """As ``dspy.LM`` does, on prompts as this LM's template renders them."""
+        own = {"enable_thinking": self.engine.settings.enable_thinking, **(train_kwargs or self.train_kwargs)}
+        return super().finetune(train_data, train_data_format, own)
+
+
+@atexit.register
+def _stop_servers() -> None:
+    for server in _servers.values():
+        server.close()

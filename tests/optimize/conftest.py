@@ -1,0 +1,60 @@
+"""A tiny random policy and an LM over it, which DSPy's optimizers can train in a second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dspy
+import pytest
+
+import leret
+from tests.tiny import tiny_policy
+
+QUESTIONS = [f"who wrote the {word} book" for word in ("red", "green", "blue", "white", "black", "old")]
+
+
+class Asking(dspy.Module):
+    """Two predictors of different signatures."""
+
+    def __init__(self):
+        super().__init__()
+        self.write = dspy.Predict("question -> query")
+        self.answer = dspy.Predict("question, query -> answer")
+
+    def forward(self, question):
+        return self.answer(question=question, query=self.write(question=question).query)
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory) -> Path:
+    return tiny_policy(tmp_path_factory.mktemp("weights") / "tiny")
+
+
+@pytest.fixture(autouse=True)
+def _folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("DSPY_FINETUNEDIR", str(tmp_path / "finetuned"))
+
+
+@pytest.fixture
+def lm(weights):
+    made = leret.LM(weights, temperature=1.0, max_tokens=6, device="cpu")
+    with dspy.context(adapter=leret.CompactAdapter()):
+        yield made
+    made.kill()
+
+
+@pytest.fixture
+def program(lm) -> Asking:
+    made = Asking()
+    made.set_lm(lm)
+    return made
+
+
+@pytest.fixture
+def trainset() -> list[dspy.Example]:
+    return [dspy.Example(question=text, answer="paris").with_inputs("question") for text in QUESTIONS]
+
+
+def greedy(lm: dspy.LM, prompt: str = "the red book") -> str:
+    [text] = lm(prompt, temperature=0.0)
+    return text

@@ -1,0 +1,112 @@
+"""Examples in memory become a policy: once, under a name that says what of, or not at all."""
+
+import json
+from concurrent.futures import CancelledError
+
+import pytest
+from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus
+
+import leret
+from leret.core.errors import PolicyError, RunError, TrainingError
+from leret.optimize import finetune
+from leret.optimize.finetune import ONE_TRAINING, train_examples
+from leret.training.data import TrainingExample
+from tests.optimize.conftest import QUESTIONS, greedy
+
+KEYS = {"algorithm": "sft", "learning_rate": 1e-2, "per_device_train_batch_size": 2, "device": "cpu"}
+EXAMPLES = [TrainingExample(str(i), ({"role": "user", "content": q},), ("paris",)) for i, q in enumerate(QUESTIONS)]
+ROWS = [{"messages": [*one.prompt, {"role": "assistant", "content": "paris"}]} for one in EXAMPLES]
+
+
+def test_a_policy_is_trained_once_and_named_by_what_it_follows_from(weights, tmp_path, monkeypatch):
+    path = train_examples(str(weights), EXAMPLES, KEYS, tmp_path)
+    assert path.parent == tmp_path / "policies"
+    assert (json.loads((path / "training.json").read_text())["steps"], path.name[:4]) == (3, "sft-")
+    monkeypatch.setattr("leret.training.stage.fit", None)
+    assert train_examples(f"leret/{weights}", EXAMPLES, KEYS, tmp_path) == path
+    for model, examples, keys in [
+        (path, EXAMPLES, KEYS),
+        (weights, EXAMPLES[1:], KEYS),
+        (weights, EXAMPLES, {**KEYS, "seed": 1}),
+        (weights, EXAMPLES, {**KEYS, "max_steps": 1}),
+    ]:
+        with pytest.raises(TypeError):  # fit is called
+            train_examples(str(model), examples, keys, tmp_path)
+    with pytest.raises(RunError, match="seed: 0 in the run, 1 in the recipe"):
+        train_examples(str(weights), EXAMPLES, {**KEYS, "seed": 1}, tmp_path, path.name)
+
+
+def test_pairs_train_by_ipo_from_a_trained_policy(weights, tmp_path):
+    first = train_examples(str(weights), EXAMPLES, KEYS, tmp_path, "first")
+    pairs = [TrainingExample(one.question_id, one.prompt, ("paris", "london")) for one in EXAMPLES]
+    second = train_examples(f"leret/{first}", pairs, {**KEYS, "algorithm": "ipo"}, tmp_path, "second")
+    record = json.loads((second / "training.json").read_text())
+    assert (record["parent"], record["steps"], record["total_steps"]) == ("first", 3, 6)
+
+
+def test_a_finetuning_of_no_steps_gives_the_same_tokens(lm, weights, tmp_path):
+    same = train_examples(str(weights), EXAMPLES, {**KEYS, "max_steps": 0}, tmp_path)
+    assert greedy(lm.copy(model=f"leret/{same}")) == greedy(lm)
+    other = train_examples(str(weights), EXAMPLES, KEYS, tmp_path)
+    assert greedy(lm.copy(model=f"leret/{other}")) != greedy(lm)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"learning_rat": 1}, "train_kwargs: learning_rat: .*did you mean learning_rate"),
+        ({"algorithm": "grpo"}, "train_kwargs: algorithm: 'grpo' is not one of sft, dpo, ipo"),
+        ({"max_length": 2}, "none of 6 examples fits into 2 tokens"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_what_to_do(weights, tmp_path, keys, message):
+    with pytest.raises(TrainingError, match=message):
+        train_examples(str(weights), EXAMPLES, {**KEYS, **keys}, tmp_path)
+    with pytest.raises(TrainingError, match="nothing to train on"):
+        train_examples(str(weights), [], KEYS, tmp_path)
+    with pytest.raises(PolicyError, match="no model directory"):
+        train_examples(str(tmp_path / "gone"), EXAMPLES, KEYS, tmp_path)
+
+
+def test_a_job_says_what_it_is_doing_and_gives_the_new_lm(lm):
+    with ONE_TRAINING:  # another training is at work
+        job = lm.finetune(ROWS, TrainDataFormat.CHAT, KEYS)
+        assert job.status() == TrainingStatus.pending
+    trained = job.result(60)
+    assert (job.status(), job.cancel()) == (TrainingStatus.succeeded, False)
+    assert type(trained) is leret.LM
+    assert (trained.model != lm.model, greedy(trained) != greedy(lm)) == (True, True)
+
+
+def test_a_cancelled_job_trains_nothing_and_gives_nothing(lm, tmp_path):
+    with ONE_TRAINING:
+        job = lm.finetune(ROWS, TrainDataFormat.CHAT, {**KEYS, "run_dir": str(tmp_path)})
+        assert job.cancel() is True
+    job.thread.join(60)
+    assert job.status() == TrainingStatus.cancelled
+    with pytest.raises(CancelledError):
+        job.result()
+    assert not list((tmp_path / "policies").glob("*"))
+
+
+def test_a_job_cancelled_at_work_stops_at_a_step_and_can_go_on(lm, tmp_path, monkeypatch):
+    real, keys = finetune.train_job, {**KEYS, "run_dir": str(tmp_path)}
+
+    def stopped(fit, interrupt):
+        job.cancel()
+        return real(fit, interrupt=interrupt)
+
+    monkeypatch.setattr(finetune, "train_job", stopped)
+    with ONE_TRAINING:
+        job = lm.finetune(ROWS, TrainDataFormat.CHAT, keys)
+    job.thread.join(60)
+    assert (job.status(), len(list(tmp_path.rglob("checkpoint-1")))) == (TrainingStatus.cancelled, 1)
+    monkeypatch.setattr(finetune, "train_job", real)
+    assert lm.finetune(ROWS, TrainDataFormat.CHAT, keys).result(60).provider.finetunable
+
+
+def test_a_failed_job_gives_its_error_and_says_so(lm):
+    job = lm.finetune(ROWS, TrainDataFormat.COMPLETION, KEYS)
+    assert isinstance(job.result(60), TrainingError)
+    assert job.status() == TrainingStatus.failed
+    assert "format chat, not" in str(job.result())

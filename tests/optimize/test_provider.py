@@ -1,0 +1,192 @@
+"""Every call that DSPy makes into a provider, by DSPy's own optimizers, unmodified."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import dspy
+import pytest
+from dspy.clients.utils_finetune import TrainDataFormat
+from dspy.teleprompt.grpo import GRPO
+
+import leret
+from leret.core.errors import ConfigError, PolicyError, TrainingError
+from leret.optimize import provider as module
+from leret.optimize import reinforce
+from leret.optimize.reinforce import GRPOJob
+from leret.policies.dspy_lm import policy_of
+from tests.optimize.conftest import QUESTIONS, Asking, greedy
+
+SFT = {"learning_rate": 1e-2, "per_device_train_batch_size": 4, "device": "cpu"}
+FAKE = Path(__file__).parents[1] / "policies" / "serving" / "fake_engine.py"
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What DSPy calls, with its arguments, as they are called."""
+    made = []
+
+    def watched(owner, name):
+        real = getattr(owner, name)
+
+        def call(*args, **kwargs):
+            plain = args[1:] if owner is GRPOJob else args
+            made.append((name, plain, kwargs))
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, staticmethod(call) if owner is leret.Provider else call)
+
+    for name in ("launch", "kill", "finetune"):
+        watched(leret.Provider, name)
+    for name in ("__init__", "initialize", "get_status", "step", "terminate"):
+        watched(GRPOJob, name)
+    return made
+
+
+def names(calls):
+    return [name for name, _, _ in calls]
+
+
+def length(example, prediction, trace=None):
+    """A reward that differs between samples."""
+    return len(prediction.answer) % 10 / 10
+
+
+def test_stock_bootstrap_finetune_trains_through_it(program, trainset, lm, calls):
+    optimizer = dspy.BootstrapFinetune(train_kwargs=SFT, num_threads=2)
+    compiled = optimizer.compile(program, trainset=trainset, teacher=None)
+    [(kill, killed, _), (tune, _, asked)] = calls
+    assert (kill, killed, tune) == ("kill", (lm, None), "finetune")
+    assert (asked["model"], asked["train_data_format"]) == (lm.model, TrainDataFormat.CHAT)
+    assert len(asked["train_data"]) == 2 * len(QUESTIONS)
+    assert {row["messages"][-1]["role"] for row in asked["train_data"]} == {"assistant"}
+    assert asked["train_kwargs"].items() >= SFT.items()
+    new = compiled.write.lm
+    assert (new is compiled.answer.lm, new.model != lm.model, greedy(new) != greedy(lm)) == (True, True, True)
+
+
+def test_predictors_that_train_apart_wait_for_one_another(program, trainset, lm):
+    optimizer = dspy.BootstrapFinetune(multitask=False, train_kwargs=SFT, num_threads=2)
+    compiled = optimizer.compile(program, trainset=trainset)
+    assert len({lm.model, compiled.write.lm.model, compiled.answer.lm.model}) == 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "metric", "message"),
+    [({"learning_rat": 1}, None, "did you mean learning_rate"), ({}, lambda *_: 0, "nothing to train on")],
+)
+def test_a_finetuning_that_fails_fails_the_optimizer(program, trainset, keys, metric, message):
+    with pytest.raises(TrainingError, match=message):
+        dspy.BootstrapFinetune(metric=metric, train_kwargs=keys, num_threads=2).compile(program, trainset=trainset)
+
+
+def test_stock_grpo_trains_through_it(program, trainset, lm, calls, monkeypatch):
+    monkeypatch.setattr(reinforce, "N_IDS", 7)  # DSPy's queue keeps a group of the first step for the second
+    real, n_groups = reinforce.GRPOTraining.step, []
+    monkeypatch.setattr(
+        reinforce.GRPOTraining, "step", lambda self, groups: n_groups.append(len(groups)) or real(self, groups)
+    )
+    first, model = greedy(lm), lm.model
+    optimizer = GRPO(
+        metric=length,
+        exclude_demos=True,
+        num_train_steps=2,
+        num_dspy_examples_per_grpo_step=2,
+        num_rollouts_per_grpo_step=4,
+        num_threads=2,
+        train_kwargs={"learning_rate": 1e-2, "device": "cpu"},
+    )
+    compiled = optimizer.compile(program, trainset=trainset)
+    assert names(calls)[:2] == ["__init__", "initialize"]
+    assert calls[0][2] == {"lm": lm, "train_kwargs": {"learning_rate": 1e-2, "device": "cpu", "num_generations": 4}}
+    assert (names(calls)[2:-1].count("step"), names(calls)[-1]) == (2, "terminate")
+    [one, two] = [kwargs for name, _, kwargs in calls if name == "step"]
+    assert one["train_data_format"] == TrainDataFormat.GRPO_CHAT
+    # 2 questions, 2 predictors: 4 groups of 4 samples a step, repeated to fill the ids
+    assert [len({id(row["group"]) for row in step["train_data"]}) for step in (one, two)] == [4, 5]
+    assert n_groups == [4, 4]
+    assert {*one["train_data"][0]["group"][0]} == {"messages", "completion", "reward"}
+    assert {len(row["group"]) for row in one["train_data"]} == {4}
+    assert compiled.write.lm is lm
+    assert (lm.model.endswith("step-2"), greedy(lm) != first, greedy(lm.copy(model=model))) == (True, True, first)
+    assert [path.name for path in Path(lm.model.removeprefix("leret/")).parent.iterdir()] == ["step-2"]
+
+
+def test_better_together_launches_and_kills_what_it_trains(program, trainset, lm, calls):
+    tune = dspy.BootstrapFinetune(train_kwargs=SFT, num_threads=2)
+    optimizer = dspy.BetterTogether(metric=length, w=tune)
+    best = optimizer.compile(program, trainset=trainset, valset=trainset[:2], strategy="w", num_threads=2)
+    assert not best.flag_compilation_error_occurred
+    assert names(calls) == ["launch", "kill", "finetune", "launch", "kill"]
+    assert greedy(best.write.lm)
+
+
+def test_launch_and_kill_may_be_repeated_in_this_process(lm):
+    text = greedy(lm)
+    for _ in range(2):
+        lm.launch()
+    policy = policy_of(lm)
+    for _ in range(2):
+        lm.kill()
+    assert policy.closed
+    assert (greedy(lm), policy_of(lm) is policy) == (text, False)
+
+
+def test_launch_and_kill_start_and_stop_one_server(weights, tmp_path, monkeypatch):
+    engine = tmp_path / "engine"
+    engine.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$@"\n')
+    engine.chmod(0o755)
+    monkeypatch.setenv("FAKE_RECORD", str(tmp_path / "record"))
+    lm = leret.LM(weights, launch_kwargs={"engine": "vllm", "executable": str(engine)}, max_tokens=6)
+    text = greedy(lm)
+    lm.launch()
+    started = dict(module._servers)
+    lm.copy().launch()
+    assert (greedy(lm), greedy(lm.copy()), module._servers) == ("Paris", "Paris", started)
+    for _ in range(2):
+        lm.kill()
+    assert (greedy(lm), module._servers) == (text, {})
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "message"),
+    [
+        ({"engine": "vlm"}, ConfigError, "launch_kwargs: engine: 'vlm' is not one of vllm, sglang, tgi"),
+        ({"engine": "vllm", "executable": "/bin/false", "timeout_s": 20}, PolicyError, "exited with code 1"),
+    ],
+)
+def test_a_server_that_cannot_start_is_an_error(lm, keys, error, message):
+    with pytest.raises(error, match=message):
+        lm.launch(keys)
+    assert module._servers == {}
+
+
+def test_a_saved_program_comes_back_trainable_with_its_weights(program, trainset, tmp_path):
+    compiled = dspy.BootstrapFinetune(train_kwargs=SFT, num_threads=2).compile(program, trainset=trainset)
+    compiled.save(str(tmp_path / "program.json"))
+    loaded = Asking()
+    loaded.load(str(tmp_path / "program.json"), allow_unsafe_lm_state=True)
+    lm = loaded.write.lm
+    assert (type(lm), lm.provider.finetunable, lm.provider.reinforceable) == (leret.LM, True, True)
+    assert (lm.model, lm.kwargs, greedy(lm)) == (
+        compiled.write.lm.model,
+        compiled.write.lm.kwargs,
+        greedy(compiled.write.lm),
+    )
+
+
+def test_the_demo_policy_has_a_name_of_its_own():
+    assert leret.LM().model == leret.LM("demo").model == leret.LM("leret/demo").model == "leret/demo"
+    assert leret.Provider.is_provider_model("leret/demo")
+    assert not leret.Provider.is_provider_model("openai/gpt")
+
+
+def test_an_lm_and_its_provider_need_no_torch():
+    script = (
+        "import sys, leret\n"
+        "lm = leret.LM('demo')\n"
+        "assert isinstance(lm.provider, leret.Provider)\n"
+        "print(*[name for name in ('torch', 'transformers', 'trl', 'peft', 'datasets') if name in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert out.stdout == "\n"

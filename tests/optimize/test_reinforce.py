@@ -1,0 +1,183 @@
+"""GRPO's step against TRL's, and the job against DSPy's queue of groups."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from dspy.clients.utils_finetune import TrainDataFormat
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from leret.core.errors import TrainingError
+from leret.optimize.finetune import initial_policy
+from leret.optimize.reinforce import N_IDS, GRPOJob, GRPOSettings, GRPOTraining, group_advantages
+from tests.optimize.conftest import greedy
+
+TEXTS = ("paris", "london is a city", "the new york", "alice bob")
+SETTINGS = {"num_generations": 4, "learning_rate": 1e-2, "device": "cpu"}
+
+
+def group(question="who wrote the book", rewards=(1.0, 0.0, 0.5, 0.0)):
+    """One prompt with a completion for each reward."""
+    messages = [{"role": "user", "content": question}]
+    made = zip(TEXTS, rewards, strict=False)
+    return [{"messages": messages, "completion": {"role": "assistant", "content": t}, "reward": r} for t, r in made]
+
+
+def batch(job, *groups):
+    """As DSPy sends them: an id for each."""
+    ids = job.get_status()["pending_batch_ids"]
+    return [{"batch_id": id, "group": one} for id, one in zip(ids, groups, strict=False)]
+
+
+@pytest.fixture
+def job(lm, tmp_path):
+    made = GRPOJob(lm=lm, train_kwargs={**SETTINGS, "run_dir": tmp_path})
+    made.initialize()
+    yield made
+    made.terminate()
+
+
+def test_advantages_are_a_groups_own():
+    assert group_advantages([1.0, 0.0], scale=False) == [0.5, -0.5]
+    assert group_advantages([3.0, 1.0], scale=True) == pytest.approx(
+        [1 / (math.sqrt(2) + 1e-4), -1 / (math.sqrt(2) + 1e-4)]
+    )
+    assert group_advantages([0.25] * 3, scale=True) == [0.0] * 3
+    assert group_advantages([1.0], scale=True) == [0.0]
+
+
+@pytest.mark.parametrize("size", [16, 3])
+def test_loss_and_gradient_are_those_of_trl(weights, tmp_path, size):
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    mine = GRPOTraining(initial_policy(str(weights)), GRPOSettings(**SETTINGS, per_device_train_batch_size=size))
+    samples = [pair for one in (group(), group("where", (0.0, 1.0))) for pair in mine._encode(one)]
+    n_tokens = sum(len(one.completions[0]) for one, _ in samples)
+    parts = [mine._loss(samples[i : i + size], n_tokens) for i in range(0, len(samples), size)]
+    torch.stack(parts).sum().backward()
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(weights), AutoTokenizer.from_pretrained(weights)
+    arguments = {"use_cpu": True, "bf16": False, "report_to": [], "beta": 0.0, "num_generations": 2}
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=lambda **_: [0.0],
+        args=GRPOConfig(output_dir=str(tmp_path), per_device_train_batch_size=2, **arguments),
+        train_dataset=Dataset.from_list([{"prompt": "a"}] * 2),
+        processing_class=tokenizer,
+    )
+    trainer.current_gradient_accumulation_steps = 1
+    left = max(len(one.prompt) for one, _ in samples)
+    right = max(len(one.completions[0]) for one, _ in samples)
+    prompts = [([0] * (left - len(one.prompt)) + one.prompt, one.prompt) for one, _ in samples]
+    ends = [(one.completions[0] + [0] * (right - len(one.completions[0])), one.completions[0]) for one, _ in samples]
+    theirs = trainer._compute_loss(
+        model,
+        {
+            "prompt_ids": torch.tensor([ids for ids, _ in prompts]),
+            "prompt_mask": torch.tensor([[0] * (left - len(own)) + [1] * len(own) for _, own in prompts]),
+            "completion_ids": torch.tensor([ids for ids, _ in ends]),
+            "completion_mask": torch.tensor([[1] * len(own) + [0] * (right - len(own)) for _, own in ends]),
+            "advantages": torch.tensor([advantage for _, advantage in samples]),
+            "num_items_in_batch": torch.tensor(n_tokens),
+        },
+    )
+    theirs.backward()
+    assert float(sum(parts).detach()) == pytest.approx(float(theirs.detach()), abs=1e-5)
+    found = dict(mine.model.named_parameters())
+    for name, weight in model.named_parameters():
+        assert torch.allclose(found[name].grad, weight.grad, atol=1e-5), name
+
+
+def test_a_step_gives_the_lm_new_weights_in_place_and_frees_those_before(job, lm, weights):
+    before, first, copied = lm.model, greedy(lm), lm.copy()
+    job.step(train_data=batch(job, group()), train_data_format=TrainDataFormat.GRPO_CHAT)
+    one, after_one = lm.model, greedy(lm)
+    job.save_checkpoint("one")
+    job.step(batch(job, group("where")))
+    two = lm.model
+    job.step(batch(job, group("what")))
+    assert (after_one != first, greedy(copied), copied.model) == (True, first, before)
+    assert len({before, one, two, lm.model}) == 4
+    kept = [Path(name.removeprefix("leret/")).is_dir() for name in (before, one, two, lm.model)]
+    assert kept == [True, True, False, True]
+    status = job.get_status()
+    assert (status["checkpoints"], status["last_checkpoint"], status["current_model"]) == (
+        {"one": one},
+        "one",
+        lm.model,
+    )
+    assert greedy(lm.copy(model=one)) == after_one
+
+
+def test_a_step_of_adam_moves_weights_by_the_learning_rate(job, lm, weights):
+    job.step(batch(job, group()))
+    before = load_file(weights / "model.safetensors")
+    after = load_file(Path(lm.model.removeprefix("leret/")) / "model.safetensors")
+    assert max(float((after[name] - before[name]).abs().max()) for name in after) == pytest.approx(1e-2, rel=0.01)
+
+
+def test_a_step_without_two_rewards_in_a_group_changes_nothing(job, lm):
+    before, ids = lm.model, job.get_status()["pending_batch_ids"]
+    job.step(batch(job, group(rewards=(0.5,) * 4), group("where", (1.0,) * 4)))
+    assert lm.model == before
+    assert not {*ids} & {*job.get_status()["pending_batch_ids"]}
+
+
+def test_every_group_is_trained_on_once_however_dspy_repeats_it(job, monkeypatch):
+    seen = []
+    monkeypatch.setattr(GRPOTraining, "step", lambda self, groups: seen.append(list(groups)) or False)
+    a, b, c, d = (group(name) for name in "abcd")
+    job.step(batch(job, a, b, a, b, a))
+    job.step(batch(job, b, c, d, c, d))  # b was left in the queue
+    job.step(batch(job, list(a)))  # equal, and another sample
+    assert seen == [[a, b], [c, d], [a]]
+    with pytest.raises(TrainingError, match="lower num_dspy_examples_per_grpo_step"):
+        job.step(batch(job, *(list(a) for _ in range(N_IDS))))
+
+
+def test_ids_are_never_given_twice_in_a_process(job, lm, tmp_path):
+    other = lm.reinforce({**SETTINGS, "run_dir": tmp_path})
+    assert not {*job.get_status()["pending_batch_ids"]} & {*other.get_status()["pending_batch_ids"]}
+    assert other.directory != job.directory
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([group("book " * 600)], "no sample fits into 512 tokens"),
+        ([group(rewards=(math.inf, 0.0, 0.0, 0.0))], "the loss is nan.*lower learning_rate"),
+    ],
+)
+def test_a_failed_step_is_an_error_and_ends_the_job(job, lm, groups, message):
+    before = lm.model
+    with pytest.raises(TrainingError, match=message):
+        job.step(batch(job, *groups))
+    assert (job.status()["status"], job.status()["pending_batch_ids"], lm.model) == ("failed", [], before)
+    with pytest.raises(TrainingError, match=r"has ended \(failed\)"):
+        job.step(batch(job, group()))
+
+
+def test_a_job_ends_once_and_says_how(job, lm, tmp_path):
+    job.cancel()
+    job.terminate()
+    assert job.get_status()["status"] == "cancelled"
+    done = lm.reinforce({**SETTINGS, "run_dir": tmp_path})
+    done.terminate()
+    assert done.get_status()["status"] == "succeeded"
+
+
+def test_an_adapter_is_trained_and_served(lm, tmp_path):
+    job = lm.reinforce({**SETTINGS, "run_dir": tmp_path, "lora": {"r": 2, "alpha": 4}, "dtype": "bfloat16"})
+    first = greedy(lm)
+    for _ in range(3):
+        job.step(batch(job, group()))
+    assert greedy(lm) != first
+    assert (Path(lm.model.removeprefix("leret/")) / "adapter_config.json").is_file()
+
+
+def test_keys_that_it_does_not_take_are_refused(lm):
+    with pytest.raises(TrainingError, match=r"learning_rate: must be greater than 0.*beta: unknown key; known here: d"):
+        lm.reinforce({"num_generations": 2, "beta": 0.04, "learning_rate": 0})

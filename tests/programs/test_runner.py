@@ -1,0 +1,73 @@
+"""A program is taken from step to step, and refused where it does not come back to the same place."""
+
+import random
+import time
+
+import dspy
+import pytest
+
+from leret.core.errors import ProgramError, ReplayError, RetrievalError
+from tests.programs.zoo import Tool, TwoPredictors
+
+
+class Unsound(TwoPredictors):
+    n = 0
+
+    def forward(self, question):
+        self.n += 1
+        text = {"shuffle": random.sample("abcdef", 6), "clock": time.perf_counter_ns(), "state": self.n}[self.kind]
+        found = self.search(self.write(question=question, context=[]).query)
+        return self.write(question=f"{question} {text}", context=found.passages)
+
+
+class RandomLength(TwoPredictors):
+    def forward(self, question):
+        return [self.write(question=question, context=[]) for _ in range(random.choice([1, 2]))]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("kind", ["shuffle", "clock", "state", "length"])
+def test_programs_that_are_no_function_of_their_completions_are_refused(kind, seed, walk):
+    """Twenty seeds of twenty, within four tasks."""
+    random.seed(seed)
+    program = RandomLength() if kind == "length" else Unsound()
+    program.kind = kind
+    with pytest.raises(ReplayError, match="not deterministic given its completions"):
+        [walk(program, check=True) for _ in range(4)]
+
+
+class Endless(TwoPredictors):
+    def forward(self, question):
+        while True:
+            question = self.write(question=question, context=[]).query
+
+
+def test_a_program_that_does_not_end_is_told(walk):
+    with pytest.raises(ProgramError, match="more than 64 completions"):
+        walk(Endless())
+
+
+class Failing(Tool):
+    def forward(self, question):
+        return self.rows(self.write(question=question, context=[]).query, k="three")
+
+
+def test_a_search_tool_that_fails_is_an_outage_with_what_it_was_asked(walk):
+    with pytest.raises(RetrievalError, match=r"rows.*three.* failed: TypeError"):
+        walk(Failing())
+
+
+class Bare(TwoPredictors):
+    def forward(self, question):
+        return dspy.Prediction(ids=self.search(self.write(question=question, context=[]).query).doc_ids)
+
+
+def test_without_a_retriever_of_the_run_a_search_asks_its_own(walk):
+    from tests.programs.conftest import Shelf
+
+    program = Bare()
+    with pytest.raises(ProgramError, match=r"Search\(retriever=...\)"):
+        walk(program, shared=False)
+    program.search.retriever = Shelf()
+    _, end = walk(program, shared=False)
+    assert [p.doc_id for p in end.searches[0]] == end.prediction.ids
