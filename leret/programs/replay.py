@@ -42,7 +42,7 @@ from leret.core.dspy_internals import (
 )
 from leret.core.errors import ProgramError, ReplayError
 from leret.core.types import Ranking, Task, merge
-from leret.programs.search import as_rm
+from leret.programs.search import SearchCall, as_rm
 from leret.retrieval.base import Retriever
 
 SearchResults = dict[Any, Any]
@@ -121,11 +121,11 @@ class NeedsCompletion:
     """The program stands at a call that has no completion yet.
 
     Attributes:
-        searches: what each search before it added, in order.
+        searches: those before it, in order.
     """
 
     call: PredictorCall
-    searches: tuple[Ranking, ...]
+    searches: tuple[SearchCall, ...]
 
     @property
     def predictor(self) -> str:
@@ -145,7 +145,7 @@ class NeedsCompletion:
     @property
     def ranking(self) -> Ranking:
         """The union of what was retrieved before this step."""
-        return merge(self.searches)
+        return merge(added for search in self.searches for added in search.added)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +170,12 @@ class Finished:
     """The program returned ``prediction``, or ended in the AdapterParseError of its last completion."""
 
     prediction: Any
-    searches: tuple[Ranking, ...]
+    searches: tuple[SearchCall, ...]
 
     @property
     def ranking(self) -> Ranking:
         """The union of what was retrieved."""
-        return merge(self.searches)
+        return merge(added for search in self.searches for added in search.added)
 
     @property
     def unparsed(self) -> bool:
@@ -319,7 +319,7 @@ class ProgramRun:
     ) -> None:
         self.replay, self.steps, self.results, self._retrieve = replay, steps, results, retrieve
         self.names: Mapping[int, str] = replay._names
-        self.searches: list[tuple[int, str, Ranking]] = []
+        self.searches: list[SearchCall] = []
         self.needs: list[NeedsCompletion | NeedsSearch] = []
         self.prediction: Any = None
         self.finished = False
@@ -393,18 +393,18 @@ class ProgramRun:
             self.stop(NeedsSearch(key, ask=ask))
         return copy.deepcopy(self.results[key])
 
-    def add(self, query: str, added: Ranking) -> None:
+    def add(self, queries: tuple[str, ...], added: tuple[Ranking, ...]) -> None:
         """Note what a search brought."""
-        self.searches.append((len(self._left), query, added))
+        self.searches.append(SearchCall(len(self.steps) - len(self._left), queries, added))
 
     # ------------------------------------------------------------------ what came of it
 
     @property
-    def found(self) -> tuple[Ranking, ...]:
-        """What each search brought, in order; of searches in several threads, in the order of their queries."""
+    def found(self) -> tuple[SearchCall, ...]:
+        """The searches in order; of several threads, in the order of their queries."""
         if self._home is None:
-            return tuple([added for _, _, added in sorted(self.searches, key=lambda search: (-search[0], search[1]))])
-        return tuple([added for _, _, added in self.searches])
+            return tuple(sorted(self.searches, key=lambda search: search[:2]))
+        return tuple(self.searches)
 
     def outcome(self, task: Task) -> NeedsCompletion | NeedsSearch | Finished:
         """Where the program stands."""
@@ -478,7 +478,7 @@ def place(need: NeedsCompletion | NeedsSearch | Finished) -> Any:
     """Where a program stands, as a value that can be compared."""
     if isinstance(need, NeedsSearch):
         return need.key
-    found = [[passage.doc_id for passage in added] for added in need.searches]
+    found = [[passage.doc_id for passage in added] for search in need.searches for added in search.added]
     if isinstance(need, NeedsCompletion):
         return need.key, found
     value = need.prediction
