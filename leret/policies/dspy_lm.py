@@ -194,7 +194,8 @@ class PolicyEngine:
         if not call.ready:
             with _in_dspys_words():
                 made = self._submit(request.model, self._request(request, call))
-                call.ready = list(await asyncio.wrap_future(made))  # which the policy counts, perhaps later
+                completions = await asyncio.wrap_future(made)
+            call.ready = list(completions)  # the policy counts its own, perhaps later
         return _response(request, call)
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
