@@ -101,7 +101,7 @@ class _Call:
 
     n: int = 1
     rollout_id: Any = None
-    ready: list[Completion] = field(default_factory=list)  # its own list: the policy still counts the one that it gave
+    ready: list[Completion] = field(default_factory=list)
 
 
 _call: ContextVar[_Call | None] = ContextVar("leret_lm_call", default=None)
@@ -181,7 +181,7 @@ class PolicyEngine:
         call = _call.get() or _Call()
         if not call.ready:
             with _in_dspys_words():
-                call.ready = [*self._submit(request.model, self._request(request, call)).result()]
+                call.ready = list(self._submit(request.model, self._request(request, call)).result())
         return _response(request, call)
 
     async def acomplete(self, request: lm15.Request) -> lm15.Response:
@@ -189,7 +189,9 @@ class PolicyEngine:
         call = _call.get() or _Call()
         if not call.ready:
             with _in_dspys_words():
-                call.ready = [*await asyncio.wrap_future(self._submit(request.model, self._request(request, call)))]
+                made = self._submit(request.model, self._request(request, call))
+                completions = await asyncio.wrap_future(made)
+            call.ready = list(completions)  # the policy counts its own, perhaps later
         return _response(request, call)
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
