@@ -148,7 +148,8 @@ def _deliver(run: Run, environment: Environment, system: System | None) -> None:
         adapter=environment.adapter,
         source=environment.source,
         policy=settings_of(system, environment.recipe.policy),
-        retriever=(settings, environment.recipe.data),
+        retriever=settings,
+        data=environment.recipe.data,
     )
 
 

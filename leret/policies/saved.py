@@ -22,25 +22,25 @@ from leret.config.base import located, portable
 from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings
 from leret.core.aio import submit
 from leret.core.bundled import demo_policy
+from leret.core.classes import class_at, path_of
+from leret.core.dspy_internals import LM_ATTRIBUTES
 from leret.core.errors import ConfigError, PolicyError, ProgramError
 from leret.core.types import digest
 from leret.policies.base import Request
 from leret.policies.checkpoints import adapter_base, find_model, load_tokenizer, model_digest, read_model_json
-from leret.policies.dspy_lm import policy_lm
+from leret.policies.dspy_lm import PolicyLM, policy_lm
 from leret.policies.load import PROBE_S
 from leret.policies.local.chat_template import PromptEncoder
 from leret.policies.remote.openai import OpenAIPolicy
 from leret.policies.serving.engines import Listening
-from leret.policies.serving.launch import free_port, plan, run_server
+from leret.policies.serving.launch import BackgroundServer, free_port, plan
 from leret.policies.serving.model import resolve_policy
 
 _PROBE = ({"role": "user", "content": "Which city?"},)
 """A prompt whose length tells one chat template from another."""
 
-_NOT_SETTINGS = {
-    "_dspy_lm_class", "model", "model_type", "num_retries", "finetuning_model", "launch_kwargs", "train_kwargs",
-}  # fmt: skip
-"""What ``dspy.LM.dump_state`` holds beside the keyword arguments of its requests."""
+_START_S = 600.0
+"""Until a server that is started here must answer."""
 
 _SECRET = re.compile(r"(?i)key|secret|credential|password|header|(^|_)token($|_)")
 _NO_KEY = {None, "", "none", "None", "EMPTY"}
@@ -70,10 +70,10 @@ def lm_record(lm: dspy.BaseLM, directory: Path) -> dict[str, Any]:
     engine, _ = state.pop("engine", "auto"), state.pop("async_engine", None)
     if str(state["model"]).startswith("leret/") and isinstance(engine, dict):
         settings = PolicySettings.model_validate(engine["state"])
-        name = state["model"].removeprefix("leret/")
-        if isinstance(settings, LocalPolicySettings) and (name == "demo" or Path(name).is_dir()):
-            settings = settings.model_copy(update={"model": name})
-        return policy_record(settings, directory, {k: v for k, v in state.items() if k not in _NOT_SETTINGS})
+        if isinstance(settings, LocalPolicySettings):  # the weights follow the LM's name
+            settings = settings.model_copy(update={"model": state["model"].removeprefix("leret/")})
+        record = policy_record(settings, directory, {k: v for k, v in state.items() if k not in LM_ATTRIBUTES})
+        return record if type(lm) is PolicyLM else {**record, "class": path_of(type(lm))}
     if type(lm) is not dspy.LM or isinstance(engine, dict):
         raise ProgramError(f"{name} cannot be saved: its class {type(lm).__name__} or its engine is its own; {instead}")
     secret = [key for key, value in state.items() if value and _SECRET.search(key)]
@@ -133,10 +133,14 @@ def open_lm(
     if serve in {None, "local", "vllm"} and local:
         _check_files(settings, record)
     if serve in {None, "local"}:
-        return policy_lm(settings, **config)
+        if not local or "class" not in record:
+            return policy_lm(settings, **config)
+        how = settings.model_dump(include={"model", "device", "dtype", "enable_thinking"})
+        lm: dspy.LM = class_at(record["class"], PolicyLM)(**how, **config)
+        return lm
     if serve == "vllm":
         planned = plan(resolve_policy(settings.model), "vllm", Listening("127.0.0.1", free_port("127.0.0.1")))
-        servers.enter_context(run_server(planned))
+        servers.callback(BackgroundServer(planned, _START_S).close)
         url, model = f"{planned.at.url}/v1", planned.model
     else:
         url, model = str(serve), record.get("name", settings.model)

@@ -15,9 +15,9 @@ from typing import Any
 import dspy
 
 from leret.config.sampling import AdapterSettings
+from leret.core.classes import class_at, path_of, plain_value
 from leret.core.dspy_internals import AdapterParseError, PlainJSONAdapter, parse_value
 from leret.core.errors import ProgramError
-from leret.programs.load import class_at, path_of, plain_value
 
 
 class CompactAdapter(dspy.ChatAdapter):

@@ -6,7 +6,6 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Mapping
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -69,42 +68,6 @@ def load_program(
     for search in searches:
         search.exclude_seen = search.exclude_seen or exclude_seen
     return program
-
-
-def path_of(kind: type) -> str:
-    """``package.module:Class``, of a script its file's name; a ProgramError where nothing can import the class so."""
-    module = kind.__module__
-    if module == "__main__":
-        main = sys.modules[module]
-        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-        module = spec.name if spec else Path(file).stem if file else module
-    path = f"{module}:{kind.__qualname__}"
-    if module == "__main__" or "<locals>" in path or (module == kind.__module__ and class_at(path) is not kind):
-        raise ProgramError(f"{path} cannot be imported by another process; put the class into a module of its own")
-    return path
-
-
-def class_at(path: str, kind: type = object) -> Any:
-    """The class at ``package.module:Class``; a ProgramError where there is none, or none of this kind."""
-    module, _, name = path.partition(":")
-    try:
-        found = attrgetter(name)(importlib.import_module(module))
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ProgramError(
-            f"{path} cannot be imported here ({error}); install its package, or put its folder on PYTHONPATH"
-        ) from error
-    if not (inspect.isclass(found) and issubclass(found, kind)):
-        raise ProgramError(f"{path} is no {kind.__name__}")
-    return found
-
-
-def plain_value(value: Any) -> bool:
-    """Whether JSON gives back a value as it was."""
-    if isinstance(value, list):
-        return all(map(plain_value, value))
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and plain_value(item) for key, item in value.items())
-    return value is None or type(value) in {str, int, float, bool}
 
 
 def differing_k(program: dspy.Module, arguments: Mapping[str, Any], k: int) -> list[str]:

@@ -26,12 +26,13 @@ from leret.config.base import located, portable
 from leret.config.data import DataSettings
 from leret.config.policy import PolicySettings
 from leret.config.retriever import RetrieverSettings
+from leret.core.classes import class_at, path_of, plain_value
 from leret.core.errors import ConfigError, ProgramError
 from leret.core.files import write_atomically
 from leret.datasets.load import load_corpus
 from leret.policies.saved import Servers, lm_record, open_lm, policy_record
 from leret.programs.adapters import adapter_record, load_adapter
-from leret.programs.load import class_at, load_program, path_of, plain_value
+from leret.programs.load import load_program
 from leret.programs.search import Search
 from leret.retrieval.base import Retriever
 from leret.retrieval.caching import with_cache
@@ -118,7 +119,8 @@ def save(
     adapter: dspy.Adapter | None = None,
     source: ProgramSource | None = None,
     policy: PolicySettings | None = None,
-    retriever: tuple[RetrieverSettings, DataSettings] | None = None,
+    retriever: RetrieverSettings | None = None,
+    data: DataSettings | None = None,
 ) -> None:
     """Write what `load` needs.
 
@@ -128,7 +130,8 @@ def save(
         adapter: by default that of ``dspy.settings``, else DSPy's own.
         source: the program's file, which is copied; by default its class is named by its module.
         policy: of all predictors, at temperature 0, in place of their LMs.
-        retriever: of every `leret.Search`, with its corpus; by default the program brings its own.
+        retriever: of every `leret.Search`, over the corpus of ``data``; by default the program brings its own.
+        data: holds the corpus.
 
     Raises:
         ProgramError: the adapter, an LM or the state cannot be written as JSON.
@@ -159,7 +162,8 @@ def save(
         "adapter": adapter_record(adapter or dspy.settings.adapter or dspy.ChatAdapter()),
         "predictors": predictors,
         "lms": records,
-        "retriever": [portable(settings, directory) for settings in retriever or ()],
+        "retriever": retriever and portable(retriever, directory),
+        "data": data and portable(data, directory),
     }
     try:
         write_atomically(directory / _FILE, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
@@ -198,11 +202,10 @@ def load(
     if serve not in {None, "local", "vllm"} and not str(serve).startswith(("http://", "https://")):
         raise ConfigError(f"serve={serve!r}: give None, 'local', 'vllm', or a URL as http://127.0.0.1:8000/v1")
     saved = _read(directory)
-    settings = [RetrieverSettings, DataSettings]
-    searched = [located(k.model_validate(v), directory) for k, v in zip(settings, saved["retriever"], strict=False)]
-    program = program or _construct(saved["program"], directory, searched[0] if searched else None)
-    if retriever is None and searched:
-        retriever = _retriever(*searched, directory)
+    searched = located(RetrieverSettings.model_validate(saved["retriever"]), directory) if saved["retriever"] else None
+    program = program or _construct(saved["program"], directory, searched)
+    if retriever is None and searched is not None:
+        retriever = _retriever(searched, located(DataSettings(**saved["data"]), directory), directory)
     for _, search in program.named_sub_modules(type_=Search):
         search.retriever = retriever or search.retriever
     servers = Servers()
@@ -267,7 +270,7 @@ def _construct(entry: Mapping[str, Any], directory: Path, searched: RetrieverSet
     if entry["arguments"] is None:
         raise ProgramError(f"{entry['reason']}; {told}")
     if "file" in entry:
-        how = {} if searched is None else {"k": searched.k, "exclude_seen": searched.exclude_seen}
+        how: dict[str, Any] = {} if searched is None else {"k": searched.k, "exclude_seen": searched.exclude_seen}
         made = load_program(directory / entry["file"], entry["class"], entry["arguments"], **how)
     else:
         try:

@@ -91,3 +91,8 @@ def test_values_are_parsed_by_their_annotation():
         parse_value("x", int)
     with pytest.raises(dspy_internals.AdapterParseError):
         dspy.ChatAdapter().parse(SIGNATURE, "no field")
+
+
+def test_the_state_of_an_lm_is_its_attributes_its_engine_and_its_settings():
+    state = dspy.LM("openai/m", temperature=0.5, api_key="k", stop="x", engine="litellm").dump_state()
+    assert state.keys() - dspy_internals.LM_ATTRIBUTES == {"engine", "cache", "temperature", "max_tokens", "stop"}

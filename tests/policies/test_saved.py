@@ -11,6 +11,7 @@ import dspy
 import psutil
 import pytest
 
+import leret
 from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
 from leret.core.errors import ConfigError, PolicyError, ProgramError
 from leret.policies.dspy_lm import policy_lm
@@ -24,12 +25,12 @@ PROMPT = "who wrote the book ?"
 
 @pytest.fixture
 def policy(tmp_path):
+    (tmp_path / "saved").mkdir()
     return tiny_policy(tmp_path / "policies/ipo")
 
 
 @pytest.fixture
 def record(policy, tmp_path):
-    (tmp_path / "saved").mkdir()
     lm = policy_lm(LocalPolicySettings(model=str(policy)), temperature=0.0, max_tokens=5)
     return json.loads(json.dumps(lm_record(lm, tmp_path / "saved")))
 
@@ -44,6 +45,13 @@ def test_a_policy_of_this_process_answers_as_before(record, policy, tmp_path, se
     before = policy_lm(LocalPolicySettings(model=str(policy)), temperature=0.0, max_tokens=5)
     assert opened(record, tmp_path, serve)(PROMPT) == before(PROMPT)
     assert record["policy"]["model"] == "../policies/ipo"
+
+
+def test_weights_follow_the_name_of_a_leret_lm_which_stays_trainable(policy, tmp_path):
+    lm = leret.LM("demo", temperature=0.0, max_tokens=5).copy(model=f"leret/{policy}")
+    again = opened(lm_record(lm, tmp_path / "saved"), tmp_path)
+    assert (type(again), again.model, again.provider.finetunable) == (leret.LM, f"leret/{policy}", True)
+    assert again(PROMPT) == lm(PROMPT)
 
 
 @pytest.mark.parametrize("serve", [None, "local", "vllm"])

@@ -35,7 +35,8 @@ def saved(tmp_path):
         source=source,
         adapter=leret.CompactAdapter(),
         policy=LocalPolicySettings(model=str(tiny_policy(tmp_path / "run/policies/sft")), max_tokens=4),
-        retriever=(BM25Settings(k=2, index=str(tmp_path / "run/cache/bm25")), data),
+        retriever=BM25Settings(k=2, index=str(tmp_path / "run/cache/bm25")),
+        data=data,
     )
     return tmp_path / "run/program"
 
@@ -150,16 +151,13 @@ def test_weights_that_leret_trained_go_along(lms, tmp_path):
     (trained / "training.json").write_text("{}")
     program = optimized(TwoPredictors, [policy_lm(LocalPolicySettings(model=str(trained)), temperature=0.0), lms[1]])
     save(program, tmp_path / "apps/mine", adapter=leret.CompactAdapter())
+    with dspy.context(adapter=leret.CompactAdapter(), rm=FakeRetriever()):
+        answer = program(question="who ?").answer
     (tmp_path / "run").rename(tmp_path / "gone")
     (tmp_path / "apps").rename(tmp_path / "elsewhere")
     again = leret.load(tmp_path / "elsewhere/mine", retriever=FakeRetriever())
-    assert again(question="who ?").answer == ask_compact(program)
+    assert again(question="who ?").answer == answer
     assert [path.name.rpartition("-")[0] for path in (tmp_path / "elsewhere/mine/policies").iterdir()] == ["ipo"]
-
-
-def ask_compact(program):
-    with dspy.context(adapter=leret.CompactAdapter(), rm=FakeRetriever()):
-        return program(question="who ?").answer
 
 
 def test_a_class_that_only_python_can_construct_is_given(lms, tmp_path, caplog):
