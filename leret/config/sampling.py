@@ -62,6 +62,10 @@ class SamplingSettings(Settings):
     samples: PositiveInt = Field(1, description="completions a prompt and state")
     seed: int = 0
     reward: str = Field("ap", description="any measure that evaluation takes too, with a cut-off or not")
+    credit: Literal["auto", "step", "final", "both"] = Field(
+        "auto", description="what scores a completion: its step, the program's end, both, or what fits its predictor"
+    )
+    n_continuations: PositiveInt = Field(1, description="of credit final and both: runs to the end from each sample")
     concurrency: Annotated[PositiveInt, Free()] = Field(128, description="questions in flight")
     max_error_rate: Annotated[float, Free()] = Field(0.1, ge=0, le=1, description="of failed samples: stops the run")
     max_unparsed_rate: Annotated[float, Free()] = Field(0.5, ge=0, le=1, description="of completions: stops the run")

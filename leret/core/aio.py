@@ -30,6 +30,13 @@ def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, _running[1])
 
 
+def started(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task whose error is read, so that it leaves no warning where another one's error ends the session."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
+
+
 async def for_each(items: Iterable[T], do: Callable[[T], Awaitable[None]], concurrency: int) -> None:
     """Await ``do(item)`` for every item, with no barrier between items."""
     waiting = iter(items)

@@ -131,7 +131,7 @@ class State:
 
     Attributes:
         id: digest of (question id, predictor, messages), so that a group saw one prompt.
-        step: LM calls before this one, so 0 at the first hop.
+        step: LM calls before this one.
         messages: what the zero-shot prompt sends here: the prompt of every preference.
         parent: id of the sample that led here; None at the first step.
     """
@@ -200,7 +200,8 @@ class Sample:
         scores: the retriever's scores of ``doc_ids``.
         reward: any real number; None exactly when ``failure`` is set. A completion that does not parse stays in its
             group with a failure of kind ``parse``, so that an algorithm may put a price on it.
-        components: named parts of the reward, and measures beside it (``recall``).
+        components: named parts of the reward (``step`` and ``final`` where both count), and measures beside it
+            (``recall``). ``sampled`` is 0 at a predictor that is not sampled; the reward is 0 then, and says nothing.
     """
 
     id: str
@@ -220,17 +221,20 @@ class Sample:
     n_prompt_tokens: int | None = None
     n_completion_tokens: int | None = None
 
+    @property
+    def is_sampled(self) -> bool:
+        """Whether its predictor is sampled, so that it can be learnt from."""
+        return self.components.get("sampled") != 0
+
 
 @dataclass(frozen=True, slots=True)
-class Hop:
+class LMCall:
     """One step of a rollout.
 
     Attributes:
         messages: what was sent, under the rollout's prompt; empty where nothing was (a rule answered).
         completion: what the policy wrote; None for a system without an LM.
         outputs: the fields parsed from it; None where it does not parse.
-        ranking: the union of all that was retrieved by the end of this step; what was known before it, where the
-            step failed.
     """
 
     predictor: str
@@ -238,17 +242,23 @@ class Hop:
     messages: tuple[Mapping[str, str], ...]
     completion: str | None
     outputs: Mapping[str, Json] | None
-    ranking: Ranking
     n_prompt_tokens: int | None = None
     n_completion_tokens: int | None = None
 
-    @property
-    def query(self) -> str | None:
-        """The last output: what a predictor reasons comes before what it answers. None where nothing was parsed."""
-        if not self.outputs:
-            return None
-        value = list(self.outputs.values())[-1]
-        return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One search of a rollout, whatever number of LM calls led to it.
+
+    Attributes:
+        queries: several where `leret.Search` was called with a list.
+        ranking: the union of all that was retrieved by the end of this search, best first.
+        n_steps: LM calls before it.
+    """
+
+    queries: tuple[str, ...]
+    ranking: Ranking
+    n_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +269,7 @@ class Rollout:
         finished: the program returned; ``prediction`` is what it returned.
         failure: why it did not.
         index: which of several runs on the same task.
+        steps: the LM calls, also those that no search follows.
     """
 
     question_id: str
@@ -267,6 +278,7 @@ class Rollout:
     failure: Failure | None = None
     prediction: Any = None
     index: int = 0
+    steps: tuple[LMCall, ...] = ()
 
     @property
     def ranking(self) -> Ranking:

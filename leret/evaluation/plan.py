@@ -78,8 +78,8 @@ class Evaluation:
 class EvalPlan:
     """What is asked for, what is there (all of it where ``done``), and what the rest costs.
 
-    ``steps`` are the LM calls of one run of the program, None where they cannot be told without an LM; ``lm_calls`` is
-    an upper bound.
+    ``steps`` are the LM calls of one run of the program, None where they cannot be told without an LM, or nothing is
+    left to ask; ``lm_calls`` is an upper bound.
     """
 
     questions: int
@@ -96,7 +96,7 @@ def plan(recipe: EvalRecipe, run: Run) -> EvalPlan:
     names = tuple(system.name for system in evaluation.systems)
     before = evaluation.done()
     if before is not None:
-        return EvalPlan(before["n_questions"], names, (), before["n_hops"], 0, True)
+        return EvalPlan(before["n_questions"], names, (), None, 0, True)
     with Environment.open(run) as environment:
         tasks, data = held_out(evaluation, environment)
         steps = steps_of(environment)

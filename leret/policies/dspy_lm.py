@@ -185,7 +185,7 @@ class PolicyEngine:
         call = _call.get() or _Call()
         if not call.ready:
             with _in_dspys_words():
-                call.ready = self._submit(request.model, self._request(request, call)).result()
+                call.ready = list(self._submit(request.model, self._request(request, call)).result())
         return _response(request, call)
 
     async def acomplete(self, request: lm15.Request) -> lm15.Response:
@@ -193,7 +193,9 @@ class PolicyEngine:
         call = _call.get() or _Call()
         if not call.ready:
             with _in_dspys_words():
-                call.ready = await asyncio.wrap_future(self._submit(request.model, self._request(request, call)))
+                made = self._submit(request.model, self._request(request, call))
+                completions = await asyncio.wrap_future(made)
+            call.ready = list(completions)  # the policy counts its own, perhaps later
         return _response(request, call)
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:

@@ -16,6 +16,7 @@ from leret.core.types import Passage, Ranking, Task
 from leret.rewards import reward
 from leret.sampling.bank.bank import n_bank_questions
 from leret.sampling.rollouts.environment import Environment, located
+from leret.sampling.rollouts.scheduler import LOOKED_AT
 from leret.sampling.store.store import Store
 
 if TYPE_CHECKING:
@@ -69,8 +70,12 @@ def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> P
     bank_calls = 0 if bank_ready else steps * (n_train + settings.bank.candidates * n_dev)
     states = n_questions * steps
     samples = states * settings.prompts * settings.samples
+    n_on = settings.n_continuations * (settings.credit in ("final", "both"))
+    more = samples * n_on * (steps - 1) // 2  # from each sample to the end: half of the other steps, on average
+    if settings.credit == "auto" and len(bench.replay.predictors) > 1:
+        more = min(LOOKED_AT, n_questions) * steps
     lengths = _lengths(bench, questions[:20])
-    return Plan(n_questions, steps, states, samples, bank_calls, samples + bank_calls, *rest, *lengths)
+    return Plan(n_questions, steps, states, samples, bank_calls, samples + more + bank_calls, *rest, *lengths)
 
 
 def steps_of(environment: Environment) -> int | None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from leret.core.usage import UsageByPrompt
     from leret.policies.base import Policy
     from leret.programs.prompts import Prompt
+    from leret.programs.runner import ProgramRunner
     from leret.retrieval.batching import SearchBatcher
     from leret.sampling.rollouts.branching import SamplingPlan
     from leret.sampling.rollouts.scheduler import SamplingStats
@@ -88,12 +90,12 @@ async def sample_tasks(
     tasks: Iterable[Task],
     program: dspy.Module,
     adapter: dspy.Adapter,
-    search: SearchBatcher,
-    policy: Policy,
+    search: SearchBatcher | None,
     plan: SamplingPlan,
     store: Store,
     settings: SamplingSettings,
     *,
+    run: Run | None = None,
     usage: UsageByPrompt | None = None,
     progress: Progress | None = None,
     facts: Callable[[], Mapping[str, float | int | str]] = dict,
@@ -101,27 +103,33 @@ async def sample_tasks(
     """Sample every task to the end of its path, into a store; what the store holds is not asked again.
 
     The program is a module of its own for this call, which changes it; ``search`` is over the retriever, on this event
-    loop. The plan has prompts, number of samples, seed, decoding and reward; of the settings, ``concurrency``,
-    ``max_error_rate`` and ``max_unparsed_rate`` are read. ``facts`` are told with the progress.
+    loop, or None where every `leret.Search` has its own. The plan says who answers which predictor, what is tried and
+    how it is scored; of the settings, ``concurrency``, ``max_error_rate`` and ``max_unparsed_rate`` are read. What
+    credit ``auto`` means is learnt from the first tasks, and noted in ``run``; without one it is learnt again by every
+    call. ``facts`` are told with the progress.
 
     Raises:
-        LeretError: too many samples failed or did not parse, or the store cannot be written; what is done is kept.
+        LeretError: too many samples failed or did not parse, the program cannot be replayed or makes no search where
+            the reward is of searches, or the store cannot be written; what is done is kept.
     """
     from leret.programs.checks import check_path
     from leret.programs.prompts import Formatter
     from leret.programs.replay import Replay
     from leret.programs.runner import ProgramRunner
     from leret.sampling.rollouts.branching import StateSampler
-    from leret.sampling.rollouts.scheduler import Scheduler
+    from leret.sampling.rollouts.scheduler import LOOKED_AT, Scheduler
 
     other, prompts = program.deepcopy(), iter([plan.prompts])  # of one task, all
     replay = Replay(program, adapter)
     runner = ProgramRunner(replay, Formatter(replay), search)
+    rest, first = iter(tasks), list[Task]()
+    if plan.searched is None:
+        first = list(islice(rest, LOOKED_AT))
+        plan = await with_credit(plan, runner, store, first, run)
     scheduler = Scheduler(
         runner,
-        StateSampler(runner, policy, store, plan, usage),
+        StateSampler(runner, store, plan, usage),
         store,
-        policy.digest,
         seed=plan.seed,
         max_error_rate=settings.max_error_rate,
         max_unparsed_rate=settings.max_unparsed_rate,
@@ -130,7 +138,33 @@ async def sample_tasks(
         ),
         facts=facts,
     )
-    return await scheduler.run(tasks, settings.concurrency, progress)
+    stats = await scheduler.run(chain(first, rest), settings.concurrency, progress)
+    stats.notes = [
+        f"{name} is not sampled: no search follows it, and there is no final reward; credit final would score it by "
+        "the program's end"
+        for name, role in plan.roles(runner).items()
+        if not role.sampled and plan.role(runner.formatter.need(name, {})).sampled
+    ]
+    return stats
+
+
+async def with_credit(
+    plan: SamplingPlan, runner: ProgramRunner, store: Store, tasks: Iterable[Task], run: Run | None = None
+) -> SamplingPlan:
+    """The plan with what credit ``auto`` goes by: noted in the run, or learnt on paths of the first tasks."""
+    from leret.sampling.rollouts.branching import StateSampler
+    from leret.sampling.rollouts.scheduler import predictors_searched
+
+    roles = [plan.role(runner.formatter.need(name, {})) for name in runner.replay.predictors]
+    n_auto = sum(role.sampled and role.credit == "auto" for role in roles)
+    if n_auto < 2 and not (n_auto and plan.final):  # a single one is sampled by its steps, or nothing is
+        return replace(plan, searched={})
+    searched = None if run is None else run.manifest().get("searched")
+    if searched is None:
+        searched = await predictors_searched(runner, StateSampler(runner, store, plan), tasks)
+        if run is not None:
+            run.update(searched=searched)
+    return replace(plan, searched=searched)
 
 
 def sample(
@@ -250,7 +284,7 @@ async def sample_session(
     from leret.core.usage import UsageByPrompt, UsageEvents
     from leret.retrieval.batching import SearchBatcher
     from leret.sampling.bank.bank import load_or_build_bank
-    from leret.sampling.rollouts.branching import SamplingPlan
+    from leret.sampling.rollouts.branching import Role, SamplingPlan
     from leret.sampling.rollouts.scheduler import SamplingStats
 
     lm, settings = bench.recipe.policy, bench.recipe.sampling
@@ -258,20 +292,24 @@ async def sample_session(
     try:
         async with AsyncFileLock(run.setup_lock, run_in_executor=False):
             prompts = await load_or_build_bank(run, bench, policy, search, tasks, progress)
+            plan = SamplingPlan(
+                tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens,
+                role=lambda need: Role(policy, credit=settings.credit), reward=settings.reward,
+                final=reward(settings.reward) if settings.credit in ("final", "both") else None,
+                n_continuations=settings.n_continuations,
+            )  # fmt: skip
+            plan = await with_credit(plan, bench.runner(search), store, tasks, run)
         notes = bench.notes()
         sampled = tasks if only is None else only
         if not sampled:
             return prompts, SamplingStats(), notes
-        plan = SamplingPlan(
-            tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens, settings.reward
-        )
         usage = UsageByPrompt(lm.price_prompt, lm.price_completion)
         events = UsageEvents(run, usage, policy, search.counts)
         done = store.done(policy.digest)
         progress.start("sampling", sum(task.id not in done for task in sampled))
         async with events:
             stats = await sample_tasks(
-                sampled, bench.program(), bench.adapter, search, policy, plan, store, settings,
+                sampled, bench.program(), bench.adapter, search, plan, store, settings,
                 usage=usage, progress=progress, facts=events.facts,
             )  # fmt: skip
         return prompts, stats, notes
@@ -324,7 +362,7 @@ def _report(
         no_spread=pairs.no_spread,
         prompts={prompt.name: prompt.score for prompt in bank},
         failures={name.removeprefix("failed_"): n for name, n in counts.items() if name.startswith("failed_")},
-        notes=[*notes, *_notes(len(bank), settings.prompts, pairs)],
+        notes=[*notes, *stats.notes, *_notes(len(bank), settings.prompts, pairs)],
     )
 
 

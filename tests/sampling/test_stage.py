@@ -145,6 +145,32 @@ def test_a_program_of_another_shape_is_sampled_by_its_path_alone(run):
     assert set(json.loads((run.prompts / "1.json").read_text())["demos"]) == {"first", "then"}
 
 
+def test_a_predictor_without_a_search_is_not_sampled_and_the_report_names_it(run):
+    zoo = recipe_of(program={"path": f"{ROOT}/tests/programs/zoo.py:TwoPredictors"}, prompts=1, data={"limit": 9})
+    planned, report = plan(zoo, run), sample(zoo, run)
+    sizes = {(group.state.predictor, len(group.samples)) for group in content(run)}
+    assert sizes == {("write", 2), ("answer", 1)}
+    assert any(note.startswith("answer is not sampled: no search follows it") for note in report.notes)
+    assert run.manifest()["searched"] == {"answer": False, "write": True}
+    [event] = [event for event in run.events() if event["event"] == "accounts"]
+    assert event["calls"] + 8 * 3 <= planned.lm_calls
+    assert check_store(run).faults == []
+
+
+@pytest.mark.parametrize("credit", ["final", "both"])
+def test_the_reward_of_the_end_is_a_reward_of_every_step(run, credit):
+    recipe = recipe_of(credit=credit, n_continuations=2, prompts=1, data={"limit": 9})
+    planned, report = plan(recipe, run), sample(recipe, run)
+    samples = [sample for group in content(run) for sample in group.samples]
+    assert all({"step", "final"} & set(s.components) == {"final", *(["step"] * (credit == "both"))} for s in samples)
+    assert {s.step for s in samples} == {0, 1}
+    last = [s for s in samples if s.step == 1]
+    assert all(s.components["final"] == s.components["ap"] for s in last)
+    [event] = [event for event in run.events() if event["event"] == "accounts"]
+    assert report.samples < event["completions"] <= planned.lm_calls
+    assert check_store(run).rewards_recomputed == (report.samples if credit == "both" else 0)
+
+
 def test_a_finished_run_sees_a_file_that_was_cut(run):
     sample(recipe_of(), run)
     pairs, table = run.preferences / "train.parquet", preferences(run)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from pydantic_core import to_jsonable_python
 
+from leret.core.aio import gathered, started
 from leret.core.errors import ConfigError, PolicyError, ProgramError, RetrievalError
 from leret.core.types import Outcome, Sample, State, Task, digest
 from leret.core.usage import UsageByPrompt
-from leret.policies.base import Messages, Policy, Request
+from leret.policies.base import Completion, Messages, Policy, Request
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import Finished, NeedsCompletion, SearchResults, Step
 from leret.programs.runner import ProgramRunner
 from leret.rewards import Reward, reward
-from leret.sampling.rollouts.rollout import failure_of, unparsed
+from leret.sampling.rollouts.rollout import failure_of, seed_of, unparsed
 from leret.sampling.store.schema import SamplingParams, is_final, storable
 from leret.sampling.store.store import Store
 
@@ -30,8 +31,37 @@ _encode = json.JSONEncoder(sort_keys=True).encode  # json.dumps would build an e
 
 
 @dataclass(frozen=True)
+class Role:
+    """Who answers a predictor, and what its completions are scored by.
+
+    Attributes:
+        sampled: if not, one completion under the zero-shot prompt goes on, and nothing is learnt from it. So it is
+            with all predictors that a program makes inside ``forward``.
+        credit: ``step``: the reward of what was retrieved by the end of the step; ``final``: the final reward of the
+            program, which is run to its end from each sample; ``both``: their weighted mean; ``auto``: ``step`` where
+            a search follows the predictor, else ``final``, or not sampled where there is no final reward.
+        temperature: of its completions; None takes the plan's. So with ``max_tokens``.
+    """
+
+    policy: Policy
+    sampled: bool = True
+    credit: Literal["auto", "step", "final", "both"] = "auto"
+    temperature: float | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True)
 class SamplingPlan:
-    """What is tried at every state: ``n_samples`` completions a prompt."""
+    """What is tried at every state, ``n_samples`` completions a prompt, and how it is scored.
+
+    Attributes:
+        role: of the predictor that a program stands at.
+        reward: of a step: a name of `leret.rewards`, or a function of the step's outcome.
+        final: reward of the program's end, whose outcome has the ``prediction``. Called in a thread.
+        n_continuations: runs to the end from each sample under credit ``final`` and ``both``; the mean counts.
+        final_weight: of ``final`` under credit ``both``, 0 to 1.
+        searched: whether a search follows a predictor, as far as it is known; None: not looked at yet.
+    """
 
     prompts: tuple[Prompt, ...]
     n_samples: int
@@ -39,7 +69,27 @@ class SamplingPlan:
     temperature: float
     top_p: float
     max_tokens: int
-    reward: str = "ap"
+    role: Callable[[NeedsCompletion], Role]
+    reward: str | Reward = "ap"
+    final: Callable[[Outcome], float | None] | None = None
+    n_continuations: int = 1
+    final_weight: float = 0.5
+    searched: Mapping[str, bool] | None = None
+
+    def role_of(self, need: NeedsCompletion) -> Role:
+        """The role at a step, with its credit decided; of a predictor that no path came to, ``final`` if it can be."""
+        role = self.role(need)
+        if need.predictor.startswith("("):
+            return replace(role, sampled=False)
+        if not role.sampled or role.credit != "auto":
+            return role
+        if (self.searched or {}).get(need.predictor, self.final is None):
+            return replace(role, credit="step")
+        return replace(role, credit="final", sampled=self.final is not None)
+
+    def roles(self, runner: ProgramRunner) -> dict[str, Role]:
+        """Of all predictors of a program, by name."""
+        return {name: self.role_of(runner.formatter.need(name, {})) for name in runner.replay.predictors}
 
 
 @dataclass(slots=True)
@@ -54,6 +104,7 @@ class BranchPoint:
         fresh: the store held nothing of the task when the session began, so it need not be asked.
         check: run every path several times, and refuse a program that comes to another place.
         reached: steps, and where they lead, by their outputs as JSON.
+        finals: the mean final reward of what they lead to.
     """
 
     task: Task
@@ -64,39 +115,47 @@ class BranchPoint:
     fresh: bool = False
     check: bool = False
     reached: dict[str, tuple[Step, asyncio.Future[NeedsCompletion | Finished]]] = field(default_factory=dict)
+    finals: dict[str, asyncio.Future[float]] = field(default_factory=dict)
 
 
 class StateSampler:
-    """Makes the samples of a state, each of them once in the life of a run."""
+    """Makes the samples of a state, each of them once in the life of a run.
+
+    Attributes:
+        roles: of the program's predictors; ``credits`` of those that are sampled.
+        policy_digest: names the policies of all roles together; of a single one, its digest. The store keeps paths
+            and samples by it, since what follows a sample depends on all of them.
+    """
 
     def __init__(
-        self,
-        runner: ProgramRunner,
-        policy: Policy,
-        store: Store,
-        plan: SamplingPlan,
-        usage: UsageByPrompt | None = None,
+        self, runner: ProgramRunner, store: Store, plan: SamplingPlan, usage: UsageByPrompt | None = None
     ) -> None:
         self.usage = usage or UsageByPrompt()
+        self.roles = plan.roles(runner)
+        self.credits = {role.credit for role in self.roles.values() if role.sampled}
+        digests = {name: role.policy.digest for name, role in self.roles.items()}
+        alone = len(set(digests.values())) == 1
+        self.policy_digest = next(iter(digests.values())) if alone else digest("policies", digests)
         self._runner = runner
-        self._policy = policy
         self._store = store
         self._plan = plan
-        self._policy_digest = policy.digest
-        self._rewards: dict[str, Reward] = {name: reward(name) for name in dict.fromkeys((plan.reward, *_REPORTED))}
-        settings = plan.temperature, plan.top_p, plan.max_tokens
-        self._params = [
-            SamplingParams(policy.name, self._policy_digest, prompt.digest, *settings) for prompt in plan.prompts
-        ]
+        named = plan.reward if isinstance(plan.reward, str) else "reward"
+        step_reward = reward(plan.reward) if isinstance(plan.reward, str) else plan.reward
+        self._reward = named
+        self._rewards: dict[str, Reward] = {named: step_reward, **{name: reward(name) for name in _REPORTED}}
+        if plan.final is None and self.credits - {"step"}:
+            raise ConfigError("credit final and both need a final reward: name a metric, or use credit step")
 
     async def sample_state(self, point: BranchPoint, state: State) -> list[Sample]:
         """All samples of a state, in the order of prompt and index: stored ones, and new ones, which are stored."""
+        assert isinstance(point.need, NeedsCompletion)
+        role = self._plan.role_of(point.need)
         stored: dict[str, Sample] = {}
         if not point.fresh:
-            found = self._store.samples_at(state.question_id, state.step, state.id, self._policy_digest)
+            found = self._store.samples_at(state.question_id, state.step, state.id, self.policy_digest)
             stored = {sample.id: sample for sample in found}
-        pairs, draw = zip(self._plan.prompts, self._params, strict=True), state.draw
-        made = await asyncio.gather(*(self._of_prompt(point, state, draw, *pair, stored) for pair in pairs))
+        prompts, draw = self._plan.prompts if role.sampled else (ZERO_SHOT,), state.draw
+        made = await asyncio.gather(*(self._of_prompt(point, state, draw, role, prompt, stored) for prompt in prompts))
         return [sample for samples in made for sample in samples]
 
     async def next_point(self, point: BranchPoint, state: State, sample: Sample) -> BranchPoint:
@@ -109,19 +168,32 @@ class StateSampler:
         advance = self._runner.advance(point.task, path, point.results, point.check) if future is None else future
         return BranchPoint(point.task, await advance, path, point.results, sample.id, point.fresh, point.check)
 
+    async def run_on(self, point: BranchPoint, *seed: Any) -> AsyncIterator[BranchPoint]:
+        """A point and all after it up to the program's end, by one completion a step under the zero-shot prompt.
+
+        ``seed`` and the plan's make the completions' seeds; nothing is stored. Raises what the policies, the program
+        and its searches do.
+        """
+        yield point
+        while isinstance(need := point.need, NeedsCompletion):
+            role, n_steps = self._plan.role_of(need), len(point.steps)
+            seeds = (seed_of(self._plan.seed, *seed, n_steps),)
+            [completion] = await self._ask(role, self._runner.formatter.messages(need), seeds, n_steps, "continuation")
+            path = (*point.steps, self._runner.formatter.step(need, completion.text))
+            end = await self._runner.advance(point.task, path, point.results, point.check)
+            point = BranchPoint(point.task, end, path, point.results, check=point.check)
+            yield point
+
     async def _of_prompt(
-        self,
-        point: BranchPoint,
-        state: State,
-        draw: str,
-        prompt: Prompt,
-        params: SamplingParams,
-        stored: Mapping[str, Sample],
+        self, point: BranchPoint, state: State, draw: str, role: Role, prompt: Prompt, stored: Mapping[str, Sample]
     ) -> list[Sample]:
+        plan, (temperature, max_tokens) = self._plan, self._decoding(role)
+        who = role.policy.name, self.policy_digest, prompt.digest
+        params = SamplingParams(*who, temperature, plan.top_p, max_tokens)
         asked = params.prompt_digest, params.temperature, params.top_p, params.max_tokens, params.policy_digest
         samples: list[Sample] = []
-        for index in range(self._plan.n_samples):  # the seed and the id follow from what asks for a sample
-            seed = int(digest("seed", self._plan.seed, draw, state.step, asked[0], index)[:16], 16) >> 1
+        for index in range(plan.n_samples if role.sampled else 1):
+            seed = seed_of(plan.seed, draw, state.step, asked[0], index)  # with the id: from what asks for a sample
             name = digest(state.id, state.step, asked[0], index, seed, *asked[1:])
             blank = Sample(name, state.id, state.question_id, state.step, prompt.name, index, seed)
             samples.append(stored.get(name, blank))
@@ -130,34 +202,47 @@ class StateSampler:
             return samples
         new = [samples[i] for i in todo]
         if any(sample.completion is None for sample in new):
-            new = await self._complete(point, state, prompt, new)
-        new = await self._score(point, state, new)
+            new = await self._complete(point, state, role, prompt, new)
+        new = await self._score(point, state, role, new)
         for i, sample in zip(todo, new, strict=True):
             samples[i] = sample
         self._store.put_samples(new, params)
         return samples
 
+    def _decoding(self, role: Role) -> tuple[float, int]:
+        """Temperature and most tokens."""
+        temperature = self._plan.temperature if role.temperature is None else role.temperature
+        return temperature, self._plan.max_tokens if role.max_tokens is None else role.max_tokens
+
+    async def _ask(
+        self, role: Role, messages: Messages, seeds: tuple[int, ...], step: int, name: str
+    ) -> list[Completion]:
+        """Completions of a role's policy, counted under a name."""
+        temperature, max_tokens = self._decoding(role)
+        began = time.monotonic()
+        try:
+            made = await role.policy.complete(Request(messages, seeds, temperature, max_tokens, self._plan.top_p))
+        except PolicyError:
+            self.usage.failed(step, name, len(seeds))
+            raise
+        tokens = [completion.n_completion_tokens for completion in made]
+        self.usage.answered(step, name, made[0].n_prompt_tokens, tokens, time.monotonic() - began)
+        return made
+
     async def _complete(
-        self, point: BranchPoint, state: State, prompt: Prompt, samples: Sequence[Sample]
+        self, point: BranchPoint, state: State, role: Role, prompt: Prompt, samples: Sequence[Sample]
     ) -> list[Sample]:
         assert isinstance(point.need, NeedsCompletion)
         blank = [sample for sample in samples if sample.completion is None]
         messages: Messages = tuple([dict(message) for message in state.messages])  # the zero-shot prompt's
         if prompt.digest != ZERO_SHOT.digest:
             messages = self._runner.formatter.messages(point.need, prompt, messages[-1])
-        plan, seeds = self._plan, tuple([sample.seed for sample in blank])
-        began = time.monotonic()
         try:
-            completions = await self._policy.complete(
-                Request(messages, seeds, plan.temperature, plan.max_tokens, plan.top_p)
-            )
+            seeds = tuple([sample.seed for sample in blank])
+            completions = await self._ask(role, messages, seeds, state.step, prompt.name)
         except PolicyError as error:
-            self.usage.failed(state.step, prompt.name, len(blank))
             failure = failure_of(error)
             return [replace(sample, failure=failure) if sample.completion is None else sample for sample in samples]
-        tokens = [completion.n_completion_tokens for completion in completions]
-        n_prompt_tokens = completions[0].n_prompt_tokens
-        self.usage.answered(state.step, prompt.name, n_prompt_tokens, tokens, time.monotonic() - began)
         completed = {
             sample.id: replace(
                 sample,
@@ -170,13 +255,14 @@ class StateSampler:
         }
         return [completed.get(sample.id, sample) for sample in samples]
 
-    async def _score(self, point: BranchPoint, state: State, samples: Sequence[Sample]) -> list[Sample]:
+    async def _score(self, point: BranchPoint, state: State, role: Role, samples: Sequence[Sample]) -> list[Sample]:
         """Samples with a reward or a failure; those without a completion stay as they are.
 
-        All of them are searched for at once, so that they share a batch of the retriever.
+        All of them are searched for, and run on to their ends, at once, so that they share batches.
         """
         formatter, need = self._runner.formatter, point.need
         assert isinstance(need, NeedsCompletion)
+        with_final = role.sampled and role.credit != "step"
         parsed: list[tuple[dict[str, Any], str] | None] = []
         for sample in samples:
             if sample.completion is None:
@@ -188,43 +274,87 @@ class StateSampler:
             key = _key(plain, sample.completion)
             if key not in point.reached:  # equal outputs at one state lead to one place
                 advance = self._runner.advance(point.task, (*point.steps, step), point.results, point.check)
-                point.reached[key] = step, asyncio.ensure_future(advance)
+                point.reached[key] = step, started(advance)
+            if with_final and key not in point.finals:
+                point.finals[key] = started(self._final(point, state, key))
             parsed.append((plain, key))
         scored: list[Sample] = []
         for sample, entry in zip(samples, parsed, strict=True):
             if entry is None:
                 scored.append(sample)
                 continue
+            outputs, key = entry
             try:
-                end = await point.reached[entry[1]][1]
-            except (RetrievalError, ProgramError) as error:
-                scored.append(replace(sample, outputs=entry[0], failure=failure_of(error)))
+                final = await point.finals[key] if with_final else None
+                end = await point.reached[key][1]
+            except (PolicyError, RetrievalError, ProgramError) as error:
+                scored.append(replace(sample, outputs=outputs, failure=failure_of(error)))
                 continue
             if isinstance(end, Finished) and end.unparsed:
                 failure = unparsed(formatter, state.predictor, sample.completion or "")
                 scored.append(replace(sample, failure=failure))
             else:
-                scored.append(self._scored(point, sample, entry[0], end))
+                prediction = end.prediction if isinstance(end, Finished) else None
+                made = sample.completion or "", outputs, end.ranking, prediction, len(point.steps) + 1
+                scored.append(self._scored(role, sample, Outcome(point.task, *made), final))
         return scored
 
-    def _scored(
-        self, point: BranchPoint, sample: Sample, outputs: Mapping[str, Any], end: NeedsCompletion | Finished
-    ) -> Sample:
-        prediction = end.prediction if isinstance(end, Finished) else None
-        n_steps = len(point.steps) + 1
-        outcome = Outcome(point.task, sample.completion or "", outputs, end.ranking, prediction, n_steps)
-        values = {name: value(outcome) for name, value in self._rewards.items()}
-        if values[self._plan.reward] is None:
-            raise ConfigError(f"sampling.reward: {self._plan.reward} has no value for question {point.task.id}")
+    async def _final(self, point: BranchPoint, state: State, key: str) -> float:
+        """The final reward of what some outputs lead to: a mean where the program has to be run on from there."""
+        step, reached = point.reached[key]
+        after = BranchPoint(point.task, await reached, (*point.steps, step), point.results, check=point.check)
+        n = 1 if isinstance(after.need, Finished) else self._plan.n_continuations
+        ends = [self._end_reward(after, "continuation", state.draw, state.step, key, i) for i in range(n)]
+        return sum(await gathered(ends)) / n
+
+    async def _end_reward(self, point: BranchPoint, *seed: Any) -> float:
+        """Of one run to the end; 0 where a completion on the way does not parse."""
+        *_, end = [reached async for reached in self.run_on(point, *seed)]
+        assert isinstance(end.need, Finished)
+        if end.need.unparsed:
+            return 0.0
+        assert self._plan.final is not None
+        last, n_steps = end.steps[-1], len(end.steps)
+        outputs = last.outputs[0] if isinstance(last.outputs, list) and last.outputs else {}
+        outcome = Outcome(point.task, last.text or "", outputs, end.need.ranking, end.need.prediction, n_steps)
+        value = await asyncio.to_thread(self._plan.final, outcome)
+        if value is None:
+            raise ConfigError(f"the final reward has no value for task {point.task.id}; leave such tasks out")
+        return float(value)
+
+    def _scored(self, role: Role, sample: Sample, outcome: Outcome, final: float | None) -> Sample:
+        value, components = self._reward_of(outcome, role, final)
         return replace(
             sample,
-            outputs=outputs,
-            doc_ids=tuple([passage.doc_id for passage in end.ranking]),
-            scores=tuple([passage.score for passage in end.ranking]),
-            reward=values[self._plan.reward],
-            components={name: value for name, value in values.items() if value is not None},
+            outputs=outcome.outputs,
+            doc_ids=tuple([passage.doc_id for passage in outcome.ranking]),
+            scores=tuple([passage.score for passage in outcome.ranking]),
+            reward=value,
+            components=components,
             failure=None,
         )
+
+    def _reward_of(self, outcome: Outcome, role: Role, final: float | None) -> tuple[float, dict[str, float]]:
+        """The reward by the role's credit, and its parts."""
+        if not role.sampled:
+            return 0.0, {"sampled": 0.0}
+        names = _REPORTED if role.credit == "final" else self._rewards
+        values = {name: self._rewards[name](outcome) for name in names}
+        parts = {name: value for name, value in values.items() if value is not None}
+        if final is not None:
+            parts["final"] = final
+        if role.credit == "final":
+            return parts["final"], parts
+        step = parts.get(self._reward)
+        if step is None:
+            raise ConfigError(
+                f"sampling.reward: {self._reward} has no value for question {outcome.task.id}; name its relevant "
+                "documents, or use credit final"
+            )
+        if final is None:
+            return step, parts
+        weight = self._plan.final_weight
+        return weight * final + (1 - weight) * step, {**parts, "step": step}
 
 
 def _key(outputs: Mapping[str, Any], completion: str | None) -> str:

@@ -13,9 +13,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, pairwise
 
-from leret.core.aio import for_each
+from leret.core.aio import for_each, gathered
+from leret.core.dspy_internals import AdapterParseError
 from leret.core.errors import PolicyError, ProgramError, RetrievalError, RunError
 from leret.core.memory import gc_frozen
 from leret.core.progress import Progress, Silent
@@ -34,6 +35,9 @@ _MIN_SAMPLES, _MIN_UNPARSED = 50, 5
 _CHECKED = 4
 """Tasks whose paths are checked before all others are sampled."""
 
+LOOKED_AT = 8
+"""Tasks that the program is run on to see which predictors a search follows."""
+
 _SAVE_S = 0.2
 """Seconds that a sample waits for its commit, at most."""
 
@@ -47,6 +51,8 @@ class SamplingStats:
 
     Attributes:
         waiting: questions that met an outage, and go on at the next resume.
+        policy_digest: what the store keeps this session's samples by, see `StateSampler`.
+        notes: predictors that are not sampled, and why.
     """
 
     questions: int = 0
@@ -57,6 +63,8 @@ class SamplingStats:
     failures: Counter[str] = field(default_factory=Counter)
     last_failure: Failure | None = None
     last_unparsed: Failure | None = None
+    policy_digest: str = ""
+    notes: list[str] = field(default_factory=list)
 
     @property
     def mean_reward(self) -> float:
@@ -73,7 +81,7 @@ class SamplingStats:
         for sample in samples:
             if sample.failure is not None:
                 self.fail(sample.failure)
-            elif sample.reward is not None:
+            elif sample.reward is not None and sample.is_sampled:
                 self.reward_sum += sample.reward
                 self.n_rewarded += 1
 
@@ -83,6 +91,8 @@ class SamplingStats:
         self.failures.update(other.failures)
         self.last_failure = other.last_failure or self.last_failure
         self.last_unparsed = other.last_unparsed or self.last_unparsed
+        self.policy_digest = other.policy_digest or self.policy_digest
+        self.notes = list(dict.fromkeys([*self.notes, *other.notes]))
 
     def fail(self, failure: Failure) -> None:
         self.failures[failure.kind] += 1
@@ -97,7 +107,6 @@ class Scheduler:
     """Samples tasks into a store.
 
     Attributes:
-        policy_digest: of the sampler's policy.
         seed: of the choice of the next state.
         max_error_rate: share of samples that failed otherwise than by parsing that stops the run; None never.
         max_unparsed_rate: share of samples outside the adapter's format that stops it as well.
@@ -109,20 +118,20 @@ class Scheduler:
     runner: ProgramRunner
     sampler: StateSampler
     store: Store
-    policy_digest: str
     seed: int
     max_error_rate: float | None
     max_unparsed_rate: float = 1.0
     check_path: Callable[[Task, Sequence[Step], SearchResults], Awaitable[None]] | None = None
     facts: Callable[[], Mapping[str, float | int | str]] = dict
     _begun: set[str] = field(default_factory=set)
+    _n_searches: list[int] = field(default_factory=list)
 
     async def run(self, tasks: Iterable[Task], concurrency: int, progress: Progress | None = None) -> SamplingStats:
         """Sample every task to the end of its path, ``concurrency`` at a time; what is done already costs nothing."""
         progress = progress or Silent()
-        done = self.store.done(self.policy_digest)
-        self._begun = self.store.begun(self.policy_digest)
-        stats = SamplingStats()
+        done = self.store.done(self.sampler.policy_digest)
+        self._begun = self.store.begun(self.sampler.policy_digest)
+        stats = SamplingStats(policy_digest=self.sampler.policy_digest)
 
         async def one(task: Task, check: bool = False) -> None:
             await self._walk(task, stats, check)
@@ -136,6 +145,7 @@ class Scheduler:
                 rest = (task for task in tasks if task.id not in done)
                 if self.check_path is not None:
                     await for_each(islice(rest, _CHECKED), partial(one, check=True), concurrency)
+                    self._refuse_unseen_searches()
                 await for_each(rest, one, concurrency)
         finally:
             saving.cancel()
@@ -152,7 +162,7 @@ class Scheduler:
 
     async def _walk(self, task: Task, stats: SamplingStats, check: bool) -> None:
         fresh = task.id not in self._begun
-        path = {} if fresh else {step.step: step for step in self.store.visits(self.policy_digest, task.id)}
+        path = {} if fresh else {step.step: step for step in self.store.visits(self.sampler.policy_digest, task.id)}
         results: SearchResults = {}
         try:
             need = await self.runner.advance(task, (), results, check)
@@ -165,6 +175,8 @@ class Scheduler:
             stats.waiting += 1
             self._check(stats)
             return
+        if check and point is not None:
+            self._n_searches.append(len(point.need.searches))
         if check and self.check_path is not None:
             await self.check_path(task, last.steps if point is None else point.steps, results)
 
@@ -184,19 +196,61 @@ class Scheduler:
             stats.waiting += 1  # choosing among the others would make this run another one than without the outage
             return None
         else:
-            chosen = select_next(samples, task, self.seed, state.draw)
+            to_end = bool(self.sampler.credits - {"step"})
+            chosen = select_next(samples, task, self.seed, state.draw, through_solved=to_end)
         following = None if chosen is None else await self.sampler.next_point(point, state, chosen)
         if following is not None:
             outcome = "next" if isinstance(following.need, NeedsCompletion) else "finished"
         else:
             outcome = "solved" if any(task.is_solved_by(sample.doc_ids) for sample in samples) else "stuck"
         name = None if chosen is None else chosen.id
-        self.store.put_visit(PathStep(task.id, step, self.policy_digest, state.id, point.parent, name, outcome))
+        self.store.put_visit(PathStep(task.id, step, self.sampler.policy_digest, state.id, point.parent, name, outcome))
         return following
+
+    def _refuse_unseen_searches(self) -> None:
+        """Stop where the reward is of searches, and the program came to its ends without one."""
+        if self.sampler.credits != {"final"} and self._n_searches and not any(self._n_searches):
+            raise ProgramError(
+                f"{type(self.runner.replay.program).__name__} made no search that leret sees in its first "
+                f"{len(self._n_searches)} tasks: wrap the program's search with leret.search_tool(fn), or use credit "
+                "final"
+            )
 
     def _check(self, stats: SamplingStats, last: bool = False) -> None:
         if self.max_error_rate is not None:
             refuse_failures(stats, self.max_error_rate, self.max_unparsed_rate, last)
+
+
+async def predictors_searched(runner: ProgramRunner, sampler: StateSampler, tasks: Iterable[Task]) -> dict[str, bool]:
+    """Whether a search follows each predictor, before the next LM call: seen on one path of each of the first tasks.
+
+    A completion that does not parse says nothing, nor does a task that fails; predictors that no path comes to are
+    missing. Nothing is stored.
+
+    Raises:
+        LeretError: the program is not deterministic, or all tasks failed.
+    """
+    searched: dict[str, bool] = {}
+    errors: list[PolicyError | RetrievalError | ProgramError] = []
+
+    async def one(task: Task) -> list[BranchPoint]:
+        results: SearchResults = {}
+        try:
+            need = await runner.advance(task, (), results, check=True)
+            start = BranchPoint(task, need, results=results, check=True)
+            return [point async for point in sampler.run_on(start, "look", task.id)]
+        except (PolicyError, RetrievalError, ProgramError) as error:
+            errors.append(error)
+            return []
+
+    paths = await gathered(one(task) for task in islice(tasks, LOOKED_AT))
+    if paths and len(errors) == len(paths):
+        raise errors[0].failed()
+    for before, after in chain.from_iterable(map(pairwise, paths)):
+        if isinstance(before.need, NeedsCompletion) and not isinstance(after.steps[-1].outputs, AdapterParseError):
+            name, added = before.need.predictor, len(after.need.searches) > len(before.need.searches)
+            searched[name] = searched.get(name, False) or added
+    return dict(sorted(searched.items()))
 
 
 def refuse_failures(stats: SamplingStats, max_error_rate: float, max_unparsed_rate: float, last: bool = False) -> None:

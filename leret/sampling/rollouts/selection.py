@@ -1,8 +1,8 @@
 """Which sample of a state goes on to the next step.
 
 Source: LeReT, section 4.1 and its code: one state a question and step goes on. Samples that found everything end
-there; the others are grouped by reward, a level is drawn with its reward as the weight (0.5 more on the highest
-level), and then one of its members.
+there, unless what the program does at its end is learnt as well; the others are grouped by reward, a level is drawn
+with its reward as the weight (0.5 more on the highest level), and then one of its members.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def reward_levels(samples: Sequence[Sample]) -> list[tuple[float, list[Sample]]]
     return sorted(by_reward.items(), reverse=True, key=lambda level: level[0])
 
 
-def select_next(samples: Sequence[Sample], task: Task, seed: int, draw: str) -> Sample | None:
+def select_next(
+    samples: Sequence[Sample], task: Task, seed: int, draw: str, through_solved: bool = False
+) -> Sample | None:
     """The sample that goes on.
 
     Args:
@@ -37,11 +39,12 @@ def select_next(samples: Sequence[Sample], task: Task, seed: int, draw: str) -> 
         task: whose gold documents tell which samples are solved.
         seed: of the run.
         draw: makes the draw of every state its own.
+        through_solved: solved samples go on like the others.
 
     Returns:
         None where every sample is solved or none has a reward.
     """
-    levels = reward_levels([sample for sample in samples if not task.is_solved_by(sample.doc_ids)])
+    levels = reward_levels([one for one in samples if through_solved or not task.is_solved_by(one.doc_ids)])
     if not levels:
         return None
     rng = random.Random(int(digest("next", seed, draw), 16))

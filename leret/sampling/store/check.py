@@ -91,10 +91,14 @@ def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) 
     if not hasattr(ranking, name.partition("@")[0]):
         report.notes.append(f"rewards are not computed again: {name} needs more than a ranking")
         return
-    sql = "SELECT id, question_id, completion, outputs, doc_ids, scores, reward FROM samples WHERE reward IS NOT NULL"
+    sql = (  # the reward of a program's end is of no stored ranking
+        "SELECT id, question_id, completion, outputs, doc_ids, scores, "
+        "iif(json_extract(components, '$.final') IS NULL, reward, json_extract(components, '$.step')) AS reward "
+        "FROM samples WHERE reward IS NOT NULL AND json_extract(components, '$.sampled') IS NULL"
+    )
     for row in database.execute(sql):
         task = tasks.get(row["question_id"])
-        if task is None:
+        if task is None or row["reward"] is None:
             continue
         found = zip(json.loads(row["doc_ids"]), json.loads(row["scores"]), strict=True)
         passages = tuple(Passage(doc_id, "", "", score) for doc_id, score in found)

@@ -164,9 +164,10 @@ class Store:
                 yield StateSamples(state, digest, tuple(sample_of(row) for row in members))
 
     def finished(self, policy_digest: str | None = None) -> Iterator[StateSamples]:
-        """The `groups` of questions that are done."""
+        """The `groups` of questions that are done, at predictors that are sampled."""
         done = {digest: self.done(digest) for digest in self.policy_digests()}
-        return (group for group in self.groups(policy_digest) if group.state.question_id in done[group.policy_digest])
+        groups = (group for group in self.groups(policy_digest) if group.samples[0].is_sampled)
+        return (group for group in groups if group.state.question_id in done[group.policy_digest])
 
     def question_ids(self) -> set[str]:
         """Every question that was sampled."""

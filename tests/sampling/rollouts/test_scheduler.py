@@ -11,7 +11,7 @@ from leret.core.types import Failure
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
-from leret.sampling.rollouts.branching import SamplingPlan, StateSampler
+from leret.sampling.rollouts.branching import Role, SamplingPlan, StateSampler
 from leret.sampling.rollouts.scheduler import Scheduler, refuse_unparsed
 from leret.sampling.store.store import Store
 from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
@@ -27,8 +27,8 @@ def sample(path, replay, formatter, policy=None, retriever=None, n=12, concurren
         front = SearchBatcher(retriever or FakeRetriever())
         runner = ProgramRunner(replay, formatter, front)
         with Store(path) as store:
-            sampler = StateSampler(runner, policy_, store, SamplingPlan((ZERO_SHOT, FEW), 2, 7, 1.0, 1.0, 8))
-            scheduler = Scheduler(runner, sampler, store, policy_.digest, seed=7, max_error_rate=1.0)
+            plan = SamplingPlan((ZERO_SHOT, FEW), 2, 7, 1.0, 1.0, 8, role=lambda need: Role(policy_))
+            scheduler = Scheduler(runner, StateSampler(runner, store, plan), store, seed=7, max_error_rate=1.0)
             try:
                 return await scheduler.run(questions(n), concurrency)
             finally:

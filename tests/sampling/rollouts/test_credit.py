@@ -1,0 +1,332 @@
+"""Who answers a predictor, and what scores its completions: a step, the program's end, or both."""
+
+import asyncio
+from collections import Counter, defaultdict
+
+import dspy
+import pytest
+
+from leret.config.sampling import SamplingSettings
+from leret.core.errors import ConfigError, PolicyError, ProgramError
+from leret.core.runs import Run
+from leret.core.types import Outcome, Task
+from leret.policies.base import Completion
+from leret.programs import Found, Search
+from leret.programs.adapters import CompactAdapter
+from leret.programs.prompts import ZERO_SHOT, Prompt
+from leret.retrieval.batching import SearchBatcher
+from leret.sampling.preferences.dataset import sft_targets
+from leret.sampling.rollouts.branching import Role, SamplingPlan
+from leret.sampling.rollouts.selection import select_next
+from leret.sampling.stage import sample_tasks
+from leret.sampling.store.store import Store
+from tests.sampling.fakes import FakePolicy, FakeRetriever, made, questions
+
+FEW = Prompt("1", {"write": [{"question": "who", "query": "find who"}]})
+SETTINGS = SamplingSettings(max_error_rate=1.0, max_unparsed_rate=1.0, concurrency=5)
+
+
+class Answering(dspy.Module):
+    """Plans, searches and answers; `answer` ends the program."""
+
+    def __init__(self):
+        super().__init__()
+        self.plan = dspy.Predict("question -> plan")
+        self.write = dspy.Predict("question, plan -> query")
+        self.answer = dspy.Predict("question, context: list[str] -> answer")
+        self.search = Search(k=2)
+
+    def forward(self, question):
+        found = self.search(self.write(question=question, plan=self.plan(question=question).plan).query, Found())
+        return self.answer(question=question, context=found.passages)
+
+
+class Searchless(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.write = dspy.Predict("question -> query")
+        self.answer = dspy.Predict("question, query -> answer")
+
+    def forward(self, question):
+        return self.answer(question=question, query=self.write(question=question).query)
+
+
+class Retelling(Answering):
+    """Makes a predictor on the way."""
+
+    def forward(self, question):
+        found = self.search(self.write(question=question, plan="").query)
+        told = dspy.Predict("notes: list[str] -> story")(notes=found.passages)
+        return self.answer(question=question, context=[told.story])
+
+
+class Recorded(FakePolicy):
+    """Notes the inputs that it was asked about; writes nothing where it is ``mute``."""
+
+    def __init__(self, name="fake", mute=lambda request: False, **values):
+        super().__init__(**values)
+        self.name, self.digest, self.mute = name, f"{name}-policy", mute
+
+    def _one(self, request, seed):
+        return Completion("", "stop", 1, 0) if self.mute(request) else super()._one(request, seed)
+
+    @property
+    def asked(self):
+        """Completions by predictor."""
+        return Counter(step_of(request) for request in self.requests for _ in request.seeds)
+
+
+def step_of(request):
+    last = request.messages[-1]["content"]
+    return "answer" if "context:" in last else "write" if "plan:" in last else "plan"
+
+
+def is_alpha(outcome):
+    return float("alpha" in outcome.prediction.answer)
+
+
+def sample(path, role, program=None, tasks=None, prompts=(ZERO_SHOT, FEW), run=None, n=2, retriever=None, **plan):
+    """One session; ``role`` is a role, roles by predictor, or a policy that answers all of them."""
+    roles = role if isinstance(role, dict) else defaultdict(lambda: role if isinstance(role, Role) else Role(role))
+
+    async def main():
+        searches = SearchBatcher(retriever or FakeRetriever())
+        made = SamplingPlan(prompts, n, 7, 1.0, 1.0, 8, role=lambda need: roles[need.predictor], **plan)
+        parts = program or Answering(), CompactAdapter(), searches, made
+        try:
+            with Store(path) as store:
+                return await sample_tasks(tasks or questions(6), *parts, store, SETTINGS, run=run)
+        finally:
+            searches.close()
+
+    return asyncio.run(main())
+
+
+def groups_of(path, predictor=None):
+    with Store(path, read_only=True) as store:
+        return [group for group in store.groups() if predictor in {None, group.state.predictor}]
+
+
+def samples_of(path, predictor=None):
+    return [sample for group in groups_of(path, predictor) for sample in group.samples]
+
+
+# ------------------------------------------------------------------ roles
+
+
+def test_each_policy_answers_its_own_predictors_once(tmp_path):
+    writer, reader = Recorded("writer"), Recorded("reader")
+    frozen = Role(reader, sampled=False, temperature=0.0, max_tokens=30)
+    roles = {"plan": frozen, "write": Role(writer), "answer": frozen}
+    stats = sample(tmp_path / "db", roles)
+    assert (set(writer.asked), set(reader.asked)) == ({"write"}, {"plan", "answer"})
+    assert {(request.temperature, request.max_tokens) for request in reader.requests} == {(0.0, 30)}
+    for group in groups_of(tmp_path / "db"):
+        assert group.policy_digest == stats.policy_digest not in {writer.digest, reader.digest}
+        sizes = {"plan": ["0"], "write": ["0", "0", "1", "1"], "answer": ["0"]}
+        assert [sample.prompt for sample in group.samples] == sizes[group.state.predictor]
+    again = [Recorded("writer"), Recorded("reader")]
+    sample(tmp_path / "db", {name: Role(again[role.policy is reader], role.sampled, "auto", role.temperature,
+                                        role.max_tokens) for name, role in roles.items()})  # fmt: skip
+    assert not again[0].requests
+    assert not again[1].requests
+
+
+def test_nothing_is_learnt_from_a_predictor_that_is_not_sampled(tmp_path):
+    policy = Recorded()
+    roles = {name: Role(policy, sampled=name == "write") for name in ("plan", "write", "answer")}
+    sample(tmp_path / "db", roles)
+    assert {(s.reward, *s.components) for s in samples_of(tmp_path / "db", "answer")} == {(0.0, "sampled")}
+    with Store(tmp_path / "db", read_only=True) as store:
+        assert {group.state.predictor for group in store.finished()} == {"write"}
+        writes = {group.state.id for group in groups_of(tmp_path / "db", "write")}
+        assert {row["state_id"] for row in sft_targets(store, "random", require_spread=False)} <= writes
+
+
+def test_what_forward_makes_itself_is_completed_and_not_sampled(tmp_path):
+    policy = Recorded()
+    sample(tmp_path / "db", Role(policy, credit="final"), Retelling(), final=is_alpha)
+    sizes = {group.state.predictor: len(group.samples) for group in groups_of(tmp_path / "db")}
+    assert sizes == {"write": 4, "(StringSignature)": 1, "answer": 4}
+
+
+def test_a_policy_that_was_away_is_asked_only_for_what_is_missing(tmp_path):
+    def roles(writer, reader):
+        return {"plan": Role(reader, False), "write": Role(writer, credit="both"), "answer": Role(reader, False)}
+
+    sample(tmp_path / "whole", roles(Recorded("writer"), Recorded("reader")), final=is_alpha)
+    away = Recorded("reader", fail=lambda request: step_of(request) == "answer" and "number 1" in str(request.messages))
+    first = sample(tmp_path / "db", roles(Recorded("writer"), away), final=is_alpha)
+    assert (first.waiting, set(first.failures)) == (1, {"policy"})
+    writer, reader = Recorded("writer"), Recorded("reader")
+    sample(tmp_path / "db", roles(writer, reader), final=is_alpha)
+    assert (writer.asked, set(reader.asked)) == (Counter(), {"answer"})
+    assert groups_of(tmp_path / "db") == groups_of(tmp_path / "whole")
+
+
+# ------------------------------------------------------------------ credit
+
+
+def test_a_predictor_that_a_search_follows_takes_step_and_the_others_final(tmp_path):
+    stats = sample(tmp_path / "db", Recorded(), final=is_alpha)
+    parts = {
+        name: {tuple(s.components) for s in samples_of(tmp_path / "db", name)} for name in ("plan", "write", "answer")
+    }
+    assert parts["write"] == {("ap", "recall")}
+    assert parts["plan"] == parts["answer"] == {("recall", "ap", "final")}
+    assert all(s.reward == s.components["final"] for s in samples_of(tmp_path / "db", "answer"))
+    assert all(s.reward == s.components["ap"] for s in samples_of(tmp_path / "db", "write"))
+    assert stats.notes == []
+
+
+def test_without_a_final_reward_the_others_are_not_sampled_and_named(tmp_path):
+    stats = sample(tmp_path / "db", Recorded())
+    sizes = Counter((group.state.predictor, len(group.samples)) for group in groups_of(tmp_path / "db"))
+    assert set(sizes) - {("answer", 1)} == {("plan", 1), ("write", 4)}
+    assert [note.split(" ", 1)[0] for note in stats.notes] == ["plan", "answer"]
+
+
+def test_what_is_learnt_of_the_searches_is_noted_in_the_run(tmp_path):
+    run = Run.create(tmp_path / "run")
+    sample(run.store, Recorded(), run=run)
+    assert run.manifest()["searched"] == {"answer": False, "plan": False, "write": True}
+    again = Recorded()
+    sample(run.store, again, run=run)
+    assert not again.requests
+
+
+def test_a_single_sampled_predictor_needs_no_look_at_its_searches(tmp_path):
+    policy = Recorded()
+    sample(tmp_path / "db", {"plan": Role(policy, False), "write": Role(policy), "answer": Role(policy, False)})
+    assert policy.asked["write"] == 6 * 4
+
+
+def test_a_policy_that_is_away_from_the_start_says_so(tmp_path):
+    with pytest.raises(PolicyError, match="the server is away"):
+        sample(tmp_path / "db", Recorded(fail=lambda request: True))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_each_sample_is_run_to_the_end_n_times_and_the_mean_counts(tmp_path, n):
+    policy = Recorded()
+    roles = {"plan": Role(policy, False), "write": Role(policy, credit="final"), "answer": Role(policy, False)}
+    sample(tmp_path / "db", roles, final=is_alpha, n_continuations=n)
+    writes, answers = groups_of(tmp_path / "db", "write"), groups_of(tmp_path / "db", "answer")
+    n_places = sum(len({s.outputs["query"] for s in group.samples}) for group in writes)
+    assert policy.asked["answer"] == n * n_places + len(answers)  # equal queries lead to one place
+    rewards = [s.reward for group in writes for s in group.samples]
+    assert {round(reward * n) / n for reward in rewards} == set(rewards)
+    assert len(set(rewards)) > 1
+
+
+def test_a_sample_that_ends_the_program_needs_no_continuation(tmp_path):
+    policy = Recorded()
+    roles = {"plan": Role(policy, False), "write": Role(policy, False), "answer": Role(policy, credit="final")}
+    sample(tmp_path / "db", roles, final=is_alpha, n_continuations=3)
+    assert policy.asked == {"plan": 6, "write": 6, "answer": 24}
+    for answer in samples_of(tmp_path / "db", "answer"):
+        assert answer.reward == float("alpha" in answer.outputs["answer"])
+
+
+def test_both_is_a_weighted_mean_that_keeps_its_parts(tmp_path):
+    sample(tmp_path / "db", Role(Recorded(), credit="both"), final=is_alpha, final_weight=0.25)
+    for s in samples_of(tmp_path / "db"):
+        assert s.reward == 0.25 * s.components["final"] + 0.75 * s.components["step"]
+        assert s.components["step"] == s.components["ap"]
+
+
+def test_a_run_that_does_not_parse_on_the_way_counts_as_zero(tmp_path):
+    mute = Recorded(mute=lambda request: step_of(request) == "answer")
+    sample(tmp_path / "db", Role(mute, credit="final"), final=lambda outcome: 1.0)
+    assert {s.reward for s in samples_of(tmp_path / "db", "write")} == {0.0}
+    assert {s.failure.kind for s in samples_of(tmp_path / "db", "answer")} == {"parse"}
+
+
+def test_an_outage_on_the_way_is_no_score_and_costs_no_completion_again(tmp_path):
+    roles = Role(Recorded(), credit="final")
+    sample(tmp_path / "whole", roles, final=is_alpha, n_continuations=2)
+    away = Recorded(fail=lambda request: step_of(request) == "answer")
+    with pytest.raises(PolicyError, match="the server is away"):
+        sample(tmp_path / "db", Role(away, credit="final"), final=is_alpha, n_continuations=2)
+    assert {(s.reward, s.failure.kind) for s in samples_of(tmp_path / "db")} == {(None, "policy")}
+    had = {s.seed for s in samples_of(tmp_path / "db") if s.completion is not None}
+    policy = Recorded()
+    sample(tmp_path / "db", Role(policy, credit="final"), final=is_alpha, n_continuations=2)
+    assert had
+    assert not had & {seed for request in policy.requests for seed in request.seeds}
+    assert groups_of(tmp_path / "db") == groups_of(tmp_path / "whole")
+
+
+def test_continuations_are_the_same_at_any_concurrency(tmp_path, monkeypatch):
+    for name, n in (("one", 1), ("many", 6)):
+        monkeypatch.setattr(f"{__name__}.SETTINGS", SETTINGS.model_copy(update={"concurrency": n}))
+        sample(tmp_path / name, Role(Recorded(), credit="both"), final=is_alpha, n_continuations=2)
+    assert groups_of(tmp_path / "one") == groups_of(tmp_path / "many")
+
+
+def test_a_function_is_a_reward_of_a_step_too(tmp_path):
+    roles = {name: Role(Recorded(), sampled=name == "write") for name in ("plan", "write", "answer")}
+    sample(tmp_path / "db", roles, reward=lambda outcome: float(len(outcome.doc_ids)))
+    assert all(s.reward == s.components["reward"] == len(s.doc_ids) for s in samples_of(tmp_path / "db", "write"))
+
+
+# ------------------------------------------------------------------ where a path ends, and what is refused
+
+
+class Oracle(FakeRetriever):
+    """Finds the documents of every question."""
+
+    def search(self, queries, k):
+        return [self._one("alpha beta", k) for _ in queries]
+
+
+SOLVED = [Task.question(f"q{i}", f"number {i}", gold=("alpha", "beta")) for i in range(2)]
+
+
+@pytest.mark.parametrize(("final", "predictors"), [(None, {"plan", "write"}), (is_alpha, {"plan", "write", "answer"})])
+def test_a_path_ends_where_all_is_found_unless_the_end_is_learnt_too(tmp_path, final, predictors):
+    sample(tmp_path / "db", Recorded(), tasks=SOLVED, retriever=Oracle(), final=final)
+    assert {group.state.predictor for group in groups_of(tmp_path / "db")} == predictors
+
+
+def test_solved_samples_are_drawn_like_others_where_paths_go_through_them():
+    both = [made("done", 1.0, doc_ids=("alpha", "beta")), made("open", 0.0, doc_ids=())]
+    drawn = [select_next(both, SOLVED[0], 0, f"s{i}", through_solved=True).id for i in range(50)]
+    assert Counter(drawn) == {"done": 50}  # the other level weighs 0
+    assert select_next(both, SOLVED[0], 0, "s").id == "open"
+
+
+def test_tasks_without_gold_are_sampled_by_their_end_and_not_by_steps(tmp_path):
+    tasks = [Task.question(f"q{i}", f"number {i}") for i in range(3)]
+    sample(tmp_path / "db", Role(Recorded(), credit="final"), tasks=tasks, final=is_alpha)
+    assert {tuple(s.components) for s in samples_of(tmp_path / "db")} == {("final",)}
+    with pytest.raises(ConfigError, match=r"no value for question q.*credit final"):
+        sample(tmp_path / "steps", Role(Recorded(), credit="step"), tasks=tasks)
+
+
+@pytest.mark.parametrize("credit", ["auto", "step", "both"])
+def test_a_program_without_a_search_is_refused(tmp_path, credit):
+    final = is_alpha if credit == "both" else None
+    with pytest.raises(ProgramError, match=r"Searchless made no search.*leret\.search_tool\(fn\), or use credit final"):
+        sample(tmp_path / "db", Role(Recorded(), credit=credit), Searchless(), final=final)
+
+
+@pytest.mark.parametrize("credit", ["auto", "final"])
+def test_a_program_without_a_search_is_sampled_by_its_end(tmp_path, credit):
+    sample(tmp_path / "db", Role(Recorded(), credit=credit), Searchless(), final=is_alpha)
+    assert len(samples_of(tmp_path / "db")) == 2 * 6 * 4
+
+
+def test_a_final_credit_needs_a_final_reward_with_a_value(tmp_path):
+    with pytest.raises(ConfigError, match="need a final reward"):
+        sample(tmp_path / "db", Role(Recorded(), credit="final"))
+    with pytest.raises(ConfigError, match="final reward has no value for task q"):
+        sample(tmp_path / "db", Role(Recorded(), credit="final"), final=lambda outcome: None)
+
+
+def test_the_final_reward_sees_the_end(tmp_path):
+    seen: list[Outcome] = []
+    sample(tmp_path / "db", Role(Recorded(), credit="final"), final=lambda outcome: seen.append(outcome) or 0.5)
+    assert {outcome.n_steps for outcome in seen} == {3}
+    assert all(outcome.outputs == {"answer": outcome.prediction.answer} for outcome in seen)
+    assert any(outcome.ranking for outcome in seen)
