@@ -109,3 +109,8 @@ def test_a_request_names_the_model_that_its_lm_has_now(change):
     lm = dspy_internals.EngineLM("old", lambda request: dspy_internals.text_response(request, request.model))
     assert lm("?") == ["leret/old"]
     assert (change(lm) or lm)("?") == ["leret/new"]
+
+
+def test_the_state_of_an_lm_is_its_attributes_its_engine_and_its_settings():
+    state = dspy.LM("openai/m", temperature=0.5, api_key="k", stop="x", engine="litellm").dump_state()
+    assert state.keys() - dspy_internals.LM_ATTRIBUTES == {"engine", "cache", "temperature", "max_tokens", "stop"}
