@@ -19,6 +19,7 @@ _HOMES = {
     "Provider": "leret.optimize.provider",
     "Search": "leret.programs.search",
     "load": "leret.programs.saved",
+    "save": "leret.programs.saved",
     "search_tool": "leret.programs.search",
 }
 
@@ -32,6 +33,7 @@ __all__ = [
     "Search",
     "__version__",
     "load",
+    "save",
     "search_tool",
 ]
 

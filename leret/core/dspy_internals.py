@@ -17,12 +17,18 @@ import dspy
 from dspy import lm15
 from dspy.adapters.utils import parse_value
 from dspy.clients._deprecation import adapter_message_call
+from dspy.clients.base_lm import LM_CLASS_STATE_KEY
 from dspy.clients.provider import Provider, ReinforceJob, TrainingJob
 from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus, get_finetune_directory
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
 __all__ = ["AdapterParseError", "ContextWindowExceededError", "LMError", "Provider", "ReinforceJob", "TrainDataFormat",
            "TrainingJob", "TrainingStatus", "get_finetune_directory", "lm15", "parse_value"]  # fmt: skip
+
+LM_ATTRIBUTES = frozenset(
+    {LM_CLASS_STATE_KEY, "model", "model_type", "num_retries", "finetuning_model", "launch_kwargs", "train_kwargs"}
+)
+"""What ``dspy.LM.dump_state`` holds beside its engines and the keyword arguments of its requests."""
 
 PART_MARKER = "<<CUSTOM-TYPE-"
 """DSPy's base adapter splits a message into parts at such a marker."""

@@ -131,7 +131,7 @@ class State:
 
     Attributes:
         id: digest of (question id, predictor, messages), so that a group saw one prompt.
-        step: LM calls before this one, so 0 at the first hop.
+        step: LM calls before this one.
         messages: what the zero-shot prompt sends here: the prompt of every preference.
         parent: id of the sample that led here; None at the first step.
     """
@@ -228,15 +228,13 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Hop:
+class LMCall:
     """One step of a rollout.
 
     Attributes:
         messages: what was sent, under the rollout's prompt; empty where nothing was (a rule answered).
         completion: what the policy wrote; None for a system without an LM.
         outputs: the fields parsed from it; None where it does not parse.
-        ranking: the union of all that was retrieved by the end of this step; what was known before it, where the
-            step failed.
     """
 
     predictor: str
@@ -244,17 +242,23 @@ class Hop:
     messages: tuple[Mapping[str, str], ...]
     completion: str | None
     outputs: Mapping[str, Json] | None
-    ranking: Ranking
     n_prompt_tokens: int | None = None
     n_completion_tokens: int | None = None
 
-    @property
-    def query(self) -> str | None:
-        """The last output: what a predictor reasons comes before what it answers. None where nothing was parsed."""
-        if not self.outputs:
-            return None
-        value = list(self.outputs.values())[-1]
-        return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One search of a rollout, whatever number of LM calls led to it.
+
+    Attributes:
+        queries: several where `leret.Search` was called with a list.
+        ranking: the union of all that was retrieved by the end of this search, best first.
+        n_steps: LM calls before it.
+    """
+
+    queries: tuple[str, ...]
+    ranking: Ranking
+    n_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +269,7 @@ class Rollout:
         finished: the program returned; ``prediction`` is what it returned.
         failure: why it did not.
         index: which of several runs on the same task.
+        steps: the LM calls, also those that no search follows.
     """
 
     question_id: str
@@ -273,6 +278,7 @@ class Rollout:
     failure: Failure | None = None
     prediction: Any = None
     index: int = 0
+    steps: tuple[LMCall, ...] = ()
 
     @property
     def ranking(self) -> Ranking:

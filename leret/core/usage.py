@@ -99,7 +99,7 @@ class UsageMeter:
 
 
 class UsageByPrompt:
-    """Counts the calls of a session by hop and prompt; of one thread. Prices are of a million tokens."""
+    """Counts the calls of a session by step and prompt; of one thread. Prices are of a million tokens."""
 
     def __init__(self, price_prompt: float = 0.0, price_completion: float = 0.0) -> None:
         self._prices = price_prompt, price_completion
@@ -124,16 +124,16 @@ class UsageByPrompt:
 
     @property
     def total(self) -> dict[str, float | int]:
-        """`Usage.facts` over all hops and prompts."""
+        """`Usage.facts` over all steps and prompts."""
         total = Usage()
         for usage in self._usages.values():
             total.add(usage)
         return total.facts(self._prices)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """`Usage.facts` by hop (from 1) and prompt, in their order."""
+        """`Usage.facts` by step (LM calls before it) and prompt, in their order."""
         for step, prompt in sorted(self._usages, key=lambda key: (key[0], len(key[1]), key[1])):
-            yield {"hop": step + 1, "prompt": prompt, **self._usages[step, prompt].facts(self._prices)}
+            yield {"step": step, "prompt": prompt, **self._usages[step, prompt].facts(self._prices)}
 
 
 class UsageEvents:
@@ -156,7 +156,7 @@ class UsageEvents:
             "seconds": round(time.monotonic() - self._began, 3),
             **self._usage.total,
             "searches": self._searches(),
-            "by_hop_and_prompt": list(self._usage.rows()),
+            "by_step_and_prompt": list(self._usage.rows()),
             **({"endpoint": endpoint} if endpoint else {}),
         }
 

@@ -1,4 +1,4 @@
-"""Systems without an LM: rules that answer the program's steps, RM3, and the fusion of what other systems found.
+"""Systems without an LM: rules that answer the program's LM calls, RM3, and the fusion of what other systems found.
 
 Rules go through the program itself, so that they see its cut-offs, its number of hops and its `exclude_seen` exactly as
 a policy does.
@@ -6,13 +6,14 @@ a policy does.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import dspy
 
 from leret.core.errors import ConfigError, RetrievalError
-from leret.core.types import Document, Failure, Hop, Passage, Rollout, Task
+from leret.core.types import Document, Failure, Hop, LMCall, Passage, Rollout, Task
 from leret.evaluation.results import ScoredHop, first_runs
 from leret.programs.prompts import Formatter
 from leret.programs.replay import NeedsCompletion, Step
@@ -23,7 +24,7 @@ _HEAD_WORDS = 12
 """Words of a document without a title that stand for it."""
 
 Script = Callable[[Task, int], Sequence[str]]
-"""(task, step from 0) to the texts to search for at that step."""
+"""(task, step from 0) to the texts that answer the step."""
 
 
 class ScriptedPolicy:
@@ -33,47 +34,67 @@ class ScriptedPolicy:
         self._formatter = formatter
         self._script = script
 
-    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[Hop, Step]:
-        """A hop without a completion."""
-        outputs = answer_fields(self._formatter.signature(need.predictor), self._script(task, step))
-        hop = Hop(need.predictor, need.inputs, (), None, outputs, need.ranking)
-        return hop, self._formatter.scripted(need, outputs)
+    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]:
+        """A step without a completion."""
+        outputs = answer_fields(need.predictor, need.call.signature, self._script(task, step))
+        return LMCall(need.predictor, need.inputs, (), None, outputs), self._formatter.scripted(need, outputs)
 
 
 def raw_question(task: Task, step: int) -> Sequence[str]:
-    """The question itself, at every hop."""
+    """The question itself, at every step."""
     return (task.text,)
 
 
-def oracle_titles(corpus: Mapping[str, Document], n_steps: Mapping[str, int]) -> Script:
-    """The gold titles in their order, one a hop; the last hop asks for all that remain.
+def marked_question(task: Task, step: int) -> Sequence[str]:
+    """The question after a word that names the step, by which `query_places` knows it again."""
+    return (f"answerofstep{step}end {task.text}",)
 
-    A document without a title is asked for by its first words. A hop beyond the last title asks for that one again.
-    ``n_steps`` are the program's by task id.
+
+def query_places(rollout: Rollout) -> dict[int, int]:
+    """The place, from 0, of the query that each step writes, from a rollout under `marked_question`.
+
+    Steps that no query comes from (of a planner, or the answer at the end) have none.
+    """
+    places: dict[int, int] = {}
+    for query in (query for hop in rollout.hops for query in hop.queries):
+        place = len(set(places.values()))
+        for step in re.findall(r"answerofstep(\d+)end", query, re.IGNORECASE):
+            places.setdefault(int(step), place)
+    return places
+
+
+def oracle_titles(corpus: Mapping[str, Document], places: Mapping[str, Mapping[int, int]]) -> Script:
+    """The gold titles in their order, one a query; the last one asks for all that remain.
+
+    A document without a title is asked for by its first words. A query beyond the last title asks for that one again.
+    ``places`` are those of `query_places` by task id.
     """
 
     def script(task: Task, step: int) -> Sequence[str]:
         gold = [corpus[doc_id] for doc_id in task.gold if doc_id in corpus]
         titles = [d.title.strip() or " ".join(d.text.split()[:_HEAD_WORDS]) for d in gold] or [task.text]
-        if step >= n_steps.get(task.id, 1) - 1:
-            return titles[step:] or titles[-1:]
-        return (titles[min(step, len(titles) - 1)],)
+        own = places.get(task.id, {})
+        n_places = len(set(own.values()))
+        place = own.get(step, n_places)
+        return titles[place : None if place >= n_places - 1 else place + 1] or titles[-1:]
 
     return script
 
 
-def answer_fields(signature: type[dspy.Signature], texts: Sequence[str]) -> dict[str, Any]:
-    """Outputs of a predictor that hold ``texts``: a list where the field is one, else one line."""
-    outputs: dict[str, Any] = {}
-    for name, info in signature.output_fields.items():
-        if info.annotation is str:
-            outputs[name] = " ".join(texts)
-        elif info.annotation == list[str]:
-            outputs[name] = list(texts)
-        else:
-            why = f"need a program that writes texts, but {signature.__name__}.{name} is {info.annotation}"
-            raise ConfigError(f"systems: raw-question and oracle-titles {why}; leave them out of `systems`")
-    return outputs
+def answer_fields(predictor: str, signature: type[dspy.Signature] | None, texts: Sequence[str]) -> dict[str, Any]:
+    """Outputs of a predictor that hold ``texts``: a list where the field is one, else one line.
+
+    Raises:
+        ConfigError: a field is of another type, or the program calls its LM without a signature.
+    """
+    fields = {} if signature is None else {name: info.annotation for name, info in signature.output_fields.items()}
+    special = [f"{predictor}.{name} is {kind}" for name, kind in fields.items() if kind not in (str, list[str])]
+    if special or not fields:
+        raise ConfigError(
+            "systems: raw-question, rm3 and oracle-titles need a program whose predictors write texts alone, but "
+            f"{special[0] if special else f'{predictor} has no output fields'}; leave them out of `systems`"
+        )
+    return {name: " ".join(texts) if kind is str else list(texts) for name, kind in fields.items()}
 
 
 def rm3_retriever(retriever: Retriever) -> Retriever:
@@ -100,6 +121,7 @@ def fuse(parts: Sequence[Sequence[ScoredHop]], questions: Sequence[Task]) -> Ite
             kind, _, message = (failed or "fused: one of the systems has no result for it").partition(": ")
             yield Rollout(question.id, (), False, Failure(kind, message))
             continue
+        runs = [[row for row in run if not row.unparsed] or run for run in runs]
         n_hops = max(len(run) for run in runs)
         at_hop = [[run[min(hop, len(run) - 1)] for run in runs] for hop in range(n_hops)]
         yield Rollout(question.id, tuple(_hop(rows) for rows in at_hop), True)
@@ -109,4 +131,4 @@ def _hop(rows: Sequence[ScoredHop]) -> Hop:
     found = [[Passage(doc_id, "", "", 0.0) for doc_id in row.doc_ids] for row in rows]
     query = " + ".join(row.query for row in rows if row.query)
     ranking = reciprocal_rank_fusion([tuple(ranking) for ranking in found], [1.0] * len(found))
-    return Hop("", {}, (), None, {"query": query} if query else None, ranking)
+    return Hop((query,) if query else (), ranking)

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-from leret.core.types import Document, Outcome, Rollout, Task
+from leret.core.types import Document, Hop, Outcome, Rollout, Task
 from leret.evaluation.results import ScoredHop
 from leret.rewards import reward
 from leret.rewards.ranking import recall
@@ -46,21 +46,25 @@ class Scorer:
         self._hidden = {task.id: hidden_gold(task, corpus) for task in tasks} if BRIDGE_FOUND in names else {}
 
     def rows(self, rollout: Rollout) -> list[ScoredHop]:
-        """One row a hop, and one more for what ended a run before its time."""
-        task, n_hops = self._tasks[rollout.question_id], len(rollout.hops)
-        rows = []
-        for i, hop in enumerate(rollout.hops, 1):
-            prediction = rollout.prediction if i == n_hops else None
-            outcome = Outcome(task, hop.completion or "", hop.outputs or {}, hop.ranking, prediction, i)
-            place = (task.id, task.type, rollout.index, i, hop.query, hop.completion)
-            scores = tuple(passage.score for passage in hop.ranking)
-            values = {} if rollout.error else self._values(outcome)
-            unparsed = rollout.unparsed and i == n_hops
-            rows.append(ScoredHop(*place, outcome.doc_ids, scores, values, unparsed))
-        if rollout.error is not None or not rows:  # a program that ended without a step found nothing
-            values = {} if rollout.error else self._values(Outcome(task, prediction=rollout.prediction, n_steps=0))
-            end = (task.id, task.type, rollout.index, n_hops + 1, None, None, (), (), values)
-            rows.append(ScoredHop(*end, failure=rollout.error))
+        """One row a hop, and one more for a run that failed, ended unparsed, or never searched."""
+        task, steps, hops = self._tasks[rollout.question_id], rollout.steps, list(rollout.hops)
+        if rollout.failure is not None or not hops:
+            hops.append(Hop((), rollout.ranking, len(steps)))
+        rows: list[ScoredHop] = []
+        n_before = 0
+        for i, hop in enumerate(hops, 1):
+            last = i == len(hops)
+            n_steps = len(steps) if last else hop.n_steps  # what follows the last search belongs to it
+            text, outputs = (steps[n_steps - 1].completion, steps[n_steps - 1].outputs) if n_steps else (None, None)
+            prediction = rollout.prediction if last else None
+            outcome = Outcome(task, text or "", outputs or {}, hop.ranking, prediction, n_steps)
+            completion = steps[hop.n_steps - 1].completion if hop.n_steps else None
+            place = (task.id, task.type, rollout.index, i, " ".join(hop.queries) or None, completion)
+            found = outcome.doc_ids, tuple(passage.score for passage in hop.ranking)
+            n_calls = sum(step.completion is not None for step in steps[n_before:n_steps])
+            end = (rollout.unparsed, rollout.error) if last else ()
+            rows.append(ScoredHop(*place, *found, {} if rollout.error else self._values(outcome), n_calls, *end))
+            n_before = n_steps
         return rows
 
     def _values(self, outcome: Outcome) -> dict[str, float]:

@@ -70,7 +70,7 @@ class Evaluation:
 
     def done(self) -> dict[str, Any] | None:
         """The summary, where all of this very evaluation is there and nothing failed."""
-        delivered = not self.delivers or (self.run.program / "policy.json").is_file()
+        delivered = not self.delivers or (self.run.program / "program.json").is_file()
         return self.summary() or None if delivered and completed(self.directory, "eval", self.key) is not None else None
 
 
@@ -78,8 +78,8 @@ class Evaluation:
 class EvalPlan:
     """What is asked for, what is there (all of it where ``done``), and what the rest costs.
 
-    ``steps`` are the LM calls of one run of the program, None where they cannot be told without an LM; ``lm_calls`` is
-    an upper bound.
+    ``steps`` are the LM calls of one run of the program, None where they cannot be told without an LM, or nothing is
+    left to ask; ``lm_calls`` is an upper bound.
     """
 
     questions: int
@@ -96,7 +96,7 @@ def plan(recipe: EvalRecipe, run: Run) -> EvalPlan:
     names = tuple(system.name for system in evaluation.systems)
     before = evaluation.done()
     if before is not None:
-        return EvalPlan(before["n_questions"], names, (), before["n_hops"], 0, True)
+        return EvalPlan(before["n_questions"], names, (), None, 0, True)
     with Environment.open(run) as environment:
         tasks, data = held_out(evaluation, environment)
         steps = steps_of(environment)

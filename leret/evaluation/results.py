@@ -25,10 +25,16 @@ from leret.core.types import Task
 
 @dataclass(frozen=True, slots=True)
 class ScoredHop:
-    """One hop of one run on one question; ``hop`` counts from 1.
+    """One hop of one run on one question, that is one search; ``hop`` counts from 1.
 
-    ``failure`` is set on the last row of a run that failed (which then has no measures); ``unparsed`` on the last row
-    of one that stopped at a completion that does not parse.
+    A run that failed, that stopped at a completion that does not parse, or that never searched, ends in one row more,
+    with its ``failure`` (and no measures), ``unparsed``, or neither.
+
+    Attributes:
+        query: what was searched for, several queries in one text; None in the row more.
+        completion: of the LM call before it.
+        doc_ids: all that was found by then, best first.
+        lm_calls: since the row before; the last row of a run holds those after its search too.
     """
 
     question_id: str
@@ -40,6 +46,7 @@ class ScoredHop:
     doc_ids: tuple[str, ...]
     scores: tuple[float, ...]
     measures: Mapping[str, float]
+    lm_calls: int = 0
     unparsed: bool = False
     failure: str | None = None
 
@@ -53,6 +60,7 @@ _FIXED = {
     "completion": pa.string(),
     "doc_ids": pa.list_(pa.string()),
     "scores": pa.list_(pa.float64()),
+    "lm_calls": pa.int32(),
     "unparsed": pa.bool_(),
     "failure": pa.string(),
 }
@@ -75,7 +83,8 @@ def read_rows(path: Path) -> list[ScoredHop]:
         records = pq.read_table(path).to_pylist()
         return [_row(record) for record in records]
     except (OSError, pa.ArrowException, KeyError) as error:
-        raise RunError(f"{path} cannot be read ({error}); delete {path.parent} and run `leret eval` again") from error
+        why = f"column {error} is missing: it is of an older leret" if isinstance(error, KeyError) else error
+        raise RunError(f"{path} cannot be read ({why}); delete {path.parent} and run `leret eval` again") from error
 
 
 def _row(record: dict[str, Any]) -> ScoredHop:
@@ -112,7 +121,7 @@ class SystemResults:
     @property
     def lm_calls(self) -> int:
         """Completions that the rows stand for."""
-        return sum(row.completion is not None for row in self.rows)
+        return sum(row.lm_calls for row in self.rows)
 
     def only(self, question_ids: Sequence[str], samples: int) -> SystemResults:
         """The rows of runs that are asked for and did not fail, in the order of the questions."""

@@ -13,7 +13,16 @@ from leret.core.errors import PolicyError
 from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.types import Document, Failure, Rollout, Task, digest
-from leret.evaluation.baselines import Script, ScriptedPolicy, fuse, oracle_titles, raw_question, rm3_retriever
+from leret.evaluation.baselines import (
+    Script,
+    ScriptedPolicy,
+    fuse,
+    marked_question,
+    oracle_titles,
+    query_places,
+    raw_question,
+    rm3_retriever,
+)
 from leret.evaluation.measures import Scorer
 from leret.evaluation.results import SystemResults, read_results, write_results
 from leret.evaluation.systems import ORACLE, RM3, System
@@ -164,9 +173,9 @@ class Evaluator:
                 for rollout in fuse([self.missing(part)[0].rows for part in system.parts], todo[0]):
                     ended(rollout)
             elif system.name == ORACLE:
-                n_steps: dict[str, int] = {}
-                run_script(raw_question, lambda rollout: n_steps.update({rollout.question_id: len(rollout.hops)}))
-                run_script(oracle_titles(self.corpus, n_steps), ended)
+                places: dict[str, dict[int, int]] = {}
+                run_script(marked_question, lambda rollout: places.update({rollout.question_id: query_places(rollout)}))
+                run_script(oracle_titles(self.corpus, places), ended)
             else:
                 run_script(raw_question, ended, rm3_retriever(setup.engine) if system.name == RM3 else setup.retriever)
         finally:

@@ -9,9 +9,10 @@
      "comparisons": [{"a", "b", "measure", "hop", "n", "difference", "ci", "p", "p_holm"}],
      "comparisons_by_hop": [...], "comparisons_by_type": [... with "type"]}
 
-`comparisons` stands after the last hop on all questions; the two others hold the earlier hops and the question types.
-Rates are in [0, 1]; a difference is a's mean less b's, over the questions that both were scored on. `p_holm` is
-adjusted within one measure of one list. Keys may be added; none goes or changes its meaning.
+A hop is a search of the program. `comparisons` stands after the last hop on all questions; the two others hold the
+earlier hops and the question types. Rates are in [0, 1]; a difference is a's mean less b's, over the questions that
+both were scored on. `p_holm` is adjusted within one measure of one list. Keys may be added; none goes or changes its
+meaning.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def summarise(
 
     Each system is compared with ``baseline`` where that is among them, and with its own rivals.
     """
-    hops = max((row.hop for _, results in systems for row in results.rows if row.failure is None), default=1)
+    ends = (row.hop for _, results in systems for row in results.rows if row.failure is None and not row.unparsed)
+    hops = max(ends, default=1)
     scores = {system.name: score_table(results.rows, questions, hops, measures) for system, results in systems}
     groups = _groups(questions)
     means = {name: _means(scores, members, measures, statistics) for name, members in groups.items()}

@@ -1,8 +1,8 @@
 """What can be evaluated in a run, by name.
 
 =================  ========================================================================
-``raw-question``   no LM: the question itself is searched for at every hop
-``oracle-titles``  no LM: the gold titles are
+``raw-question``   no LM: the question itself answers every LM call, so it is searched for at every hop
+``oracle-titles``  no LM: the gold titles are, one a query
 ``rm3``            no LM: the question itself, its words expanded by RM3 at every hop; needs a retriever of kind bm25
 ``base``           the run's policy before training, zero-shot
 ``bank:1`` ...     the same with a few-shot prompt of the run's bank

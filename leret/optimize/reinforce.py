@@ -168,7 +168,7 @@ class GRPOJob(ReinforceJob):
         if not isinstance(engine, PolicyEngine):
             raise TrainingError(f"{self.lm.model} has no weights here that can be reinforced; use leret.LM(DIRECTORY)")
         keys = {"enable_thinking": engine.settings.enable_thinking, **self.train_kwargs}
-        policies = Path(keys.pop("run_dir", None) or default_run_dir()) / "policies"
+        policies = Path(keys.pop("run_dir", None) or default_run_dir()).resolve() / "policies"
         self._settings, self._engine = validated(GRPOSettings, keys), engine
         policies.mkdir(parents=True, exist_ok=True)
         self.directory = Path(tempfile.mkdtemp(prefix="grpo-", dir=policies))

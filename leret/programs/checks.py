@@ -138,7 +138,7 @@ class _Remembered:
             self._results[key] = ask()
         return copy.deepcopy(self._results[key])
 
-    def add(self, query: str, added: Ranking) -> None:
+    def add(self, queries: tuple[str, ...], added: tuple[Ranking, ...]) -> None:
         """Nothing is noted."""
 
 

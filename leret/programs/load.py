@@ -46,7 +46,7 @@ def load_program(
     ``k`` (passages a search) is passed on where the constructor takes it and ``arguments`` has none.
 
     Raises:
-        ProgramError: it cannot be built, or has no `Search`.
+        ProgramError: it cannot be built, or ``exclude_seen`` is set and it has no `Search`.
     """
     cls = _load_class(path, name)
     parameters = inspect.signature(cls.__init__).parameters  # DSPy's metaclass hides the class's own signature
@@ -61,10 +61,8 @@ def load_program(
     except Exception as error:
         raise ProgramError(f"{name}({arguments}) failed: {type(error).__name__}: {error}") from error
     searches = [module for _, module in program.named_sub_modules(type_=Search)]
-    if not searches:
-        raise ProgramError(
-            f"{name} has no leret.Search, so there is nothing to score; use it as the program's retriever"
-        )
+    if exclude_seen and not searches:
+        raise ProgramError(f"{name} has no leret.Search, the only one to heed retriever.exclude_seen; leave that out")
     for search in searches:
         search.exclude_seen = search.exclude_seen or exclude_seen
     return program
@@ -73,9 +71,9 @@ def load_program(
 def differing_k(program: dspy.Module, arguments: Mapping[str, Any], k: int) -> list[str]:
     """What counts where the program says another ``k`` than ``retriever.k``; empty where they agree."""
     default = getattr(inspect.signature(type(program).__init__).parameters.get("k"), "default", None)
-    used = {search.k for _, search in program.named_sub_modules(type_=Search)}
+    used = {search.k for _, search in program.named_sub_modules(type_=(Search, dspy.Retrieve))}
     own = {default} if isinstance(default, int) and "k" not in arguments else used
-    if own == {k}:
+    if not used or own == {k}:  # search tools have their own
         return []
     said, counts = (" and ".join(map(str, sorted(values))) for values in (own, used))
     return [f"{type(program).__name__} has k {said}, retriever.k is {k}: a search brings {counts} passages"]

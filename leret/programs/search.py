@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import dspy
 
@@ -27,9 +27,23 @@ class Observer(Protocol):
         """The result of a search tool, which ``ask`` makes."""
         ...
 
-    def add(self, query: str, added: Ranking) -> None:
-        """Takes what a search brought."""
+    def add(self, queries: tuple[str, ...], added: tuple[Ranking, ...]) -> None:
+        """Takes what one search brought, a ranking a query."""
         ...
+
+
+class SearchCall(NamedTuple):
+    """One search of a program.
+
+    Attributes:
+        n_steps: completions before it.
+        queries: several where `Search` was called with a list.
+        added: what each query brought.
+    """
+
+    n_steps: int
+    queries: tuple[str, ...]
+    added: tuple[Ranking, ...]
 
 
 def observer() -> Observer | None:
@@ -96,24 +110,26 @@ class Search(dspy.Module):
 
     def __call__(self, query: str | Sequence[str], found: Found | None = None) -> Found:
         """As ``forward``; without DSPy's bookkeeping, which costs more than the rest, while leret runs the program."""
-        if observer() is not None:
+        if carried_run() is not None:
             return type(self).forward(self, query, found)
         answer: Found = super().__call__(query, found)
         return answer
 
     def forward(self, query: str | Sequence[str], found: Found | None = None) -> Found:
-        """Search once a query and return what is found by now."""
-        searches = found.searches if found is not None else ()
-        watching = observer()
-        for text in [query] if isinstance(query, str) else query:
+        """Search once a query and return what is found by now; a list of queries is one hop."""
+        before = found.searches if found is not None else ()
+        searches: tuple[Ranking, ...] = before
+        watching: Observer | None = carried_run()
+        queries = (query,) if isinstance(query, str) else tuple(map(str, query))
+        for text in queries:
             seen = {p.doc_id for ranking in searches for p in ranking} if self.exclude_seen else ()
             k = self.k + len(seen)
-            added = self._retrieve(text, k) if watching is None else watching.search(str(text), k, self.retriever)
+            added = self._retrieve(text, k) if watching is None else watching.search(text, k, self.retriever)
             if seen or len(added) > self.k:
                 added = tuple([p for p in added if p.doc_id not in seen])[: self.k]
-            if watching is not None:
-                watching.add(str(text), added)
             searches = (*searches, added)
+        if watching is not None and queries:
+            watching.add(queries, searches[len(before) :])
         return Found(searches)
 
     def _retrieve(self, query: str, k: int) -> Ranking:
@@ -123,7 +139,7 @@ class Search(dspy.Module):
                 "Search has no retriever: pass one as Search(retriever=...), or call dspy.configure(rm=...); "
                 "leret.load(DIRECTORY) sets the one that a program was trained with"
             )
-        return tuple(retriever.search([str(query)], k)[0])
+        return tuple(retriever.search([query], k)[0])
 
     def __deepcopy__(self, memo: dict[int, object]) -> Search:
         return Search(self.k, self.exclude_seen, self.retriever)
@@ -155,7 +171,7 @@ def search_tool(fn: Any = None, *, ids: Callable[[Any], str] | None = None, name
         if watching is None:
             return fn(*args, **kwargs)
         rows = watching.call_tool(label, [args, kwargs], lambda: fn(*args, **kwargs))
-        watching.add(f"{label} {args} {kwargs}", ranking_of(rows, ids))
+        watching.add((" ".join(map(str, (*args, *kwargs.values()))),), (ranking_of(rows, ids),))
         return rows
 
     call.__name__ = label
@@ -180,7 +196,7 @@ def as_rm(query: str, k: int = 3, **kwargs: Any) -> list[dict[str, Any]]:
     if watching is None:
         raise ProgramError("no program is run by leret here")
     added = watching.search(query, k)
-    watching.add(query, added)
+    watching.add((query,), (added,))
     return [
         dspy.dsp.utils.dotdict(long_text=f"{p.title} | {p.text}" if p.title else p.text, pid=p.doc_id, score=p.score)
         for p in added

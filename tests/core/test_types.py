@@ -2,7 +2,7 @@
 
 import pytest
 
-from leret.core.types import Failure, Hop, Passage, Rollout, Task, digest, merge
+from leret.core.types import Failure, Passage, Rollout, Task, digest, merge
 
 
 def test_a_document_keeps_its_best_score_and_ties_the_order_of_arrival():
@@ -26,11 +26,6 @@ def test_a_task_is_solved_where_its_gold_leads():
     task = Task("t", {}, ("a", "b"))
     assert [task.is_solved_by(ids) for ids in ("bax", "axb", "a")] == [True, False, False]
     assert not Task("t", {}).is_solved_by("a")
-
-
-def test_the_last_output_is_the_query():
-    outputs = [None, {"reasoning": "r", "query": "q"}, {"queries": ["a", "b"]}]
-    assert [Hop("p", {}, (), "text", values, ()).query for values in outputs] == [None, "q", "a b"]
 
 
 def test_what_does_not_parse_is_the_policys_result_and_an_outage_is_none():

@@ -39,8 +39,8 @@ def test_the_last_account_holds_everything(run):
     [account] = run.events()
     counts = {"calls": 3, "completions": 3, "failed": 2, "prompt_tokens": 2000, "completion_tokens": 60}
     assert (counts | {"cost": 0.00206, "searches": SEARCHES, "endpoint": ENDPOINT}).items() <= account.items()
-    rows = [(row["hop"], row["prompt"], row["cost"]) for row in account["by_hop_and_prompt"]]
-    assert rows == [(1, "0", 0), (2, "2", 0.00052), (2, "10", 0.00154)]
+    rows = [(row["step"], row["prompt"], row["cost"]) for row in account["by_step_and_prompt"]]
+    assert rows == [(0, "0", 0), (1, "2", 0.00052), (1, "10", 0.00154)]
 
 
 def test_an_account_is_written_where_sampling_failed(run):

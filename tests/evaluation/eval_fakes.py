@@ -2,9 +2,12 @@
 
 import json
 
+import dspy
+
 from leret.config.evaluation import EvalRecipe
 from leret.core.types import Document
 from leret.policies.base import Completion
+from leret.programs import Found, Search
 from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
 from leret.programs.prompts import Formatter
@@ -32,6 +35,28 @@ class Rule:
         self.closed = True
 
 
+class Planned(dspy.Module):
+    """A plan before each query, and an answer at the end."""
+
+    def __init__(self):
+        super().__init__()
+        self.plan = dspy.Predict("question, context: list[str] -> plan")
+        self.write = dspy.Predict("question, plan -> query")
+        self.answer = dspy.Predict("question, context: list[str] -> answer")
+        self.write_all = dspy.Predict("question -> queries: list[str]")
+        self.search = Search(k=1)
+
+    def forward(self, question):
+        found = Found()
+        for _ in range(2):
+            plan = self.plan(question=question, context=found.passages).plan
+            found = self.search(self.query(question, plan), found)
+        return self.answer(question=question, context=found.passages)
+
+    def query(self, question, plan):
+        return self.write(question=question, plan=plan).query
+
+
 def follow(content):
     """The word that the first passage leads to; the question's words, where there is no passage."""
     if " leads to " in content:
@@ -42,7 +67,11 @@ def follow(content):
 def program(hops=2, reason=False, exclude_seen=False):
     """Replay and formatter of the shipped multi-hop program."""
     path, arguments = ROOT / "pipelines/multihop.py", {"hops": hops, "reason": reason}
-    module = load_program(path, "MultiHop", arguments, k=1, exclude_seen=exclude_seen)
+    return parts_of(load_program(path, "MultiHop", arguments, k=1, exclude_seen=exclude_seen))
+
+
+def parts_of(module):
+    """Replay and formatter of a program."""
     replay = Replay(module, CompactAdapter())
     return replay, Formatter(replay)
 

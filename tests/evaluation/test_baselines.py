@@ -7,16 +7,42 @@ import pytest
 
 from leret.core.errors import ConfigError
 from leret.core.types import Document, Task
-from leret.evaluation.baselines import ScriptedPolicy, answer_fields, fuse, oracle_titles, raw_question, rm3_retriever
+from leret.evaluation.baselines import (
+    ScriptedPolicy,
+    answer_fields,
+    fuse,
+    marked_question,
+    oracle_titles,
+    query_places,
+    raw_question,
+    rm3_retriever,
+)
 from leret.evaluation.results import ScoredHop
 from leret.evaluation.stage import evaluate
+from leret.programs import Found
+from leret.programs.prompts import Formatter
+from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
 from leret.sampling.rollouts.rollout import RolloutRunner
-from tests.evaluation.eval_fakes import CORPUS, asks, program
+from tests.evaluation.eval_fakes import CORPUS, Planned, asks, parts_of, program
+from tests.programs.zoo import Agent
 from tests.sampling.fakes import FakeRetriever
 
 ASKED = "what follows alpha and beta"
+
+
+def roll(replay, formatter, script):
+    """One rollout by a rule."""
+    searches = SearchBatcher(FakeRetriever())
+    runner = RolloutRunner(ProgramRunner(replay, formatter, searches), ScriptedPolicy(formatter, script))
+    (rollout,) = asyncio.run(runner.run([Task.question("q", ASKED, gold=("beta", "gamma"))]))
+    searches.close()
+    return rollout
+
+
+def hops_of(rollout):
+    return [(hop.queries, [p.doc_id for p in hop.ranking]) for hop in rollout.hops]
 
 
 @pytest.mark.parametrize(
@@ -25,40 +51,79 @@ ASKED = "what follows alpha and beta"
         (raw_question, {}, [(ASKED, ["alpha"]), (ASKED, ["alpha"])]),
         (raw_question, {"exclude_seen": True}, [(ASKED, ["alpha"]), (ASKED, ["alpha", "beta"])]),
         (raw_question, {"hops": 1, "reason": True}, [(ASKED, ["alpha"])]),
-        (oracle_titles(CORPUS, {"q": 2}), {}, [("beta", ["beta"]), ("gamma", ["beta", "gamma"])]),
+        (oracle_titles(CORPUS, {"q": {0: 0, 1: 1}}), {}, [("beta", ["beta"]), ("gamma", ["beta", "gamma"])]),
     ],
 )
 def test_a_rule_answers_every_step_of_the_program(script, options, hops):
-    searches, (replay, formatter) = SearchBatcher(FakeRetriever()), program(**options)
-    runner = RolloutRunner(ProgramRunner(replay, formatter, searches), ScriptedPolicy(formatter, script))
-    (rollout,) = asyncio.run(runner.run([Task.question("q", ASKED, gold=("beta", "gamma"))]))
-    searches.close()
-    assert [(hop.query, [p.doc_id for p in hop.ranking]) for hop in rollout.hops] == hops
+    assert hops_of(roll(*program(**options), script)) == [((query,), found) for query, found in hops]
 
 
 @pytest.mark.parametrize(
     ("gold", "texts"),
     [
-        (("alpha", "beta", "gamma"), [["alpha"], ["beta", "gamma"]]),  # the last hop asks for all that remain
+        (("alpha", "beta", "gamma"), [["alpha"], ["beta", "gamma"]]),  # the last query asks for all that remain
         (("alpha",), [["alpha"], ["alpha"]]),  # or for the last title again
         (("bare",), [["its first words"]] * 2),
     ],
 )
-def test_the_oracle_fits_its_titles_to_the_hops(gold, texts):
-    script = oracle_titles({**CORPUS, "bare": Document("bare", "", "its first words")}, {"q": 2})
+def test_the_oracle_fits_its_titles_to_the_queries(gold, texts):
+    script = oracle_titles({**CORPUS, "bare": Document("bare", "", "its first words")}, {"q": {1: 0, 3: 1}})
     question = Task.question("q", "?", gold=gold)
-    assert [list(script(question, step)) for step in range(2)] == texts
+    assert [list(script(question, step)) for step in (1, 3)] == texts
+
+
+class Prefixed(Planned):
+    """The plan is a part of the query."""
+
+    def query(self, question, plan):
+        return f"{plan} {super().query(question, plan)}"
+
+
+class Gathered(Planned):
+    """Two writers before the searches."""
+
+    def forward(self, question):
+        return self.search([self.plan(question=question, context=[]).plan, self.query(question, "")])
+
+
+class Looped(Planned):
+    """One step writes all queries, which are searched for one by one."""
+
+    def forward(self, question):
+        found = Found()
+        for query in self.write_all(question=question).queries:
+            found = self.search(query, found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "oracle"),
+    [
+        (Planned, [(ASKED,)] * 2, [("beta",), ("gamma",)]),
+        (Prefixed, [(f"{ASKED} {ASKED}",)] * 2, [("beta beta",), ("gamma gamma",)]),
+        (Gathered, [(ASKED, ASKED)], [("beta", "gamma")]),
+        (Looped, [(ASKED,)], [("beta",), ("gamma",)]),
+    ],
+)
+def test_the_oracle_gives_each_search_a_title_whatever_steps_no_search_follows(kind, raw, oracle):
+    parts = parts_of(kind())
+    assert [hop.queries for hop in roll(*parts, raw_question).hops] == raw
+    rollout = roll(*parts, oracle_titles(CORPUS, {"q": query_places(roll(*parts, marked_question))}))
+    assert [hop.queries for hop in rollout.hops] == oracle
+    assert [p.doc_id for p in rollout.ranking] == ["beta", "gamma"]
 
 
 def test_a_list_of_queries_gets_a_list_and_other_outputs_are_refused():
     signature = dspy.Signature("question -> queries: list[str], note: str")
-    assert answer_fields(signature, ["a", "b"]) == {"queries": ["a", "b"], "note": "a b"}
-    with pytest.raises(ConfigError, match=r"leave them out of `systems`"):
-        answer_fields(dspy.Signature("question -> ok: bool"), ["a"])
+    assert answer_fields("write", signature, ["a", "b"]) == {"queries": ["a", "b"], "note": "a b"}
+    with pytest.raises(ConfigError, match=r"\(direct\) has no output fields; leave them out of `systems`"):
+        answer_fields("(direct)", None, ["a"])
+    agent = Replay(Agent())
+    with pytest.raises(ConfigError, match=r"write texts alone, but agent.react.next_tool_name is .*Literal"):
+        roll(agent, Formatter(agent), raw_question)
 
 
-def row(hop, *doc_ids, sample=0, failure=None, query="q"):
-    return ScoredHop("1", None, sample, hop, query, None, doc_ids, (1.0,) * len(doc_ids), {}, failure=failure)
+def row(hop, *doc_ids, sample=0, query="q", **more):
+    return ScoredHop("1", None, sample, hop, query, None, doc_ids, (1.0,) * len(doc_ids), {}, **more)
 
 
 def test_each_hop_fuses_the_rankings_of_that_hop():
@@ -67,7 +132,12 @@ def test_each_hop_fuses_the_rankings_of_that_hop():
     # hop 1: y 1/62 + 1/61, x 1/61, w 1/62; hop 2: the ranking of b stays what it was
     assert [[p.doc_id for p in hop.ranking] for hop in rollout.hops] == [["y", "x", "w"], ["y", "x", "w", "z"]]
     assert rollout.hops[0].ranking[0].score == pytest.approx(1 / 62 + 1 / 61)
-    assert (rollout.hops[0].query, rollout.hops[0].completion) == ("q + rewrite", None)
+    assert (rollout.hops[0].queries, rollout.steps) == (("q + rewrite",), ())
+
+
+def test_a_part_that_ended_unparsed_adds_no_hop_to_the_fusion():
+    (rollout,) = fuse([[row(1, "x"), row(2, "x", unparsed=True)], [row(1, "y")]], [Task.question("1", "t")])
+    assert len(rollout.hops) == 1
 
 
 def test_a_part_that_failed_fails_the_fusion_and_is_not_scored():

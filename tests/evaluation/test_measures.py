@@ -2,21 +2,20 @@
 
 import pytest
 
-from leret.core.types import Document, Failure, Hop, Passage, Rollout, Task
+from leret.core.types import Document, Failure, Hop, LMCall, Passage, Rollout, Task
 from leret.evaluation.measures import Scorer, hidden_gold
 
 CORPUS = {i: Document(i, title, "") for i, title in [("a", "Ed Wood (film)"), ("b", "Los Angeles"), ("x", "Oslo")]}
 QUESTION = Task.question("q", "In which city was ed wood shot?", gold=("a", "b"), type="bridge")
 
 
-def rows(*hops, failure=None, question=QUESTION):
-    """Rows of a rollout; a hop is its query and the ids that are found until then, apart by spaces."""
-    made = tuple(
-        Hop("write", {}, (), query or "??", query and {"query": query}, tuple(Passage(i, "", "", 1.0) for i in found))
-        for query, found in hops
-    )
+def rows(*hops, n_steps=None, failure=None, question=QUESTION):
+    """Rows of a rollout; a hop is its query, the ids that are found until then, and the LM calls before it."""
+    hops = [hop if len(hop) == 3 else (*hop, n) for n, hop in enumerate(hops, 1)]
+    made = tuple(Hop((query,), tuple(Passage(i, "", "", 1.0) for i in found), n) for query, found, n in hops)
+    steps = [LMCall("p", {}, (), f"text {n}", None) for n in range(len(hops) if n_steps is None else n_steps)]
     scorer = Scorer(("recall", "ap", "all_found", "bridge_found"), [question], CORPUS)
-    return scorer.rows(Rollout("q", made, failure is None, failure))
+    return scorer.rows(Rollout("q", made, failure is None, failure, steps=tuple(steps)))
 
 
 def test_every_hop_by_hand():
@@ -30,13 +29,30 @@ def test_every_hop_by_hand():
 def test_a_failed_run_has_no_measures_and_says_why():
     first, last = rows(("one", "a"), failure=Failure("policy", "down"))
     assert (first.measures, last.measures, last.failure, last.hop) == ({}, {}, "policy: down", 2)
+    assert (first.failure, first.lm_calls + last.lm_calls) == (None, 1)
 
 
 def test_a_completion_that_does_not_parse_is_scored_with_what_was_found():
-    (only,) = rows((None, "a"), failure=Failure("parse", "x"))
-    assert (only.unparsed, only.measures["recall"]) == (True, 0.5)
-    (only,) = rows()  # a program without a step found nothing
+    first, last = rows(("one", "a"), n_steps=2, failure=Failure("parse", "x"))
+    assert (first.unparsed, last.unparsed, last.query, last.completion) == (False, True, None, "text 1")
+    assert first.measures == last.measures
+    (only,) = rows()  # a program without a search found nothing
     assert (only.failure, only.measures["recall"]) == (None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("hops", "n_steps", "completions", "n_calls"),
+    [
+        ([("one", "a", 2), ("two", "ab", 4)], 5, ["text 1", "text 3"], [2, 3]),  # planner, writer, twice; an answer
+        ([("one", "a", 1), ("two", "ab", 1)], 1, ["text 0", "text 0"], [1, 0]),  # one step makes two searches
+        ([("one", "a", 0), ("two", "ab", 1)], 1, [None, "text 0"], [0, 1]),  # the first search needs no LM
+        ([], 2, ["text 1"], [2]),
+    ],
+)
+def test_a_row_is_a_search_and_counts_the_lm_calls_since_the_one_before(hops, n_steps, completions, n_calls):
+    found = rows(*hops, n_steps=n_steps)
+    assert [row.query for row in found] == ([query for query, *_ in hops] or [None])
+    assert ([row.completion for row in found], [row.lm_calls for row in found]) == (completions, n_calls)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
 from leret.evaluation.systems import System
 from leret.policies.local.chat_template import PromptTooLongError
 from leret.programs.prompts import ZERO_SHOT, Prompt
-from tests.evaluation.eval_fakes import CORPUS, Rule, follow, program
+from tests.evaluation.eval_fakes import CORPUS, Planned, Rule, follow, parts_of, program
 from tests.sampling.fakes import FakeRetriever, questions
 
 QUESTIONS = questions(6)
@@ -26,8 +26,8 @@ TOO_LONG = PromptTooLongError("a prompt of 517 tokens does not fit")
 def make(tmp_path):
     run = Run.create(tmp_path / "run")
 
-    def evaluator(rule=follow, questions=QUESTIONS, key="key", digest="d", **more):
-        setup = EvaluationSetup(*program(), FakeRetriever(), FakeRetriever(), **{"max_tokens": 8, **more})
+    def evaluator(rule=follow, questions=QUESTIONS, key="key", digest="d", parts=None, **more):
+        setup = EvaluationSetup(*(parts or program()), FakeRetriever(), FakeRetriever(), **{"max_tokens": 8, **more})
         opened = []
 
         def open_policy(system):
@@ -69,6 +69,20 @@ def test_a_policy_that_follows_the_passages_finds_both_and_is_not_asked_twice(ma
     second, asked = again.evaluate(BASE)
     assert (asked, again.opened, second.rows) == (False, [], first.rows)
     assert second.seconds == pytest.approx(first.seconds, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("system", "after", "n_calls"),
+    [
+        (System("oracle-titles", "baseline"), [0.5, 1.0], 0),
+        (System("raw-question", "baseline"), [0.5, 0.5], 0),
+        (BASE, [0.5, 0.5], 30),  # plan, query, plan, query, answer
+    ],
+)
+def test_a_plan_and_an_answer_are_lm_calls_and_no_hops(make, system, after, n_calls):
+    results, _ = make(parts=parts_of(Planned())).evaluate(system)
+    assert [recalls(results, hop) for hop in (1, 2, 3)] == [[after[0]] * 6, [after[1]] * 6, []]
+    assert (len(results.rows), results.lm_calls) == (12, n_calls)
 
 
 def test_more_questions_ask_only_the_new_ones(make):

@@ -18,7 +18,7 @@ NAN = [np.nan] * 2
 
 def row(question, hop, recall, sample=0, **more):
     measures = {} if recall is None else {"recall": recall}
-    return ScoredHop(question, None, sample, hop, "x", "x", (), (), measures, **more)
+    return ScoredHop(question, None, sample, hop, "x", "x", (), (), measures, 1, **more)
 
 
 def system(name, recalls, rivals=(), failed=()):
@@ -63,6 +63,14 @@ def test_earlier_hops_and_types_stand_apart_and_all_is_json_without_nan(summary)
     nothing = summarise([], QUESTIONS, ["recall"], "base", Statistics(500))
     assert (nothing["rows"], nothing["comparisons"]) == ([], [])
     json.dumps([summary, nothing], allow_nan=False)
+
+
+def test_a_last_answer_that_does_not_parse_is_no_hop():
+    found = SystemResults("key", [row("q0", 1, 0.5), row("q0", 2, 1.0), row("q0", 3, 1.0, unparsed=True)])
+    made = summarise([(system("base", [])[0], found)], QUESTIONS[:1], ["recall"], "base", Statistics(20))
+    (only,) = made["rows"]
+    assert (made["n_hops"], [hop["recall"] for hop in only["hops"]]) == (2, [0.5, 1.0])
+    assert (only["unparsed"], only["lm_calls"]) == (1, 3)
 
 
 def test_the_tables_of_the_console(summary):

@@ -28,6 +28,21 @@ def test_a_program_that_says_another_k_than_the_recipe_is_told():
     assert differing_k(Fixed(), {}, 10) == ["Fixed has k 4, retriever.k is 10: a search brings 4 passages"]
 
 
+def test_a_program_may_search_without_leret_search(tmp_path):
+    file, source = (
+        tmp_path / "p.py",
+        "import dspy\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n",
+    )
+    for search, notes in (
+        ("dspy.Retrieve(k=4)", ["P has k 4, retriever.k is 10: a search brings 4 passages"]),
+        ("len", []),
+    ):
+        file.write_text(f"{source}        self.search = {search}")
+        assert differing_k(load_program(file, "P", {}), {}, 10) == notes
+        with pytest.raises(ProgramError, match=r"P has no leret.Search.* retriever\.exclude_seen"):
+            load_program(file, "P", {}, exclude_seen=True)
+
+
 @pytest.mark.parametrize(
     ("source", "name", "arguments", "message"),
     [
@@ -37,7 +52,6 @@ def test_a_program_that_says_another_k_than_the_recipe_is_told():
         (MULTIHOP.read_text(), "MultiHop", {"hoops": 3}, r"takes hops, k, reason; .* also gives program\.hoops"),
         ("def (", "P", {}, "does not run: SyntaxError"),
         ("import nothing_of_this_name", "P", {}, "does not run: ModuleNotFoundError"),
-        ("import dspy\nclass P(dspy.Module):\n    def forward(self, question): pass", "P", {}, "no leret.Search"),
         ("import dspy\nclass P(dspy.Module):\n    def __init__(self): 1 / 0", "P", {}, "ZeroDivisionError"),
     ],
 )

@@ -27,5 +27,6 @@ def test_several_queries_may_exclude_what_was_seen_and_the_retriever_is_dspys():
     with dspy.context(rm=Shelf()):
         assert Search(k=1)(["a", "b"]).searches == ((ONE,), (ONE,))
         assert Search(k=1, exclude_seen=True)(["a", "b"], Found(((TWO,),))).searches == ((TWO,), (ONE,), (THREE,))
+        assert Search()([]).searches == ()
     with pytest.raises(ProgramError, match=r"dspy\.configure\(rm=\.\.\.\)"):
         Search()("a")

@@ -66,7 +66,7 @@ def length(outcome):
 
 def test_a_reward_is_one_function_and_one_line(monkeypatch):
     monkeypatch.setitem(rewards.REWARDS, "length", length)
-    hops = [Hop("write", {}, (), "x", {"query": "x"}, passages(doc_ids)) for doc_ids in ("xab", "")]
+    hops = [Hop(("x",), passages(doc_ids)) for doc_ids in ("xab", "")]
     task = Task.question("q", "?", gold=("a", "b"))
     found, nothing = Scorer(all_measures(["length"]), [task], {}).rows(Rollout("q", tuple(hops), True))
     assert (found.measures["length"], "length" in nothing.measures) == (-7.5, False)

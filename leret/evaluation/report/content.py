@@ -94,7 +94,7 @@ def examples(
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What a run learned from, by hop from 1; ``n_spread`` of the states have samples that differ in reward."""
+    """What a run learned from, by step (LM calls before); ``n_spread`` states have samples that differ in reward."""
 
     rewards: Mapping[int, Sequence[float]] = field(default_factory=dict)
     margins: Mapping[int, Sequence[float]] = field(default_factory=dict)
@@ -112,7 +112,7 @@ def training_data(run: Run) -> TrainingData:
         with Store(run.store, read_only=True) as store:
             for group in filter(lambda group: group.samples[0].is_sampled, store.groups()):
                 own = [sample.reward for sample in group.samples if sample.reward is not None]
-                rewards[group.state.step + 1] += own
+                rewards[group.state.step] += own
                 n_states += 1
                 n_spread += len(set(own)) > 1
                 for sample in group.samples:
@@ -131,7 +131,7 @@ def _margins(run: Run) -> dict[int, list[float]]:
             again = f"make it again with `leret pairs --run {run.path}`"
             raise RunError(f"{path} cannot be read ({error}); {again}") from error
         for step, chosen, rejected in zip(*table.values(), strict=True):
-            margins[step + 1].append(chosen - rejected)
+            margins[step].append(chosen - rejected)
     return dict(margins)
 
 

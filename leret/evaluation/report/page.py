@@ -13,7 +13,7 @@ from leret.core.files import write_atomically
 from leret.core.runs import Run
 from leret.evaluation.measures import LABELS
 from leret.evaluation.report.content import TrainingData, curves_of, training_data
-from leret.evaluation.report.plots import bars_by_hop, dumbbells, training_curves
+from leret.evaluation.report.plots import bars_by_step, dumbbells, training_curves
 from leret.evaluation.systems import RAW, training_facts
 
 _EVERY_HOP = ("recall", "ap")
@@ -83,12 +83,12 @@ def render(
             if summary["rows"]
         ],
         histograms=[
-            {"title": title, "svg": bars_by_hop(name, label, by_hop)}
-            for name, title, label, by_hop in (
+            {"title": title, "svg": bars_by_step(name, label, by_step)}
+            for name, title, label, by_step in (
                 ("rewards", "Rewards of the samples", "reward", learned.rewards),
                 ("margins", "Margins of the pairs", "reward of chosen less rejected", learned.margins),
             )
-            if any(by_hop.values())
+            if any(by_step.values())
         ],
         sampled=_sampled(learned),
         curves=[
@@ -192,7 +192,7 @@ def _subtitle(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     without = f" Searching for the question itself finds {raw[0]:.0%} of the gold documents." if raw and raw[0] else ""
     seen = ", passages already seen excluded" if retriever.get("exclude_seen") else ""
     return (
-        f"{program['path'].rpartition(':')[2]} writes {hops} {'queries' if hops > 1 else 'query'} "
+        f"{program['path'].rpartition(':')[2]} makes up to {hops} {'searches' if hops > 1 else 'search'} "
         f"a question over {over}; {retriever['kind'].upper()} returns {retriever['k']} passages for each{seen}. "
         f"{summary['n_questions']:,} held-out questions.{without}"
     )

@@ -84,29 +84,29 @@ def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> st
     return _svg(f"dumbbells-{measure}", f"{label}, after the last hop: {figures}", (6.2, 0.62 + 0.38 * len(rows)), draw)
 
 
-def bars_by_hop(name: str, label: str, by_hop: Mapping[int, Sequence[float]]) -> str:
-    """A histogram, hops (from 1) beside each other: over [0, 1], and wider where values lie outside."""
-    hops = sorted(by_hop)
-    values = [value for hop in hops for value in by_hop[hop]]
+def bars_by_step(name: str, label: str, by_step: Mapping[int, Sequence[float]]) -> str:
+    """A histogram, steps (LM calls before) beside each other: over [0, 1], and wider where values lie outside."""
+    steps = sorted(by_step)
+    values = [value for step in steps for value in by_step[step]]
     low, high = min(0.0, *values), max(1.0, *values)
     edges = np.linspace(low, high, 11)
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        step = (high - low) / 10
-        width = 0.86 * step / len(hops)
-        for i, hop in enumerate(hops):
-            share = np.histogram(by_hop[hop], edges)[0] / max(1, len(by_hop[hop]))
-            left = edges[:-1] + 0.07 * step + i * width
+        bin_width = (high - low) / 10
+        width = 0.86 * bin_width / len(steps)
+        for i, step in enumerate(steps):
+            share = np.histogram(by_step[step], edges)[0] / max(1, len(by_step[step]))
+            left = edges[:-1] + 0.07 * bin_width + i * width
             colour = (_BASE, _POLICY, _SECOND, _PROMPT)[i % 4]
-            axes.bar(left, share, width, align="edge", color=colour, label=f"hop {hop} (n = {len(by_hop[hop]):,})")
+            axes.bar(left, share, width, align="edge", color=colour, label=f"step {step} (n = {len(by_step[step]):,})")
         axes.set_xlim(low, high)
         axes.set_xlabel(label)
         axes.set_ylabel("share")
         axes.grid(axis="y")
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderpad=0)
 
-    means = "; ".join(f"hop {hop}: mean {_say(float(np.mean(by_hop[hop])))}" for hop in hops if len(by_hop[hop]))
+    means = "; ".join(f"step {step}: mean {_say(float(np.mean(by_step[step])))}" for step in steps if by_step[step])
     return _svg(name, f"Histogram of {label}. {means}", (4.6, 2.7), draw)
 
 

@@ -140,7 +140,7 @@ def _threshold(bench: Environment, train: Sequence[Task], rollouts: Sequence[Rol
     """The reward that the best quarter of zero-shot runs reaches; above 0."""
     value = reward(bench.recipe.sampling.reward)
     ended = [(task, rollout) for task, rollout in zip(train, rollouts, strict=True) if rollout.finished]
-    outcomes = (Outcome(t, ranking=r.ranking, prediction=r.prediction, n_steps=len(r.hops)) for t, r in ended)
+    outcomes = (Outcome(t, ranking=r.ranking, prediction=r.prediction, n_steps=len(r.steps)) for t, r in ended)
     rewards = sorted((value(outcome) or 0.0 for outcome in outcomes), reverse=True)
     good = rewards[: max(1, round(_GOOD_SHARE * len(rewards)))]
     return max(good[-1], _LEAST) if good else _LEAST

@@ -185,8 +185,8 @@ class _Recorder:
     def call_tool(self, name: str, arguments: Any, ask: Callable[[], Any]) -> Any:
         return ask()
 
-    def add(self, query: str, added: Ranking) -> None:
-        self.searches.append(added)
+    def add(self, queries: tuple[str, ...], added: tuple[Ranking, ...]) -> None:
+        self.searches.extend(added)
 
 
 class RetrievalStudent(dspy.Module):
@@ -220,7 +220,7 @@ class RetrievalStudent(dspy.Module):
 
 def cached_completion_lm(rollouts: Iterable[Rollout], other: dspy.BaseLM, **settings: Any) -> dspy.LM:
     """An LM that answers from rollouts, which were batched, and asks another one for prompts that are not in them."""
-    completions = {digest(list(hop.messages)): hop.completion for rollout in rollouts for hop in rollout.hops}
+    completions = {digest(list(step.messages)): step.completion for rollout in rollouts for step in rollout.steps}
 
     def answer(request: lm15.Request) -> lm15.Response:
         text = completions.get(digest(list(messages_of(request))))

@@ -41,9 +41,11 @@ Pairs by strategy {rule}.
 {histogram}
 ```
 
-## Pairs by hop
+## Pairs by step
 
-| hop | pairs |
+`step` is the number of LM calls before.
+
+| step | pairs |
 |---:|---:|
 {steps}
 
@@ -72,7 +74,7 @@ class PreferenceReport:
         duplicates: completions dropped since another one at the state is the same.
         reward_range: least and greatest reward, and 0 to 1 at least.
         histogram: samples by reward, in tenths of that range.
-        pairs_per_step: pairs by the number of LM calls before (0 at the first hop).
+        pairs_per_step: pairs by the number of LM calls before.
         failures: samples without a reward, by kind.
     """
 
@@ -135,7 +137,7 @@ def card(report: PreferenceReport, run_name: str) -> str:
         facts=_table(facts.items()),
         rule=f"`{report.strategy}`{_settings(report)}: {_MEANING[report.strategy]}",
         histogram=_histogram(report),
-        steps=_table((str(step + 1), n) for step, n in sorted(report.pairs_per_step.items())),
+        steps=_table((str(step), n) for step, n in sorted(report.pairs_per_step.items())),
         prompts=_table(sorted(report.pairs_by_prompts.items())),
         failures=_FAILURES + _table(sorted(report.failures.items()))
         if report.failures

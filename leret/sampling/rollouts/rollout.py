@@ -6,16 +6,17 @@ Evaluation and the bank's zero-shot runs go this way; sampling tries several com
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from leret.core.aio import for_each
 from leret.core.errors import LeretError, PolicyError, ProgramError, RetrievalError
-from leret.core.types import Failure, Hop, Rollout, Task, digest
+from leret.core.types import Failure, Hop, LMCall, Ranking, Rollout, Task, digest, merge
 from leret.policies.base import Policy, PromptTooLongError, Request
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
 from leret.programs.replay import Finished, NeedsCompletion, SearchResults, Step
 from leret.programs.runner import ProgramRunner
+from leret.programs.search import SearchCall
 
 BOUNDARIES: Mapping[str, type[LeretError]] = {"retrieval": RetrievalError, "program": ProgramError}
 """The error to raise for a kind of failure; a `PolicyError` for the others."""
@@ -24,8 +25,8 @@ BOUNDARIES: Mapping[str, type[LeretError]] = {"retrieval": RetrievalError, "prog
 class Actor(Protocol):
     """Answers the steps of a program: a policy, or a rule."""
 
-    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[Hop, Step]:
-        """What the program goes on with, and the record of it; its ranking is what was known before it."""
+    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]:
+        """What the program goes on with, and the record of it."""
         ...
 
 
@@ -41,7 +42,7 @@ class PolicyActor:
     seed: int = 0
     prompt: Prompt = ZERO_SHOT
 
-    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[Hop, Step]:
+    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]:
         """One completion, parsed."""
         messages = self.formatter.messages(need, self.prompt)
         seed = seed_of(self.seed, task.id, step, self.prompt.digest, index)
@@ -50,7 +51,7 @@ class PolicyActor:
         made = self.formatter.step(need, completion.text)
         outputs = None if isinstance(made.outputs, Exception) else (made.outputs or [{}])[0]
         tokens = completion.n_prompt_tokens, completion.n_completion_tokens
-        return Hop(need.predictor, need.inputs, messages, completion.text, outputs, need.ranking, *tokens), made
+        return LMCall(need.predictor, need.inputs, messages, completion.text, outputs, *tokens), made
 
 
 @dataclass(frozen=True)
@@ -80,26 +81,36 @@ class RolloutRunner:
 
     async def run_one(self, task: Task, index: int = 0) -> Rollout:
         """Run one task; what fails is in the rollout."""
-        hops: list[Hop] = []
+        calls: list[LMCall] = []
         steps: list[Step] = []
         results: SearchResults = {}
-
-        def ended(failure: Failure | None, prediction: Any = None) -> Rollout:
-            return Rollout(task.id, tuple(hops), failure is None, failure, prediction, index)
-
+        need: NeedsCompletion | Finished | None = None
+        failure: Failure | None = None
+        prediction: Any = None
         try:
             need = await self.runner.advance(task, steps, results)
             while isinstance(need, NeedsCompletion):
-                hop, step = await self.actor.act(task, need, len(steps), index)
-                hops.append(hop)
+                call, step = await self.actor.act(task, need, len(steps), index)
+                calls.append(call)
                 steps.append(step)
                 need = await self.runner.advance(task, steps, results)
-                if isinstance(need, Finished) and need.unparsed:
-                    return ended(unparsed(self.runner.formatter, hop.predictor, hop.completion or ""))
-                hops[-1] = replace(hop, ranking=need.ranking)
+            if need.unparsed:
+                failure = unparsed(self.runner.formatter, calls[-1].predictor, calls[-1].completion or "")
+            else:
+                prediction = need.prediction
         except (PolicyError, RetrievalError, ProgramError) as error:
-            return ended(failure_of(error))
-        return ended(None, need.prediction)
+            failure = failure_of(error)
+        hops = _hops(need.searches) if need else ()
+        return Rollout(task.id, hops, failure is None, failure, prediction, index, tuple(calls))
+
+
+def _hops(searches: Sequence[SearchCall]) -> tuple[Hop, ...]:
+    found: list[Ranking] = []
+    hops = []
+    for search in searches:
+        found += search.added
+        hops.append(Hop(search.queries, merge(found), search.n_steps))
+    return tuple(hops)
 
 
 def failure_of(error: PolicyError | RetrievalError | ProgramError) -> Failure:

@@ -54,7 +54,7 @@ def test_a_hop_shows_what_it_added_and_marks_the_gold():
     assert (example["gold"], example["rival"][1]["found"]) == (["Ann", "b"], [])
 
 
-def test_rewards_by_hop_spread_failures_and_margins(tmp_path):
+def test_rewards_by_step_spread_failures_and_margins(tmp_path):
     run = Run.create(tmp_path / "run")
     assert training_data(run) == TrainingData()
     origin = SamplingParams("p", "digest", "prompt", 1.0, 1.0, 8)
@@ -68,7 +68,7 @@ def test_rewards_by_hop_spread_failures_and_margins(tmp_path):
     run.preferences.mkdir()
     path = run.preferences / "train.parquet"
     pq.write_table(pa.table({"step": [0, 1], "score_chosen": [1.0, 0.5], "score_rejected": [0.5, 0.25]}), path)
-    rewards, margins = {1: [0.5, 1.0], 2: [0.5, 0.5]}, {1: [0.5], 2: [0.25]}
+    rewards, margins = {0: [0.5, 1.0], 1: [0.5, 0.5]}, {0: [0.5], 1: [0.25]}
     assert training_data(run) == TrainingData(rewards, margins, n_states=2, n_spread=1, failures={"parse": 1})
     path.write_bytes(b"no")
     with pytest.raises(RunError, match="make it again with `leret pairs"):

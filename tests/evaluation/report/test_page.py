@@ -33,7 +33,7 @@ def system(name, kind, found, rivals=()):
     rows = []
     for i, question in enumerate(QUESTIONS):
         ranking = tuple(Passage(f"d{number}", "", "", 1.0) for number in found(i))
-        hops = [Hop("p", {}, (), EVIL, {"query": q}, r) for q, r in ((EVIL, ()), (f"{EVIL} {name}", ranking))]
+        hops = [Hop((q,), r) for q, r in ((EVIL, ()), (f"{EVIL} {name}", ranking))]
         rows += scorer.rows(Rollout(question.id, tuple(hops), True))
     return System(name, kind, name, prompt=ZERO_SHOT, rivals=rivals), SystemResults("key", rows, 1.0)
 
@@ -53,7 +53,7 @@ def full():
         system("base", "base", lambda i: [i] if i else [0, 1]),
         system(EVIL, "policy", lambda i: [i, i + 1] if i else [], ("raw-question",)),
     ]
-    learned = TrainingData({1: [0.0, 0.5, 1.0], 2: [1.0]}, {1: [0.5]}, 2, 1, {"parse": 3})
+    learned = TrainingData({0: [0.0, 0.5, 1.0], 1: [1.0]}, {0: [0.5]}, 2, 1, {"parse": 3})
     training = {EVIL: {"log_history": LOG}, "of one step": {"log_history": LOG[:1]}}
     return page(systems, EVIL, learned, training)
 
@@ -92,7 +92,7 @@ def test_it_is_well_formed_needs_nothing_beside_it_and_nothing_that_it_shows_bec
 def test_it_shows_pictures_figures_and_questions(full):
     assert full.count("<svg") == 5
     assert len(Checker(full).values("aria-label")) >= 5
-    assert all(text in full for text in ("Histogram of reward. hop 1: mean 0.500", "loss ends at 0.333"))
+    assert all(text in full for text in ("Histogram of reward. step 0: mean 0.500", "loss ends at 0.333"))
     # base finds both once and one seven times: (1 + 7 * .5) / 8; the policy nothing once and both seven times
     assert all(figure in full for figure in ("0.562", "0.875", "+0.312"))
     improved, worsened = full.split("Most improved")[1].split("Most worsened")

@@ -19,7 +19,7 @@ def test_the_report_counts_what_was_left_out(run):
     for line in (
         "| duplicates dropped | 1 |",
         "| parse | 1 |",
-        "| 2 | 1 |",
+        "| 0 | 2 |",
         "no spread (all rewards equal) | 1 (33.3%)",
     ):
         assert line in card, line

@@ -4,12 +4,15 @@ import asyncio
 
 import pytest
 
+from leret.core.types import LMCall, Task
 from leret.programs.adapters import CompactAdapter
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
 from leret.sampling.rollouts.rollout import PolicyActor, RolloutRunner
+from tests.programs.conftest import Shelf, complete
+from tests.programs.zoo import Agent, Branch, Retrieving, Tool, Tutorial, TwoPredictors
 from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
 
 
@@ -26,15 +29,17 @@ def roll(replay, formatter, policy, retriever=None, n=12, **settings):
     return asyncio.run(main())
 
 
-def test_every_question_ends_with_a_hop_a_step(replay, formatter):
+def test_every_question_ends_with_its_steps_and_hops(replay, formatter):
     rollouts = roll(replay, formatter, FakePolicy())
     assert [r.question_id for r in rollouts] == [q.id for q in questions()]
     for rollout in rollouts:
         assert rollout.finished
-        first, second = rollout.hops
+        first, second = rollout.steps
+        found, both = (hop.ranking for hop in rollout.hops)
         assert first.inputs["context"] == []
-        assert second.inputs["context"] == [f"{p.title} | {p.text}" for p in first.ranking]
-        assert {p.doc_id for p in first.ranking} <= {p.doc_id for p in second.ranking}
+        assert second.inputs["context"] == [f"{p.title} | {p.text}" for p in found]
+        assert {p.doc_id for p in found} <= {p.doc_id for p in both}
+        assert [hop.queries for hop in rollout.hops] == [(step.completion,) for step in rollout.steps]
         assert rollout.prediction.doc_ids == [p.doc_id for p in rollout.ranking]
         assert second.messages[-1]["content"].startswith("question: what follows")
 
@@ -42,7 +47,7 @@ def test_every_question_ends_with_a_hop_a_step(replay, formatter):
 def test_greedy_rollouts_do_not_depend_on_the_seed_and_sampled_ones_do(replay, formatter):
     def texts(seed, temperature):
         rollouts = roll(replay, formatter, FakePolicy(), seed=seed, temperature=temperature)
-        return [[hop.completion for hop in rollout.hops] for rollout in rollouts]
+        return [[step.completion for step in rollout.steps] for rollout in rollouts]
 
     assert texts(0, 0.0) == texts(1, 0.0)
     assert texts(0, 1.0) == texts(0, 1.0) != texts(1, 1.0)
@@ -51,9 +56,9 @@ def test_greedy_rollouts_do_not_depend_on_the_seed_and_sampled_ones_do(replay, f
 def test_an_outage_is_a_failure_and_the_others_go_on(replay, formatter):
     policy = FakePolicy(fail=lambda request: "number 3" in request.messages[-1]["content"])
     failed = [r for r in roll(replay, formatter, policy) if not r.finished]
-    assert [(r.question_id, r.failure.kind, r.hops) for r in failed] == [("q03", "policy", ())]
+    assert [(r.question_id, r.failure.kind, r.steps, r.hops) for r in failed] == [("q03", "policy", (), ())]
     rollouts = roll(replay, formatter, FakePolicy(), FakeRetriever(broken=["alpha"]))
-    assert {r.failure.kind for r in rollouts if r.failure} == {"retrieval"}
+    assert {(r.failure.kind, len(r.steps) - len(r.hops)) for r in rollouts if r.failure} == {("retrieval", 1)}
     with pytest.raises(ZeroDivisionError):  # an unexpected error is no outage
         roll(replay, formatter, FakePolicy(fail=lambda request: ZeroDivisionError()))
 
@@ -61,9 +66,9 @@ def test_an_outage_is_a_failure_and_the_others_go_on(replay, formatter):
 def test_a_completion_that_does_not_parse_ends_the_rollout_there(replay, formatter):
     broken = [r for r in roll(replay, formatter, FakePolicy(junk=0.5)) if r.failure]
     assert {rollout.failure.kind for rollout in broken} == {"parse"}
-    for *before, last in (rollout.hops for rollout in broken):
-        assert last.outputs is None
-        assert last.ranking == (before[-1].ranking if before else ())
+    for rollout in broken:
+        assert rollout.steps[-1].outputs is None
+        assert len(rollout.hops) == len(rollout.steps) - 1
 
 
 def test_a_program_that_does_not_end_is_a_failure(program, monkeypatch):
@@ -76,3 +81,55 @@ def test_a_program_that_does_not_end_is_a_failure(program, monkeypatch):
     [rollout] = roll(replay, Formatter(replay), FakePolicy(), n=1)
     assert rollout.failure.kind == "program"
     assert "more than 64 completions" in rollout.failure.message
+
+
+class AtOnce(TwoPredictors):
+    def forward(self, question):
+        query = self.write(question=question, context=[]).query
+        return self.answer(question=question, context=self.search([query, f"{query} again"]).passages)
+
+
+class OneByOne(TwoPredictors):
+    def forward(self, question):
+        found = self.search(question)
+        query = self.write(question=question, context=found.passages).query
+        for text in (query, f"{query} again"):
+            found = self.search(text, found)
+        return self.answer(question=question, context=found.passages)
+
+
+class Completing:
+    """An actor whose completions are made up."""
+
+    def __init__(self, formatter):
+        self.formatter = formatter
+
+    async def act(self, task, need, step, index):
+        text = complete(need)
+        return LMCall(need.predictor, need.inputs, (), text, None), self.formatter.step(need, text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "n_steps", "before"),
+    [
+        (TwoPredictors, 3, [1, 2]),  # the answer is a step, and no hop
+        (Tutorial, 4, [1, 3]),
+        (Branch, 3, [1, 2]),
+        (Agent, 4, [1, 2, 3]),
+        (Retrieving, 2, [1]),
+        (Tool, 2, [1]),
+        (AtOnce, 2, [1]),  # a list of queries is one search
+        (OneByOne, 2, [0, 1, 1]),
+    ],
+)
+def test_a_hop_is_a_search_whatever_number_of_steps_is_between(kind, n_steps, before):
+    replay = Replay(kind())
+    formatter, searches = Formatter(replay), SearchBatcher(Shelf())
+    runner = RolloutRunner(ProgramRunner(replay, formatter, searches), Completing(formatter))
+    rollout = asyncio.run(runner.run_one(Task.question("q", "who is it?")))
+    searches.close()
+    assert (rollout.failure, len(rollout.steps), [hop.n_steps for hop in rollout.hops]) == (None, n_steps, before)
+    assert [len(hop.queries) for hop in rollout.hops] == [2 if kind is AtOnce else 1] * len(before)
+    sizes = [len(hop.ranking) for hop in rollout.hops]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == len(rollout.ranking)
