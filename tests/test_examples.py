@@ -23,7 +23,11 @@ from tests.sampling.fakes import SeededServer
 from tests.tiny import tiny_policy
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-SMALL = {"samples": 3, "train_kwargs": {"num_train_epochs": 1, "learning_rate": 1e-3, "max_length": 512}}
+SMALL = {
+    "samples": 3,
+    "algorithms": ["sft"],
+    "train_kwargs": {"num_train_epochs": 1, "learning_rate": 1e-3, "max_length": 512},
+}
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +93,7 @@ def test_the_researcher_is_sampled_from_a_server_trained_here_and_saved(tmp_path
         server.lie = research
         served = make_policy(OpenAIPolicySettings(model="seeded", urls=(server.url,)))
         monkeypatch.setitem(SERVED, str(policy), served)  # as after leret.Provider().launch(lm, {"engine": "vllm"})
-        settings = SMALL | {"algorithms": ["sft"], "train_kwargs": {"max_length": 4096, "learning_rate": 1e-3}}
+        settings = SMALL | {"train_kwargs": {"max_length": 4096, "learning_rate": 1e-3}}
         optimized = import_module("researcher").main(
             "questions.jsonl", "corpus.jsonl", "saved/researcher", str(policy), run_dir="runs/researcher", **settings
         )
