@@ -93,6 +93,20 @@ def test_values_are_parsed_by_their_annotation():
         dspy.ChatAdapter().parse(SIGNATURE, "no field")
 
 
+@pytest.mark.filterwarnings("error")
+def test_an_lm_is_asked_with_messages_as_an_adapter_asks_it():
+    seen = []
+
+    def answer(request):
+        seen.append((dspy_internals.messages_of(request), request.config.temperature))
+        return dspy_internals.text_response(request, "text")
+
+    lm = dspy_internals.EngineLM("any", answer, temperature=0.5)
+    messages = ({"role": "system", "content": "s"}, {"role": "user", "content": "u"})
+    assert asyncio.run(dspy_internals.complete_messages(lm, messages)) == "text"
+    assert seen == [(messages, 0.5)]
+
+
 def test_a_provider_and_its_jobs_lack_what_leret_adds():
     provider = dspy_internals.Provider()
     assert (provider.finetunable, provider.reinforceable) == (False, False)
