@@ -14,14 +14,28 @@ _HOMES = {
     "CompactAdapter": "leret.programs.adapters",
     "Found": "leret.programs.search",
     "LM": "leret.optimize.provider",
+    "LeReT": "leret.optimize.teleprompter",
     "LeretError": "leret.core.errors",
     "Provider": "leret.optimize.provider",
     "Search": "leret.programs.search",
     "load": "leret.programs.saved",
+    "save": "leret.programs.saved",
     "search_tool": "leret.programs.search",
 }
 
-__all__ = ["LM", "CompactAdapter", "Found", "LeretError", "Provider", "Search", "__version__", "load", "search_tool"]
+__all__ = [
+    "LM",
+    "CompactAdapter",
+    "Found",
+    "LeReT",
+    "LeretError",
+    "Provider",
+    "Search",
+    "__version__",
+    "load",
+    "save",
+    "search_tool",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
 
-from tests.sampling.fakes import SeededServer
+import dspy
+
+from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
+from leret.policies.dspy_lm import policy_lm
+from leret.programs.adapters import CompactAdapter
+from leret.programs.saved import save
+from tests.programs.zoo import TwoPredictors
+from tests.sampling.fakes import FakeRetriever, SeededServer
+from tests.tiny import tiny_policy
 
 SCRIPT = """
 import sys
@@ -37,15 +47,42 @@ assert isinstance(found.doc_ids, list), found
 """
 
 
-def run(body: str, place: Path) -> None:
+LOADED = """
+from tests.sampling.fakes import FakeRetriever
+program = leret.load("saved", serve="{url}", retriever=FakeRetriever())
+print(program(question="what follows alpha ?").answer)
+"""
+
+
+def run(body: str, place: Path) -> str:
     command = [sys.executable, "-c", SCRIPT + body]
-    ended = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=250, check=False)
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": paths}
+    ended = subprocess.run(
+        command, cwd=place, env=environment, capture_output=True, text=True, timeout=250, check=False
+    )
     assert ended.returncode == 0, ended.stderr[-3000:]
+    return ended.stdout
 
 
 def test_a_served_policy_needs_no_torch(tmp_path: Path) -> None:
     with closing(SeededServer()) as server:
         run(SERVED.format(url=server.url), tmp_path)
+
+
+def test_a_saved_program_answers_from_a_server_as_it_did_before(tmp_path: Path) -> None:
+    policy = LocalPolicySettings(model=str(tiny_policy(tmp_path / "ipo")), max_tokens=8)
+    program = TwoPredictors()
+    program.set_lm(policy_lm(policy, temperature=0.0))
+    save(program, tmp_path / "saved", adapter=CompactAdapter())
+    record = json.loads((tmp_path / "saved/program.json").read_text())["lms"][0]
+    with closing(SeededServer()) as server:
+        served = OpenAIPolicySettings(model=record["name"], urls=(server.url,), max_tokens=8)
+        program.set_lm(policy_lm(served, temperature=0.0))
+        server.names, server.n_prompt_tokens = (record["name"],), record["n_tokens"]
+        with dspy.context(adapter=CompactAdapter(), rm=FakeRetriever()):
+            answer = program(question="what follows alpha ?").answer
+        assert run(LOADED.format(url=server.url), tmp_path) == f"{answer}\n"
 
 
 def test_a_policy_in_process_names_the_extra_to_install(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args
 
 from pydantic import (
@@ -143,6 +145,25 @@ def with_paths(settings: M, change: Callable[[Key, str, RecipePath], str], key: 
     return settings.model_copy(
         update={n: changed(getattr(settings, n), mark_of(field, RecipePath), (*key, n)) for n, field in fields}
     )
+
+
+def portable(settings: BaseModel, directory: Path) -> dict[str, Any]:
+    """Settings as JSON values for a file in ``directory``: paths that exist are written relative to it."""
+
+    def relative(key: Key, path: str, mark: RecipePath) -> str:
+        return os.path.relpath(path, directory) if Path(path).exists() and path not in mark.names else path
+
+    return with_paths(settings, relative).model_dump(mode="json")
+
+
+def located(settings: M, directory: Path) -> M:
+    """Settings from a file in ``directory``, with paths that can be opened from here."""
+
+    def found(key: Key, path: str, mark: RecipePath) -> str:
+        there = (directory / path).exists() and path not in mark.names
+        return str((directory / path).resolve()) if there else path
+
+    return with_paths(settings, found)
 
 
 def paths_in(settings: BaseModel) -> list[tuple[Key, str, RecipePath]]:

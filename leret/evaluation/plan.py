@@ -70,7 +70,7 @@ class Evaluation:
 
     def done(self) -> dict[str, Any] | None:
         """The summary, where all of this very evaluation is there and nothing failed."""
-        delivered = not self.delivers or (self.run.program / "policy.json").is_file()
+        delivered = not self.delivers or (self.run.program / "program.json").is_file()
         return self.summary() or None if delivered and completed(self.directory, "eval", self.key) is not None else None
 
 

@@ -26,7 +26,7 @@ from leret.evaluation.statistics import Statistics
 from leret.evaluation.summary import summarise
 from leret.evaluation.systems import System, focus
 from leret.policies.load import probe
-from leret.programs.saved import save_program
+from leret.programs.saved import save
 from leret.sampling.rollouts.environment import Environment
 
 
@@ -140,13 +140,15 @@ def _deliver(run: Run, environment: Environment, system: System | None) -> None:
     """Write R/program: what `leret.load` needs to run the program with a policy; None is the base."""
     settings = environment.recipe.retriever
     index = settings.index_directory(environment.cache)
-    save_program(
-        run.program,
+    if index:
+        settings = settings.model_copy(update={"index": str(index.resolve())})
+    save(
         environment.program(),
-        environment.source,
-        adapter=environment.recipe.program.adapter,
+        run.program,
+        adapter=environment.adapter,
+        source=environment.source,
         policy=settings_of(system, environment.recipe.policy),
-        retriever=settings.model_copy(update={"index": str(index.resolve())}) if index else settings,
+        retriever=settings,
         data=environment.recipe.data,
     )
 

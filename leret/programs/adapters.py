@@ -7,6 +7,7 @@ bare value of the output field (or one ``name: value`` line a field where a sign
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 import dspy
 
 from leret.config.sampling import AdapterSettings
+from leret.core.classes import class_at, path_of, plain_value
 from leret.core.dspy_internals import AdapterParseError, PlainJSONAdapter, parse_value
+from leret.core.errors import ProgramError
 
 
 class CompactAdapter(dspy.ChatAdapter):
@@ -115,3 +118,61 @@ def make_adapter(settings: AdapterSettings) -> dspy.Adapter:
             return dspy.XMLAdapter()
         case "chat":
             return dspy.ChatAdapter(use_json_adapter_fallback=False)
+
+
+def adapter_record(adapter: dspy.Adapter) -> dict[str, Any]:
+    """Class and constructor arguments of an adapter, in JSON values; callbacks, which only listen, are left out.
+
+    Raises:
+        ProgramError: these arguments do not make an equal adapter.
+    """
+    kind, names = type(adapter), dict[str, None]()
+    for parent in kind.__mro__:
+        parameters = inspect.signature(vars(parent).get("__init__", _same)).parameters.values()
+        names |= {one.name: None for one in parameters if one.kind in {one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY}}
+        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+            break
+    held = vars(adapter)
+    values = {name: _settings_value(held[name]) for name in names if name in held and name != "callbacks"}
+    record = {"class": path_of(kind), "settings": {name: value for name, value in values.items() if value is not _NONE}}
+    try:
+        again = vars(load_adapter(record))
+        differ = [name for name in {**held, **again} if name != "callbacks" and held.get(name) != again.get(name)]
+    except (ProgramError, TypeError, ValueError) as error:
+        raise ProgramError(f"the adapter {kind.__name__} cannot be saved: {error}") from error
+    if differ:
+        raise ProgramError(
+            f"the adapter {kind.__name__} cannot be saved: its constructor does not make {', '.join(sorted(differ))} "
+            "again of JSON values; let it take them under these names"
+        )
+    return record
+
+
+def load_adapter(record: Mapping[str, Any]) -> dspy.Adapter:
+    """The adapter of a record."""
+    adapter: dspy.Adapter = class_at(record["class"], dspy.Adapter)(
+        **{name: _settings_object(value) for name, value in record["settings"].items()}
+    )
+    return adapter
+
+
+_NONE = object()
+
+
+def _same(self: Any, **settings: Any) -> None:
+    """The constructor of a class without one: its parent's."""
+
+
+def _settings_value(value: Any) -> Any:
+    if isinstance(value, type):
+        return {"class": path_of(value)}
+    if isinstance(value, list):
+        items = [_settings_value(item) for item in value]
+        return _NONE if any(item is _NONE for item in items) else items
+    return value if plain_value(value) else _NONE
+
+
+def _settings_object(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_settings_object(item) for item in value]
+    return class_at(value["class"]) if isinstance(value, dict) and value.keys() == {"class"} else value

@@ -108,6 +108,12 @@ class Step:
     call: PredictorCall
     outputs: list[dict[str, Any]] | AdapterParseError
     text: str | None = None
+    is_nested: bool = field(init=False)  # outputs hold more than plain values, which a program could change
+
+    def __post_init__(self) -> None:
+        outputs = () if isinstance(self.outputs, Exception) else self.outputs
+        nested = any(type(value) not in PLAIN for fields in outputs for value in fields.values())
+        object.__setattr__(self, "is_nested", nested)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +214,7 @@ class Replay:
         self.is_async = methods == [False, True]
         self._names = {id(predictor): name for name, predictor in self.predictors.items()}
         self._inputs = input_names(program)
-        self._fields: dict[Any, Any] = {}
+        self._fields = {name: predictor.signature.input_fields.keys() for name, predictor in self.predictors.items()}
         self.proxy = AdapterProxy(self.adapter, _answer_call)
         self._guard = EngineLM("replay", _answer_request)
         for predictor in self.predictors.values():
@@ -274,13 +280,6 @@ class Replay:
                 raise
             run.crash = error
 
-    def takes(self, signature: Any, inputs: Mapping[str, Any]) -> bool:
-        """Whether these are all inputs of a signature, and nothing else."""
-        fields = self._fields.get(signature)
-        if fields is None:
-            fields = self._fields[signature] = signature.input_fields.keys()
-        return bool(inputs.keys() == fields)
-
     def name_of(self, signature: Any) -> str:
         """The name of a predictor that the program makes on the way; a copy is known by its signature."""
         if signature is None:
@@ -297,8 +296,9 @@ class _QuickPredict(dspy.Predict):
         run = settings.get("_leret_run")
         own = vars(self)  # DSPy's modules look every attribute up by a method of their own
         signature = own["signature"]
-        name = run.names.get(id(self)) if isinstance(run, ProgramRun) and not args else None
-        if name is None or settings.adapter is not run.replay.proxy or not run.replay.takes(signature, kwargs):
+        watched = isinstance(run, ProgramRun) and not args and settings.send_stream is None
+        name = run.names.get(id(self)) if watched else None
+        if name is None or settings.adapter is not run.replay.proxy or run.replay._fields[name] != kwargs.keys():
             return super().__call__(*args, **kwargs)
         call = PredictorCall(name, kwargs, True, run.replay.adapter, own["lm"], {}, signature, demos=own["demos"])
         outputs = run.outputs(call)
@@ -340,17 +340,22 @@ class ProgramRun:
         own = predictor is not None and signature is predictor.signature
         usual = own and not config and adapter is replay.adapter and demos == predictor.demos and name[0] != "("
         wording = "" if own else signature.instructions
+        if (config.get("n") or getattr(lm, "kwargs", {}).get("n") or 1) > 1:
+            self.stop(ProgramError(f"{name} asks for n > 1 completions in one call; ask for one, several times"))
+        if dspy.settings.send_stream is not None:
+            self.stop(ProgramError(f"{name} streams its completion; call the program without dspy.streamify"))
         return self.outputs(PredictorCall(name, inputs, usual, adapter, lm, config, signature, wording, demos))
 
     def outputs(self, call: PredictorCall) -> list[dict[str, Any]]:
         """The recorded outputs of a call; stops the program where there are none."""
-        self._go_no_further()
-        step = self._take(call)
+        if self._stopped:
+            self._go_no_further()
+        step = self._take(call) if self._left else None
         if step is None:
-            self.stop(_refused(call) or NeedsCompletion(call, self.found))
+            self.stop(NeedsCompletion(call, self.found))
         if isinstance(step.outputs, AdapterParseError):
             raise step.outputs.with_traceback(None)
-        return [dict(fields) if _is_flat(fields) else copy.deepcopy(fields) for fields in step.outputs]
+        return copy.deepcopy(step.outputs) if step.is_nested else [dict(fields) for fields in step.outputs]
 
     def answer_direct(self, request: lm15.Request) -> lm15.Response:
         """The recorded text of a call that passed the adapter by."""
@@ -365,7 +370,8 @@ class ProgramRun:
 
     def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking:
         """The known answer of the retriever; stops the program where there is none."""
-        self._go_no_further()
+        if self._stopped:
+            self._go_no_further()
         own = None if self._retrieve is not None else retriever
         key = (query, k) if own is None else (query, k, id(own))
         ranking: Ranking | None = self.results.get(key)
@@ -422,7 +428,7 @@ class ProgramRun:
 
     def stop(self, why: NeedsCompletion | NeedsSearch | Exception) -> NoReturn:
         """End the program here."""
-        self._stopped[self._here()] = why
+        self._stopped[None if threading.get_ident() == self._home else self._here()] = why
         if not isinstance(why, Exception):
             self.needs.append(why)
         if threading.current_thread().name.startswith("ThreadPoolExecutor"):
@@ -431,12 +437,10 @@ class ProgramRun:
 
     def _go_no_further(self) -> None:
         """A program that swallows the stop (a bare ``except``) meets it again at its next call or search."""
-        if self._stopped and self._here() in self._stopped:
+        if (None if threading.get_ident() == self._home else self._here()) in self._stopped:
             raise Stop
 
     def _here(self) -> Any:
-        if threading.get_ident() == self._home:
-            return None
         try:
             return threading.get_ident(), id(asyncio.current_task())
         except RuntimeError:
@@ -451,7 +455,9 @@ class ProgramRun:
         """The first step that is left of those that answer such a call."""
         with self._lock:
             for place, step in enumerate(self._left):
-                if step.call.asks_as(call):
+                other = step.call
+                same = call.usual and other.usual and call.predictor == other.predictor and call.inputs == other.inputs
+                if same or other.asks_as(call):
                     return self._left.pop(place)
         return None
 
@@ -523,14 +529,6 @@ def _current() -> ProgramRun:
     return cast(ProgramRun, dspy.settings._leret_run)
 
 
-def _refused(call: PredictorCall) -> ProgramError | None:
-    if (call.config.get("n") or getattr(call.lm, "kwargs", {}).get("n") or 1) > 1:
-        return ProgramError(f"{call.predictor} asks for n > 1 completions in one call; ask for one, several times")
-    if dspy.settings.send_stream is not None:
-        return ProgramError(f"{call.predictor} streams its completion; call the program without dspy.streamify")
-    return None
-
-
 def _order(need: NeedsCompletion | NeedsSearch) -> tuple[Any, ...]:
     """Searches first, then calls by name and inputs: of branches side by side, always the same one goes on."""
     if isinstance(need, NeedsSearch):
@@ -547,10 +545,6 @@ def _json(value: Any) -> Any:
 
 def _name(value: Any) -> str:
     return getattr(value, "__qualname__", None) or type(value).__qualname__
-
-
-def _is_flat(fields: Mapping[str, Any]) -> bool:
-    return all(type(value) in PLAIN for value in fields.values())
 
 
 def _short(value: Any) -> str:

@@ -1,41 +1,48 @@
 """An optimized program on disk, and back in any DSPy application.
 
-``R/program`` holds the program's source, its DSPy state (``program.json``) and ``policy.json``: which policy, adapter
-and retriever it runs with, as names and settings, with paths relative to the directory. Nothing in it is unpickled.
-Loading it runs the program's source file, as importing any module would: load what you trust.
+The directory holds ``program.json``: where the program's class is and what it was constructed with, the DSPy state of
+its predictors, its adapter, an LM for each predictor, and its retriever where leret made that; beside it the program's
+source where that is a file of its own, and policies that leret trained. Nothing in it is unpickled, and it holds no
+key. Loading it runs the program's source or imports its module: load what you trust.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
-import os
+import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import dspy
-from pydantic import BaseModel
+from dspy.predict.parameter import Parameter
 
-from leret.config.base import with_paths
+from leret.config.base import located, portable
 from leret.config.data import DataSettings
 from leret.config.policy import PolicySettings
 from leret.config.retriever import RetrieverSettings
-from leret.config.sampling import AdapterSettings
-from leret.core.errors import ProgramError
+from leret.core.classes import class_at, path_of, plain_value
+from leret.core.errors import ConfigError, ProgramError
 from leret.core.files import write_atomically
 from leret.datasets.load import load_corpus
-from leret.programs.adapters import make_adapter
+from leret.policies.saved import Servers, lm_record, open_lm, policy_record
+from leret.programs.adapters import adapter_record, load_adapter
 from leret.programs.load import load_program
 from leret.programs.search import Search
 from leret.retrieval.base import Retriever
 from leret.retrieval.caching import with_cache
 from leret.retrieval.load import load_retriever
 
-_VERSION = 2
+_VERSION = 3
+_FILE = "program.json"
+_LOG = logging.getLogger("leret")
 
-S = TypeVar("S", bound=BaseModel)
+P = TypeVar("P", bound=dspy.Module)
 
 
 @dataclass(frozen=True)
@@ -48,112 +55,261 @@ class ProgramSource:
 
 
 class TrainedProgram(dspy.Module):
-    """A program with the policy, the adapter and the retriever that it was trained with.
+    """A program with the LMs, the adapter and the retriever that it was saved with.
 
     It is used like the program itself, under whatever ``dspy.configure`` says: its predictors keep their own LM, and
-    the adapter is set around its forward pass alone.
+    the adapter is set around its forward pass alone. `close`, or the end of a ``with`` block, stops the servers that
+    `load` started for it.
     """
 
-    def __init__(self, program: dspy.Module, adapter: dspy.Adapter) -> None:
+    def __init__(self, program: dspy.Module, adapter: dspy.Adapter, servers: Servers | None = None) -> None:
         super().__init__()
         self.program = program
         self.adapter = adapter
+        self._servers = servers or Servers()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program."""
         with dspy.context(adapter=self.adapter):
-            return self.program(*args, **kwargs)
+            if callable(getattr(type(self.program), "forward", None)):
+                return self.program(*args, **kwargs)
+            return asyncio.run(self.program.acall(*args, **kwargs))
 
     async def aforward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program in a worker thread, so that other tasks go on."""
-        return await dspy.asyncify(self.forward)(*args, **kwargs)
+        """Run the program; one without an ``aforward`` in a worker thread, so that other tasks go on."""
+        if not callable(getattr(type(self.program), "aforward", None)):
+            return await dspy.asyncify(self.forward)(*args, **kwargs)
+        with dspy.context(adapter=self.adapter):
+            return await self.program.acall(*args, **kwargs)
+
+    def save(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
+        """As the program that `leret.LeReT` returns: everything into a directory, or a state file as DSPy does."""
+        _save(self, path, *args, **kwargs)
+
+    def close(self) -> None:
+        """Stop the servers of this program."""
+        self._servers.close()
+
+    def __enter__(self) -> TrainedProgram:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
 
-def save_program(
-    directory: Path,
-    program: dspy.Module,
-    source: ProgramSource,
-    *,
-    adapter: AdapterSettings,
-    policy: PolicySettings,
-    retriever: RetrieverSettings,
-    data: DataSettings,
+def with_save(program: P, adapter: dspy.Adapter | None = None) -> P:
+    """Let ``program.save(directory)`` save all that `load` needs, under this adapter; files are saved as by DSPy."""
+    program.save = partial(_save, program, adapter=adapter)
+    return program
+
+
+def _save(
+    program: dspy.Module, path: str | Path, *args: Any, adapter: dspy.Adapter | None = None, **kwargs: Any
 ) -> None:
-    """Write what `load` needs; files that the settings name are written relative to ``directory``."""
-
-    def portable(settings: BaseModel) -> dict[str, Any]:
-        def relative(path: str) -> str:
-            return os.path.relpath(path, directory) if Path(path).exists() else path
-
-        return _with_paths(settings, relative).model_dump(mode="json")
-
-    directory.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source.path, directory / source.path.name)
-    program.save(str(directory / "program.json"))
-    value = {
-        "version": _VERSION,
-        "program": {"file": source.path.name, "class": source.name, "arguments": source.arguments},
-        "adapter": adapter.model_dump(mode="json"),
-        "policy": portable(policy),
-        "retriever": portable(retriever),
-        "data": portable(data),
-    }
-    write_atomically(directory / "policy.json", json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    if args or kwargs or Path(path).suffix in {".json", ".pkl"}:
+        dspy.Module.save(program, path, *args, **kwargs)
+    else:
+        save(program, path, adapter=adapter)
 
 
-def load(directory: str | Path, *, lm: dspy.BaseLM | None = None, retriever: Retriever | None = None) -> TrainedProgram:
-    """A trained program, ready to be called or composed into another one.
+def save(
+    program: dspy.Module,
+    directory: str | Path,
+    *,
+    adapter: dspy.Adapter | None = None,
+    source: ProgramSource | None = None,
+    policy: PolicySettings | None = None,
+    retriever: RetrieverSettings | None = None,
+    data: DataSettings | None = None,
+) -> None:
+    """Write what `load` needs.
 
     Args:
-        directory: a run's ``program`` directory.
-        lm: runs the predictors instead of the saved policy (a served endpoint, say).
+        program: its predictors' LMs are leret's, or plain ``dspy.LM``s; one without takes ``dspy.settings.lm`` again.
+        directory: files of other names in it stay.
+        adapter: by default that of ``dspy.settings``, else DSPy's own.
+        source: the program's file, which is copied; by default its class is named by its module.
+        policy: of all predictors, at temperature 0, in place of their LMs.
+        retriever: of every `leret.Search`, over the corpus of ``data``; by default the program brings its own.
+        data: holds the corpus.
+
+    Raises:
+        ProgramError: the adapter, an LM or the state cannot be written as JSON.
+        PolicyError: the weights of a policy are not there.
+    """
+    if isinstance(program, TrainedProgram):
+        program, adapter = program.program, adapter or program.adapter
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    parts = _parts(program)
+    lms = list(dict.fromkeys(part.lm for part in parts.values() if getattr(part, "lm", None) is not None))
+    if policy is None:
+        records = [lm_record(lm, directory) for lm in lms]
+    else:
+        records = [policy_record(policy, directory, {"temperature": 0.0})]
+    places = {lm: place for place, lm in enumerate(lms)}
+    predictors = {
+        name: {
+            "state": {**part.dump_state(), "lm": None},
+            "lm": places.get(getattr(part, "lm", None)) if policy is None else 0,
+        }
+        for name, part in parts.items()
+    }
+    value = {
+        "version": _VERSION,
+        "dspy": dspy.__version__,
+        "program": _record(program, source, directory),
+        "adapter": adapter_record(adapter or dspy.settings.adapter or dspy.ChatAdapter()),
+        "predictors": predictors,
+        "lms": records,
+        "retriever": retriever and portable(retriever, directory),
+        "data": data and portable(data, directory),
+    }
+    try:
+        write_atomically(directory / _FILE, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    except (TypeError, ValueError) as error:
+        raise ProgramError(f"the state of {type(program).__name__} is no JSON ({error}); see its demos") from error
+
+
+def load(
+    directory: str | Path,
+    *,
+    serve: str | None = None,
+    lm: dspy.BaseLM | None = None,
+    retriever: Retriever | None = None,
+    program: dspy.Module | None = None,
+    api_key_env: str | None = None,
+) -> TrainedProgram:
+    """A saved program, ready to be called or composed into another one.
+
+    Args:
+        directory: what ``optimized.save(directory)`` wrote, or a run's ``program`` directory.
+        serve: where the leret policies of its predictors run. None: as they were saved. ``local``: in this process.
+            ``vllm``: on servers that are started here and end with the program. A URL: on this OpenAI-compatible
+            server (``http://127.0.0.1:8000/v1``), which needs no torch here; it must list them by their name, as
+            `leret serve policy` does. LMs of other makers stay as they were saved, at their own endpoint.
+        lm: runs the predictors instead of the saved LMs.
         retriever: searches instead of the saved index.
+        program: takes the saved state, where the class cannot be constructed from what was saved.
+        api_key_env: the environment variable with the key of the server at the URL.
 
     Raises:
         ProgramError: the directory is not a saved program, or its source no longer runs.
-        PolicyError: the policy it names is gone.
+        PolicyError: a policy is gone, its chat template has changed, or the server does not have it.
         RetrievalError: the index it names is gone or is of another corpus.
     """
     directory = Path(directory)
+    if serve not in {None, "local", "vllm"} and not str(serve).startswith(("http://", "https://")):
+        raise ConfigError(f"serve={serve!r}: give None, 'local', 'vllm', or a URL as http://127.0.0.1:8000/v1")
     saved = _read(directory)
-
-    def located(settings: S) -> S:
-        def found(path: str) -> str:
-            return str((directory / path).resolve()) if (directory / path).exists() else path
-
-        return _with_paths(settings, found)
-
-    settings, entry = located(RetrieverSettings.model_validate(saved["retriever"])), saved["program"]
-    program = load_program(
-        directory / entry["file"], entry["class"], entry["arguments"], k=settings.k, exclude_seen=settings.exclude_seen
-    )
-    program.load(str(directory / "program.json"))
-    if lm is None:
-        from leret.policies.dspy_lm import policy_lm
-
-        lm = policy_lm(located(PolicySettings.model_validate(saved["policy"])), temperature=0.0)
-    program.set_lm(lm)
-    if retriever is None:
-        data = located(DataSettings(**saved["data"]))
-        corpus = load_corpus(data) if settings.needs_corpus or data.corpus is not None else None
-        retriever = with_cache(load_retriever(settings, corpus, directory / "cache"), settings)
+    searched = located(RetrieverSettings.model_validate(saved["retriever"]), directory) if saved["retriever"] else None
+    program = program or _construct(saved["program"], directory, searched)
+    if retriever is None and searched is not None:
+        retriever = _retriever(searched, located(DataSettings(**saved["data"]), directory), directory)
     for _, search in program.named_sub_modules(type_=Search):
-        search.retriever = retriever
-    return TrainedProgram(program, make_adapter(AdapterSettings(**saved["adapter"])))
+        search.retriever = retriever or search.retriever
+    servers = Servers()
+    try:
+        lms = [open_lm(record, directory, serve, servers, api_key_env) for record in saved["lms"] if lm is None]
+        _restore(program, saved["predictors"], lambda place: lm or (None if place is None else lms[place]))
+        return TrainedProgram(program, load_adapter(saved["adapter"]), servers)
+    except BaseException:
+        servers.close()
+        raise
+
+
+def _parts(program: dspy.Module, kind: type = Parameter) -> dict[str, Any]:
+    """Predictors, and what else DSPy keeps a state of, by their places; those of compiled parts as well."""
+    parts = program.named_sub_modules(type_=kind)  # optimizers hang what they tried on what they return
+    return {place: part for place, part in parts if not place.startswith("self.candidate_programs")}
+
+
+def _record(program: dspy.Module, source: ProgramSource | None, directory: Path) -> dict[str, Any]:
+    """The class of a program and its constructor's arguments; without them where JSON cannot say them."""
+    kind = type(program)
+    if source is not None:
+        shutil.copyfile(source.path, directory / source.path.name)
+        return {"file": source.path.name, "class": source.name, "arguments": source.arguments, "values": {}}
+    values = _values(program)
+    try:
+        return {"class": path_of(kind), "arguments": _arguments(program), "values": values}
+    except ProgramError as error:
+        told = f"leret.load(..., program={kind.__name__}(...))"
+        _LOG.warning("%s; give a program to take the state: %s", error, told)
+        return {"class": kind.__name__, "arguments": None, "reason": f"{error}", "values": values}
+
+
+def _values(program: dspy.Module) -> dict[str, Any]:
+    """Plain values that a program and its parts hold, by their places: what a constructor makes of its arguments."""
+    return {
+        f"{place}.{name}": value
+        for place, part in _parts(program, dspy.Module).items()
+        if not isinstance(part, Parameter)
+        for name, value in vars(part).items()
+        if plain_value(value) and not isinstance(value, list | dict) and not name.startswith("_")
+    }
+
+
+def _arguments(program: dspy.Module) -> dict[str, Any]:
+    """Constructor's arguments that a program keeps under their names."""
+    found = {}
+    for name, parameter in list(inspect.signature(type(program).__init__).parameters.items())[1:]:
+        if name == "callbacks" or parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
+            continue
+        value = vars(program).get(name, parameter.default)
+        if value is parameter.empty or (name in vars(program) and not plain_value(value)):
+            raise ProgramError(f"the argument {name} of {type(program).__name__} is not kept as a JSON value")
+        if name in vars(program):
+            found[name] = value
+    return found
+
+
+def _construct(entry: Mapping[str, Any], directory: Path, searched: RetrieverSettings | None) -> dspy.Module:
+    """The program, constructed as it was; a ProgramError where it comes out as another one."""
+    told = f"give one that takes the saved state: leret.load(..., program={entry['class'].rpartition(':')[2]}(...))"
+    if entry["arguments"] is None:
+        raise ProgramError(f"{entry['reason']}; {told}")
+    if "file" in entry:
+        how: dict[str, Any] = {} if searched is None else {"k": searched.k, "exclude_seen": searched.exclude_seen}
+        made = load_program(directory / entry["file"], entry["class"], entry["arguments"], **how)
+    else:
+        try:
+            made = class_at(entry["class"], dspy.Module)(**entry["arguments"])
+        except (ProgramError, TypeError, ValueError) as error:
+            raise ProgramError(f"{entry['class']} cannot be constructed again ({error}); {told}") from error
+    for place, value in _values(made).items():
+        if entry["values"].get(place, value) != value:
+            raise ProgramError(f"{place} is {value!r}, and was {entry['values'][place]!r} when it was saved; {told}")
+    return made
+
+
+def _restore(program: dspy.Module, saved: Mapping[str, Any], lm_at: Callable[[int | None], Any]) -> None:
+    parts = _parts(program)
+    if parts.keys() != saved.keys():
+        differ = ", ".join(sorted(parts.keys() ^ saved.keys()))
+        raise ProgramError(f"{type(program).__name__} has other predictors than were saved: {differ}; load its version")
+    for name, part in parts.items():
+        part.load_state(saved[name]["state"])
+        if hasattr(part, "lm"):
+            part.lm = lm_at(saved[name]["lm"])
+
+
+def _retriever(settings: RetrieverSettings, data: DataSettings, directory: Path) -> Retriever:
+    corpus = load_corpus(data) if settings.needs_corpus or data.corpus is not None else None
+    return with_cache(load_retriever(settings, corpus, directory / "cache"), settings)
 
 
 def _read(directory: Path) -> dict[str, Any]:
-    path = directory / "policy.json"
+    path = directory / _FILE
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ProgramError(
-            f"{directory} is not a saved program ({error}); `leret eval` writes one into R/program"
+            f"{directory} is not a saved program ({error}); `optimized.save(directory)` writes one, and `leret eval` "
+            "writes R/program"
         ) from error
     if not isinstance(saved, dict) or saved.get("version") != _VERSION:
         raise ProgramError(f"{path} is not of version {_VERSION}; save the program again with this leret")
+    if saved["dspy"] != dspy.__version__:
+        _LOG.warning("%s was saved under DSPy %s, and this is %s", directory, saved["dspy"], dspy.__version__)
     return saved
-
-
-def _with_paths(settings: S, change: Callable[[str], str]) -> S:
-    return with_paths(settings, lambda key, path, mark: change(path))

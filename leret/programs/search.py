@@ -110,7 +110,7 @@ class Search(dspy.Module):
 
     def __call__(self, query: str | Sequence[str], found: Found | None = None) -> Found:
         """As ``forward``; without DSPy's bookkeeping, which costs more than the rest, while leret runs the program."""
-        if observer() is not None:
+        if carried_run() is not None:
             return type(self).forward(self, query, found)
         answer: Found = super().__call__(query, found)
         return answer
@@ -118,7 +118,8 @@ class Search(dspy.Module):
     def forward(self, query: str | Sequence[str], found: Found | None = None) -> Found:
         """Search once a query and return what is found by now; a list of queries is one hop."""
         before = found.searches if found is not None else ()
-        searches, watching = before, observer()
+        searches: tuple[Ranking, ...] = before
+        watching: Observer | None = carried_run()
         queries = (query,) if isinstance(query, str) else tuple(map(str, query))
         for text in queries:
             seen = {p.doc_id for ranking in searches for p in ranking} if self.exclude_seen else ()

@@ -59,4 +59,4 @@ def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path: Path, monkeypa
     rows = json.loads(Path("runs/demo/eval/summary.json").read_text())["rows"]
     assert {row["system"] for row in rows} == {"raw-question", "oracle-titles", "base", "sft", "ipo", "sft-more"}
     assert Path("runs/demo/report.html").is_file()
-    assert Path("runs/demo/program/policy.json").is_file()
+    assert Path("runs/demo/program/program.json").is_file()

@@ -94,7 +94,7 @@ def test_splits_lie_side_by_side_and_going_back_asks_nothing(run):
 
 def test_the_program_is_that_of_the_runs_own_test_questions(run):
     def delivered():
-        return json.loads((run.program / "policy.json").read_text())["policy"]["model"]
+        return json.loads((run.program / "program.json").read_text())["lms"][0]["policy"]["model"]
 
     train(run, "mine", 1)
     dev, test = but(BASE, split="dev"), but(BASE, systems=("base", "mine"))
@@ -109,7 +109,7 @@ def test_the_program_is_that_of_the_runs_own_test_questions(run):
 def test_files_that_were_touched_or_lost_cost_no_call_and_a_damaged_one_is_refused(run, tmp_path):
     evaluate(BASE, run)
     for change, name in ((os.utime, "program.py"), (os.utime, "corpus.jsonl"), (os.utime, "questions.jsonl"),
-                         (Path.unlink, "run/program/policy.json"), (Path.unlink, "run/eval/qrels.trec")):  # fmt: skip
+                         (Path.unlink, "run/program/program.json"), (Path.unlink, "run/eval/qrels.trec")):  # fmt: skip
         change(tmp_path / name)
         report = evaluate(BASE, run)
         assert (report.already, report.asked, (tmp_path / name).is_file()) == (False, (), True)

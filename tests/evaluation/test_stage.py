@@ -36,7 +36,7 @@ def test_everything_is_written_and_nothing_is_done_twice(run):
     assert summary.keys() >= CONTRACT
     assert (summary["focus"], summary["n_hops"]) == ("sft", 2)
     assert all((run.eval / name / file).is_file() for name in names for file in ("run.trec", "per_question.parquet"))
-    assert (run.program / "policy.json").is_file()
+    assert (run.program / "program.json").is_file()
     assert "sft" in run.report.read_text()
     assert [rows[name]["hops"][1]["recall"] for name in names[:2]] == [0.5, 1.0]
     assert [rows[name]["lm_calls"] for name in names[:2]] == [0, 0]
@@ -55,7 +55,7 @@ def test_a_new_policy_and_changed_weights_are_all_that_is_asked_again(run):
     report = evaluate(ALL, run)
     assert (report.asked, report.summary["focus"]) == (("sft", "ipo"), "ipo")
     assert {(c["a"], c["b"]) for c in report.summary["comparisons"]} >= {("ipo", "sft"), ("ipo", "base")}
-    assert json.loads((run.program / "policy.json").read_text())["policy"]["model"].endswith("policies/ipo")
+    assert json.loads((run.program / "program.json").read_text())["lms"][0]["policy"]["model"].endswith("policies/ipo")
 
 
 def test_trec_files_carry_the_same_measures_as_the_summary(run):

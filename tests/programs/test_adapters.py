@@ -1,10 +1,14 @@
 """The compact adapter: fields and nothing else, both ways."""
 
+import json
+
 import dspy
 import pytest
 from dspy.utils.exceptions import AdapterParseError
 
-from leret.programs.adapters import CompactAdapter
+from leret.core.dspy_internals import PlainJSONAdapter
+from leret.core.errors import ProgramError
+from leret.programs.adapters import CompactAdapter, adapter_record, load_adapter
 
 ONE = dspy.Signature("question, context: list[str] -> query")
 TWO = dspy.Signature("question -> reasoning, n: int")
@@ -40,3 +44,43 @@ def test_what_is_not_in_the_format_is_refused(signature, completion):
 def test_finetuning_data_end_in_the_assistants_turn():
     data = CompactAdapter().format_finetune_data(ONE, [], {"question": "q"}, {"query": "x"})
     assert data["messages"] == [{"role": "user", "content": "question: q"}, {"role": "assistant", "content": "x"}]
+
+
+class Styled(dspy.ChatAdapter):
+    """Passes on what it does not know."""
+
+    def __init__(self, style: str = "plain", **settings):
+        super().__init__(**settings)
+        self.style = style
+
+
+class Renaming(dspy.ChatAdapter):
+    def __init__(self, style: str = "plain"):
+        super().__init__()
+        self.written = style
+
+
+ADAPTERS = [
+    dspy.ChatAdapter(), dspy.ChatAdapter(use_json_adapter_fallback=False, native_response_types=[dspy.Reasoning]),
+    dspy.XMLAdapter(), dspy.JSONAdapter(use_native_function_calling=False), PlainJSONAdapter(), Renaming(),
+    CompactAdapter(items=3, instructions=True), Styled("ornate", use_native_function_calling=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: type(adapter).__name__)
+def test_an_adapter_comes_back_with_all_its_settings(adapter):
+    again = load_adapter(json.loads(json.dumps(adapter_record(adapter))))
+    assert (type(again), vars(again)) == (type(adapter), vars(adapter))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "says"),
+    [
+        (dspy.TwoStepAdapter(dspy.LM("openai/m")), "extraction_model"),
+        (Renaming("ornate"), "does not make written again"),
+        (type("Local", (dspy.ChatAdapter,), {"__qualname__": "f.<locals>.Local"})(), "module of its own"),
+    ],
+)
+def test_an_adapter_that_json_cannot_say_is_refused(adapter, says):
+    with pytest.raises(ProgramError, match=says):
+        adapter_record(adapter)

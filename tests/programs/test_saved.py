@@ -1,5 +1,8 @@
-"""A saved program comes back with its policy, adapter and retriever."""
+"""A saved program comes back with its LMs, adapter and retriever."""
 
+import asyncio
+import copy
+import json
 from pathlib import Path
 
 import dspy
@@ -9,10 +12,11 @@ import leret
 from leret.config.data import DataSettings
 from leret.config.policy import LocalPolicySettings
 from leret.config.retriever import BM25Settings
-from leret.config.sampling import AdapterSettings
-from leret.core.errors import ProgramError
+from leret.core.errors import ConfigError, ProgramError
+from leret.policies.dspy_lm import policy_lm
 from leret.programs.load import load_program
-from leret.programs.saved import ProgramSource, save_program
+from leret.programs.saved import ProgramSource, save, with_save
+from tests.programs.zoo import Async, TwoPredictors
 from tests.sampling.fakes import FakeRetriever, write_data
 from tests.tiny import tiny_policy
 
@@ -21,18 +25,42 @@ MULTIHOP = Path(__file__).parents[2] / "pipelines/multihop.py"
 
 @pytest.fixture
 def saved(tmp_path):
+    """As `leret eval` writes it."""
     write_data(tmp_path)
     source = ProgramSource(MULTIHOP, "MultiHop", {"hops": 2})
-    save_program(
-        tmp_path / "run/program",
+    data = DataSettings(corpus=str(tmp_path / "corpus.jsonl"), questions=str(tmp_path / "questions.jsonl"))
+    save(
         load_program(source.path, source.name, source.arguments),
-        source,
-        adapter=AdapterSettings(kind="compact"),
+        tmp_path / "run/program",
+        source=source,
+        adapter=leret.CompactAdapter(),
         policy=LocalPolicySettings(model=str(tiny_policy(tmp_path / "run/policies/sft")), max_tokens=4),
         retriever=BM25Settings(k=2, index=str(tmp_path / "run/cache/bm25")),
-        data=DataSettings(corpus=str(tmp_path / "corpus.jsonl"), questions=str(tmp_path / "questions.jsonl")),
+        data=data,
     )
     return tmp_path / "run/program"
+
+
+@pytest.fixture(scope="module")
+def lms(tmp_path_factory):
+    """Two small policies, greedy."""
+    folder = tmp_path_factory.mktemp("policies")
+    policies = [LocalPolicySettings(model=str(tiny_policy(folder / name, seed=i))) for i, name in enumerate("ab")]
+    return [policy_lm(policy, temperature=0.0, max_tokens=5) for policy in policies]
+
+
+def optimized(kind, lms):
+    """A program as an optimizer returns it: an LM, instructions and demos of its own a predictor."""
+    program = kind()
+    program.write.lm, program.answer.lm = lms
+    program.write.signature = program.write.signature.with_instructions("Write what finds the book.")
+    program.answer.demos = [{"question": "who ?", "context": ["the book"], "answer": "smith"}]
+    return program
+
+
+def ask(program, question="who wrote the book ?"):
+    with dspy.context(adapter=leret.CompactAdapter(instructions=True), rm=FakeRetriever()):
+        return program(question=question).answer
 
 
 class Outer(dspy.Module):
@@ -42,6 +70,14 @@ class Outer(dspy.Module):
 
     def forward(self, question):
         return self.inner(question=question)
+
+
+class Counted(TwoPredictors):
+    """Keeps a value under another name than its argument's."""
+
+    def __init__(self, hops=2):
+        super().__init__()
+        self.n_hops = hops
 
 
 def test_it_composes_runs_in_parallel_and_is_evaluated(saved):
@@ -66,9 +102,112 @@ def test_a_moved_run_still_loads_and_its_index_can_be_replaced(saved, tmp_path):
     assert len(retriever.batches) == 2
 
 
+@pytest.mark.parametrize("kind", [TwoPredictors, Counted])
+def test_predictors_keep_their_lms_instructions_and_demos(kind, lms, tmp_path):
+    program = with_save(optimized(kind, lms), leret.CompactAdapter(instructions=True))
+    assert type(program) is kind
+    program.save(tmp_path / "saved")
+    with dspy.context(adapter=dspy.ChatAdapter(), rm=FakeRetriever()):
+        again = leret.load(tmp_path / "saved")
+        answer = again(question="who wrote the book ?").answer
+    assert answer == ask(program)
+    assert [p.lm.kwargs["max_tokens"] for p in again.predictors()] == [5, 5]
+    again.save(tmp_path / "twice")
+    texts = [(tmp_path / name / "program.json").read_text() for name in ("saved", "twice")]
+    assert texts[0] == texts[1]
+
+
+def test_a_copy_saves_itself_and_files_are_saved_by_dspy(lms, tmp_path):
+    program = with_save(optimized(TwoPredictors, lms), leret.CompactAdapter())
+    other = copy.deepcopy(program)
+    other.answer.demos = []
+    other.save(tmp_path / "saved")
+    assert leret.load(tmp_path / "saved").program.answer.demos == []
+    for name in ("answer", "write"):
+        getattr(program, name).lm = None
+    program.save(tmp_path / "state.json")
+    fresh = TwoPredictors()
+    fresh.load(tmp_path / "state.json")
+    assert fresh.answer.demos == program.answer.demos
+
+
+def test_an_async_program_is_awaited_or_called(lms, tmp_path):
+    save(optimized(Async, lms), tmp_path, adapter=leret.CompactAdapter(instructions=True))
+    again = leret.load(tmp_path, retriever=FakeRetriever())
+    awaited = asyncio.run(again.acall(question="who ?")).answer
+    assert awaited == again(question="who ?").answer
+
+
+def test_predictors_without_an_lm_take_dspys_and_one_lm_replaces_all(lms, tmp_path):
+    program = optimized(TwoPredictors, lms)
+    program.answer.lm = None
+    save(program, tmp_path, adapter=leret.CompactAdapter())
+    assert [p.lm is None for p in leret.load(tmp_path).program.predictors()] == [False, True]
+    assert {p.lm for p in leret.load(tmp_path, lm=lms[0]).predictors()} == {lms[0]}
+
+
+def test_weights_that_leret_trained_go_along(lms, tmp_path):
+    trained = tiny_policy(tmp_path / "run/policies/ipo", seed=3)
+    (trained / "training.json").write_text("{}")
+    program = optimized(TwoPredictors, [policy_lm(LocalPolicySettings(model=str(trained)), temperature=0.0), lms[1]])
+    save(program, tmp_path / "apps/mine", adapter=leret.CompactAdapter())
+    with dspy.context(adapter=leret.CompactAdapter(), rm=FakeRetriever()):
+        answer = program(question="who ?").answer
+    (tmp_path / "run").rename(tmp_path / "gone")
+    (tmp_path / "apps").rename(tmp_path / "elsewhere")
+    again = leret.load(tmp_path / "elsewhere/mine", retriever=FakeRetriever())
+    assert again(question="who ?").answer == answer
+    assert [path.name.rpartition("-")[0] for path in (tmp_path / "elsewhere/mine/policies").iterdir()] == ["ipo"]
+
+
+def test_a_class_that_only_python_can_construct_is_given(lms, tmp_path, caplog):
+    class Local(TwoPredictors):
+        pass
+
+    save(optimized(Local, lms), tmp_path, adapter=leret.CompactAdapter())
+    assert "leret.load(..., program=Local(...))" in caplog.text
+    with pytest.raises(ProgramError, match=r"program=Local\(\.\.\.\)"):
+        leret.load(tmp_path)
+    assert leret.load(tmp_path, program=Local()).program.answer.demos
+    with pytest.raises(ProgramError, match=r"other predictors.*self\.rephrase"):
+        leret.load(tmp_path, program=type("Other", (Local,), {"__init__": _with_rephrase})())
+
+
+def _with_rephrase(self):
+    TwoPredictors.__init__(self)
+    self.rephrase = dspy.Predict("question -> query")
+
+
+def test_a_program_that_comes_out_otherwise_is_refused(lms, tmp_path):
+    program = optimized(Counted, lms)
+    program.n_hops = 3
+    save(program, tmp_path, adapter=leret.CompactAdapter())
+    with pytest.raises(ProgramError, match=r"self\.n_hops is 2, and was 3"):
+        leret.load(tmp_path)
+    assert leret.load(tmp_path, program=Counted(hops=3)).program.n_hops == 3
+
+
 def test_what_is_no_program_or_of_another_version_is_refused(tmp_path):
     with pytest.raises(ProgramError, match="not a saved program"):
         leret.load(tmp_path)
-    (tmp_path / "policy.json").write_text('{"version": 99}')
-    with pytest.raises(ProgramError, match="not of version 2"):
+    (tmp_path / "program.json").write_text('{"version": 99}')
+    with pytest.raises(ProgramError, match="not of version 3"):
         leret.load(tmp_path)
+    with pytest.raises(ConfigError, match="serve='vlm'"):
+        leret.load(tmp_path, serve="vlm")
+
+
+def test_a_state_that_is_no_json_is_refused(lms, tmp_path):
+    program = optimized(TwoPredictors, lms)
+    program.answer.demos = [{"question": object()}]
+    with pytest.raises(ProgramError, match="demos"):
+        save(program, tmp_path, adapter=leret.CompactAdapter())
+    assert not (tmp_path / "program.json").exists()
+
+
+def test_another_dspy_is_told(lms, tmp_path, caplog):
+    save(optimized(TwoPredictors, lms), tmp_path, adapter=leret.CompactAdapter())
+    saved = json.loads((tmp_path / "program.json").read_text())
+    (tmp_path / "program.json").write_text(json.dumps(saved | {"dspy": "3.3.0"}))
+    leret.load(tmp_path)
+    assert "saved under DSPy 3.3.0" in caplog.text

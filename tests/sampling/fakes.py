@@ -161,11 +161,12 @@ class SeededServer(Served):
 
     It gives one choice whatever ``n`` says, so that every sample is a request with its own seed. ``broken`` says of a
     request's body whether it is refused, or how it is answered; ``lie`` what is changed in the answer to it; ``asked``
-    counts requests by seed; a reply takes ``delay_s``.
+    counts requests by seed; a reply takes ``delay_s``; ``names`` are its models.
     """
 
     def __init__(self):
         super().__init__()
+        self.names, self.n_prompt_tokens = ("seeded",), 10
         self.delay_s = 0.0
         self.asked = Counter()
         self.answered = 0
@@ -182,7 +183,7 @@ class SeededServer(Served):
 
     async def route(self, request, body):
         if request.path == "/v1/models":
-            return web.json_response({"object": "list", "data": [{"id": "seeded", "object": "model"}]})
+            return web.json_response({"object": "list", "data": [{"id": n, "object": "model"} for n in self.names]})
         is_sample = body["max_tokens"] > 1  # a probe asks for a single token
         self.asked[body.get("seed")] += is_sample
         await asyncio.sleep(self.delay_s)
@@ -192,6 +193,7 @@ class SeededServer(Served):
         self.answered += is_sample
         text = " ".join(random.Random(json.dumps([body["messages"], body.get("seed")])).choices(WORDS, k=2))
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
+        usage = {"prompt_tokens": self.n_prompt_tokens, "completion_tokens": 2}
+        usage["total_tokens"] = sum(usage.values())
         answer = {"object": "chat.completion", "model": "seeded", "choices": [choice], "usage": usage}
         return web.json_response(answer | self.lie(body))

@@ -27,7 +27,7 @@ SEED_BITS = 2**31 - 1
 """Of a sample's 63: not every server takes those."""
 
 LIST_S = 3.0
-"""Of `OpenAIPolicy.check`, for the list of models."""
+"""Of `OpenAIPolicy.served`, for the list of models."""
 
 _FINISHED = frozenset({"stop", "length", "eos", "eos_token", "stop_sequence", None})
 """Ends of a completion, as OpenAI, Together and TGI name them; some servers name none."""
@@ -80,20 +80,7 @@ class OpenAIPolicy:
 
         A list of models that names the model is enough; else a completion of one token decides.
         """
-        served: list[str] = []
-        try:
-            call = Call("GET", "/models")
-            served = await self.client.request(
-                call,
-                lambda answer: [str(entry["id"]) for entry in answer.json["data"]],
-                timeout_s=LIST_S,
-                retry_for_s=LIST_S,
-            )
-        except RejectedError:
-            pass
-        except RetryableError as error:
-            if error.kind != "malformed":
-                raise policy_error(error) from error
+        served = await self.served()
         if self.name in served:
             return
         try:
@@ -104,6 +91,23 @@ class OpenAIPolicy:
                 hint += "; is /v1 missing at the end of policy.urls?"
             error.args = (f"{error}{hint}",)
             raise
+
+    async def served(self) -> list[str]:
+        """The names in the server's list of models; empty where it gives none, PolicyError where it is away."""
+        call = Call("GET", "/models")
+        try:
+            return await self.client.request(
+                call,
+                lambda answer: [str(entry["id"]) for entry in answer.json["data"]],
+                timeout_s=LIST_S,
+                retry_for_s=LIST_S,
+            )
+        except RejectedError:
+            return []
+        except RetryableError as error:
+            if error.kind == "malformed":
+                return []
+            raise policy_error(error) from error
 
     async def aclose(self) -> None:
         await self.client.aclose()

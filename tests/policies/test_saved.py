@@ -1,0 +1,149 @@
+"""What a saved program says of its LMs, and where they run again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import dspy
+import psutil
+import pytest
+
+import leret
+from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
+from leret.core.errors import ConfigError, PolicyError, ProgramError
+from leret.policies.dspy_lm import policy_lm
+from leret.policies.saved import Servers, lm_record, open_lm
+from tests.sampling.fakes import SeededServer
+from tests.tiny import TEMPLATE, tiny_policy
+
+FAKE = Path(__file__).parent / "serving/fake_engine.py"
+PROMPT = "who wrote the book ?"
+
+
+@pytest.fixture
+def policy(tmp_path):
+    (tmp_path / "saved").mkdir()
+    return tiny_policy(tmp_path / "policies/ipo")
+
+
+@pytest.fixture
+def record(policy, tmp_path):
+    lm = policy_lm(LocalPolicySettings(model=str(policy)), temperature=0.0, max_tokens=5)
+    return json.loads(json.dumps(lm_record(lm, tmp_path / "saved")))
+
+
+def opened(record, directory, serve=None, key=None):
+    with Servers() as servers:
+        return open_lm(record, directory / "saved", serve, servers, key)
+
+
+@pytest.mark.parametrize("serve", [None, "local"])
+def test_a_policy_of_this_process_answers_as_before(record, policy, tmp_path, serve):
+    before = policy_lm(LocalPolicySettings(model=str(policy)), temperature=0.0, max_tokens=5)
+    assert opened(record, tmp_path, serve)(PROMPT) == before(PROMPT)
+    assert record["policy"]["model"] == "../policies/ipo"
+
+
+def test_weights_follow_the_name_of_a_leret_lm_which_stays_trainable(policy, tmp_path):
+    lm = leret.LM("demo", temperature=0.0, max_tokens=5).copy(model=f"leret/{policy}")
+    again = opened(lm_record(lm, tmp_path / "saved"), tmp_path)
+    assert (type(again), again.model, again.provider.finetunable) == (leret.LM, f"leret/{policy}", True)
+    assert again(PROMPT) == lm(PROMPT)
+
+
+@pytest.mark.parametrize("serve", [None, "local", "vllm"])
+def test_a_missing_policy_and_a_changed_template_are_refused(record, policy, tmp_path, serve):
+    (policy / "chat_template.jinja").write_text(TEMPLATE + "{# changed #}")
+    with pytest.raises(PolicyError, match=r"chat template in .*policies/ipo.*serve=URL"):
+        opened(record, tmp_path, serve)
+    policy.rename(tmp_path / "away")
+    with pytest.raises(PolicyError, match=r"policy ipo-\w{8} of this program is missing.*put it back"):
+        opened(record, tmp_path, serve)
+
+
+def test_a_server_answers_for_a_policy_by_its_name_without_its_weights(record, policy, tmp_path):
+    policy.rename(tmp_path / "away")
+    with closing(SeededServer()) as server:
+        server.names, server.n_prompt_tokens = ("other", f"saved-{record['name']}"), record["n_tokens"]
+        lm = opened(record, tmp_path, server.url)
+        assert (lm.model, lm.kwargs["api_base"]) == (f"openai/saved-{record['name']}", server.url)
+        assert (lm.kwargs["temperature"], lm.kwargs["max_tokens"]) == (0.0, 5)
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "says"),
+    [((), 0, "serves no model"), (("other",), 0, "serves other, and not ipo-"), (None, 3, "let the server use")],
+)
+def test_a_server_with_another_model_or_template_is_refused(record, tmp_path, names, more, says):
+    with closing(SeededServer()) as server:
+        server.names = (record["name"],) if names is None else names
+        server.n_prompt_tokens = record["n_tokens"] + more
+        with pytest.raises(PolicyError, match=says):
+            opened(record, tmp_path, server.url)
+
+
+def test_vllm_is_started_and_ends_with_the_program(record, tmp_path, monkeypatch):
+    executable = tmp_path / "vllm"
+    executable.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$@"\n')
+    executable.chmod(0o755)
+    monkeypatch.setenv("LERET_VLLM", str(executable))
+    monkeypatch.setenv("FAKE_RECORD", str(tmp_path / "record"))
+    with Servers() as servers:
+        assert open_lm(record, tmp_path / "saved", "vllm", servers, None)(PROMPT) == ["Paris"]
+        [pid] = json.loads((tmp_path / "record/pids.json").read_text())
+        assert psutil.pid_exists(pid)
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_served_policy_stays_where_it_was_or_goes_to_a_server_that_has_it(tmp_path):
+    settings = OpenAIPolicySettings(model="m", urls=("http://127.0.0.1:9/v1", "http://127.0.0.1:8/v1"))
+    record = lm_record(policy_lm(settings, temperature=0.0), tmp_path / "saved")
+    assert opened(record, tmp_path).dump_state()["engine"]["state"]["urls"] == list(settings.urls)
+    for serve in ("local", "vllm"):
+        with pytest.raises(PolicyError, match="was on a server"):
+            opened(record, tmp_path, serve)
+    with closing(SeededServer()) as server:
+        server.names = ("m",)
+        assert opened(record, tmp_path, server.url).kwargs["api_base"] == server.url
+
+
+def test_an_lm_goes_back_to_its_endpoint_with_the_key_of_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "sesame")
+    lm = dspy.LM("openai/m", api_base="http://127.0.0.1:9/v1", api_key="sesame", temperature=0.3, max_tokens=7)
+    record = lm_record(lm, tmp_path)
+    assert "sesame" not in json.dumps(record)
+    again = opened(record, tmp_path, "local")
+    told = ("api_base", "api_key", "temperature", "max_tokens")
+    assert (again.model, [again.kwargs[key] for key in told]) == (lm.model, [lm.kwargs[key] for key in told])
+    monkeypatch.delenv("MY_KEY")
+    with pytest.raises(ConfigError, match="MY_KEY"):
+        opened(record, tmp_path)
+
+
+def test_no_key_of_another_server_is_sent_to_an_endpoint(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "public")
+    record = lm_record(dspy.LM("openai/m", api_base="http://127.0.0.1:9/v1"), tmp_path)
+    assert opened(record, tmp_path).kwargs["api_key"] == "none"
+    assert "api_base" not in opened(lm_record(dspy.LM("openai/m"), tmp_path), tmp_path).kwargs
+
+
+class Own(dspy.LM):
+    """Not one that is known."""
+
+
+@pytest.mark.parametrize(
+    ("lm", "says"),
+    [
+        (Own("openai/m"), "its class Own"),
+        (dspy.LM("openai/m", api_key="typed in"), "no environment variable"),
+        (dspy.LM("openai/m", extra_headers={"Authorization": "x"}), "extra_headers"),
+        (dspy.LM("openai/m", api_base="http://me:word@127.0.0.1/v1"), "api_base"),
+        (dspy.LM("openai/m", stop=object()), "JSON"),
+    ],
+)
+def test_what_json_or_a_secret_forbids_is_refused(tmp_path, lm, says):
+    with pytest.raises(ProgramError, match=rf"{says}.*lm=\.\.\."):
+        lm_record(lm, tmp_path)
