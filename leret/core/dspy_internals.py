@@ -16,6 +16,7 @@ from typing import Any, cast
 import dspy
 from dspy import lm15
 from dspy.adapters.utils import parse_value
+from dspy.clients._deprecation import adapter_message_call
 from dspy.clients.base_lm import LM_CLASS_STATE_KEY
 from dspy.clients.provider import Provider, ReinforceJob, TrainingJob
 from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus, get_finetune_directory
@@ -123,6 +124,14 @@ def _text(part: Any) -> str:
             f"a leret policy reads text alone, and the prompt holds a {type(part).__name__}", feature="messages"
         )
     return cast(str, part.text)
+
+
+async def complete_messages(lm: dspy.BaseLM, messages: Sequence[Mapping[str, str]]) -> str:
+    """What an LM writes after these messages, with its own settings."""
+    given = [dict(message) for message in messages]
+    with adapter_message_call(lm, given):  # as an adapter calls it; DSPy 3.5 takes requests alone
+        [first, *_] = await lm.acall(messages=given)
+    return str(first["text"] if isinstance(first, Mapping) else first)
 
 
 def text_response(

@@ -1,8 +1,15 @@
-"""What a long stage tells while it works; the command line shows it."""
+"""What a long stage tells while it works, and how a terminal or a file shows it."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+_PART, _BAR = 24, 12
+"""Columns of the name of a part of a stage, at most, and of its bar."""
 
 
 class Progress(Protocol):
@@ -26,3 +33,102 @@ class Silent:
     def advance(self, n: int = 1, **facts: float | int | str) -> None: ...
 
     def finish(self) -> None: ...
+
+
+@contextmanager
+def shown() -> Iterator[Progress]:
+    """The progress of a stage: a live bar where somebody watches, plain lines in a file or a pipe."""
+    if not sys.stderr.isatty():
+        yield ProgressLines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as RichProgress
+    from rich.table import Column
+
+    what = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=_PART))
+    figures = TextColumn("{task.fields[figures]}", markup=False, style="dim", table_column=Column(no_wrap=True))
+    # The stream of now: a console with stderr=True would look sys.stderr up at every write, find what redirects it
+    # while a library is muted, and write to itself for ever.
+    console = Console(file=sys.stderr)
+    with RichProgress(what, BarColumn(bar_width=_BAR), figures, console=console, refresh_per_second=5) as bars:
+        yield _Bars(bars)
+
+
+class ProgressLines:
+    """Plain lines on standard error: one every ``every_s`` seconds, and one at the end of each part."""
+
+    def __init__(self, every_s: float = 5.0) -> None:
+        self.every_s = every_s
+        self.part = ""
+
+    def start(self, stage: str, total: int | None) -> None:
+        self.finish()
+        self.part, self.total, self.done = stage, total, 0
+        self.facts: dict[str, float | int | str] = {}
+        self.began = self.written = time.monotonic()
+
+    def advance(self, n: int = 1, **facts: float | int | str) -> None:
+        if self.part:
+            self.done += n
+            self.facts.update(facts)
+            self.show()
+
+    def finish(self) -> None:
+        if self.part:
+            self.show(ended=True)
+        self.part = ""
+
+    def show(self, *, ended: bool = False) -> None:
+        """Write a line, if it is time."""
+        if ended or (time.monotonic() - self.written >= self.every_s and self.done != self.total):
+            self.written = time.monotonic()
+            print(f"{self.part}: {self.figures(ended=ended)}", file=sys.stderr, flush=True)
+
+    def figures(self, *, ended: bool, width: int | None = None) -> str:
+        """``12/60, 3.1/s, 0:15 left, mean reward 0.412``; the time it took once it has ended; cut to whole figures."""
+        seconds = time.monotonic() - self.began
+        rate = self.done / seconds if seconds > 0 else 0.0
+        parts = []
+        if self.done or self.total is not None:
+            parts.append(f"{self.done:,}" + (f"/{self.total:,}" if self.total is not None else ""))
+        if self.done:
+            parts.append(f"{rate:,.0f}/s" if rate >= 100 else f"{rate:.3g}/s")
+        if ended:
+            parts.append(f"{seconds:.1f} s")
+        elif self.total and rate:
+            minutes, rest = divmod(round(max(0, self.total - self.done) / rate), 60)
+            clock = f"{minutes // 60}:{minutes % 60:02d}" if minutes >= 60 else str(minutes)
+            parts.append(f"{clock}:{rest:02d} left")
+        for name, value in self.facts.items():
+            figure = f"{value:.3g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+            parts.append(f"{name.replace('_', ' ')} {figure}")
+        while width is not None and len(parts) > 1 and len(", ".join(parts)) > width:
+            parts.pop()
+        return plain(", ".join(parts))
+
+
+class _Bars(ProgressLines):
+    """A live display on a terminal, one bar a part; a bar is full where nobody knew how long it would be."""
+
+    def __init__(self, bars: Any) -> None:
+        super().__init__()
+        self.bars = bars
+
+    def start(self, stage: str, total: int | None) -> None:
+        super().start(stage, total)
+        self.task = self.bars.add_task(stage, total=total, figures="")
+
+    def show(self, *, ended: bool = False) -> None:
+        figures = self.figures(ended=ended, width=self.bars.console.width - _PART - _BAR - 2)
+        total = self.total if self.total is not None or not ended else max(1, self.done)
+        done = total if ended and self.total is None else self.done
+        self.bars.update(self.task, total=total, completed=done, figures=figures)
+        if ended:
+            self.bars.stop_task(self.task)
+
+
+def plain(text: str) -> str:
+    """Text for a terminal: no character is a command or turns its direction; half a surrogate pair becomes a ?."""
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    return "".join(char if char.isprintable() or char in "\n\t" else " " for char in text)

@@ -103,7 +103,7 @@ def train_examples(
     content = digest(recipe.model_dump(mode="json", exclude={"name", "init_from"}), digests, more)
     name = name or recipe.name or f"{recipe.algorithm}-{content[:12]}"
     recipe = recipe.model_copy(update={"name": name, "init_from": initial.name})
-    directory = CheckpointDirectory(Path(run_dir) / "policies", name)
+    directory = CheckpointDirectory(Path(run_dir).resolve() / "policies", name)
     key = {"recipe": recipe.model_dump(mode="json") | more, "digest": digests}
     fit = Fit(recipe, initial, examples, directory, key, max_steps, thinking, lambda *ids: check_ids(examples, *ids))
     with ONE_TRAINING:

@@ -46,12 +46,8 @@ def policy_lm(policy: Policy | PolicySettings, **kwargs: Any) -> dspy.LM:
         PolicyError: the model cannot be loaded.
     """
     settings = policy if isinstance(policy, PolicySettings) else LocalPolicySettings()
-    asked: dict[str, Any] = {
-        "temperature": settings.temperature,
-        "max_tokens": settings.max_tokens,
-        "cache": False,
-        **kwargs,
-    }
+    asked: dict[str, Any] = {"temperature": settings.temperature, "max_tokens": settings.max_tokens, "cache": False}
+    asked |= kwargs
     if settings.top_p < 1:
         asked.setdefault("top_p", settings.top_p)
     if isinstance(policy, OpenAIPolicySettings) and len(policy.urls) == 1:
@@ -68,7 +64,7 @@ def _engine(policy: Policy | PolicySettings) -> PolicyEngine:
 
 
 def policy_of(lm: dspy.BaseLM) -> Policy:
-    """The policy that answers for a leret LM now; later ones, where the LM gets another name.
+    """The policy that answers for a leret LM under its present name, until `N_OPEN` others were used since.
 
     Raises:
         PolicyError: the LM is none of leret's, or its model cannot be loaded.

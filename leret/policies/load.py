@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from leret.config.policy import (
@@ -33,6 +32,7 @@ PROBE_S = 8.0
 """Of a probe, for a completion of one token."""
 
 _OF_REQUESTS = {"temperature", "top_p", "max_tokens"}
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
 
 
 def _local(settings: LocalPolicySettings) -> Policy:
@@ -72,7 +72,7 @@ N_OPEN = 4
 SERVED: dict[str, Policy] = {}
 """Policies of servers that were started for an LM, by its model directory: asked instead of a model in this process."""
 
-_shared: dict[tuple[str, str], Policy] = {}  # the one used last stands last
+_shared: dict[tuple[Any, ...], Policy] = {}  # the one used last stands last
 _shared_lock = threading.Lock()
 
 
@@ -108,7 +108,7 @@ async def probe(settings: PolicySettings) -> None:
 
 
 def shared_policy(settings: PolicySettings) -> Policy:
-    """The policy that settings name, loaded once a process as long as its files stay the same.
+    """The policy that settings name, loaded once a process as long as its weights' files stay the same.
 
     Of models in this process the last `N_OPEN` stay open; the one whose last use is the longest ago is closed.
     """
@@ -131,13 +131,21 @@ def close_shared(settings: LocalPolicySettings) -> None:
     _close([old] if old else [])
 
 
-def _key(settings: PolicySettings) -> tuple[str, str]:
-    files = ""
-    if isinstance(settings, LocalPolicySettings):
-        directory = demo_policy() if settings.model == "demo" else Path(settings.model)
-        entries = sorted(os.scandir(directory), key=lambda entry: entry.name) if directory.is_dir() else []
-        files = digest([(entry.name, entry.stat().st_mtime_ns, entry.stat().st_size) for entry in entries])
-    return digest(settings.model_dump(mode="json", exclude=_OF_REQUESTS)), files
+def _key(settings: PolicySettings) -> tuple[Any, ...]:
+    """Of each request, so a few microseconds: the weights are not read."""
+    files = _WEIGHTS if isinstance(settings, LocalPolicySettings) else ()
+    return digest(settings.model_dump(mode="json", exclude=_OF_REQUESTS)), *(
+        (status.st_mtime_ns, status.st_ino, status.st_size)
+        for file in files
+        if (status := _status(f"{settings.model}/{file}"))
+    )
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
 
 
 def _close(policies: Sequence[Any]) -> None:

@@ -95,6 +95,7 @@ async def sample_tasks(
     store: Store,
     settings: SamplingSettings,
     *,
+    rm: Any = None,
     run: Run | None = None,
     usage: UsageByPrompt | None = None,
     progress: Progress | None = None,
@@ -103,7 +104,8 @@ async def sample_tasks(
     """Sample every task to the end of its path, into a store; what the store holds is not asked again.
 
     The program is a module of its own for this call, which changes it; ``search`` is over the retriever, on this event
-    loop, or None where every `leret.Search` has its own. The plan says who answers which predictor, what is tried and
+    loop, or None where every `leret.Search` has its own; ``rm`` is what ``dspy.settings.rm`` is for the program. The
+    plan says who answers which predictor, what is tried and
     how it is scored; of the settings, ``concurrency``, ``max_error_rate`` and ``max_unparsed_rate`` are read. What
     credit ``auto`` means is learnt from the first tasks, and noted in ``run``; without one it is learnt again by every
     call. ``facts`` are told with the progress.
@@ -120,7 +122,7 @@ async def sample_tasks(
     from leret.sampling.rollouts.scheduler import LOOKED_AT, Scheduler
 
     other, prompts = program.deepcopy(), iter([plan.prompts])  # of one task, all
-    replay = Replay(program, adapter)
+    replay = Replay(program, adapter, rm)
     runner = ProgramRunner(replay, Formatter(replay), search)
     rest, first = iter(tasks), list[Task]()
     if plan.searched is None:

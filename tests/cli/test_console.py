@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from leret.cli.console import ProgressLines, complain, done, facts, say, table
+from leret.cli.console import complain, done, facts, say, table
+from leret.core.progress import ProgressLines
 from tests.cli.test_app import ANSI
 
 
@@ -47,18 +46,3 @@ def test_a_table_in_a_pipe_has_no_padding(capsys: pytest.CaptureFixture[str]) ->
     lines = capsys.readouterr().out.splitlines()
     assert all(line == line.rstrip() for line in lines)
     assert any("a note of many words " * 9 in f"{line} " for line in lines)
-
-
-@pytest.mark.parametrize(("every_s", "n"), [(0.0, 4), (60.0, 1)])
-def test_progress_is_plain_lines_where_nobody_watches(
-    every_s: float, n: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = ProgressLines(every_s)
-    lines.start("sampling", 4)
-    for reward in (0.25, 0.5, 0.5, 0.5):
-        lines.advance(1, mean_reward=reward, failures=0)
-    lines.finish()
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == n  # the last line of a part is written once, at its end
-    assert n == 1 or re.fullmatch(r"sampling: 1/4, \S+/s, \d+:\d\d left, mean reward 0.25, failures 0", told[0])
-    assert re.fullmatch(r"sampling: 4/4, \S+/s, \d+\.\d s, mean reward 0.5, failures 0", told[-1])

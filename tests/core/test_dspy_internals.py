@@ -93,6 +93,38 @@ def test_values_are_parsed_by_their_annotation():
         dspy.ChatAdapter().parse(SIGNATURE, "no field")
 
 
+@pytest.mark.filterwarnings("error")
+def test_an_lm_is_asked_with_messages_as_an_adapter_asks_it():
+    seen = []
+
+    def answer(request):
+        seen.append((dspy_internals.messages_of(request), request.config.temperature))
+        return dspy_internals.text_response(request, "text")
+
+    lm = dspy_internals.EngineLM("any", answer, temperature=0.5)
+    messages = ({"role": "system", "content": "s"}, {"role": "user", "content": "u"})
+    assert asyncio.run(dspy_internals.complete_messages(lm, messages)) == "text"
+    assert seen == [(messages, 0.5)]
+
+
+def test_a_provider_and_its_jobs_lack_what_leret_adds():
+    provider = dspy_internals.Provider()
+    assert (provider.finetunable, provider.reinforceable) == (False, False)
+    assert provider.TrainingJob is dspy_internals.TrainingJob
+    assert provider.ReinforceJob is dspy_internals.ReinforceJob
+    assert not hasattr(provider.ReinforceJob, "get_status"), "which dspy.GRPO calls"
+    assert dspy_internals.TrainingJob().cancel() is None, "the answer of a Future is dropped"
+
+
+@pytest.mark.parametrize(
+    "change", [lambda lm: lm.copy(model="leret/new"), lambda lm: setattr(lm, "model", "leret/new")]
+)
+def test_a_request_names_the_model_that_its_lm_has_now(change):
+    lm = dspy_internals.EngineLM("old", lambda request: dspy_internals.text_response(request, request.model))
+    assert lm("?") == ["leret/old"]
+    assert (change(lm) or lm)("?") == ["leret/new"]
+
+
 def test_the_state_of_an_lm_is_its_attributes_its_engine_and_its_settings():
     state = dspy.LM("openai/m", temperature=0.5, api_key="k", stop="x", engine="litellm").dump_state()
     assert state.keys() - dspy_internals.LM_ATTRIBUTES == {"engine", "cache", "temperature", "max_tokens", "stop"}

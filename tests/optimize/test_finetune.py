@@ -44,8 +44,10 @@ def test_pairs_train_by_ipo_from_a_trained_policy(weights, tmp_path):
     assert (record["parent"], record["steps"], record["total_steps"]) == ("first", 3, 6)
 
 
-def test_a_finetuning_of_no_steps_gives_the_same_tokens(lm, weights, tmp_path):
-    same = train_examples(str(weights), EXAMPLES, {**KEYS, "max_steps": 0}, tmp_path)
+def test_a_finetuning_of_no_steps_gives_the_same_tokens(lm, weights, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    same = train_examples(str(weights), EXAMPLES, {**KEYS, "max_steps": 0}, "run")
+    assert same.is_absolute(), "an LM of that name is saved, and loaded elsewhere"
     assert greedy(lm.copy(model=f"leret/{same}")) == greedy(lm)
     other = train_examples(str(weights), EXAMPLES, KEYS, tmp_path)
     assert greedy(lm.copy(model=f"leret/{other}")) != greedy(lm)

@@ -37,6 +37,7 @@ class Served:
     def __init__(self, failure: str = "", delay_s: float = 0.0) -> None:
         self.failure, self.delay_s = failure, delay_s
         self.requests: list[Request] = []
+        self.given: list[Completion] = []
         self.begun = threading.Event()
 
     async def complete(self, request: Request) -> list[Completion]:
@@ -45,7 +46,8 @@ class Served:
         await asyncio.sleep(self.delay_s)
         if self.failure:
             raise PolicyError(self.failure)
-        return [Completion(f"query {seed}", "stop", 3, 2) for seed in request.seeds]
+        self.given = [Completion(f"query {seed}", "stop", 3, 2) for seed in request.seeds]
+        return self.given
 
     async def aclose(self) -> None:
         pass
@@ -98,6 +100,7 @@ def test_settings_and_the_roles_of_messages_reach_the_policy() -> None:
     [request] = served.requests
     assert len(set(request.seeds)) == 2
     assert request == Request(tuple(messages), request.seeds, 0.7, 9, 0.5, ("\n",))
+    assert len(served.given) == 2, "a policy counts the tokens of its list after it was given"
 
 
 def test_a_copy_of_a_program_or_its_lm_shares_the_policy_and_the_cache_is_off(lm: dspy.LM, policy: LocalPolicy) -> None:

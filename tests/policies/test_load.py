@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from leret.policies.load import POLICIES, PolicyKind, make_policy, policy_state,
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.remote import openai
 from tests.policies.servers import ChatServer, completion, probed
+from tests.tiny import tiny_policy
 
 
 def test_a_new_kind_is_a_settings_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,6 +41,13 @@ def test_equal_settings_share_a_policy_until_it_is_closed(llama_dir: Path) -> No
     assert shared_policy(settings.model_copy(update={"temperature": 0.3})) is one
     one.close()
     assert shared_policy(settings) is not one
+
+
+def test_weights_that_were_replaced_are_loaded(llama_dir: Path, tmp_path: Path) -> None:
+    settings = LocalPolicySettings(model=str(shutil.copytree(llama_dir, tmp_path / "policy")))
+    one = shared_policy(settings)
+    tiny_policy(tmp_path / "policy", seed=1)
+    assert shared_policy(settings).digest != one.digest
 
 
 def test_a_state_loads_the_policy_again_and_holds_no_key(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

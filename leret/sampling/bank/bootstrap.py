@@ -146,7 +146,7 @@ class BootstrapMonitor:
 
     def note(self, error: Exception) -> None:
         """Keep the first outage, and count what the program itself raised."""
-        outage = _outage(error)
+        outage = outage_of(error)
         if outage is not None:
             self.outage = self.outage or outage
         else:
@@ -164,7 +164,7 @@ class BootstrapMonitor:
             ) from self.crash
 
 
-def _outage(error: BaseException) -> LeretError | None:
+def outage_of(error: BaseException) -> LeretError | None:
     """What the policy or the retriever raised, under whatever DSPy wrapped around it."""
     cause: BaseException | None = error
     while cause is not None:

@@ -132,13 +132,24 @@ def sft_targets(
     """
     rows = []
     for group in store.finished(policy_digest):
-        by_level = reward_levels(group.samples)
-        if not by_level or (require_spread and len(by_level) == 1):
-            continue
-        rng = random.Random(int(digest("target", seed, which, group.state.id), 16))
-        members = by_level[0][1] if which == "best" else [sample for _, level in by_level for sample in level]
         prompt = [dict(message) for message in group.state.messages]
-        for sample in distinct(rng.sample(members, len(members)))[:max_targets]:
+        for sample in state_targets(group, which, require_spread, max_targets, seed):
             row = {"prompt": prompt, "completion": sample.completion, "reward": sample.reward}
             rows.append(row | {"question_id": sample.question_id, "state_id": sample.state_id})
     return rows
+
+
+def state_targets(
+    group: StateSamples,
+    which: Literal["best", "random"] = "best",
+    require_spread: bool = True,
+    max_targets: int = 1,
+    seed: int = 0,
+) -> list[Sample]:
+    """The samples of one state to imitate; arguments as of `sft_targets`."""
+    by_level = reward_levels(group.samples)
+    if not by_level or (require_spread and len(by_level) == 1):
+        return []
+    rng = random.Random(int(digest("target", seed, which, group.state.id), 16))
+    members = by_level[0][1] if which == "best" else [sample for _, level in by_level for sample in level]
+    return distinct(rng.sample(members, len(members)))[:max_targets]

@@ -1,0 +1,250 @@
+"""leret.LeReT on programs of several shapes, and DSPy's own optimizers at as many LM calls, on the demo's world.
+
+    python benchmarks/optimizer.py --seeds 0 1 2 --out runs/bench/optimizer
+    python benchmarks/optimizer.py --seeds 0 --systems LeReT BootstrapFinetune GRPO BootstrapRS --programs two
+
+The policy is the shipped one. Every seed is another world, another sampling and another training. A system is scored by
+the recall of gold documents on held-out questions, greedily; the interval is of its difference to the untrained
+program on the same questions (paired bootstrap, 95 %). Prints Markdown; what is done is kept under --out.
+"""
+
+import argparse
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import dspy
+import numpy as np
+from dspy.teleprompt import BootstrapFewShotWithRandomSearch, BootstrapFinetune
+from dspy.teleprompt.grpo import GRPO
+from dspy.utils.callback import BaseCallback
+
+import leret
+from leret.config.data import DataSettings
+from leret.config.retriever import BM25Settings
+from leret.core.dspy_internals import EngineLM, messages_of, text_response
+from leret.datasets.load import load_corpus, load_tasks
+from leret.evaluation.statistics import bootstrap_intervals
+from leret.retrieval.load import load_retriever
+
+TRAINING = {
+    "max_length": 512,
+    "warmup_ratio": 0.05,
+    "sft": {"learning_rate": 1e-3},
+    "ipo": {"learning_rate": 5e-4, "num_train_epochs": 2},
+}
+
+
+class WriteQuery(dspy.Signature):
+    """Write a search query for the document that is still missing to answer the question."""
+
+    question: str = dspy.InputField()
+    context: list[str] = dspy.InputField()
+    query: str = dspy.OutputField()
+
+
+class Two(dspy.Module):
+    """Two predictors with different signatures, one for each hop."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = dspy.Predict("question -> query"), dspy.Predict(WriteQuery)
+        self.search = leret.Search(k=3, exclude_seen=True)
+
+    def forward(self, question):
+        found = self.search(self.first(question=question).query)
+        found = self.search(self.second(question=question, context=found.passages).query, found)
+        return dspy.Prediction(doc_ids=found.doc_ids)
+
+
+class Tutorial(dspy.Module):
+    """The shape of DSPy's multi-hop tutorial: notes grow from hop to hop. Another LM, which is frozen, takes them."""
+
+    def __init__(self):
+        super().__init__()
+        self.generate_query = dspy.Predict("question, context: list[str] -> query")
+        self.append_notes = dspy.Predict("question, context: list[str] -> new_notes")
+        self.search = leret.Search(k=3, exclude_seen=True)
+
+    def forward(self, question):
+        notes, found = [], leret.Found()
+        for _ in range(2):
+            found = self.search(self.generate_query(question=question, context=notes).query, found)
+            passages = [passage.text for passage in found.searches[-1]]
+            notes = [*notes, self.append_notes(question=question, context=passages).new_notes]
+        return dspy.Prediction(doc_ids=found.doc_ids)
+
+
+class Branch(dspy.Module):
+    """Asks another predictor where the first search found no name of the question."""
+
+    def __init__(self):
+        super().__init__()
+        self.write, self.rephrase = dspy.Predict(WriteQuery), dspy.Predict("question, context: list[str] -> query")
+        self.search = leret.Search(k=3, exclude_seen=True)
+
+    def forward(self, question):
+        found = self.search(self.write(question=question, context=[]).query)
+        names = {word.strip("?,.") for word in question.split()[1:] if word[0].isupper()}
+        missing = [name for name in names if not any(name in title for title in found.titles)]
+        predictor = self.rephrase if missing else self.write
+        found = self.search(predictor(question=question, context=found.passages).query, found)
+        return dspy.Prediction(doc_ids=found.doc_ids)
+
+
+class Async(dspy.Module):
+    """Has ``aforward`` alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.write = dspy.Predict(WriteQuery)
+        self.search = leret.Search(k=3, exclude_seen=True)
+
+    async def aforward(self, question):
+        found = self.search((await self.write.acall(question=question, context=[])).query)
+        found = self.search((await self.write.acall(question=question, context=found.passages)).query, found)
+        return dspy.Prediction(doc_ids=found.doc_ids)
+
+
+PROGRAMS = {"two": Two, "tutorial": Tutorial, "branch": Branch, "async": Async}
+
+
+def take_notes(request):
+    """The frozen LM: the first passage of its prompt, whose first line is the question."""
+    lines = messages_of(request)[-1]["content"].split("\n")
+    return text_response(request, lines[2] if len(lines) > 2 else "nothing")
+
+
+class Calls(BaseCallback):
+    """Counts the calls of LMs."""
+
+    n = 0
+
+    def on_lm_start(self, call_id, instance, inputs):
+        self.n += 1
+
+
+def recall(example, prediction, trace=None):
+    return len(set(prediction.doc_ids) & set(example.gold)) / len(example.gold)
+
+
+def student_of(name):
+    program = PROGRAMS[name]()
+    program.set_lm(leret.LM("demo", max_tokens=16))
+    if name == "tutorial":
+        program.append_notes.lm = EngineLM("notes", take_notes)
+    return program
+
+
+def world(seed, cache):
+    data = DataSettings.model_validate({"kind": "world", "seed": seed})
+    splits = {}
+    for split in ("train", "dev", "test"):
+        tasks = load_tasks(data.model_copy(update={"split": split}))
+        splits[split] = [dspy.Example(question=t.text, gold=list(t.gold)).with_inputs("question") for t in tasks]
+    return splits, load_retriever(BM25Settings(k=3), load_corpus(data), cache)
+
+
+def score(program, examples):
+    """(n_examples,) recall, greedy; what does not run counts 0."""
+    cold = program.deepcopy()
+    for predictor, own in zip(cold.predictors(), program.predictors(), strict=True):
+        predictor.lm = own.lm.copy(temperature=0.0)
+
+    def run(**inputs):
+        return asyncio.run(cold.acall(**inputs)) if isinstance(program, Async) else cold(**inputs)
+
+    evaluate = dspy.Evaluate(devset=examples, metric=recall, num_threads=16, max_errors=10**9)
+    return [float(value) for *_, value in evaluate(run).results]
+
+
+def optimize(system, name, seed, splits, options, n_calls, out):
+    """The optimized program, and LM calls; ``n_calls`` are LeReT's."""
+    student, train, val = student_of(name), splits["train"][: options.train], splits["dev"][: options.val]
+    calls, keys = Calls(), {**TRAINING["sft"], "max_length": 512, "warmup_ratio": 0.05, "seed": seed}
+    a_run = 4 if name == "tutorial" else 2
+    with dspy.context(callbacks=[calls]):
+        if system == "LeReT":
+            optimizer = leret.LeReT(
+                reward="ap", metric=recall, samples=options.samples, seed=seed, run_dir=out, train_kwargs=TRAINING
+            )
+            best = optimizer.compile(student, trainset=train, valset=val)
+            return best, sum(entry.get("lm_calls", 0) for entry in best.trial_logs)
+        if system == "BootstrapFinetune":
+            times = max(1, round(n_calls / (a_run * len(train))))
+            optimizer = BootstrapFinetune(metric=lambda *of: recall(*of) == 1, train_kwargs={**keys, "run_dir": out})
+            best = optimizer.compile(student, trainset=train * times)
+        elif system == "GRPO":
+            optimizer = GRPO(
+                metric=recall, exclude_demos=True, num_threads=16, seed=seed, num_dspy_examples_per_grpo_step=8,
+                num_rollouts_per_grpo_step=8, num_train_steps=max(1, round(n_calls / (a_run * 64))),
+                train_kwargs={"learning_rate": 1e-4, "max_length": 512, "seed": seed, "run_dir": out},
+            )  # fmt: skip
+            best = optimizer.compile(student, trainset=train)
+        else:
+            optimizer = BootstrapFewShotWithRandomSearch(
+                metric=recall, metric_threshold=1.0, max_labeled_demos=0, max_bootstrapped_demos=3, num_threads=16,
+                num_candidate_programs=max(1, round(n_calls / (a_run * len(val))) - 3), max_errors=10**9,
+            )  # fmt: skip
+            with dspy.context(lm=student.predictors()[0].lm):
+                best = optimizer.compile(student, trainset=train, valset=val)
+            for predictor, own in zip(best.predictors(), student.predictors(), strict=True):
+                predictor.lm = own.lm
+    return best, calls.n
+
+
+def run(system, name, seed, options, n_calls):
+    out = (options.out / f"{name}-{seed}-{system}").resolve()
+    done = out / "row.json"
+    if done.is_file():
+        return json.loads(done.read_text())
+    splits, rm = world(seed, options.out / "cache")
+    began = time.time()
+    with dspy.context(adapter=leret.CompactAdapter(), rm=rm):
+        try:
+            best, calls = (
+                (student_of(name), 0)
+                if system == "base"
+                else optimize(system, name, seed, splits, options, n_calls, out / "run")
+            )
+            seconds = time.time() - began
+            row = {"calls": calls, "seconds": seconds, "values": score(best, splits["test"][: options.test])}
+        except Exception as error:
+            row = {"error": f"{type(error).__name__}: {error}".split("\n")[0][:160]}
+    out.mkdir(parents=True, exist_ok=True)
+    done.write_text(json.dumps(row))
+    return row
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
+    parser.add_argument("--systems", nargs="+", default=["LeReT"])
+    parser.add_argument("--train", type=int, default=150)
+    parser.add_argument("--val", type=int, default=50)
+    parser.add_argument("--test", type=int, default=300)
+    parser.add_argument("--samples", type=int, default=6)
+    parser.add_argument("--out", type=Path, default=Path("runs/bench/optimizer"))
+    options = parser.parse_args()
+    print("| program | seed | system | recall | difference to base (95 %) | LM calls | seconds |")
+    print("|---|---|---|---|---|---|---|")
+    for name in options.programs:
+        for seed in options.seeds:
+            base = run("base", name, seed, options, 0)
+            n_calls = run("LeReT", name, seed, options, 0).get("calls", 1000)
+            for system in ("base", *options.systems):
+                row = run(system, name, seed, options, n_calls)
+                if "error" in row:
+                    print(f"| {name} | {seed} | {system} | does not run: {row['error']} | | | |", flush=True)
+                    continue
+                values, difference = np.array(row["values"]), np.array(row["values"]) - np.array(base["values"])
+                low, high = bootstrap_intervals(difference[:, None])[0]
+                figures = f"{difference.mean():+.3f} [{low:+.3f}, {high:+.3f}]" if system != "base" else ""
+                figures += f" | {row['calls']} | {row['seconds']:.0f}"
+                print(f"| {name} | {seed} | {system} | {values.mean():.3f} | {figures} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""What DSPy hands to an optimizer, as what leret's stages take: examples as tasks, LMs as policies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import dspy
+from pydantic_core import to_jsonable_python
+
+from leret.core.dspy_internals import complete_messages
+from leret.core.errors import DataError, LeretError, PolicyError, reason
+from leret.core.types import Outcome, Task, digest
+from leret.policies.base import Completion, Request
+from leret.rewards import Reward
+from leret.rewards import reward as reward_named
+
+RewardFunction = Callable[[dspy.Example, Outcome], "float | bool | None"]
+"""A user's reward, of an example and of what a step led to."""
+
+_IDS, _TITLES = ("gold", "gold_ids", "relevant_doc_ids"), ("gold_titles",)
+"""Fields of an example that name its relevant documents; the first one that it has counts."""
+
+
+class LMCallsSpent(LeretError):
+    """``max_lm_calls`` is reached."""
+
+
+class CallBudget:
+    """Counts LM calls; safe from many threads. ``reserved`` ones of the bound are kept for later."""
+
+    def __init__(self, bound: int | None) -> None:
+        self.bound, self.reserved, self.spent = bound, 0, 0
+        self._lock = threading.Lock()
+
+    def spend(self, n: int = 1) -> None:
+        """Count calls before they are made; LMCallsSpent where they are too many."""
+        with self._lock:
+            if self.bound is not None and self.spent + n > self.bound - self.reserved:
+                kept = f", {self.reserved} are kept for valset" if self.reserved else ""
+                raise LMCallsSpent(
+                    f"max_lm_calls={self.bound} is reached ({self.spent} LM calls were made{kept}); raise it and "
+                    "compile again with the same run_dir, where samples and trained policies are kept"
+                )
+            self.spent += n
+
+
+@dataclass(frozen=True)
+class CountedPolicy:
+    """A policy whose completions count; ``ask`` makes them."""
+
+    name: str
+    digest: str
+    budget: CallBudget
+    ask: Callable[[Request], Awaitable[list[Completion]]]
+
+    @classmethod
+    def of_lm(cls, lm: dspy.BaseLM, budget: CallBudget) -> CountedPolicy:
+        """Any LM of DSPy: it answers with its own settings, whatever a request says."""
+
+        async def ask(request: Request) -> list[Completion]:
+            try:
+                texts = [await complete_messages(lm, request.messages) for _ in request.seeds]
+            except Exception as error:
+                raise PolicyError(f"{lm.model}: {reason(error)}") from error
+            return [Completion(text, "stop", 0, 0) for text in texts]
+
+        settings = {name: str(value) for name, value in lm.kwargs.items() if "key" not in name}
+        return cls(lm.model, digest("lm", lm.model, settings), budget, ask)
+
+    async def complete(self, request: Request) -> list[Completion]:
+        self.budget.spend(len(request.seeds))
+        return await self.ask(request)
+
+    async def aclose(self) -> None:
+        """The policy is borrowed."""
+
+
+def counted_lm(lm: dspy.BaseLM, budget: CallBudget, **changes: Any) -> dspy.BaseLM:
+    """A copy of an LM, with changes, whose calls count."""
+    kind: Any = type(lm)
+
+    class Counted(kind):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            budget.spend()
+            return super().__call__(*args, **kwargs)
+
+        async def acall(self, *args: Any, **kwargs: Any) -> Any:
+            budget.spend()
+            return await super().acall(*args, **kwargs)
+
+    copied: dspy.BaseLM = lm.copy(**changes)
+    copied.__class__ = Counted
+    return copied
+
+
+def read_tasks(trainset: Iterable[dspy.Example], reward: str | RewardFunction | None) -> dict[Task, dspy.Example]:
+    """Examples as tasks, in the order of their ids; equal examples are one task.
+
+    Raises:
+        DataError: there is none, two differ in their labels alone, or one lacks what a ``reward`` by name needs.
+    """
+    found: dict[str, tuple[Task, dspy.Example]] = {}
+    for number, example in enumerate(trainset):
+        _, gold = _gold_of(example)
+        if isinstance(reward, str) and not gold:
+            raise DataError(
+                f"trainset[{number}] names no relevant document, which reward={reward!r} is computed from: give it a "
+                f"field {', '.join(_IDS)} (ids) or {', '.join(_TITLES)}, or pass a function reward(example, outcome); "
+                f"it has {', '.join(example.keys())}"
+            )
+        task = Task(inputs_id(example), dict(example.inputs()), gold)
+        if found.setdefault(task.id, (task, example))[1] != example:
+            raise DataError(f"trainset[{number}] has the inputs of another example and other labels; keep one of them")
+    if not found:
+        raise DataError("trainset is empty; LeReT samples its examples")
+    return dict(found[name] for name in sorted(found))
+
+
+def inputs_id(example: dspy.Example) -> str:
+    """Names an example by its inputs alone."""
+    return digest(to_jsonable_python(dict(example.inputs()), fallback=repr))
+
+
+def refuse_recurring(tasks: Iterable[Task], valset: Iterable[dspy.Example]) -> None:
+    """Refuse a valset that shares inputs with the trainset: a score on it would not be held out."""
+    known = {task.id for task in tasks}
+    both = [example for example in valset if inputs_id(example) in known]
+    if both:
+        shown = {name: str(value)[:80] for name, value in both[0].inputs().items()}
+        raise DataError(f"{len(both)} examples of valset are in trainset too, one with inputs {shown}; take them out")
+
+
+def step_reward(reward: str | RewardFunction, examples: Mapping[Task, dspy.Example]) -> str | Reward:
+    """The reward of a step, as the sampler takes it."""
+    if callable(reward):
+        return lambda outcome: None if (v := reward(examples[outcome.task], outcome)) is None else float(v)
+    if not any(_gold_of(example)[0] in _TITLES for example in examples.values()):
+        return reward
+    measure = reward_named(reward)
+    return lambda outcome: measure(
+        replace(outcome, ranking=tuple([p._replace(doc_id=p.title or p.doc_id) for p in outcome.ranking]))
+    )
+
+
+def _gold_of(example: dspy.Example) -> tuple[str, tuple[str, ...]]:
+    for field in (*_IDS, *_TITLES):
+        value = example.get(field)
+        if value:
+            listed = [value] if isinstance(value, str) else sorted(value) if isinstance(value, set) else value
+            return field, tuple(dict.fromkeys(map(str, listed)))
+    return "", ()

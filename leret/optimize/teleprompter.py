@@ -1,0 +1,506 @@
+"""LeReT as a DSPy optimizer.
+
+It makes the objects that leret's stages take: `sample_tasks` samples the student, `train_examples` trains its LMs, and
+`dspy.Evaluate` chooses by the user's metric.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from contextvars import copy_context
+from pathlib import Path
+from typing import Any, Literal
+
+import dspy
+from dspy.teleprompt import Teleprompter
+from dspy.teleprompt import bootstrap_finetune as stock
+from pydantic_core import to_jsonable_python
+
+from leret.config.sampling import SamplingSettings
+from leret.core.dspy_internals import AdapterParseError, ContextWindowExceededError
+from leret.core.errors import ConfigError, LeretError, PolicyError, ProgramError, RunError, TrainingError, reason
+from leret.core.files import cache_directory
+from leret.core.progress import Progress, Silent, shown
+from leret.core.runs import Run, installed_version
+from leret.core.stages import check_resumable
+from leret.core.types import Sample, digest
+from leret.optimize.finetune import directory_of, train_examples
+from leret.optimize.inputs import (
+    CallBudget,
+    CountedPolicy,
+    LMCallsSpent,
+    RewardFunction,
+    counted_lm,
+    read_tasks,
+    refuse_recurring,
+    step_reward,
+)
+from leret.optimize.provider import Provider
+from leret.policies.checkpoints import find_model
+from leret.policies.dspy_lm import policy_of
+from leret.programs.prompts import ZERO_SHOT, Prompt
+from leret.programs.replay import NeedsCompletion
+from leret.programs.search import Search, search_tool
+from leret.retrieval.base import Retriever
+from leret.retrieval.batching import SearchBatcher
+from leret.sampling.bank.bootstrap import outage_of
+from leret.sampling.preferences.dataset import state_targets
+from leret.sampling.preferences.pairs import distinct, make_pairs
+from leret.sampling.rollouts.branching import Role, SamplingPlan
+from leret.sampling.rollouts.rollout import BOUNDARIES
+from leret.sampling.stage import sample_tasks
+from leret.sampling.store.schema import StateSamples
+from leret.sampling.store.store import Store
+from leret.training.algorithms import ALGORITHMS
+from leret.training.data import TrainingExample
+
+logger = logging.getLogger("dspy.teleprompt.leret")  # where DSPy's own optimizers log
+
+_THREADS = 16
+"""Examples that are evaluated at a time, so that a policy can batch them."""
+
+_SETTINGS = ("prompts", "samples", "n_continuations", "credit", "seed")
+"""Arguments of `LeReT` that a run directory is begun with; beside them, reward, metric and algorithms."""
+
+
+class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # a direct subclass, too: what patches those has to see it
+    """Trains the LMs of a program on what its completions lead to.
+
+    At every LM call of the program on the trainset, several completions are tried and scored, and better and worse
+    ones become training.
+
+    Args:
+        reward: of a step: a name (``ap``, ``recall@5``: of `leret.rewards`, on all that was retrieved by the end of the
+            step), for which an example names its relevant documents in a field ``gold``, ``gold_ids`` or
+            ``relevant_doc_ids``, or by titles in ``gold_titles``; or a function ``(example, outcome) -> float`` of a
+            `leret.core.types.Outcome`, with its ``doc_ids``, ``outputs`` and ``text``.
+        metric: ``(example, prediction, trace=None) -> float | bool``: scores the program's end, and the valset.
+        prompts: more than one needs a teacher: its demos and instructions are the prompts beside the student's own.
+        samples: completions a prompt and LM call.
+        algorithms: sft, ipo, dpo: one after the other, each from the weights of the one before.
+        credit: ``step``: a completion is scored by the reward; ``final``: by the metric at the program's end; ``both``:
+            by their mean; None: ``step`` at a predictor that a search follows, ``final`` at another one, which is not
+            trained where there is no metric.
+        train_kwargs: keys of the recipes of `leret train` (``learning_rate`` ...), for all algorithms or under the name
+            of one; or such a dict for each LM.
+        run_dir: of samples and trained policies; compile goes on with what is there. None takes a new one.
+        seed: of sampling and training.
+        max_lm_calls: of the program's LMs, in one compile, those on the valset included.
+        n_continuations: runs to the program's end from each completion, for credit ``final``.
+    """
+
+    def __init__(
+        self,
+        *,
+        reward: str | RewardFunction | None = None,
+        metric: Callable[..., Any] | None = None,
+        prompts: int = 1,
+        samples: int = 4,
+        algorithms: Sequence[str] = ("sft", "ipo"),
+        credit: Literal["step", "final", "both"] | None = None,
+        train_kwargs: dict[str, Any] | dict[dspy.LM, dict[str, Any]] | None = None,
+        run_dir: str | Path | None = None,
+        seed: int = 0,
+        max_lm_calls: int | None = None,
+        n_continuations: int = 1,
+    ) -> None:
+        super().__init__(train_kwargs=train_kwargs)
+        self.reward, self.metric, self.credit = reward, metric, credit
+        self.prompts, self.samples, self.n_continuations = prompts, samples, n_continuations
+        self.algorithms, self.run_dir, self.seed, self.max_lm_calls = tuple(algorithms), run_dir, seed, max_lm_calls
+        if not self.algorithms or not set(self.algorithms) <= set(ALGORITHMS):
+            raise ConfigError(f"algorithms={self.algorithms!r}: give one or more of {', '.join(ALGORITHMS)}")
+        if credit not in (None, "step", "final", "both"):
+            raise ConfigError(f"credit={credit!r}: give step, final or both, or leave it out")
+        if reward is None and (metric is None or credit in ("step", "both")):
+            raise ConfigError("give LeReT a reward='ap', or as a function (example, outcome); credit final needs none")
+        if metric is None and credit in ("final", "both"):
+            raise ConfigError(f"credit={credit!r} needs a metric, which scores the program's end")
+
+    def compile(
+        self,
+        student: dspy.Module,
+        *,
+        trainset: list[dspy.Example],
+        teacher: dspy.Module | list[dspy.Module] | None = None,
+        valset: list[dspy.Example] | None = None,
+    ) -> dspy.Module:
+        """Optimize a copy of the student.
+
+        The program is run many times on completions that were recorded. What it searches by `leret.Search`,
+        `leret.search_tool` or ``dspy.settings.rm`` is recorded as well; any other tool is called again in every run,
+        with all that it does to the world.
+
+        Args:
+            student: every predictor has an LM. A `leret.LM` is trained, once for all its predictors; a predictor with
+                another LM is answered by that, and stays as it is.
+            trainset: with inputs; what is sampled.
+            teacher: programs of the student's shape.
+            valset: chooses among the student and the results of the trainings, greedily, by ``metric``. Without one
+                the last result is returned.
+
+        Returns:
+            The best program, the student's copy where none was better, with ``candidate_programs`` (best first),
+            ``trial_logs`` and ``run_dir``. A trained LM is a new one with the name of its directory.
+
+        Raises:
+            LeretError: this cannot be optimized, or nothing was learnt; the message says why.
+        """
+        job = CompileJob(self, student, trainset, teacher, valset)
+        with shown() if sys.stderr.isatty() else nullcontext(Silent()) as progress:
+            candidates = [job.candidate("student", job.program, progress)]
+            job.sample(progress)
+            models: dict[dspy.LM, str] = {}
+            for algorithm, examples in job.training_examples().items():
+                job.train(algorithm, examples, models)
+                candidates.append(job.candidate(algorithm, job.with_models(models), progress))
+        ranked = sorted(candidates, key=lambda one: -one["score"]) if valset else candidates[::-1]  # first of equals
+        best, score = ranked[0], candidates[0]["score"]
+        if best is candidates[0]:
+            text = f"nothing was better than the student ({score:g} on valset): the student is returned"
+        elif valset:
+            text = f"the result of {best['stage']} is returned: {best['score']:g} on valset, the student {score:g}"
+        else:
+            text = f"there is no valset: the result of {best['stage']}, the last training, is returned unscored"
+        job.log("result", text, returned=best["stage"])
+        program: dspy.Module = best["program"]
+        program._compiled, program.candidate_programs = True, ranked
+        program.trial_logs, program.run_dir = job.logs, str(job.run.path)
+        return program
+
+
+class CompileJob:
+    """The parts of one `LeReT.compile`, made ready; what cannot be optimized is refused as it is made."""
+
+    def __init__(
+        self,
+        settings: LeReT,
+        student: dspy.Module,
+        trainset: Sequence[dspy.Example],
+        teacher: dspy.Module | Sequence[dspy.Module] | None,
+        valset: Sequence[dspy.Example] | None,
+    ) -> None:
+        stock.prepare_student(student)
+        if not student.predictors():
+            raise ProgramError(f"{type(student).__name__} has no predictor to train; use dspy.Predict")
+        stock.assert_all_predictors_have_lms(student, role="student")
+        self.settings, self.valset, self.logs = settings, list(valset or ()), list[dict[str, Any]]()
+        if self.valset and settings.metric is None:
+            raise ConfigError("valset is scored by a metric: give LeReT(metric=...), or leave valset out")
+        self.examples = read_tasks(trainset, settings.reward)
+        refuse_recurring(self.examples, self.valset)
+        teachers = [teacher] if isinstance(teacher, dspy.Module) else list(teacher or ())
+        if settings.prompts > 1 and not teachers:
+            raise ConfigError(
+                f"prompts={settings.prompts} needs a teacher: compile(teacher=[...]) takes programs of the student's "
+                "shape with demos or instructions, as dspy.BootstrapFewShotWithRandomSearch gives them"
+            )
+        self.prompts = (ZERO_SHOT, *(_prompt(i, student, program) for i, program in enumerate(teachers, 1)))
+        self.program = stock.copy_program_with_lms(student)
+        self.adapter = dspy.settings.adapter or dspy.ChatAdapter()
+        self.budget = CallBudget(settings.max_lm_calls)
+        self.stopped: LeretError | None = None  # sampling, by max_lm_calls
+        self.trained = _trained_lms(self.program, settings.samples)
+        policies = {predictor.lm: self._policy(predictor.lm) for predictor in self.program.predictors()}
+        self.policies = {name: policies[predictor.lm] for name, predictor in self.program.named_predictors()}
+        place = cache_directory() / "optimize"
+        place.mkdir(parents=True, exist_ok=True)
+        self.run = Run.create(Path(settings.run_dir or tempfile.mkdtemp(dir=place)).resolve())
+        self._refuse_changes()
+        if len(self.examples) < len(trainset):
+            self.log("trainset", f"{len(trainset) - len(self.examples)} examples recur and count once")
+
+    def sample(self, progress: Progress) -> None:
+        """Samples of all tasks in the run's store, or of as many as ``max_lm_calls`` allows."""
+        settings, before = self.settings, self.budget.spent
+        self.budget.reserved = before * len(settings.algorithms)
+        metric, examples = settings.metric, self.examples
+        plan = SamplingPlan(
+            self.prompts, settings.samples, settings.seed, temperature=1.0, top_p=1.0, max_tokens=64, role=self.role,
+            reward=step_reward(settings.reward, examples) if settings.reward else lambda outcome: None,
+            final=metric and (lambda outcome: float(metric(examples[outcome.task], outcome.prediction))),
+            n_continuations=settings.n_continuations,
+        )  # fmt: skip
+        try:
+            with dspy.context(callbacks=[]):  # of replays, not of the program
+                _run(self._sample(plan, progress))
+        except LMCallsSpent as error:
+            self.stopped = error
+            self.log("sample", f"{error}; what was sampled is trained on")
+        finally:
+            self.budget.reserved = 0
+            progress.finish()
+        with Store(self.run.store, read_only=True) as store:
+            counts = store.counts()
+        text = f"{counts['samples']} samples at {counts['states']} states of {len(self.examples)} examples"
+        self.log("sample", text, lm_calls=self.budget.spent - before, **counts)
+
+    async def _sample(self, plan: SamplingPlan, progress: Progress) -> None:
+        program, rm = self.program.deepcopy(), dspy.settings.rm
+        own = any(search.retriever is not None for _, search in program.named_sub_modules(Search))
+        search = SearchBatcher(rm) if isinstance(rm, Retriever) and not own else None
+        settings = SamplingSettings(samples=plan.n_samples, seed=plan.seed, max_unparsed_rate=1.0)
+        other_rm = search_tool(rm, name="rm") if search is None and callable(rm) else None
+        progress.start("sampling", len(self.examples))
+        try:
+            with Store(self.run.store) as store:
+                parts = program, self.adapter, search, plan, store, settings
+                told: dict[str, Any] = {"run": self.run, "progress": progress}
+                stats = await sample_tasks(list(self.examples), *parts, rm=other_rm, **told)
+        finally:
+            if search is not None:
+                search.close()
+        failure, n_outages = stats.last_failure, stats.failures["policy"] + stats.failures["retrieval"]
+        if failure is not None and n_outages:
+            raise BOUNDARIES.get(failure.kind, PolicyError)(
+                f"{n_outages} completions or searches failed, the last one: {failure.message}; what is done is kept: "
+                "mend the cause and compile again with the same run_dir"
+            ).failed()
+        for note in [*stats.notes, *([f"failed: {failure.message}"] if failure else [])]:
+            self.log("sample", note, failures=dict(stats.failures))
+
+    def role(self, need: NeedsCompletion) -> Role:
+        """Who answers a call of the program: the policy of its predictor's LM, else that of ``dspy.settings.lm``."""
+        name = need.predictor
+        if name not in self.policies:
+            if dspy.settings.lm is None:
+                raise ProgramError(f"{name} is made inside forward and has no LM: call dspy.configure(lm=...)")
+            self.policies[name] = self._policy(dspy.settings.lm)
+        lm = next((lm for lm, names in self.trained.items() if name in names), None)
+        if lm is None:
+            return Role(self.policies[name], sampled=False)
+        credit = self.settings.credit or ("auto" if self.settings.reward else "final")
+        return Role(self.policies[name], True, credit, lm.kwargs.get("temperature"), lm.kwargs.get("max_tokens"))
+
+    def training_examples(self) -> dict[str, dict[dspy.LM, list[TrainingExample]]]:
+        """Targets and pairs by algorithm and LM, at the states of its predictors; refused where there is none."""
+        found = {name: {lm: list[TrainingExample]() for lm in self.trained} for name in self.settings.algorithms}
+        lms = {name: lm for lm, names in self.trained.items() for name in names}
+        with Store(self.run.store, read_only=True) as store:
+            groups = [group for group in store.groups() if group.samples[0].is_sampled and group.state.predictor in lms]
+        for group in groups:
+            for algorithm, by_lm in found.items():
+                by_lm[lms[group.state.predictor]] += _examples_of(group, algorithm, self.settings.seed)
+        if not any(examples for by_lm in found.values() for examples in by_lm.values()):
+            raise self.stopped or _nothing_learnt(groups)
+        return found
+
+    def train(
+        self, algorithm: str, examples: Mapping[dspy.LM, Sequence[TrainingExample]], models: dict[dspy.LM, str]
+    ) -> None:
+        """Train each LM from where ``models`` has it, and note its new name there."""
+        for lm, own in examples.items():
+            self.log(algorithm, f"{lm.model} on {len(own)} examples", lm=lm.model, examples=len(own))
+            if own:
+                given = dict(self.settings.train_kwargs[lm] or {})
+                of_algorithm = {name: given.pop(name, {}) for name in ALGORITHMS}[algorithm]
+                thinking = lm.engine.settings.enable_thinking
+                keys = {"seed": self.settings.seed, "enable_thinking": thinking, **given, **of_algorithm}
+                start = models.get(lm) or lm.finetuning_model or lm.model
+                models[lm] = f"leret/{train_examples(start, own, {**keys, 'algorithm': algorithm}, self.run.path)}"
+
+    def with_models(self, models: Mapping[dspy.LM, str]) -> dspy.Module:
+        """A copy of the program with new LMs of these names."""
+        program = stock.copy_program_with_lms(self.program)
+        new = {lm: lm.copy(model=model) for lm, model in models.items()}
+        for predictor in program.predictors():
+            predictor.lm = new.get(predictor.lm, predictor.lm)
+        return program
+
+    def candidate(self, stage: str, program: dspy.Module, progress: Progress) -> dict[str, Any]:
+        """A program with its mean metric on the valset in percent: greedy; None without a valset."""
+        if not self.valset:
+            return {"score": None, "program": program, "stage": stage}
+        before, cold = self.budget.spent, stock.copy_program_with_lms(program)
+        for predictor in cold.predictors():
+            greedy = {"temperature": 0.0} if _is_trainable(predictor.lm) else {}
+            predictor.lm = counted_lm(predictor.lm, self.budget, **greedy)
+        scored = ScoredProgram(cold)
+        metric = scored.watched(self.settings.metric, progress)
+        evaluate = dspy.Evaluate(devset=self.valset, metric=metric, num_threads=_THREADS, max_errors=1)
+        progress.start(f"valset, {stage}", len(self.valset))
+        try:
+            score = evaluate(scored, callback_metadata={"optimizer": "LeReT", "stage": stage}).score
+        except Exception as error:
+            raise scored.error or error from None
+        finally:
+            progress.finish()
+        if len(scored.crashes) == len(self.valset):
+            raise ProgramError(f"the program of stage {stage} fails on all of valset: {reason(scored.crashes[0])}")
+        facts = {"score": score, "lm_calls": self.budget.spent - before}
+        self.log(stage, f"{score:g} on valset ({len(self.valset)} examples)", **facts)
+        return {"score": score, "program": program, "stage": stage}
+
+    def log(self, stage: str, text: str, **facts: Any) -> None:
+        """Tell DSPy's log, ``trial_logs`` and the run what a stage came to."""
+        logger.info("LeReT, %s: %s", stage, text)
+        self.logs.append({"stage": stage, "text": text, **facts})
+        self.run.event("optimize", stage, text=text, **facts)
+
+    def _policy(self, lm: dspy.BaseLM) -> CountedPolicy:
+        if not _is_trainable(lm):
+            return CountedPolicy.of_lm(lm, self.budget)
+        policy = policy_of(lm)
+        return CountedPolicy(policy.name, policy.digest, self.budget, policy.complete)
+
+    def _refuse_changes(self) -> None:
+        """Refuse a run directory that was begun with something else."""
+        now, before = self._identity(), self.run.manifest().get("optimize")
+        if before is not None:
+            check_resumable(self.run.path, before, now, otherwise="give LeReT another run_dir")
+        elif self.run.store.exists():
+            raise RunError(f"{self.run.path} is a run of `leret sample`; give LeReT another run_dir")
+        else:
+            self.run.update(optimize=now)
+
+    def _identity(self) -> dict[str, Any]:
+        settings, predictors = self.settings, dict(self.program.named_predictors())
+        functions = {"reward": settings.reward, "metric": settings.metric}
+        digests: dict[str, Any] = {
+            "trainset": [[task.id, list(task.gold)] for task in self.examples],
+            "teacher": [prompt.digest for prompt in self.prompts],
+            "program": [_source(type(module)) for _, module in self.program.named_sub_modules()],
+            **{name: _source(value) for name, value in functions.items() if callable(value)},
+        }
+        for name, predictor in predictors.items():
+            digests[f"signature of {name}"] = predictor.signature.dump_state()
+            digests[f"demos of {name}"] = to_jsonable_python(predictor.demos, fallback=repr)
+            digests[f"weights of {name}"] = self.policies[name].digest
+        return {
+            "dspy": installed_version("dspy"),
+            "program": type(self.program).__qualname__,
+            "adapter": {type(self.adapter).__qualname__: to_jsonable_python(vars(self.adapter), fallback=_source)},
+            "lms": {
+                n: [p.lm.model, *map(p.lm.kwargs.get, ("temperature", "max_tokens"))] for n, p in predictors.items()
+            },
+            **{name: getattr(settings, name) for name in _SETTINGS},
+            **{name: getattr(value, "__qualname__", value) for name, value in functions.items()},
+            "algorithms": list(settings.algorithms),
+            "digest": {name: digest(value) for name, value in digests.items()},
+        }
+
+
+class ScoredProgram(dspy.Module):
+    """A program as `dspy.Evaluate` runs it: None where the policy spoiled a run; an outage stops the evaluation.
+
+    Attributes:
+        error: what stopped it.
+        crashes: of the program itself, after what a policy wrote.
+    """
+
+    def __init__(self, program: dspy.Module) -> None:
+        super().__init__()
+        self.program = program
+        self.error: Exception | None = None
+        self.crashes: list[Exception] = []
+
+    def forward(self, **inputs: Any) -> Any:
+        program = self.program
+        try:
+            return program(**inputs) if hasattr(type(program), "forward") else asyncio.run(program.acall(**inputs))
+        except (AdapterParseError, ContextWindowExceededError):
+            return None
+        except Exception as error:
+            outage = outage_of(error)
+            if outage is not None:
+                self.error = self.error or outage
+                raise
+            self.crashes.append(error)
+            return None
+
+    def watched(self, metric: Any, progress: Progress) -> Callable[..., float]:
+        """The metric; 0 where there is no prediction."""
+
+        @functools.wraps(metric)
+        def score(example: dspy.Example, prediction: Any, trace: Any = None) -> float:
+            progress.advance(1)
+            try:
+                return 0.0 if prediction is None else float(metric(example, prediction))
+            except Exception as error:
+                self.error = self.error or error
+                raise
+
+        return score
+
+
+def _is_trainable(lm: Any) -> bool:
+    provider = getattr(lm, "provider", None)
+    return isinstance(provider, Provider) and provider.finetunable
+
+
+def _trained_lms(program: dspy.Module, n_samples: int) -> dict[dspy.LM, list[str]]:
+    """The LMs that are trained, with the names of their predictors."""
+    found: dict[dspy.LM, list[str]] = {}
+    for name, predictor in program.named_predictors():
+        if _is_trainable(predictor.lm):
+            found.setdefault(predictor.lm, []).append(name)
+    if not found:
+        models = sorted({str(predictor.lm.model) for predictor in program.predictors()})
+        raise PolicyError(f"none of the student's LMs can be trained ({', '.join(models)}); give it a leret.LM(...)")
+    for lm in found:
+        if n_samples > 1 and lm.kwargs.get("temperature") == 0:
+            raise ConfigError(f"{lm.model} has temperature 0, so all samples would be one; leret.LM(temperature=1.0)")
+        try:
+            find_model(directory_of(lm.finetuning_model or lm.model))
+        except LeretError as error:
+            raise PolicyError(
+                f"{lm.model} has no weights here to train ({error}); name their directory by "
+                "leret.LM(finetuning_model=...), or freeze its predictors with another LM"
+            ) from error
+    return found
+
+
+def _prompt(number: int, student: dspy.Module, teacher: dspy.Module) -> Prompt:
+    named = dict(stock.prepare_teacher(student, teacher).named_predictors())
+    demos = {name: [dict(demo) for demo in predictor.demos] for name, predictor in named.items()}
+    return Prompt(str(number), demos, {name: predictor.signature.instructions for name, predictor in named.items()})
+
+
+def _examples_of(group: StateSamples, algorithm: str, seed: int) -> list[TrainingExample]:
+    """What an algorithm learns from one state, under the student's own prompt."""
+    rows: Sequence[tuple[Sample, ...]] = make_pairs(distinct(group.samples), "adjacent")
+    if algorithm == "sft":
+        rows = [(target,) for target in state_targets(group, seed=seed)]
+    messages = tuple(dict(message) for message in group.state.messages)
+    return [TrainingExample(group.state.question_id, messages, tuple(s.completion or "" for s in row)) for row in rows]
+
+
+def _nothing_learnt(groups: Sequence[StateSamples]) -> LeretError:
+    """Why there is no pair and no target."""
+    samples = [sample for group in groups for sample in group.samples]
+    unparsed = [one.failure for one in samples if one.failure is not None and one.failure.kind == "parse"]
+    if unparsed and len(unparsed) == len(samples):
+        return PolicyError(f"none of {len(samples)} completions parses; one of them: {unparsed[0].message}")
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    mean = sum(rewards) / max(1, len(rewards))
+    return TrainingError(
+        f"no pair and no target: at none of {len(groups)} sampled states did two completions differ in reward "
+        f"({len(samples)} completions, {len(unparsed)} unparsed, mean reward {mean:.3f}); "
+        "raise samples or the LM's temperature, or take a reward that tells them apart"
+    )
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine to its end; in a thread where there is an event loop already, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(work)
+        return
+    with ThreadPoolExecutor(1, "leret-optimize") as thread:
+        thread.submit(copy_context().run, asyncio.run, work).result()
+
+
+def _source(thing: Any) -> str:
+    try:
+        return inspect.getsource(thing)
+    except (OSError, TypeError):
+        return str(getattr(thing, "__qualname__", type(thing).__qualname__))

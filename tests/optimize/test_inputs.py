@@ -1,0 +1,116 @@
+"""Examples as tasks, LMs as policies, and the count of their calls."""
+
+import asyncio
+
+import dspy
+import pytest
+
+from leret.core.dspy_internals import EngineLM, messages_of, text_response
+from leret.core.errors import DataError, PolicyError
+from leret.core.types import Outcome, Passage
+from leret.optimize.inputs import (
+    CallBudget,
+    CountedPolicy,
+    LMCallsSpent,
+    counted_lm,
+    inputs_id,
+    read_tasks,
+    refuse_recurring,
+    step_reward,
+)
+from leret.policies.base import Request
+
+
+def example(question="who?", **fields):
+    return dspy.Example(question=question, **fields).with_inputs("question")
+
+
+def echo(**settings):
+    def answer(request):
+        return text_response(request, f"said {messages_of(request)[-1]['content']}")
+
+    return EngineLM("echo", answer, **settings)
+
+
+def test_a_task_is_named_by_its_inputs_alone():
+    assert inputs_id(example(gold=["a"])) == inputs_id(example(gold=["b"], other=1)) != inputs_id(example("what?"))
+
+
+def test_tasks_stand_in_one_order_whatever_that_of_the_trainset():
+    trainset = [example(str(i), gold=[str(i)]) for i in range(5)]
+    assert list(read_tasks(trainset, "ap")) == list(read_tasks(trainset[::-1], "ap"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "gold"),
+    [
+        ({"gold": ["a", "b", "a"]}, ("a", "b")),
+        ({"relevant_doc_ids": [1, 2]}, ("1", "2")),
+        ({"gold_titles": {"B", "A"}}, ("A", "B")),
+        ({"gold": [], "gold_titles": "A"}, ("A",)),
+        ({}, ()),
+    ],
+)
+def test_gold_is_of_the_first_field_that_names_it(fields, gold):
+    [task] = read_tasks([example(**fields)], None)
+    assert task.gold == gold
+
+
+def test_only_a_reward_by_name_needs_gold():
+    assert read_tasks([example()], lambda example, outcome: 1.0)
+    with pytest.raises(DataError, match=r"trainset\[0\].*it has question, answer"):
+        read_tasks([example(answer="x")], "ap")
+
+
+def test_a_valset_that_recurs_is_refused_by_its_inputs():
+    tasks = read_tasks([example("a"), example("b")], None)
+    refuse_recurring(tasks, [example("c")])
+    with pytest.raises(DataError, match=r"1 examples of valset .*'question': 'b'"):
+        refuse_recurring(tasks, [example("b", gold=["other"]), example("c")])
+
+
+@pytest.mark.parametrize(("fields", "value"), [({"gold": ["7"]}, 1.0), ({"gold_titles": ["Paris"]}, 0.5)])
+def test_a_reward_by_name_compares_ids_or_titles(fields, value):
+    examples = read_tasks([example(**fields)], "ap")
+    reward = step_reward("rr", examples)
+    [task] = examples
+    outcome = Outcome(task, ranking=(Passage("7", "Rome", "", 2.0), Passage("8", "Paris", "", 1.0)))
+    assert (reward == "rr") if "gold" in fields else reward(outcome) == value
+
+
+def test_a_call_beyond_the_bound_is_not_made():
+    budget = CallBudget(5)
+    budget.reserved = 2
+    budget.spend(3)
+    with pytest.raises(LMCallsSpent, match=r"max_lm_calls=5 is reached \(3 LM calls were made, 2 are kept"):
+        budget.spend()
+    budget.reserved = 0
+    budget.spend(2)
+    assert budget.spent == 5
+
+
+def test_any_lm_of_dspy_is_a_policy_and_its_failure_an_outage():
+    budget = CallBudget(3)
+    policy = CountedPolicy.of_lm(echo(temperature=0.3), budget)
+    request = Request(({"role": "user", "content": "hello"},), (1, 2), 1.0, 8)
+    assert [one.text for one in asyncio.run(policy.complete(request))] == ["said hello"] * 2
+    keyed = [CountedPolicy.of_lm(dspy.LM("openai/x", api_key=key), budget) for key in ("a", "b")]
+    assert keyed[0].digest == keyed[1].digest
+    assert policy.digest != CountedPolicy.of_lm(echo(temperature=0.4), budget).digest
+    with pytest.raises(LMCallsSpent):
+        asyncio.run(policy.complete(request))
+    broken = CountedPolicy.of_lm(EngineLM("broken", lambda request: 1 / 0), CallBudget(None))
+    with pytest.raises(PolicyError, match="leret/broken"):
+        asyncio.run(broken.complete(request))
+
+
+def test_calls_of_a_copied_lm_count():
+    lm, budget = echo(), CallBudget(2)
+    copied = counted_lm(lm, budget, temperature=0.0)
+    assert isinstance(copied, type(lm))
+    assert (copied.kwargs["temperature"], lm.kwargs.get("temperature")) == (0.0, None)
+    copied("one")
+    asyncio.run(copied.acall("two"))
+    lm("three")
+    with pytest.raises(LMCallsSpent):
+        copied("four")

@@ -1,0 +1,508 @@
+"""`leret.LeReT`: what it refuses, what it trains, what it returns. The policies are fakes but in the last test."""
+
+import asyncio
+import json
+import random
+
+import dspy
+import pytest
+from dspy.teleprompt import BetterTogether, BootstrapFewShotWithRandomSearch
+from dspy.utils.callback import BaseCallback
+
+import leret
+from leret.core.dspy_internals import EngineLM, messages_of, text_response
+from leret.core.errors import LeretError, PolicyError
+from leret.optimize import teleprompter
+from leret.policies.base import Completion
+from leret.policies.dspy_lm import PolicyEngine
+from leret.policies.load import SERVED
+from leret.programs.search import search_tool
+from leret.sampling.store.store import Store
+from tests.sampling.fakes import WORDS, FakePolicy, FakeRetriever
+
+PAIRS = {word: (word, WORDS[(i + 1) % 6]) for i, word in enumerate(WORDS)}
+
+
+def example(i, **fields):
+    word = WORDS[i % 6]
+    given = {"question": f"what follows {word} number {i}", "gold": list(PAIRS[word])} | fields
+    return dspy.Example(**given).with_inputs("question")
+
+
+TRAIN, VAL = [example(i) for i in range(8)], [example(i) for i in range(20, 26)]
+
+
+def recall(example, prediction, trace=None):
+    return len(set(prediction.found) & set(example.gold)) / len(example.gold)
+
+
+class Words(FakePolicy):
+    """Words that depend on the prompt and the seed; those of the question once it is ``trained``."""
+
+    def __init__(self, name, trained=False, text=None):
+        super().__init__()
+        self.name = self.digest = name
+        self.trained, self.text = trained, text
+
+    def _one(self, request, seed):
+        question = request.messages[-1]["content"]
+        made = super()._one(request, seed)
+        known = next((" ".join(PAIRS[word]) for word in question.split() if word in PAIRS), "alpha beta")
+        text = self.text if self.text is not None else known if self.trained else made.text
+        return Completion(text, "stop", 1, 2)
+
+
+class Writer(dspy.Module):
+    """Writes two queries, and answers with what they found."""
+
+    def __init__(self):
+        super().__init__()
+        self.write = dspy.Predict("question, context: list[str] -> query")
+        self.search = leret.Search(k=2)
+
+    def forward(self, question):
+        found = self.search(self.write(question=question, context=[]).query)
+        found = self.search(self.write(question=question, context=found.passages).query, found)
+        return dspy.Prediction(found=found.doc_ids)
+
+
+class Answering(Writer):
+    """Writes a query, and answers by another predictor."""
+
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question, context: list[str] -> answer")
+
+    def forward(self, question):
+        found = self.search(self.write(question=question, context=[]).query)
+        answer = self.answer(question=question, context=found.passages).answer
+        return dspy.Prediction(found=found.doc_ids, answer=answer)
+
+
+def fake_lm(name="words", policy=None, **settings):
+    engine = PolicyEngine(policy or Words(name))
+    return leret.LM(name, engine=engine, **{"finetuning_model": "leret/demo", "max_tokens": 8, **settings})
+
+
+def student_of(kind=Writer, lm=None, **lms):
+    program = kind()
+    program.set_lm(lm or fake_lm())
+    for name, other in lms.items():
+        getattr(program, name).lm = other
+    return program
+
+
+@pytest.fixture(autouse=True)
+def world():
+    settings = {"adapter": leret.CompactAdapter(), "rm": FakeRetriever(), "lm": None}
+    with dspy.context(**settings):
+        yield
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """What was trained; each training gives a policy that writes the question's words."""
+    made = []
+
+    def train(start, examples, keys, run_dir):
+        directory = run_dir / "policies" / f"{keys['algorithm']}-{len(made)}"
+        made.append({"start": start, "examples": examples, **keys, "directory": str(directory)})
+        monkeypatch.setitem(SERVED, str(directory), Words(str(directory), trained=True))
+        return directory
+
+    monkeypatch.setattr(teleprompter, "train_examples", train)
+    return made
+
+
+@pytest.fixture
+def heard(caplog):
+    """What DSPy's log hears."""
+    dspy.enable_logging()
+    log = teleprompter.logger
+    log.addHandler(caplog.handler)
+    caplog.set_level("INFO", logger=log.name)
+    yield lambda: [record.getMessage() for record in caplog.records if record.name == log.name]
+    log.removeHandler(caplog.handler)
+
+
+def leret_of(tmp_path=None, **settings):
+    run_dir = None if tmp_path is None else tmp_path / "run"
+    return leret.LeReT(**{"reward": "ap", "metric": recall, "run_dir": run_dir, "samples": 3, **settings})
+
+
+# ---------------------------------------------------------------------- what it gives
+
+
+def test_a_copy_of_the_student_gets_the_trained_lm(tmp_path, trainings):
+    lm = fake_lm()
+    student = student_of(lm=lm)
+    best = leret_of(tmp_path).compile(student, trainset=TRAIN, valset=VAL)
+    assert best is not student
+    assert student.write.lm is lm
+    assert lm.model == "leret/words"
+    assert not getattr(student, "_compiled", False)
+    assert best._compiled
+    assert best.run_dir == str(tmp_path / "run")
+    assert best.write.lm.model == f"leret/{trainings[0]['directory']}"
+    assert [one["algorithm"] for one in trainings] == ["sft", "ipo"]
+    assert [one["start"] for one in trainings] == ["leret/demo", best.write.lm.model]
+    assert [one["stage"] for one in best.candidate_programs] == ["sft", "ipo", "student"]  # the first of equals
+    scores = [one["score"] for one in best.candidate_programs]
+    assert scores[0] == scores[1] == 100.0 > scores[2]
+    assert {"student", "sample", "sft", "ipo", "result"} <= {entry["stage"] for entry in best.trial_logs}
+    assert len(set(best(question=TRAIN[0].question).found) & set(TRAIN[0].gold)) == 2
+
+
+def test_the_student_is_returned_where_nothing_was_better(monkeypatch, trainings, heard):
+    monkeypatch.setattr(Words, "_one", FakePolicy._one)  # no policy is better than another
+    best = leret_of(metric=lambda example, prediction, trace=None: 0.5).compile(
+        student_of(), trainset=TRAIN, valset=VAL
+    )
+    assert best.write.lm.model == "leret/words"
+    assert best._compiled
+    assert any("nothing was better than the student (50 on valset)" in line for line in heard())
+
+
+def test_without_a_valset_the_last_result_is_returned_unscored(trainings, heard):
+    best = leret_of().compile(student_of(), trainset=TRAIN)
+    assert best.write.lm.model == f"leret/{trainings[-1]['directory']}"
+    assert best.candidate_programs[0]["score"] is None
+    assert any("there is no valset" in line for line in heard())
+
+
+def test_targets_and_pairs_are_of_the_states_reached(trainings):
+    leret_of().compile(student_of(), trainset=TRAIN)
+    sft, ipo = trainings
+    assert {len(one.completions) for one in sft["examples"]} == {1}
+    assert {len(one.completions) for one in ipo["examples"]} == {2}
+    assert all(one.prompt[-1]["content"].startswith("question: what follows") for one in sft["examples"])
+
+
+def test_every_distinct_lm_is_trained_once_on_its_own_predictors(trainings):
+    one, two = fake_lm("one"), fake_lm("two")
+    settings = {"reward": None, "algorithms": ["sft"], "metric": lambda example, p, trace=None: len(set(p.answer))}
+    best = leret_of(**settings).compile(student_of(Answering, one, answer=two), trainset=TRAIN)
+    assert len(trainings) == 2
+    assert best.write.lm.model != best.answer.lm.model
+    for training, has_context in zip(trainings, (False, True), strict=True):
+        assert {"context:" in row.prompt[-1]["content"] for row in training["examples"]} == {has_context}
+
+
+def test_a_predictor_with_another_lm_is_answered_by_it_and_stays(trainings):
+    asked = []
+
+    def answer(request):
+        asked.append(messages_of(request))
+        return text_response(request, "a fixed answer")
+
+    other = EngineLM("other", answer)
+    best = leret_of().compile(student_of(Answering, answer=other), trainset=TRAIN, valset=VAL)
+    assert best.answer.lm is other
+    assert best.write.lm.model == f"leret/{trainings[0]['directory']}"
+    assert asked
+    assert not any("context:" in row.prompt[-1]["content"] for row in trainings[0]["examples"])  # the writer's alone
+
+
+def test_what_no_search_follows_and_no_metric_scores_is_left_and_said(trainings, heard):
+    leret_of(metric=None).compile(student_of(Answering), trainset=TRAIN)
+    assert any("answer is not sampled" in line for line in heard())
+
+
+def test_a_teacher_gives_prompts(trainings):
+    policy = Words("words")
+    teacher = student_of()
+    teacher.write.demos = [dspy.Example(question="a demo", context=[], query="beta")]
+    teacher.write.signature = teacher.write.signature.with_instructions("of the teacher")
+    with dspy.context(adapter=leret.CompactAdapter(instructions=True)):
+        leret_of().compile(student_of(lm=fake_lm(policy=policy)), trainset=TRAIN, teacher=[teacher])
+    sent = [json.dumps(request.messages) for request in policy.requests]
+    assert any("a demo" in text and "of the teacher" in text for text in sent)
+    rows = [json.dumps(row.prompt) for row in trainings[0]["examples"]]
+    assert not any("a demo" in text or "of the teacher" in text for text in rows)  # distilled into the student's prompt
+
+
+def test_keys_of_a_training_are_shared_or_of_one_algorithm(trainings):
+    keys = {"max_length": 128, "ipo": {"beta": 0.2}}
+    leret_of(train_kwargs=keys, seed=7).compile(student_of(), trainset=TRAIN)
+    assert [(t["max_length"], t.get("beta"), t["seed"]) for t in trainings] == [(128, None, 7), (128, 0.2, 7)]
+
+
+@pytest.mark.parametrize(
+    "reward",
+    ["recall@2", lambda example, outcome: len(set(outcome.doc_ids) & set(example.gold)), "titles"],
+    ids=["name", "function", "titles"],
+)
+def test_a_reward_is_a_name_or_a_function_of_example_and_outcome(reward, trainings):
+    trainset = TRAIN
+    if reward == "titles":
+        reward, trainset = "ap", [example(i, gold=[], gold_titles={WORDS[i % 6].title()}) for i in range(8)]
+    leret_of(reward=reward, metric=None).compile(student_of(), trainset=trainset)
+    assert trainings[0]["examples"]
+
+
+def test_equal_examples_are_one(trainings, heard):
+    leret_of().compile(student_of(), trainset=[*TRAIN, TRAIN[0]])
+    assert any("1 examples recur" in line for line in heard())
+
+
+def test_compile_works_in_a_notebook(trainings):
+    async def cell():
+        return leret_of().compile(student_of(), trainset=TRAIN, valset=VAL)
+
+    assert asyncio.run(cell())._compiled
+
+
+def test_dspys_callbacks_hear_compile_and_each_evaluation_and_no_replay(trainings):
+    heard = []
+
+    class Watch(BaseCallback):
+        def on_compile_start(self, call_id, instance, inputs):
+            heard.append(type(instance).__name__)
+
+        def on_evaluate_start(self, call_id, instance, inputs):
+            heard.append(inputs["callback_metadata"]["stage"])
+
+        def on_adapter_parse_start(self, call_id, instance, inputs):
+            heard.append("parse")
+
+    with dspy.context(callbacks=[Watch()]):
+        leret_of().compile(student_of(), trainset=TRAIN, valset=VAL)
+    assert [name for name in heard if name != "parse"] == ["LeReT", "student", "sft", "ipo"]
+    assert heard.count("parse") == 3 * 2 * len(VAL)  # of the evaluations alone
+
+
+def test_what_patches_the_direct_subclasses_of_teleprompter_sees_it():
+    assert leret.LeReT in dspy.teleprompt.Teleprompter.__subclasses__()
+    assert leret.LeReT in teleprompter.stock.FinetuneTeleprompter.__subclasses__()
+
+
+# ---------------------------------------------------------------------- resuming, and the bound
+
+
+def test_a_second_compile_samples_nothing_again(tmp_path, trainings):
+    first, second = Words("words"), Words("words")
+    for policy in (first, second):
+        leret_of(tmp_path).compile(student_of(lm=fake_lm(policy=policy)), trainset=TRAIN)
+    assert len(first.requests) > 0
+    assert len(second.requests) == 0
+    assert trainings[0]["examples"] == trainings[2]["examples"]
+
+
+def test_after_a_crash_compile_goes_on(tmp_path, trainings):
+    def away(request):
+        return PolicyError("away") if len(broken.requests) > 24 else False
+
+    broken, whole, again = Words("words"), Words("words"), Words("words")
+    broken.fail = away
+    with pytest.raises(LeretError):
+        leret_of(tmp_path).compile(student_of(lm=fake_lm(policy=broken)), trainset=TRAIN)
+    leret_of(tmp_path).compile(student_of(lm=fake_lm(policy=again)), trainset=TRAIN)
+    leret_of(tmp_path / "other").compile(student_of(lm=fake_lm(policy=whole)), trainset=TRAIN)
+    assert len(again.requests) < len(whole.requests)
+    assert trainings[0]["examples"] == trainings[2]["examples"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"samples": 4}, "samples"),
+        ({"trainset": TRAIN[1:]}, "trainset: its content"),
+        ({"demos": [dspy.Example(question="q", context=[], query="alpha")]}, "demos of write: its content"),
+        ({"student": Answering}, "program"),
+        ({"lm": "others"}, "weights of write: its content"),
+    ],
+    ids=["settings", "trainset", "demos", "program", "weights"],
+)
+def test_a_run_directory_of_something_else_is_refused(change, says, tmp_path, trainings):
+    change = dict(change)
+    leret_of(tmp_path).compile(student_of(), trainset=TRAIN)
+    student = student_of(change.pop("student", Writer), fake_lm(change.pop("lm", "words")))
+    student.write.demos = change.pop("demos", [])
+    trainset = change.pop("trainset", TRAIN)
+    with pytest.raises(LeretError, match=says):
+        leret_of(tmp_path, **change).compile(student, trainset=trainset)
+
+
+@pytest.mark.parametrize("bound", [80, 90])
+def test_max_lm_calls_is_a_hard_bound(bound, trainings, heard):
+    policy = Words("words")
+    best = leret_of(max_lm_calls=bound).compile(student_of(lm=fake_lm(policy=policy)), trainset=TRAIN, valset=VAL)
+    calls = sum(entry.get("lm_calls", 0) for entry in best.trial_logs)
+    assert sum(len(request.seeds) for request in policy.requests) <= calls <= bound
+    assert any(f"max_lm_calls={bound} is reached" in line for line in heard())
+    assert len(best.candidate_programs) == 3  # what was kept for the valset was enough
+
+
+def test_a_bound_that_the_valset_alone_passes_is_refused(trainings):
+    with pytest.raises(LeretError, match="max_lm_calls=5 is reached"):
+        leret_of(max_lm_calls=5).compile(student_of(), trainset=TRAIN, valset=VAL)
+
+
+def together(tmp_path, w):
+    p = BootstrapFewShotWithRandomSearch(
+        metric=recall, num_candidate_programs=1, max_bootstrapped_demos=1, max_labeled_demos=0, num_threads=1
+    )
+    with dspy.context(lm=fake_lm()):
+        return BetterTogether(metric=recall, p=p, w=w).compile(
+            student_of(), trainset=list(TRAIN), valset=VAL, strategy="p -> w -> p", seed=0
+        )
+
+
+def test_better_together_goes_on_after_a_crash_in_the_middle(tmp_path, trainings, monkeypatch):
+    train = teleprompter.train_examples
+    monkeypatch.setattr(teleprompter, "train_examples", lambda *_: (_ for _ in ()).throw(OSError("killed")))
+    first = together(tmp_path, leret_of(tmp_path))
+    assert first.flag_compilation_error_occurred
+    monkeypatch.setattr(teleprompter, "train_examples", train)
+    sampled = len(Store(tmp_path / "run/rollouts.db", read_only=True).policy_digests())
+    second = together(tmp_path, leret_of(tmp_path))
+    assert not second.flag_compilation_error_occurred
+    assert [one["strategy"] for one in second.candidate_programs].count("p -> w -> p") == 1
+    assert second.candidate_programs[0]["score"] == 100.0
+    assert sampled == 1
+    assert trainings
+
+
+# ---------------------------------------------------------------------- what it refuses
+
+
+class Shuffling(Writer):
+    def forward(self, question):
+        found = self.search(self.write(question=question, context=[]).query)
+        context = random.sample([*found.passages, "x", "y", "z"], len(found.passages) + 3)
+        return dspy.Prediction(found=self.search(self.write(question=question, context=context).query, found).doc_ids)
+
+
+class Twice(Writer):
+    def forward(self, question):
+        return dspy.Prediction(found=self.write(question=question, context=[], config={"n": 2}).query)
+
+
+class Blind(Writer):
+    """Searches by what leret does not see."""
+
+    def forward(self, question):
+        return dspy.Prediction(found=self.write(question=question, context=[]).query.split())
+
+
+class Unnamed(Writer):
+    def __init__(self):
+        super().__init__()
+        self.rows = search_tool(lambda query: [object()], name="rows")
+
+    def forward(self, question):
+        self.rows(self.write(question=question, context=[]).query)
+        return dspy.Prediction(found=[])
+
+
+class Broken(Writer):
+    def forward(self, question):
+        raise KeyError("before any completion")
+
+
+class Streaming(Writer):
+    def forward(self, question):
+        with dspy.context(send_stream=object()):
+            return super().forward(question)
+
+
+class Looking(Writer):
+    def __init__(self):
+        super().__init__()
+        self.look = dspy.Predict("question, image: dspy.Image -> query")
+
+    def forward(self, question):
+        image = dspy.Image("data:image/png;base64,iVBORw0KGgo=")
+        found = self.search(self.look(question=question, image=image).query)
+        return dspy.Prediction(found=found.doc_ids)
+
+
+class Empty(dspy.Module):
+    def forward(self, question):
+        return dspy.Prediction(found=[])
+
+
+def compiled():
+    student = student_of()
+    student._compiled = True
+    return student
+
+
+REFUSED = {
+    "shuffled": (Shuffling, {}, "Shuffling is not deterministic"),
+    "no predictor": (Empty, {}, "Empty has no predictor"),
+    "no LM": (lambda: student_of(write=None), {}, r"these have none: \['write'\]"),
+    "compiled": (compiled, {}, "should not be compiled"),
+    "n of 2": (Twice, {}, "n > 1"),
+    "no search": (Blind, {"credit": "step"}, "search_tool"),
+    "final without metric": (Writer, {"credit": "final", "metric": None}, "needs a metric"),
+    "nothing to score by": (Writer, {"reward": None, "metric": None}, "reward"),
+    "no such credit": (Writer, {"credit": "last"}, "credit='last'"),
+    "no such algorithm": (Writer, {"algorithms": ["grpo"]}, "sft"),
+    "ids without name": (Unnamed, {}, "ids="),
+    "crash before any": (Broken, {}, "before any completion"),
+    "streaming": (Streaming, {}, "streams"),
+    "no completion parses": (lambda: student_of(lm=fake_lm(policy=Words("words", text=" "))), {}, "pars"),
+    "no LM to train": (lambda: student_of(lm=EngineLM("other", print)), {}, "leret.LM"),
+    "no weights": (lambda: student_of(lm=fake_lm(finetuning_model="leret/nowhere")), {}, "no weights here"),
+    "temperature 0": (lambda: student_of(lm=fake_lm(temperature=0.0)), {}, "temperature 0"),
+    "prompts without teacher": (Writer, {"prompts": 4}, "needs a teacher"),
+    "no pair": (lambda: student_of(lm=fake_lm(policy=Words("words", text="alpha"))), {}, "no pair and no target"),
+    "valset in trainset": (Writer, {"valset": [*VAL, TRAIN[0]]}, "what follows alpha number 0"),
+    "valset without metric": (Writer, {"valset": VAL, "metric": None}, "metric"),
+    "no example": (Writer, {"trainset": []}, "trainset is empty"),
+    "no gold": (Writer, {"trainset": [example(0, gold=[])]}, "gold_titles"),
+    "other labels": (Writer, {"trainset": [*TRAIN, example(0, gold=["x"])]}, "other labels"),
+}
+
+
+@pytest.mark.parametrize(("make", "change", "says"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_optimized_is_refused_with_its_own_message(make, change, says, trainings):
+    change = dict(change)
+    data = {"trainset": change.pop("trainset", TRAIN), "valset": change.pop("valset", None)}
+    with pytest.raises((LeretError, ValueError), match=says):
+        leret_of(**change).compile(student_of(make) if isinstance(make, type) else make(), **data)
+    assert not trainings
+
+
+def test_an_image_is_refused(trainings):
+    with dspy.context(adapter=dspy.ChatAdapter()), pytest.raises(Exception, match="text alone"):
+        leret_of().compile(student_of(Looking), trainset=TRAIN)
+
+
+@pytest.mark.parametrize("where", ["policy", "metric"])
+def test_an_outage_on_the_valset_is_raised_and_not_scored(where, trainings):
+    policy = Words("words")
+    settings = {}
+    if where == "policy":
+        policy.fail = lambda request: request.temperature == 0
+    else:
+        settings["metric"] = lambda example, prediction, trace=None: prediction.nothing
+    with pytest.raises((LeretError, AttributeError), match=r"away|nothing"):
+        leret_of(**settings).compile(student_of(lm=fake_lm(policy=policy)), trainset=TRAIN, valset=VAL)
+
+
+def test_a_completion_that_does_not_parse_scores_zero_on_the_valset(trainings, monkeypatch):
+    monkeypatch.setattr(
+        Words,
+        "_one",
+        lambda self, r, s, one=Words._one: one(self, r, s) if r.temperature else Completion("", "stop", 1, 0),
+    )
+    best = leret_of().compile(student_of(), trainset=TRAIN, valset=VAL)
+    assert {one["score"] for one in best.candidate_programs} == {0.0}
+
+
+# ---------------------------------------------------------------------- with a real policy
+
+
+def test_the_demo_policy_is_sampled_trained_and_scored(tmp_path):
+    student = student_of(lm=leret.LM("demo", max_tokens=8))
+    settings = {"run_dir": tmp_path / "run", "train_kwargs": {"max_steps": 1, "device": "cpu", "max_length": 256}}
+    settings["reward"] = lambda example, outcome: len(outcome.text)
+    best = leret_of(**settings).compile(student, trainset=TRAIN[:4], valset=VAL[:2])
+    assert len(best.candidate_programs) == 3
+    models = {one["stage"]: one["program"].write.lm.model for one in best.candidate_programs}
+    assert len(set(models.values())) == 3
+    again = leret_of(**settings).compile(student, trainset=TRAIN[:4], valset=VAL[:2])
+    assert {one["stage"]: one["program"].write.lm.model for one in again.candidate_programs} == models
+    assert sum(entry.get("lm_calls", 0) for entry in again.trial_logs if entry["stage"] == "sample") == 0
