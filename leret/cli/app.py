@@ -19,9 +19,10 @@ import typer.core
 
 import leret
 from leret.cli import data, demo, index, run, sample, search, serve
-from leret.cli.console import as_json, complain, plain
+from leret.cli.console import as_json, complain
 from leret.core.errors import ConfigError, LeretError, MissingDependency
 from leret.core.memory import tune_malloc
+from leret.core.progress import plain
 
 _OF_TRAINING = {"accelerate", "datasets", "peft", "safetensors", "tokenizers", "torch", "transformers", "trl"}
 _DEFAULTS = {

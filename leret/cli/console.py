@@ -14,8 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from leret.core.errors import LeretError
-from leret.core.progress import plain as plain
-from leret.core.progress import shown as shown
+from leret.core.progress import plain
 
 _JSON: ContextVar[bool] = ContextVar("leret_json", default=False)
 _NAME, _HEAD = 16, 8

@@ -13,6 +13,7 @@ import typer
 
 from leret.cli import console
 from leret.cli.console import AsJson, Overrides, RecipeArgument, RunOption, SkipInvalid
+from leret.core.progress import shown
 
 if TYPE_CHECKING:
     from leret.datasets.inspect import DataReport
@@ -33,7 +34,7 @@ def demo(
     from leret.cli.run import show
     from leret.demo import demo as run_demo
 
-    with console.shown() as progress:
+    with shown() as progress:
         report = run_demo(run, seed=seed, progress=progress)
     show(report)
 
@@ -51,7 +52,7 @@ def pretrain(
 
     given = (overrides or []) + ["data.skip_invalid=true"] * skip_invalid
     settings = load_recipe(recipe, SamplingRecipe, given, optional=("policy.model",), check=console.known_names())
-    with console.shown() as progress:
+    with shown() as progress:
         path = stage(settings, out, progress=progress)
     console.done(f"a policy in {path}")
 

@@ -10,6 +10,7 @@ import typer
 
 from leret.cli import console
 from leret.cli.console import AsJson, DryRun, FormatOption, RetrieverOverrides, SkipInvalid
+from leret.core.progress import shown
 
 if TYPE_CHECKING:
     from leret.config.data import DataSettings
@@ -60,7 +61,7 @@ def build(
         console.say(f"would build {out}")
         console.facts(planned.model_dump(), _rows(planned))
         return
-    with console.shown() as progress:
+    with shown() as progress:
         made = build_index(settings, documents, out, progress)
     console.done(f"{out}: {made.documents:,} documents, {_megabytes(made):.1f} MB")
     console.facts(made.model_dump(), {})

@@ -8,6 +8,7 @@ import typer
 
 from leret.cli import console
 from leret.cli.console import AsJson, DryRun, Overrides, RecipeArgument, RunOption, SkipInvalid
+from leret.core.progress import shown
 
 if TYPE_CHECKING:
     from leret.evaluation.stage import EvalReport
@@ -33,7 +34,7 @@ def train(
     if dry_run:
         console.facts(stage.plan(settings, opened))
         return
-    with console.shown() as progress:
+    with shown() as progress:
         report = stage.train(settings, opened, progress=progress)
     console.done(f"nothing to do: {report.path} is there" if report.already else f"trained {report.path}")
     console.facts(report)
@@ -62,7 +63,7 @@ def evaluate(
     if dry_run:
         console.facts(plan(settings, opened))
         return
-    with console.shown() as progress:
+    with shown() as progress:
         report = stage(settings, opened, progress=progress)
     show(report, by_hop=all_)
 
@@ -108,7 +109,7 @@ def run(
     opened = Run.create(run)
     for step in steps:
         console.done(step.title)
-        with console.shown() as progress:
+        with shown() as progress:
             report = run_stage(step, opened, progress=progress)
         if step.stage == "eval" and report is not None:
             show(cast("EvalReport", report))

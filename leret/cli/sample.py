@@ -11,6 +11,7 @@ import typer
 
 from leret.cli import console
 from leret.cli.console import AsJson, DryRun, Overrides, RecipeArgument, RunOption, SkipInvalid
+from leret.core.progress import shown
 
 app = typer.Typer(help="Check, merge and export the samples of a run.", no_args_is_help=True)
 
@@ -55,14 +56,14 @@ def sample(
         return
     if shard is not None:
         part = Shard.parse(shard)
-        with console.shown() as progress:
+        with shown() as progress:
             stats = sample_shard(settings, Run.create(run), part, progress=progress)
         console.done(
             f"shard {shard} is in {part.store(Run(run))}; `leret sample {recipe} --run {run}` merges all shards"
         )
         console.facts(stats)
         return
-    with nullcontext() if workers is None else RayCluster(workers, address) as cluster, console.shown() as progress:
+    with nullcontext() if workers is None else RayCluster(workers, address) as cluster, shown() as progress:
         report = stage(settings, Run.create(run), progress=progress, distribute=cluster)
     console.done(f"nothing to do: {run} holds all of it" if report.already else f"sampled into {run}")
     console.facts(report)

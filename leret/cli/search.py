@@ -9,6 +9,7 @@ import typer
 
 from leret.cli import console
 from leret.cli.console import AsJson, IndexOrUrl, SkipInvalid, TokenEnv
+from leret.core.progress import plain, shown
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -84,7 +85,7 @@ def _marked(text: str, pattern: Any) -> Text:
     """Text for a terminal, in which words of the query stand out."""
     from rich.text import Text
 
-    marked = Text(console.plain(" ".join(text.split())))
+    marked = Text(plain(" ".join(text.split())))
     if pattern is not None:
         marked.highlight_regex(pattern, "bold yellow")
     return marked
@@ -124,7 +125,7 @@ def eval_retriever(
         from leret.retrieval.engines.rm3 import RM3
 
         engine = RM3(engine, RM3Settings(fb_docs=fb_docs, fb_terms=fb_terms, original_weight=original_weight))
-    with console.shown() as bar:
+    with shown() as bar:
         report = evaluate_retriever(
             engine, tasks, names, rewrites=texts, fuse=fuse, depth=depth, resamples=resamples, seed=seed, progress=bar
         )
