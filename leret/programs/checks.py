@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
+import threading
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -29,6 +31,10 @@ from leret.programs.runner import ProgramRunner
 from leret.retrieval.base import Retriever
 
 
+_ONE_AT_A_TIME = threading.Lock()
+"""Held while output is dropped: what standard output is, is a matter of the whole process."""
+
+
 async def check_path(
     program: dspy.Module,
     runner: ProgramRunner,
@@ -48,7 +54,9 @@ async def check_path(
             for need, step in zip(needs, steps, strict=True)
             if isinstance(need, NeedsCompletion)
         ]
-        left, other, foreign = await asyncio.to_thread(_run_stock, program, runner, task, prompt, ours, dict(results))
+        run = functools.partial(_run_stock, program, runner, task, prompt, ours, dict(results))
+        left, other, _ = await asyncio.to_thread(run)
+        foreign = (await asyncio.to_thread(run, watched=True))[2] if left else ""
         where = f"{type(program).__name__}, task {task.id}, prompt {prompt.name}"
         if foreign:
             raise ReplayError(
@@ -70,8 +78,12 @@ def _run_stock(
     prompt: Prompt,
     path: Sequence[tuple[Messages, str]],
     results: SearchResults,
+    watched: bool = False,
 ) -> tuple[list[Messages], Messages | None, str]:
-    """Messages of the path that DSPy does not send, the first others that it sends, and an LM out of reach."""
+    """Messages of the path that DSPy does not send, the first others that it sends, and an LM out of reach.
+
+    The LM is looked for where the run is ``watched``, by a callback: that stands in tracebacks, which ReAct may send.
+    """
     left = list(path)
     others: list[Messages] = []
 
@@ -93,8 +105,9 @@ def _run_stock(
             predictor.demos = [dict(demo) for demo in prompt.demos[name]]
     observer = _Remembered(results, None if runner.searches is None else runner.searches.retriever)
     try:
-        settings = {**QUIET, "trace": [], "callbacks": [watch], "adapter": proxy, "lm": lm, "rm": runner.replay.rm}
-        with suppress_output("dspy"), carrying(observer, **settings):
+        settings = {**QUIET, "trace": [], "adapter": proxy, "lm": lm, "rm": runner.replay.rm}
+        settings["callbacks"] = [watch] if watched else []
+        with _ONE_AT_A_TIME, suppress_output("dspy"), carrying(observer, **settings):
             inputs = bound_inputs(program, task)
             asyncio.run(program.acall(**inputs)) if runner.replay.is_async else program(**inputs)
     except _PathLeft:
