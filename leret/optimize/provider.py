@@ -58,7 +58,9 @@ class Provider(dspy_internals.Provider):
             own = {key: value for key, value in keys.items() if key not in {"engine", "timeout_s"}}
             planned = plan(resolve_policy(name), engine, at, **own)
             _servers[name] = BackgroundServer(planned, timeout_s)
-            SERVED[name] = make_policy(OpenAIPolicySettings(model=planned.model, urls=(f"{at.url}/v1",)))
+            thinking = lm.engine.settings.enable_thinking
+            served = OpenAIPolicySettings(model=planned.model, urls=(f"{at.url}/v1",), enable_thinking=thinking)
+            SERVED[name] = make_policy(served)
 
     @staticmethod
     def kill(lm: dspy.LM, launch_kwargs: dict[str, Any] | None = None) -> None:

@@ -11,6 +11,7 @@ import itertools
 import math
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,10 +22,11 @@ from leret.config.base import Settings
 from leret.config.training import LoraSettings
 from leret.core.dspy_internals import ReinforceJob, TrainDataFormat, TrainingStatus
 from leret.core.errors import TrainingError
+from leret.core.runs import versions
 from leret.optimize.finetune import ONE_TRAINING, default_run_dir, initial_policy, validated
 from leret.policies.dspy_lm import PolicyEngine
 from leret.training.algorithms.base import new_adapter
-from leret.training.checkpoints import CheckpointDirectory
+from leret.training.checkpoints import CheckpointDirectory, TrainingRecord
 from leret.training.data import Encoded, TokenEncoder, TrainingExample, end_token
 from leret.training.model import InitialPolicy, load_for_training, pick_device, positions, save_policy, stop_ids
 from leret.training.process import training_process
@@ -80,14 +82,16 @@ def grpo_loss(logps: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor,
 
 
 class GRPOTraining:
-    """A policy in training, in memory from step to step."""
+    """A policy in training, in memory from step to step; ``log`` has an entry for each."""
 
     def __init__(self, initial: InitialPolicy, settings: GRPOSettings) -> None:
         import torch
 
         from leret.training.packing import share_prompts
 
-        self.settings, self.device = settings, pick_device(settings.device)
+        self.initial, self.settings, self.device = initial, settings, pick_device(settings.device)
+        self.log: list[dict[str, float]] = []
+        self.n_samples, self._began = 0, time.monotonic()
         torch.manual_seed(settings.seed)
         model, self.tokenizer = load_for_training(initial, settings.lora, settings.dtype)
         if (adapter := new_adapter(settings.lora, model)) is not None:
@@ -129,7 +133,32 @@ class GRPOTraining:
         if not math.isfinite(total + norm):
             raise TrainingError(f"the loss is {total}, the norm of its gradient {norm}; lower learning_rate")
         self._optimizer.step()
+        rewards = [float(one["reward"]) for group in groups for one in group]
+        entry = {"loss": total, "grad_norm": norm, "reward": sum(rewards) / len(rewards)}
+        self.log.append({"step": len(self.log) + 1, **entry})
+        self.n_samples += len(samples)
         return True
+
+    def save(self, place: CheckpointDirectory) -> None:
+        """Write and publish the policy as it is now."""
+        save_policy(self.model, self.tokenizer, place.final)
+        record = TrainingRecord(
+            name=place.policy.name,
+            algorithm="grpo",
+            key={"recipe": self.settings.model_dump(mode="json"), "digest": {"parent": self.initial.digest}},
+            parent=self.initial.name,
+            examples=self.n_samples,
+            dropped=0,
+            steps=len(self.log),
+            total_steps=self.initial.total_steps + len(self.log),
+            seconds=round(time.monotonic() - self._began, 3),
+            preflight=0.0,
+            versions=versions(),
+            log_history=self.log,
+        )
+        method = "GRPO (arXiv 2402.03300) on the groups of dspy.GRPO"
+        record.write(place.final, method, self.initial.base_model, hasattr(self.model, "peft_config"))
+        place.publish()
 
     def _encode(self, group: Group) -> list[tuple[Encoded, float]]:
         """The samples that are short enough, each with its advantage in the whole group."""
@@ -157,7 +186,8 @@ class GRPOTraining:
 class GRPOJob(ReinforceJob):
     """A training by ``dspy.GRPO``: after each step the LM, in place, has the name of new weights.
 
-    The weights of the step before are closed and removed, unless they are a checkpoint.
+    The weights of the step before are closed and removed, unless they are a checkpoint. A server of the LM is stopped,
+    since it would have to start again with each step: this process answers.
     """
 
     _ids = itertools.count()  # DSPy keeps the ids that were served for as long as its optimizer lives
@@ -169,10 +199,11 @@ class GRPOJob(ReinforceJob):
             raise TrainingError(f"{self.lm.model} has no weights here that can be reinforced; use leret.LM(DIRECTORY)")
         keys = {"enable_thinking": engine.settings.enable_thinking, **self.train_kwargs}
         policies = Path(keys.pop("run_dir", None) or default_run_dir()).resolve() / "policies"
-        self._settings, self._engine = validated(GRPOSettings, keys), engine
+        self._settings = validated(GRPOSettings, keys)
         policies.mkdir(parents=True, exist_ok=True)
         self.directory = Path(tempfile.mkdtemp(prefix="grpo-", dir=policies))
-        self._first, self._n_steps = self.lm.model, 0
+        self._first = self.lm.model
+        self.lm.kill()  # there may be memory for one of them
         with ONE_TRAINING, training_process(self.directory, self._settings.threads):
             self._training: GRPOTraining | None = GRPOTraining(initial_policy(self._first), self._settings)
         self._state = TrainingStatus.running
@@ -241,12 +272,10 @@ class GRPOJob(ReinforceJob):
         return groups
 
     def _publish(self, training: GRPOTraining) -> None:
-        before, self._n_steps = self.lm.model, self._n_steps + 1
-        place = CheckpointDirectory(self.directory, f"step-{self._n_steps}")
-        save_policy(training.model, training.tokenizer, place.final)
-        place.publish()
+        before, place = self.lm.model, CheckpointDirectory(self.directory, f"step-{len(training.log)}")
+        training.save(place)
+        self.lm.kill()
         self.lm.model = f"leret/{place.policy}"
-        self._engine.release(before)
         if before not in {self._first, *self.checkpoints.values()}:
             shutil.rmtree(before.removeprefix("leret/"))
 

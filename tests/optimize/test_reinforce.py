@@ -1,5 +1,6 @@
 """GRPO's step against TRL's, and the job against DSPy's queue of groups."""
 
+import json
 import math
 from pathlib import Path
 
@@ -110,6 +111,9 @@ def test_a_step_gives_the_lm_new_weights_in_place_and_frees_those_before(job, lm
         lm.model,
     )
     assert greedy(lm.copy(model=one)) == after_one
+    record = json.loads((Path(lm.model.removeprefix("leret/")) / "training.json").read_text())
+    assert (record["parent"], record["steps"], record["examples"]) == ("tiny", 3, 12)
+    assert [entry["reward"] for entry in record["log_history"]] == [0.375] * 3
 
 
 def test_a_step_of_adam_moves_weights_by_the_learning_rate(job, lm, weights):
