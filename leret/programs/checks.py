@@ -29,7 +29,6 @@ from leret.programs.replay import Finished, NeedsCompletion, SearchResults, Step
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.base import Retriever
 
-
 _ONE_AT_A_TIME = threading.Lock()
 """Held while output is dropped: what standard output is, is a matter of the whole process."""
 
