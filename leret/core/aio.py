@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -16,6 +17,9 @@ from typing import Any, TextIO, TypeVar
 T = TypeVar("T")
 
 _lock = threading.Lock()
+_output_lock = threading.RLock()
+_recent: deque[_Muted] = deque(maxlen=32)
+"""Not dropped at once: a ``print`` of another thread may still write to one, and holds no reference to it."""
 _running: tuple[int, asyncio.AbstractEventLoop] | None = None
 
 
@@ -81,16 +85,18 @@ class _Muted(io.TextIOBase):
 
 @contextmanager
 def suppress_output(logger: str) -> Iterator[None]:
-    """Drop what this thread prints, and the log lines of one library."""
+    """Drop what this thread prints, and the log lines of one library; of several threads, one after the other."""
     threads = {threading.get_ident()}
     log = logging.getLogger(logger)
-    level = log.level
-    log.setLevel(logging.CRITICAL + 1)
-    try:
-        with redirect_stdout(_Muted(sys.stdout, threads)), redirect_stderr(_Muted(sys.stderr, threads)):
-            yield
-    finally:
-        log.setLevel(level)
+    with _output_lock:  # streams and level are the process's: each finds them as they were
+        level = log.level
+        log.setLevel(logging.CRITICAL + 1)
+        _recent.extend(_Muted(stream, threads) for stream in (sys.stdout, sys.stderr))
+        try:
+            with redirect_stdout(_recent[-2]), redirect_stderr(_recent[-1]):
+                yield
+        finally:
+            log.setLevel(level)
 
 
 @contextmanager

@@ -242,8 +242,6 @@ class LMCall:
     messages: tuple[Mapping[str, str], ...]
     completion: str | None
     outputs: Mapping[str, Json] | None
-    n_prompt_tokens: int | None = None
-    n_completion_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

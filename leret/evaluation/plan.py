@@ -127,6 +127,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     policies = policies_of(PolicySettings.model_validate(sampling["policy"]))
     key = stage_key(
         recipe,
+        "a hop is a search",  # in older evaluations it was an LM call; they are refused when their rows are read
         sampling,
         run.manifest().get("digests"),
         [[s.name, s.prompt and s.prompt.digest, s.prompt and policies.digest(s)] for s in systems],

@@ -42,20 +42,23 @@ async def check_path(
     ``program`` is not the one that is replayed, but another instance.
     """
     needs = [await runner.advance(task, steps[:n], results) for n in range(len(steps))]
-    for prompt in prompts:
+    # In a run of its own: a callback changes DSPy's lines in a traceback, which ReAct shows its LM.
+    watch = _ForeignLMs()
+    for prompt, callbacks in [(ZERO_SHOT, [watch]), *((prompt, list[BaseCallback]()) for prompt in prompts)]:
         ours = [
             (runner.formatter.messages(need, prompt), step.text or "")
             for need, step in zip(needs, steps, strict=True)
             if isinstance(need, NeedsCompletion)
         ]
-        left, other, foreign = await asyncio.to_thread(_run_stock, program, runner, task, prompt, ours, dict(results))
+        stock = program, runner, task, prompt, ours, dict(results), callbacks
+        left, other = await asyncio.to_thread(_run_stock, *stock)
         where = f"{type(program).__name__}, task {task.id}, prompt {prompt.name}"
-        if foreign:
+        if watch.found:
             raise ReplayError(
-                f"{where}: it calls the LM {foreign} with an adapter of its own, where leret cannot answer; set one "
-                "of the two outside of forward"
+                f"{where}: it calls the LM {watch.found} with an adapter of its own, where leret cannot answer; set "
+                "one of the two outside of forward"
             )
-        if left:
+        if left and not callbacks:
             raise ReplayError(
                 f"{where}: what leret sent is not what the program sends:\n{message_difference(left[0], other)}\n"
                 "The program must build its inputs from its task, its completions and its searches alone, the same "
@@ -70,8 +73,9 @@ def _run_stock(
     prompt: Prompt,
     path: Sequence[tuple[Messages, str]],
     results: SearchResults,
-) -> tuple[list[Messages], Messages | None, str]:
-    """Messages of the path that DSPy does not send, the first others that it sends, and an LM out of reach."""
+    callbacks: list[BaseCallback],
+) -> tuple[list[Messages], Messages | None]:
+    """Messages of the path that DSPy does not send, and the first others that it sends."""
     left = list(path)
     others: list[Messages] = []
 
@@ -83,7 +87,7 @@ def _run_stock(
             raise _PathLeft
         return text_response(request, left.pop(place)[1])
 
-    lm, watch = EngineLM("recorder", answer), _ForeignLMs()
+    lm = EngineLM("recorder", answer)
     formatter, program = runner.formatter, program.deepcopy()
     proxy = AdapterProxy(formatter.adapter, lambda adapter, lm_, *call: adapter(lm, *call))
     for name, predictor in program.named_predictors():
@@ -93,7 +97,7 @@ def _run_stock(
             predictor.demos = [dict(demo) for demo in prompt.demos[name]]
     observer = _Remembered(results, None if runner.searches is None else runner.searches.retriever)
     try:
-        settings = {**QUIET, "trace": [], "callbacks": [watch], "adapter": proxy, "lm": lm, "rm": runner.replay.rm}
+        settings = {**QUIET, "trace": [], "callbacks": callbacks, "adapter": proxy, "lm": lm, "rm": runner.replay.rm}
         with suppress_output("dspy"), carrying(observer, **settings):
             inputs = bound_inputs(program, task)
             asyncio.run(program.acall(**inputs)) if runner.replay.is_async else program(**inputs)
@@ -101,7 +105,7 @@ def _run_stock(
         pass
     except Exception:
         pass  # it goes no further; a call that is missing then is reported
-    return [messages for messages, _ in left], others[0] if others else None, watch.found
+    return [messages for messages, _ in left], others[0] if others else None
 
 
 class _PathLeft(BaseException):

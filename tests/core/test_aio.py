@@ -1,6 +1,8 @@
 """Coroutines that end together, and output that is held back; `submit` is in tests/http/test_client.py."""
 
 import asyncio
+import logging
+import sys
 import threading
 
 import pytest
@@ -37,6 +39,24 @@ def test_what_one_raises_ends_the_others_first():
     with pytest.raises(KeyError):
         asyncio.run(gathered([waits(), fails()]))
     assert ended == [True]
+
+
+def test_output_is_as_it_was_after_two_threads_that_held_theirs_back():
+    begun, left = threading.Event(), threading.Event()
+    before = sys.stdout, sys.stderr, logging.getLogger("dspy").level
+
+    def second():
+        begun.set()
+        with suppress_output("dspy"):
+            left.wait(5)
+
+    other = threading.Thread(target=second)
+    with suppress_output("dspy"):
+        other.start()
+        begun.wait(5)
+    left.set()
+    other.join()
+    assert (sys.stdout, sys.stderr, logging.getLogger("dspy").level) == before
 
 
 def test_one_thread_is_held_back_and_the_others_are_heard(capsys):

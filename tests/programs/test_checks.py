@@ -51,6 +51,15 @@ def test_an_agent_lays_out_its_trajectory_by_the_runs_adapter(adapter, walk):
     assert ("<thought_0>" in needs[1].inputs["trajectory"]) == isinstance(adapter, dspy.XMLAdapter)
 
 
+def test_an_agent_whose_tool_fails_sends_the_traceback_that_stock_dspy_sends(walk):
+    class Failing(next(kind for kind in PROGRAMS if kind.__name__ == "Agent")):
+        def look_up(self, query: str) -> list[str]:
+            raise ValueError("no such shelf")
+
+    needs, _ = walk(Failing(), check=True, pure=Failing())
+    assert "Traceback" in needs[1].inputs["trajectory"]
+
+
 class Changing(TwoPredictors):
     """Looks the same from outside, and asks something else than its twin."""
 

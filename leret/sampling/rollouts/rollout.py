@@ -50,8 +50,7 @@ class PolicyActor:
         [completion] = await self.policy.complete(request)
         made = self.formatter.step(need, completion.text)
         outputs = None if isinstance(made.outputs, Exception) else (made.outputs or [{}])[0]
-        tokens = completion.n_prompt_tokens, completion.n_completion_tokens
-        return LMCall(need.predictor, need.inputs, messages, completion.text, outputs, *tokens), made
+        return LMCall(need.predictor, need.inputs, messages, completion.text, outputs), made
 
 
 @dataclass(frozen=True)
