@@ -1,18 +1,22 @@
 """Systems are evaluated as far as they are not evaluated yet."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from leret.core.errors import PolicyError
+from leret.core.errors import ConfigError, PolicyError
 from leret.core.progress import Silent
 from leret.core.runs import Run
 from leret.evaluation.measures import all_measures
 from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
 from leret.evaluation.systems import System
 from leret.policies.local.chat_template import PromptTooLongError
-from leret.programs.prompts import ZERO_SHOT, Prompt
+from leret.programs import Search
+from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
+from leret.programs.replay import Replay
 from tests.evaluation.eval_fakes import CORPUS, Planned, Rule, follow, parts_of, program
+from tests.programs.zoo import Agent
 from tests.sampling.fakes import FakeRetriever, questions
 
 QUESTIONS = questions(6)
@@ -83,6 +87,32 @@ def test_a_plan_and_an_answer_are_lm_calls_and_no_hops(make, system, after, n_ca
     results, _ = make(parts=parts_of(Planned())).evaluate(system)
     assert [recalls(results, hop) for hop in (1, 2, 3)] == [[after[0]] * 6, [after[1]] * 6, []]
     assert (len(results.rows), results.lm_calls) == (12, n_calls)
+
+
+class Reader(Agent):
+    def look_up(self, query: str) -> list[str]:
+        """Passages for a query."""
+        return Search(k=1)(query).passages
+
+
+def act(content):
+    """An agent's step: it looks up the question, then what the last passage leads to, and ends."""
+    if "next_tool_name" not in content:
+        return "[[ ## reasoning ## ]]\nread\n\n[[ ## answer ## ]]\nit\n\n[[ ## completed ## ]]"
+    n_read = content.count("Alpha | ") + content.count("Beta | ")
+    tool = "finish" if n_read > 1 else "look_up"
+    arguments = {"query": ("alpha", "beta")[n_read]} if n_read < 2 else {}
+    fields = {"next_thought": "so", "next_tool_name": tool, "next_tool_args": json.dumps(arguments)}
+    return "\n\n".join(f"[[ ## {name} ## ]]\n{value}" for name, value in fields.items()) + "\n\n[[ ## completed ## ]]"
+
+
+def test_an_agents_table_has_a_row_a_search(make):
+    replay = Replay(Reader())
+    results, _ = make(act, questions=QUESTIONS[:2], parts=(replay, Formatter(replay))).evaluate(BASE)
+    assert [(row.hop, row.query, row.lm_calls) for row in results.rows] == [(1, "alpha", 1), (2, "beta", 3)] * 2
+    assert [row.measures["recall"] for row in results.rows] == [0.5, 1.0, 0.0, 0.5]
+    with pytest.raises(ConfigError, match="next_tool_name"):
+        make(parts=(replay, Formatter(replay))).evaluate(System("raw-question", "baseline"))
 
 
 def test_more_questions_ask_only_the_new_ones(make):
