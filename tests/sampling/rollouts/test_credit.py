@@ -10,7 +10,7 @@ from leret.config.sampling import SamplingSettings
 from leret.core.errors import ConfigError, PolicyError, ProgramError
 from leret.core.runs import Run
 from leret.core.types import Outcome, Task
-from leret.policies.base import Completion
+from leret.policies.base import Completion, PromptTooLongError
 from leret.programs import Found, Search
 from leret.programs.adapters import CompactAdapter
 from leret.programs.prompts import ZERO_SHOT, Prompt
@@ -195,6 +195,14 @@ def test_what_is_learnt_of_the_searches_is_noted_in_the_run(tmp_path):
     assert not again.requests
 
 
+def test_a_completion_that_does_not_parse_tells_nothing_of_searches(tmp_path):
+    run = Run.create(tmp_path / "run")
+    mute = Recorded(mute=lambda request: step_of(request) == "write")
+    sample(run.store, mute, run=run)
+    assert run.manifest()["searched"] == {"plan": False}
+    assert {len(group.samples) for group in groups_of(run.store, "write")} == {4}  # sampled all the same
+
+
 def test_a_single_sampled_predictor_needs_no_look_at_its_searches(tmp_path):
     policy = Recorded()
     sample(tmp_path / "db", {"plan": Role(policy, False), "write": Role(policy), "answer": Role(policy, False)})
@@ -255,6 +263,21 @@ def test_an_outage_on_the_way_is_no_score_and_costs_no_completion_again(tmp_path
     assert had
     assert not had & {seed for request in policy.requests for seed in request.seeds}
     assert groups_of(tmp_path / "db") == groups_of(tmp_path / "whole")
+
+
+def test_a_prompt_on_the_way_that_does_not_fit_is_no_score_and_final(tmp_path):
+    def narrow(request):
+        return step_of(request) == "answer" and PromptTooLongError("a prompt of 517 tokens does not fit")
+
+    def roles(policy):
+        return {"plan": Role(policy, False), "write": Role(policy, credit="final"), "answer": Role(policy, False)}
+
+    with pytest.raises(PolicyError, match="517 tokens"):
+        sample(tmp_path / "db", roles(Recorded(fail=narrow)), final=is_alpha)
+    assert {(s.reward, s.failure.kind) for s in samples_of(tmp_path / "db", "write")} == {(None, "prompt")}
+    again = Recorded()
+    sample(tmp_path / "db", roles(again), final=is_alpha)
+    assert not again.requests
 
 
 def test_continuations_are_the_same_at_any_concurrency(tmp_path, monkeypatch):
