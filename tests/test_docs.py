@@ -6,23 +6,32 @@ themselves run in; servers) is listed by name, so that nothing is left out unsee
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
 import sqlite3
 import subprocess
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import dspy
 import pytest
 from typer.testing import CliRunner
 
 from leret.cli.app import app
 from leret.config.base import models_in
+from leret.config.data import DataSettings
 from leret.config.evaluation import EvalRecipe
+from leret.config.retriever import BM25Settings
 from leret.config.sampling import SamplingRecipe
 from leret.core import yaml
+from leret.datasets.load import load_corpus
+from leret.programs.adapters import CompactAdapter
+from leret.programs.load import load_program
+from leret.retrieval.load import load_retriever
 from leret.training.algorithms import TrainingRecipe
 from tests.first_steps import write_world
 from tests.tiny import tiny_policy
@@ -126,14 +135,31 @@ def test_a_yaml_block_is_part_of_a_valid_recipe(name: str, body: str) -> None:
     SamplingRecipe.model_validate({"data": {"kind": "world"}, **yaml.load(body)})
 
 
+@pytest.fixture
+def own() -> Iterator[dict[str, Any]]:
+    """What the blocks take for granted: a reader's program, metric and examples; adapter and retriever are DSPy's."""
+    rows = [json.loads(line) for line in Path("questions.jsonl").read_text(encoding="utf-8").splitlines()]
+    found = [
+        dspy.Example(question=row["question"], gold=row["relevant_doc_ids"]).with_inputs("question") for row in rows
+    ]
+    retriever = load_retriever(
+        BM25Settings(), load_corpus(DataSettings(corpus="corpus.jsonl", questions="questions.jsonl")), Path("cache")
+    )
+    multihop = load_program(Path("pipelines/multihop.py"), "MultiHop", {})
+    names = {"trainset": found[:10], "valset": found[10:14], "MultiHop": type(multihop), "program": multihop}
+    with dspy.context(adapter=CompactAdapter(), rm=retriever):
+        yield {**names, "recall": lambda example, found, trace=None: len({*example.gold} & {*found.doc_ids}) / 2}
+
+
 @pytest.mark.usefixtures("runs")
-def test_the_python_blocks_run() -> None:
+def test_the_python_blocks_run(own: dict[str, Any]) -> None:
+    names = {path.name: dict(own) for path in DOCS}
     for name, body in blocks("python"):
         if "class " in body:  # a program: a file, which a recipe names
             Path("my_program.py").write_text(body, encoding="utf-8")
             run(["sample", "sampling/demo.yaml", "--run", "runs/own", "--set", "program.path=my_program.py:MultiHop"])
         else:
-            exec(compile(body, name, "exec"), {})
+            exec(compile(body, name, "exec"), names[name])
 
 
 def test_the_query_of_the_docs_reads_the_store(runs: Path) -> None:

@@ -48,6 +48,7 @@ from leret.policies.checkpoints import find_model
 from leret.policies.dspy_lm import policy_of
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import NeedsCompletion
+from leret.programs.saved import with_save
 from leret.programs.search import Search, search_tool
 from leret.retrieval.base import Retriever
 from leret.retrieval.batching import SearchBatcher
@@ -174,7 +175,7 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # a direct subclass, too
         program: dspy.Module = best["program"]
         program._compiled, program.candidate_programs = True, ranked
         program.trial_logs, program.run_dir = job.logs, str(job.run.path)
-        return program
+        return with_save(program, job.adapter)
 
 
 class CompileJob:

@@ -15,12 +15,15 @@ from leret.core.errors import ProgramError
 from leret.core.types import digest
 from leret.programs.search import Search
 
+FILE_MODULE = "leret_program_"
+"""Begins the names of modules that are loaded from a file, which nothing can import by them."""
+
 
 def _load_class(path: Path, name: str) -> type[dspy.Module]:
     """The program class ``name`` in the Python file ``path``."""
     if not path.is_file():
         raise ProgramError(f"{path} does not exist; a program is named as FILE.py:Class")
-    module_name = f"leret_program_{digest(str(path.resolve()))}"
+    module_name = f"{FILE_MODULE}{digest(str(path.resolve()))}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise ProgramError(f"{path} is not a Python file")

@@ -32,7 +32,7 @@ from leret.core.files import write_atomically
 from leret.datasets.load import load_corpus
 from leret.policies.saved import Servers, lm_record, open_lm, policy_record
 from leret.programs.adapters import adapter_record, load_adapter
-from leret.programs.load import load_program
+from leret.programs.load import FILE_MODULE, load_program
 from leret.programs.search import Search
 from leret.retrieval.base import Retriever
 from leret.retrieval.caching import with_cache
@@ -227,6 +227,8 @@ def _parts(program: dspy.Module, kind: type = Parameter) -> dict[str, Any]:
 def _record(program: dspy.Module, source: ProgramSource | None, directory: Path) -> dict[str, Any]:
     """The class of a program and its constructor's arguments; without them where JSON cannot say them."""
     kind = type(program)
+    if source is None and kind.__module__.startswith(FILE_MODULE):
+        source = ProgramSource(Path(inspect.getfile(kind)), kind.__name__, _arguments(program))
     if source is not None:
         shutil.copyfile(source.path, directory / source.path.name)
         return {"file": source.path.name, "class": source.name, "arguments": source.arguments, "values": {}}

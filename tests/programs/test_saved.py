@@ -93,6 +93,13 @@ def test_it_composes_runs_in_parallel_and_is_evaluated(saved):
     assert evaluation(Outer(program)).score == 100
 
 
+def test_a_program_of_a_file_takes_its_file_along(saved, tmp_path):
+    leret.load(saved).save(tmp_path / "again")
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    assert (tmp_path / "again/multihop.py").read_text() == MULTIHOP.read_text()
+    assert leret.load(tmp_path / "again", lm=dspy.LM("openai/m")).program.hops == 2
+
+
 def test_a_moved_run_still_loads_and_its_index_can_be_replaced(saved, tmp_path):
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     place = tmp_path / "elsewhere/program"

@@ -1,0 +1,121 @@
+"""Every example is run: small, with the shipped policy, on a generated world."""
+
+from __future__ import annotations
+
+import json
+import random
+from contextlib import closing
+from importlib import import_module
+from pathlib import Path
+
+import dspy
+import pytest
+
+import leret
+from leret.config.policy import OpenAIPolicySettings
+from leret.config.retriever import BM25Settings
+from leret.datasets.corpus import Corpus
+from leret.datasets.world.generate import generate
+from leret.policies.load import SERVED, make_policy
+from leret.retrieval.load import build_index
+from tests.datasets.writing import json_lines
+from tests.sampling.fakes import SeededServer
+from tests.tiny import tiny_policy
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SMALL = {
+    "samples": 3,
+    "algorithms": ["sft"],
+    "train_kwargs": {"num_train_epochs": 1, "learning_rate": 1e-3, "max_length": 512},
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Questions, a corpus and an index of a reader's own."""
+    folder = tmp_path_factory.mktemp("examples")
+    documents, tasks = generate(1, n_train=24, n_dev=0, n_test=0, comparison=0)
+    json_lines(folder / "corpus.jsonl", [{"doc_id": d.doc_id, "title": d.title, "text": d.text} for d in documents])
+    rows = [{"question": t.text, "answer": t.answers[0], "relevant_doc_ids": t.gold} for t in tasks]
+    json_lines(folder / "questions.jsonl", rows)
+    build_index(BM25Settings(), Corpus(documents), folder / "index")
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _as_a_script(place):
+    """In the folder of the data, beside the other examples; what they configure is undone."""
+    before = {name: dspy.settings.get(name) for name in ("lm", "adapter", "rm")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXAMPLES))
+        patch.chdir(place)
+        yield
+    dspy.configure(**before)
+
+
+@pytest.fixture(scope="module")
+def saved(_as_a_script):
+    """What examples/multihop.py saves."""
+    return import_module("multihop").main(
+        "questions.jsonl", "index", "saved/multihop", run_dir="runs/multihop", **SMALL
+    )
+
+
+def test_multihop_is_optimized_saved_and_loaded(saved):
+    question = json.loads(Path("questions.jsonl").read_text().splitlines()[0])["question"]
+    assert type(saved).__name__ == "MultiHop"
+    programs = saved, leret.load("saved/multihop")
+    for program in programs:
+        program.predictors()[0].lm = program.predictors()[0].lm.copy(temperature=0.0)
+    [before, after] = [program(question=question).doc_ids for program in programs]
+    assert before == after
+
+
+def research(body):
+    """A researcher's next message: look something up, finish, answer."""
+    system, user = (body["messages"][i]["content"] for i in (0, -1))
+    rng = random.Random(json.dumps([body["messages"], body["seed"]]))
+    step = {"next_thought": "let me see", "next_tool_name": "finish", "next_tool_args": "{}"}
+    if "next_tool_name" not in system:
+        step = {"reasoning": "it is said so", "answer": rng.choice(["violin", "piano"])}
+    elif "observation_0" not in user:
+        query = " ".join(rng.sample(user.split(), 4)).replace('"', "")
+        step |= {"next_tool_name": "look_up", "next_tool_args": json.dumps({"query": query})}
+    content = "\n\n".join(f"[[ ## {name} ## ]]\n{value}" for name, value in [*step.items(), ("completed", "")])
+    return {"choices": [{"index": 0, "message": {"content": content}, "finish_reason": "stop"}]}
+
+
+def test_the_researcher_is_sampled_from_a_server_trained_here_and_saved(tmp_path, monkeypatch):
+    policy = tiny_policy(tmp_path / "tiny")
+    config = json.loads((policy / "config.json").read_text())
+    (policy / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
+    with closing(SeededServer()) as server:
+        server.lie = research
+        served = make_policy(OpenAIPolicySettings(model="seeded", urls=(server.url,)))
+        monkeypatch.setitem(SERVED, str(policy), served)  # as after leret.Provider().launch(lm, {"engine": "vllm"})
+        settings = SMALL | {"train_kwargs": {"max_length": 4096, "learning_rate": 1e-3}}
+        optimized = import_module("researcher").main(
+            "questions.jsonl", "corpus.jsonl", "saved/researcher", str(policy), run_dir="runs/researcher", **settings
+        )
+    assert [candidate["stage"] for candidate in optimized.candidate_programs] == ["student", "sft"]
+    again = leret.load("saved/researcher").program
+    assert (type(again).__name__, again.max_iters) == ("Researcher", 4)
+
+
+@pytest.mark.usefixtures("saved")
+def test_the_app_answers_over_http(monkeypatch):
+    testing = pytest.importorskip("fastapi.testclient")
+    monkeypatch.setenv("PROGRAM", "saved/multihop")
+    with testing.TestClient(import_module("app").app) as client:
+        answer = client.post("/search", json={"question": "Where was the director of the film born?"})
+        assert (answer.status_code, client.post("/search", json={}).status_code) == (200, 422)
+    assert len(answer.json()["doc_ids"]) == len(answer.json()["context"]) > 0
+
+
+def test_the_notebook_runs_from_top_to_bottom():
+    cells = json.loads((EXAMPLES / "loop.ipynb").read_text(encoding="utf-8"))["cells"]
+    namespace = {"__name__": "__main__"}
+    for number, source in enumerate("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"):
+        small = source.replace("N_TRAIN, N_VAL = 150, 50", "N_TRAIN, N_VAL = 16, 8")
+        exec(compile(small, f"cell {number}", "exec"), namespace)
+    assert namespace["after"] >= 0
