@@ -59,7 +59,8 @@ class Scorer:
             prediction = rollout.prediction if last else None
             outcome = Outcome(task, text or "", outputs or {}, hop.ranking, prediction, n_steps)
             completion = steps[hop.n_steps - 1].completion if hop.n_steps else None
-            place = (task.id, task.type, rollout.index, i, " ".join(hop.queries) or None, completion)
+            query = " ".join(hop.queries) if hop.queries else None
+            place = (task.id, task.type, rollout.index, i, query, completion)
             found = outcome.doc_ids, tuple(passage.score for passage in hop.ranking)
             n_calls = sum(step.completion is not None for step in steps[n_before:n_steps])
             end = (rollout.unparsed, rollout.error) if last else ()

@@ -490,12 +490,7 @@ def _nothing_learnt(groups: Sequence[StateSamples]) -> LeretError:
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine to its end; in a thread where there is an event loop already, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        asyncio.run(work)
-        return
+    """Run a coroutine to its end, in a thread of its own: this one may have an event loop already, as in a notebook."""
     with ThreadPoolExecutor(1, "leret-optimize") as thread:
         thread.submit(copy_context().run, asyncio.run, work).result()
 

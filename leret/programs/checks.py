@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import threading
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -27,6 +28,9 @@ from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import Finished, NeedsCompletion, SearchResults, Step, bound_inputs, tool_key
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.base import Retriever
+
+_ONE_AT_A_TIME = threading.Lock()
+"""Held while output is dropped: what standard output is, is a matter of the whole process."""
 
 
 async def check_path(
@@ -98,7 +102,7 @@ def _run_stock(
     observer = _Remembered(results, None if runner.searches is None else runner.searches.retriever)
     try:
         settings = {**QUIET, "trace": [], "callbacks": callbacks, "adapter": proxy, "lm": lm, "rm": runner.replay.rm}
-        with suppress_output("dspy"), carrying(observer, **settings):
+        with _ONE_AT_A_TIME, suppress_output("dspy"), carrying(observer, **settings):
             inputs = bound_inputs(program, task)
             asyncio.run(program.acall(**inputs)) if runner.replay.is_async else program(**inputs)
     except _PathLeft:

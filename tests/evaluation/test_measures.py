@@ -45,7 +45,7 @@ def test_a_completion_that_does_not_parse_is_scored_with_what_was_found():
     [
         ([("one", "a", 2), ("two", "ab", 4)], 5, ["text 1", "text 3"], [2, 3]),  # planner, writer, twice; an answer
         ([("one", "a", 1), ("two", "ab", 1)], 1, ["text 0", "text 0"], [1, 0]),  # one step makes two searches
-        ([("one", "a", 0), ("two", "ab", 1)], 1, [None, "text 0"], [0, 1]),  # the first search needs no LM
+        ([("", "a", 0), ("two", "ab", 1)], 1, [None, "text 0"], [0, 1]),  # the first search needs no LM
         ([], 2, ["text 1"], [2]),
     ],
 )

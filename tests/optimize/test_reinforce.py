@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leret.core.errors import TrainingError
+from leret.optimize import reinforce
 from leret.optimize.finetune import initial_policy
 from leret.optimize.reinforce import N_IDS, GRPOJob, GRPOSettings, GRPOTraining, group_advantages
 from tests.optimize.conftest import greedy
@@ -49,11 +50,12 @@ def test_advantages_are_a_groups_own():
     assert group_advantages([1.0], scale=True) == [0.0]
 
 
-@pytest.mark.parametrize("size", [16, 3])
-def test_loss_and_gradient_are_those_of_trl(weights, tmp_path, size):
+@pytest.mark.parametrize(("size", "device"), [(16, "cpu"), (3, "cpu:0")])  # packed; padded, as on a GPU
+def test_loss_and_gradient_are_those_of_trl(weights, tmp_path, monkeypatch, size, device):
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
+    monkeypatch.setattr(reinforce, "pick_device", lambda _: device)
     mine = GRPOTraining(initial_policy(str(weights)), GRPOSettings(**SETTINGS, per_device_train_batch_size=size))
     samples = [pair for one in (group(), group("where", (0.0, 1.0))) for pair in mine._encode(one)]
     n_tokens = sum(len(one.completions[0]) for one, _ in samples)

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import random
+import re
 
 import dspy
 import pytest
+from dspy.dsp.utils import dotdict
 from dspy.teleprompt import BetterTogether, BootstrapFewShotWithRandomSearch
 from dspy.utils.callback import BaseCallback
 
@@ -18,6 +20,7 @@ from leret.policies.dspy_lm import PolicyEngine
 from leret.policies.load import SERVED
 from leret.programs.search import search_tool
 from leret.sampling.store.store import Store
+from tests.programs import zoo
 from tests.sampling.fakes import WORDS, FakePolicy, FakeRetriever
 
 PAIRS = {word: (word, WORDS[(i + 1) % 6]) for i, word in enumerate(WORDS)}
@@ -274,6 +277,42 @@ def test_dspys_callbacks_hear_compile_and_each_evaluation_and_no_replay(training
 def test_what_patches_the_direct_subclasses_of_teleprompter_sees_it():
     assert leret.LeReT in dspy.teleprompt.Teleprompter.__subclasses__()
     assert leret.LeReT in teleprompter.stock.FinetuneTeleprompter.__subclasses__()
+
+
+class Chatting(Words):
+    """Answers in the chat adapter's format: words, a tool to call, or lists, by the names of the fields."""
+
+    def _one(self, request, seed):
+        text = super()._one(request, seed).text
+        wanted = re.findall(r"`\[\[ ## (\w+) ## \]\]`", request.messages[-1]["content"])
+        values = {
+            "next_tool_name": "look_up" if seed % 3 else "finish",
+            "next_tool_args": json.dumps({"query": text}),
+            "new_notes": json.dumps([text]),
+            "titles": "[]",
+            "advice": json.dumps({"write": text}),
+        }
+        fields = [f"[[ ## {name} ## ]]\n{values.get(name, text)}" for name in wanted]
+        return Completion("\n\n".join(fields), "stop", 1, 2)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in zoo.PROGRAMS if kind.__name__ != "AgentV2"])
+def test_programs_of_any_shape_are_optimized(kind, trainings):
+    policy = Chatting("words")
+    student = student_of(kind, fake_lm(policy=policy, max_tokens=64))
+    name = "claim" if kind is zoo.Tutorial else "question"
+    trainset = [dspy.Example(**{name: f"what follows {WORDS[i]}"}).with_inputs(name) for i in range(4)]
+    settings = {
+        "reward": lambda example, outcome: len(outcome.text) % 7,
+        "metric": lambda example, prediction, trace=None: len(str(prediction)) % 7,
+        "algorithms": ["sft"],
+        "samples": 4,
+    }
+    rm = (lambda query, k: [dotdict(long_text=f"on {query}")]) if kind is zoo.Retrieving else FakeRetriever()
+    with dspy.context(adapter=dspy.ChatAdapter(), rm=rm, lm=student.get_lm()):  # for what Refine makes on the way
+        best = leret_of(**settings).compile(student, trainset=trainset)
+    assert trainings[0]["examples"]
+    assert {predictor.lm.model for predictor in best.predictors()} == {f"leret/{trainings[0]['directory']}"}
 
 
 # ---------------------------------------------------------------------- resuming, and the bound
