@@ -53,12 +53,14 @@ def main(questions, index, directory, model="demo", **settings):
     dspy.configure(adapter=leret.CompactAdapter() if model == "demo" else dspy.ChatAdapter())
     examples = read(questions)
     n_val = len(examples) // 3
-    student = MultiHop(index)
+    student = MultiHop(str(Path(index).resolve()))
     student.set_lm(leret.LM(model, max_tokens=16))
     optimizer = leret.LeReT(reward="ap", metric=recall, **settings)
     optimized = optimizer.compile(student, trainset=examples[n_val:], valset=examples[:n_val])
     for candidate in optimized.candidate_programs:
         print(f"{candidate['stage']}: recall {candidate['score']:.1f} %")
+    for predictor in optimized.predictors():  # it was sampled at temperature 1; in use the likeliest query counts
+        predictor.lm = predictor.lm.copy(temperature=0.0)
     optimized.save(directory)
     return optimized
 

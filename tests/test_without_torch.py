@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import dspy
 
-from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
+from leret.policies.base import Request
 from leret.policies.dspy_lm import policy_lm
+from leret.policies.local.policy import LocalPolicy
 from leret.programs.adapters import CompactAdapter
 from leret.programs.saved import save
 from tests.programs.zoo import TwoPredictors
@@ -70,19 +71,23 @@ def test_a_served_policy_needs_no_torch(tmp_path: Path) -> None:
         run(SERVED.format(url=server.url), tmp_path)
 
 
-def test_a_saved_program_answers_from_a_server_as_it_did_before(tmp_path: Path) -> None:
-    policy = LocalPolicySettings(model=str(tiny_policy(tmp_path / "ipo")), max_tokens=8)
+def test_a_saved_program_answers_from_a_server_as_it_did_in_process(tmp_path: Path) -> None:
+    policy = LocalPolicy(tiny_policy(tmp_path / "ipo"))
     program = TwoPredictors()
-    program.set_lm(policy_lm(policy, temperature=0.0))
+    program.set_lm(policy_lm(policy, temperature=0.0, max_tokens=8))
     save(program, tmp_path / "saved", adapter=CompactAdapter())
-    record = json.loads((tmp_path / "saved/program.json").read_text())["lms"][0]
-    with closing(SeededServer()) as server:
-        served = OpenAIPolicySettings(model=record["name"], urls=(server.url,), max_tokens=8)
-        program.set_lm(policy_lm(served, temperature=0.0))
-        server.names, server.n_prompt_tokens = (record["name"],), record["n_tokens"]
-        with dspy.context(adapter=CompactAdapter(), rm=FakeRetriever()):
-            answer = program(question="what follows alpha ?").answer
+
+    def complete(body: dict[str, Any]) -> dict[str, Any]:
+        request = Request(tuple(body["messages"]), (0,), body["temperature"], body["max_tokens"])
+        [[one]] = policy.complete_many([request])
+        choice = {"index": 0, "message": {"content": one.text}, "finish_reason": one.finish_reason}
+        return {"choices": [choice], "usage": {"prompt_tokens": one.n_prompt_tokens}}
+
+    with closing(SeededServer()) as server, dspy.context(adapter=CompactAdapter(), rm=FakeRetriever()):
+        server.names, server.lie = ("ipo-" + policy.digest[:8],), complete
+        answer = program(question="what follows alpha ?").answer
         assert run(LOADED.format(url=server.url), tmp_path) == f"{answer}\n"
+    policy.close()
 
 
 def test_a_policy_in_process_names_the_extra_to_install(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO, TypeVar, cast
 
 T = TypeVar("T")
 
 _lock = threading.Lock()
 _output_lock = threading.RLock()
-_recent: deque[_Muted] = deque(maxlen=32)
+_recent: deque[_MutedStream] = deque(maxlen=32)
 """Not dropped at once: a ``print`` of another thread may still write to one, and holds no reference to it."""
 _running: tuple[int, asyncio.AbstractEventLoop] | None = None
 
@@ -64,7 +64,7 @@ async def gathered(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         raise
 
 
-class _Muted(io.TextIOBase):
+class _MutedStream(io.TextIOBase):
     """Swallows what these threads write; a live progress display, in its own thread, still gets through."""
 
     def __init__(self, stream: TextIO, threads: set[int]) -> None:
@@ -83,6 +83,23 @@ class _Muted(io.TextIOBase):
         return self._stream.isatty()
 
 
+class Muted:
+    """Drops what this thread prints and logs within the block; one may be entered again and again, by one thread."""
+
+    def __init__(self) -> None:
+        self._before: tuple[TextIO, ...] = ()
+        self._streams: list[TextIO] = []  # kept, as `_recent` is
+
+    def __enter__(self) -> None:
+        if (sys.stdout, sys.stderr) != self._before:
+            self._before, own = (sys.stdout, sys.stderr), {threading.get_ident()}
+            self._streams = [cast(TextIO, _MutedStream(stream, own)) for stream in self._before]
+        sys.stdout, sys.stderr = self._streams
+
+    def __exit__(self, *error: object) -> None:
+        sys.stdout, sys.stderr = self._before
+
+
 @contextmanager
 def suppress_output(logger: str) -> Iterator[None]:
     """Drop what this thread prints, and the log lines of one library; of several threads, one after the other."""
@@ -91,7 +108,7 @@ def suppress_output(logger: str) -> Iterator[None]:
     with _output_lock:  # streams and level are the process's: each finds them as they were
         level = log.level
         log.setLevel(logging.CRITICAL + 1)
-        _recent.extend(_Muted(stream, threads) for stream in (sys.stdout, sys.stderr))
+        _recent.extend(_MutedStream(stream, threads) for stream in (sys.stdout, sys.stderr))
         try:
             with redirect_stdout(_recent[-2]), redirect_stderr(_recent[-1]):
                 yield
@@ -103,5 +120,5 @@ def suppress_output(logger: str) -> Iterator[None]:
 def suppress_threads(prefix: str) -> Iterator[None]:
     """Drop what a library's own threads print on standard output."""
     threads = {thread.ident or 0 for thread in threading.enumerate() if thread.name.startswith(prefix)}
-    with redirect_stdout(_Muted(sys.stdout, threads)):
+    with redirect_stdout(_MutedStream(sys.stdout, threads)):
         yield

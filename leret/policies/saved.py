@@ -77,15 +77,22 @@ def lm_record(lm: dspy.BaseLM, directory: Path) -> dict[str, Any]:
     if type(lm) is not dspy.LM or isinstance(engine, dict):
         raise ProgramError(f"{name} cannot be saved: its class {type(lm).__name__} or its engine is its own; {instead}")
     secret = [key for key, value in state.items() if value and _SECRET.search(key)]
-    if secret or "@" in str(state.get("api_base", "")):
+    url = state.pop("base_url", None) or state.get("api_base") or _default_url(lm.model)
+    if secret or "@" in str(url):
         raise ProgramError(
-            f"{name} may hold a secret ({', '.join(secret) or 'api_base'}), which is not saved; {instead}"
+            f"{name} may hold a secret ({', '.join(secret) or 'in its URL'}); it is not saved; {instead}"
         )
     key = lm.kwargs.get("api_key")
     variable = next((var for var, value in os.environ.items() if value == key and _SECRET.search(var)), None)
     if key not in _NO_KEY and variable is None:
         raise ProgramError(f"{name} has a key that no environment variable holds, and keys are not saved; {instead}")
-    return {"lm": {**state, "engine": engine}, "api_key_env": variable}
+    return {"lm": {**state, "engine": engine, **({"api_base": url} if url else {})}, "api_key_env": variable}
+
+
+def _default_url(model: str) -> str | None:
+    """Where the environment sends the requests of an LM without an endpoint; another process may not have it."""
+    url = os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")
+    return url if model.startswith("openai/") else None
 
 
 def policy_record(settings: PolicySettings, directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -208,6 +209,8 @@ def load(
         retriever = _retriever(searched, located(DataSettings(**saved["data"]), directory), directory)
     for _, search in program.named_sub_modules(type_=Search):
         search.retriever = retriever or search.retriever
+    if serve is not None and lm is None and not any("policy" in record for record in saved["lms"]):
+        raise ConfigError(f"serve={serve!r}: no predictor of this program has a leret policy; load it without serve")
     servers = Servers()
     try:
         lms = [open_lm(record, directory, serve, servers, api_key_env) for record in saved["lms"] if lm is None]
@@ -230,7 +233,8 @@ def _record(program: dspy.Module, source: ProgramSource | None, directory: Path)
     if source is None and kind.__module__.startswith(FILE_MODULE):
         source = ProgramSource(Path(inspect.getfile(kind)), kind.__name__, _arguments(program))
     if source is not None:
-        shutil.copyfile(source.path, directory / source.path.name)
+        with suppress(shutil.SameFileError):
+            shutil.copyfile(source.path, directory / source.path.name)
         return {"file": source.path.name, "class": source.name, "arguments": source.arguments, "values": {}}
     values = _values(program)
     try:
@@ -248,7 +252,7 @@ def _values(program: dspy.Module) -> dict[str, Any]:
         for place, part in _parts(program, dspy.Module).items()
         if not isinstance(part, Parameter)
         for name, value in vars(part).items()
-        if plain_value(value) and not isinstance(value, list | dict) and not name.startswith("_")
+        if plain_value(value) and not isinstance(value, list | dict) and not name.startswith("_") and name != "run_dir"
     }
 
 

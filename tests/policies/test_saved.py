@@ -125,9 +125,18 @@ def test_an_lm_goes_back_to_its_endpoint_with_the_key_of_the_environment(tmp_pat
 
 def test_no_key_of_another_server_is_sent_to_an_endpoint(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "public")
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE"):
+        monkeypatch.delenv(name, raising=False)
     record = lm_record(dspy.LM("openai/m", api_base="http://127.0.0.1:9/v1"), tmp_path)
     assert opened(record, tmp_path).kwargs["api_key"] == "none"
     assert "api_base" not in opened(lm_record(dspy.LM("openai/m"), tmp_path), tmp_path).kwargs
+
+
+def test_an_endpoint_of_the_environment_is_saved_with_the_lm(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    record = lm_record(dspy.LM("openai/m"), tmp_path)
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    assert opened(record, tmp_path).kwargs["api_base"] == "http://127.0.0.1:9/v1"
 
 
 class Own(dspy.LM):
@@ -140,7 +149,7 @@ class Own(dspy.LM):
         (Own("openai/m"), "its class Own"),
         (dspy.LM("openai/m", api_key="typed in"), "no environment variable"),
         (dspy.LM("openai/m", extra_headers={"Authorization": "x"}), "extra_headers"),
-        (dspy.LM("openai/m", api_base="http://me:word@127.0.0.1/v1"), "api_base"),
+        (dspy.LM("openai/m", api_base="http://me:word@127.0.0.1/v1"), "in its URL"),
         (dspy.LM("openai/m", stop=object()), "JSON"),
     ],
 )

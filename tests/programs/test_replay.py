@@ -1,6 +1,7 @@
 """A program is replayed as a function of its completions, and nothing of it or of DSPy is replaced."""
 
 import asyncio
+import logging
 from pathlib import Path
 
 import dspy
@@ -89,6 +90,16 @@ def test_a_program_that_catches_everything_still_stops_and_an_outage_passes_it()
         with pytest.raises(RetrievalError, match="away"):
             run(Replay(program), "q", ["x"], away)
         assert "forward" not in vars(program)
+
+
+def test_a_replayed_program_prints_and_logs_nothing(capsys):
+    def talks(self, question):
+        print("hello")
+        logging.getLogger("dspy").warning("hello")
+        return self.ask(question=question, unknown=1)
+
+    run(Replay(variant(talks)), "q", ["x"])
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_crash_names_the_program_and_the_question():

@@ -151,6 +151,10 @@ def test_predictors_without_an_lm_take_dspys_and_one_lm_replaces_all(lms, tmp_pa
     save(program, tmp_path, adapter=leret.CompactAdapter())
     assert [p.lm is None for p in leret.load(tmp_path).program.predictors()] == [False, True]
     assert {p.lm for p in leret.load(tmp_path, lm=lms[0]).predictors()} == {lms[0]}
+    program.write.lm = None
+    save(program, tmp_path, adapter=leret.CompactAdapter())
+    with pytest.raises(ConfigError, match="no predictor of this program has a leret policy"):
+        leret.load(tmp_path, serve="http://127.0.0.1:9/v1")
 
 
 def test_weights_that_leret_trained_go_along(lms, tmp_path):
