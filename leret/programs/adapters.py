@@ -133,8 +133,8 @@ def adapter_record(adapter: dspy.Adapter) -> dict[str, Any]:
         if not any(one.kind is one.VAR_KEYWORD for one in parameters):
             break
     held = vars(adapter)
-    values = {name: _settings_value(held[name]) for name in names if name in held and name != "callbacks"}
-    record = {"class": path_of(kind), "settings": {name: value for name, value in values.items() if value is not _NONE}}
+    settings = {name: held[name] for name in names if name in held and name != "callbacks" and plain_value(held[name])}
+    record = {"class": path_of(kind), "settings": settings}
     try:
         again = vars(load_adapter(record))
         differ = [name for name in {**held, **again} if name != "callbacks" and held.get(name) != again.get(name)]
@@ -143,36 +143,16 @@ def adapter_record(adapter: dspy.Adapter) -> dict[str, Any]:
     if differ:
         raise ProgramError(
             f"the adapter {kind.__name__} cannot be saved: its constructor does not make {', '.join(sorted(differ))} "
-            "again of JSON values; let it take them under these names"
+            "again of JSON values; let it take such under these names"
         )
     return record
 
 
 def load_adapter(record: Mapping[str, Any]) -> dspy.Adapter:
     """The adapter of a record."""
-    adapter: dspy.Adapter = class_at(record["class"], dspy.Adapter)(
-        **{name: _settings_object(value) for name, value in record["settings"].items()}
-    )
+    adapter: dspy.Adapter = class_at(record["class"], dspy.Adapter)(**record["settings"])
     return adapter
-
-
-_NONE = object()
 
 
 def _same(self: Any, **settings: Any) -> None:
     """The constructor of a class without one: its parent's."""
-
-
-def _settings_value(value: Any) -> Any:
-    if isinstance(value, type):
-        return {"class": path_of(value)}
-    if isinstance(value, list):
-        items = [_settings_value(item) for item in value]
-        return _NONE if any(item is _NONE for item in items) else items
-    return value if plain_value(value) else _NONE
-
-
-def _settings_object(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_settings_object(item) for item in value]
-    return class_at(value["class"]) if isinstance(value, dict) and value.keys() == {"class"} else value

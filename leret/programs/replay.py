@@ -55,6 +55,9 @@ PLAIN = (str, int, float, bool, type(None))
 _SETTLE_S = 0.01
 """Seconds without news after which the threads beside a stopped one are taken to stand as well."""
 
+_LONGEST_S = 1.0
+"""Seconds that they have to use the steps of the path."""
+
 _encode = json.JSONEncoder(sort_keys=True).encode  # json.dumps would build an encoder at every call
 
 
@@ -267,7 +270,7 @@ class Replay:
                 run = ProgramRun(self, steps, results, retrieve)
 
     def _pass(self, run: ProgramRun, inputs: Mapping[str, Any]) -> None:
-        program = self.program
+        program, run._home = self.program, threading.get_ident()
         if self._fresh:
             program = program.deepcopy()
             run.names = {id(predictor): name for name, predictor in program.named_predictors()}
@@ -328,8 +331,10 @@ class ProgramRun:
         self.finished = False
         self.crash: Exception | None = None
         self._left = list(steps)
-        self._stopped: dict[Any, Any] = {}
-        self._home = threading.get_ident() if replay._thread is None else None
+        self._stopped: set[int | None] = set()
+        self._errors: list[Exception] = []
+        self._home = 0  # the thread of the pass
+        self._side_threads = False  # dspy.Parallel's, which come to the same place in any order
         self._lock = threading.Lock()
 
     # ------------------------------------------------------------------ what the program does on the way
@@ -398,6 +403,7 @@ class ProgramRun:
 
     def add(self, queries: tuple[str, ...], added: tuple[Ranking, ...]) -> None:
         """Note what a search brought."""
+        self._side_threads |= threading.get_ident() != self._home
         self.searches.append(SearchCall(len(self.steps) - len(self._left), queries, added))
 
     # ------------------------------------------------------------------ what came of it
@@ -405,19 +411,23 @@ class ProgramRun:
     @property
     def found(self) -> tuple[SearchCall, ...]:
         """The searches in order; of several threads, in the order of their queries."""
-        if self._home is None:
-            return tuple(sorted(self.searches, key=lambda search: search[:2]))
-        return tuple(self.searches)
+        if not self._side_threads:
+            return tuple(self.searches)
+        ordered = sorted(self.searches, key=lambda search: search.queries)
+        return tuple([search._replace(n_steps=min(n, len(self.steps))) for n, search in enumerate(ordered, start=1)])
 
     def outcome(self, task: Task) -> NeedsCompletion | NeedsSearch | Finished:
         """Where the program stands."""
-        errors = [stop for stop in self._stopped.values() if isinstance(stop, Exception)]
-        if errors:
-            raise errors[0]
+        if self._side_threads:
+            self._settle(_LONGEST_S)
+        if self._errors:
+            raise self._errors[0]
         missing = self._left
         program = type(self.replay.program).__name__
         if self.needs and not (missing and isinstance(self.needs[0], NeedsCompletion)):
-            return self.needs[0] if len(self.needs) == 1 else min(self.needs, key=_order)
+            need = self.needs[0] if len(self.needs) == 1 else min(self.needs, key=_order)
+            changes = self._side_threads and isinstance(need, NeedsCompletion)
+            return NeedsCompletion(need.call, self.found) if changes else need  # type: ignore[union-attr]
         if missing and self.crash is None:
             raise ReplayError(f"{program} is not deterministic given its completions: {self._difference(missing[0])}")
         if isinstance(self.crash, AdapterParseError) and self.steps and self.steps[-1].outputs is self.crash:
@@ -431,27 +441,26 @@ class ProgramRun:
 
     def stop(self, why: NeedsCompletion | NeedsSearch | Exception) -> NoReturn:
         """End the program here."""
-        self._stopped[None if threading.get_ident() == self._home else self._here()] = why
-        if not isinstance(why, Exception):
+        if isinstance(why, Exception):
+            self._errors.append(why)
+        else:
             self.needs.append(why)
-        if threading.current_thread().name.startswith("ThreadPoolExecutor"):
-            self._settle()  # dspy.Parallel: what stands beside this call is to get as far
+        if threading.get_ident() == self._home:
+            self._stopped.add(_task())
+        else:
+            self._side_threads = True
+            self._settle()  # what stands beside this call is to get as far
         raise Stop
 
     def _go_no_further(self) -> None:
         """A program that swallows the stop (a bare ``except``) meets it again at its next call or search."""
-        if (None if threading.get_ident() == self._home else self._here()) in self._stopped:
+        if threading.get_ident() == self._home and _task() in self._stopped:
             raise Stop
 
-    def _here(self) -> Any:
-        try:
-            return threading.get_ident(), id(asyncio.current_task())
-        except RuntimeError:
-            return threading.get_ident(), None
-
-    def _settle(self) -> None:
-        seen = None
-        while seen != (seen := (len(self.needs), len(self._left))):
+    def _settle(self, longest_s: float = 0.0) -> None:
+        """Wait for news from other threads: a moment, and longer while steps of the path are not used."""
+        seen, deadline = None, time.monotonic() + longest_s
+        while seen != (seen := (len(self.needs), len(self._left))) or (self._left and time.monotonic() < deadline):
             time.sleep(_SETTLE_S)
 
     def _take(self, call: PredictorCall) -> Step | None:
@@ -532,11 +541,18 @@ def _current() -> ProgramRun:
     return cast(ProgramRun, dspy.settings._leret_run)
 
 
+def _task() -> int | None:
+    try:
+        return id(asyncio.current_task())
+    except RuntimeError:
+        return None
+
+
 def _order(need: NeedsCompletion | NeedsSearch) -> tuple[Any, ...]:
     """Searches first, then calls by name and inputs: of branches side by side, always the same one goes on."""
     if isinstance(need, NeedsSearch):
-        return 0, 0, "", repr(need.key)
-    return 1, len(need.searches), need.predictor, need.key
+        return 0, "", repr(need.key)
+    return 1, need.predictor, need.key
 
 
 def _json(value: Any) -> Any:

@@ -61,7 +61,7 @@ class Renaming(dspy.ChatAdapter):
 
 
 ADAPTERS = [
-    dspy.ChatAdapter(), dspy.ChatAdapter(use_json_adapter_fallback=False, native_response_types=[dspy.Reasoning]),
+    dspy.ChatAdapter(), dspy.ChatAdapter(use_json_adapter_fallback=False, parallel_tool_calls=True),
     dspy.XMLAdapter(), dspy.JSONAdapter(use_native_function_calling=False), PlainJSONAdapter(), Renaming(),
     CompactAdapter(items=3, instructions=True), Styled("ornate", use_native_function_calling=True),
 ]  # fmt: skip
@@ -77,6 +77,7 @@ def test_an_adapter_comes_back_with_all_its_settings(adapter):
     ("adapter", "says"),
     [
         (dspy.TwoStepAdapter(dspy.LM("openai/m")), "extraction_model"),
+        (dspy.ChatAdapter(native_response_types=[dspy.Reasoning]), "does not make native_response_types again"),
         (Renaming("ornate"), "does not make written again"),
         (type("Local", (dspy.ChatAdapter,), {"__qualname__": "f.<locals>.Local"})(), "module of its own"),
     ],

@@ -7,7 +7,7 @@ import dspy
 import pytest
 
 from leret.core.errors import ProgramError, ReplayError, RetrievalError
-from tests.programs.zoo import Tool, TwoPredictors
+from tests.programs.zoo import Threads, Tool, TwoPredictors
 
 
 class Unsound(TwoPredictors):
@@ -34,6 +34,26 @@ def test_programs_that_are_no_function_of_their_completions_are_refused(kind, se
     program.kind = kind
     with pytest.raises(ReplayError, match="not deterministic given its completions"):
         [walk(program, check=True) for _ in range(4)]
+
+
+class Jitter(Threads):
+    """More branches than threads, each of which takes another time at every run."""
+
+    def forward(self, question):
+        pairs = [(self.part, dspy.Example(question=question, i=i).with_inputs("question", "i")) for i in range(3)]
+        parts = dspy.Parallel(num_threads=2, disable_progress_bar=True)(pairs)
+        return dspy.Prediction(ids=[part.doc_ids for part in parts])
+
+    def part(self, question, i):
+        query = self.write(question=f"{question} {i}", context=[]).query
+        time.sleep(random.random() * 0.004)
+        return self.search(query)
+
+
+def test_branches_in_threads_come_to_the_same_place_in_any_order(walk):
+    paths = [walk(Jitter(), check=True) for _ in range(3)]
+    assert len({tuple(need.key for need in needs) for needs, _ in paths}) == 1
+    assert {len(end.searches) for _, end in paths} == {3}
 
 
 class Endless(TwoPredictors):
@@ -70,4 +90,4 @@ def test_without_a_retriever_of_the_run_a_search_asks_its_own(walk):
         walk(program, shared=False)
     program.search.retriever = Shelf()
     _, end = walk(program, shared=False)
-    assert [p.doc_id for p in end.searches[0]] == end.prediction.ids
+    assert [p.doc_id for p in end.searches[0].added[0]] == end.prediction.ids
