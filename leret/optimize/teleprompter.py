@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,7 +53,8 @@ from leret.programs.saved import with_save
 from leret.programs.search import Search, search_tool
 from leret.retrieval.base import Retriever
 from leret.retrieval.batching import SearchBatcher
-from leret.sampling.bank.bootstrap import outage_of
+from leret.rewards import reward as reward_named
+from leret.sampling.bank.bootstrap import BankPlan, bootstrap_prompts, outage_of
 from leret.sampling.preferences.dataset import state_targets
 from leret.sampling.preferences.pairs import distinct, make_pairs
 from leret.sampling.rollouts.branching import Role, SamplingPlan
@@ -84,7 +86,8 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # a direct subclass, too
             ``relevant_doc_ids``, or by titles in ``gold_titles``; or a function ``(example, outcome) -> float`` of a
             `leret.core.types.Outcome`, with its ``doc_ids``, ``outputs`` and ``text``.
         metric: ``(example, prediction, trace=None) -> float | bool``: scores the program's end, and the valset.
-        prompts: more than one needs a teacher: its demos and instructions are the prompts beside the student's own.
+        prompts: at each LM call: the student's own one, and few-shot ones that DSPy's BootstrapFewShotWithRandomSearch
+            finds; given a teacher, its demos and instructions instead. The student's alone is trained and kept.
         samples: completions a prompt and LM call.
         algorithms: sft, ipo, dpo: one after the other, each from the weights of the one before.
         credit: ``step``: a completion is scored by the reward; ``final``: by the metric at the program's end; ``both``:
@@ -199,12 +202,15 @@ class CompileJob:
         self.examples = read_tasks(trainset, settings.reward)
         refuse_recurring(self.examples, self.valset)
         teachers = [teacher] if isinstance(teacher, dspy.Module) else list(teacher or ())
-        if settings.prompts > 1 and not teachers:
+        if settings.prompts > 1 and not teachers and len({predictor.lm for predictor in student.predictors()}) > 1:
             raise ConfigError(
-                f"prompts={settings.prompts} needs a teacher: compile(teacher=[...]) takes programs of the student's "
-                "shape with demos or instructions, as dspy.BootstrapFewShotWithRandomSearch gives them"
+                f"prompts={settings.prompts}: prompts of a program with several LMs are not bootstrapped; pass "
+                "compile(teacher=[...]), programs of the student's shape with demos or instructions"
             )
-        self.prompts = (ZERO_SHOT, *(_prompt(i, student, program) for i, program in enumerate(teachers, 1)))
+        self.prompts: tuple[Prompt, ...] = (
+            ZERO_SHOT,
+            *(_prompt(i, student, program) for i, program in enumerate(teachers, 1)),
+        )
         self.program = stock.copy_program_with_lms(student)
         self.adapter = dspy.settings.adapter or dspy.ChatAdapter()
         self.budget = CallBudget(settings.max_lm_calls)
@@ -224,14 +230,16 @@ class CompileJob:
         settings, before = self.settings, self.budget.spent
         self.budget.reserved = before * len(settings.algorithms)
         metric, examples = settings.metric, self.examples
+        reward = step_reward(settings.reward, examples) if settings.reward else lambda outcome: None
+        final = metric and (lambda outcome: float(metric(examples[outcome.task], outcome.prediction)))
         plan = SamplingPlan(
             self.prompts, settings.samples, settings.seed, temperature=1.0, top_p=1.0, max_tokens=64, role=self.role,
-            reward=step_reward(settings.reward, examples) if settings.reward else lambda outcome: None,
-            final=metric and (lambda outcome: float(metric(examples[outcome.task], outcome.prediction))),
-            n_continuations=settings.n_continuations,
+            reward=reward, final=final, n_continuations=settings.n_continuations,
         )  # fmt: skip
         try:
             with dspy.context(callbacks=[]):  # of replays, not of the program
+                if settings.prompts > len(self.prompts) == 1:
+                    plan = replace(plan, prompts=self._bank(plan, progress))
                 _run(self._sample(plan, progress))
         except LMCallsSpent as error:
             self.stopped = error
@@ -244,10 +252,37 @@ class CompileJob:
         text = f"{counts['samples']} samples at {counts['states']} states of {len(self.examples)} examples"
         self.log("sample", text, lm_calls=self.budget.spent - before, **counts)
 
+    def _retriever(self) -> Retriever | None:
+        """That of ``dspy.settings``, where no `leret.Search` of the program has its own."""
+        own = any(search.retriever is not None for _, search in self.program.named_sub_modules(Search))
+        return dspy.settings.rm if isinstance(dspy.settings.rm, Retriever) and not own else None
+
+    def _bank(self, plan: SamplingPlan, progress: Progress) -> tuple[Prompt, ...]:
+        """The student's prompt, and few-shot ones: half of the examples make demos, the others score them."""
+        bank, directory = self.run.manifest().get("bank"), self.run.prompts
+        if bank is None:
+            program, [lm] = self.program.deepcopy(), self.trained
+            for predictor in program.predictors():
+                predictor.lm = None  # the optimizer's
+            warm, cold = counted_lm(lm, self.budget), counted_lm(lm, self.budget, temperature=0.0)
+            measure = reward_named(plan.reward) if isinstance(plan.reward, str) else plan.reward
+            tasks, wanted = list(self.examples), BankPlan(self.settings.prompts, 3, 8, None)
+            measure = measure if self.settings.reward else plan.final or measure
+            parts = program, self.adapter, cold, self._retriever(), measure
+            told: dict[str, Any] = {"teacher": warm, "on_scored": lambda: progress.advance(1)}
+            progress.start("prompt bank", None)
+            prompts = bootstrap_prompts(*parts, tasks[::2][:50], tasks[1::2][:50], wanted, **told)
+            directory.mkdir(exist_ok=True)
+            for prompt in prompts:
+                prompt.save(directory / f"{prompt.name}.json")
+            bank = {"prompts": [prompt.name for prompt in prompts]}
+            self.run.update(bank=bank)
+            self.log("prompts", f"{len(prompts)} of {self.settings.prompts}", scores=[p.score for p in prompts])
+        return tuple(Prompt.load(directory / f"{name}.json") for name in bank["prompts"])
+
     async def _sample(self, plan: SamplingPlan, progress: Progress) -> None:
-        program, rm = self.program.deepcopy(), dspy.settings.rm
-        own = any(search.retriever is not None for _, search in program.named_sub_modules(Search))
-        search = SearchBatcher(rm) if isinstance(rm, Retriever) and not own else None
+        program, retriever, rm = self.program.deepcopy(), self._retriever(), dspy.settings.rm
+        search = None if retriever is None else SearchBatcher(retriever)
         settings = SamplingSettings(samples=plan.n_samples, seed=plan.seed, max_unparsed_rate=1.0)
         other_rm = search_tool(rm, name="rm") if search is None and callable(rm) else None
         progress.start("sampling", len(self.examples))

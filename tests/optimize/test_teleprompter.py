@@ -224,6 +224,16 @@ def test_a_teacher_gives_prompts(trainings):
     assert not any("a demo" in text or "of the teacher" in text for text in rows)  # distilled into the student's prompt
 
 
+def test_prompts_are_bootstrapped_once_and_distilled(tmp_path, trainings):
+    first, second = Words("words"), Words("words")
+    for policy in (first, second):
+        leret_of(tmp_path, prompts=3).compile(student_of(lm=fake_lm(policy=policy)), trainset=TRAIN)
+    demos = [request for request in first.requests if len(request.messages) > 1 and request.temperature]
+    assert demos
+    assert not second.requests
+    assert {len(row.prompt) for row in trainings[0]["examples"]} == {1}
+
+
 def test_keys_of_a_training_are_shared_or_of_one_algorithm(trainings):
     keys = {"max_length": 128, "ipo": {"beta": 0.2}}
     leret_of(train_kwargs=keys, seed=7).compile(student_of(), trainset=TRAIN)
@@ -485,7 +495,7 @@ REFUSED = {
     "no LM to train": (lambda: student_of(lm=EngineLM("other", print)), {}, "leret.LM"),
     "no weights": (lambda: student_of(lm=fake_lm(finetuning_model="leret/nowhere")), {}, "no weights here"),
     "temperature 0": (lambda: student_of(lm=fake_lm(temperature=0.0)), {}, "temperature 0"),
-    "prompts without teacher": (Writer, {"prompts": 4}, "needs a teacher"),
+    "prompts of several LMs": (lambda: student_of(Answering, answer=fake_lm()), {"prompts": 4}, "several LMs"),
     "no pair": (lambda: student_of(lm=fake_lm(policy=Words("words", text="alpha"))), {}, "no pair and no target"),
     "valset in trainset": (Writer, {"valset": [*VAL, TRAIN[0]]}, "what follows alpha number 0"),
     "valset without metric": (Writer, {"valset": VAL, "metric": None}, "metric"),

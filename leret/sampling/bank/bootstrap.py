@@ -46,20 +46,20 @@ class BankPlan:
         n_prompts: prompts wanted, the zero-shot one included.
         max_demos: demos a prompt and predictor, at most.
         candidates: sets of demos that are scored.
-        threshold: least reward of a run whose steps become demos.
+        threshold: least reward of a run whose steps become demos; None: what the best quarter of the teacher's has.
     """
 
     n_prompts: int
     max_demos: int
     candidates: int
-    threshold: float
+    threshold: float | None
 
 
 def bootstrap_prompts(
     program: dspy.Module,
     adapter: dspy.Adapter,
     lm: dspy.BaseLM,
-    retriever: Retriever,
+    retriever: Retriever | None,
     reward: Reward,
     train: Sequence[Task],
     dev: Sequence[Task],
@@ -81,6 +81,8 @@ def bootstrap_prompts(
     examples = [[dspy.Example(task=task).with_inputs("task") for task in tasks] for tasks in (train, dev)]
     try:
         with suppress_output("dspy"), dspy.context(lm=lm, adapter=adapter, disable_history=True):
+            if plan.threshold is None:
+                plan = replace(plan, threshold=_best_quarter(student, examples[0], teacher, reward))
             optimizer = _optimizer(plan, reward, teacher, on_scored)
             best = optimizer.compile(student, trainset=examples[0], valset=examples[1], restrict=candidates)
     except Exception:
@@ -90,13 +92,29 @@ def bootstrap_prompts(
     return [ZERO_SHOT, *_distinct(best.candidate_programs, plan.n_prompts - 1)]
 
 
+def _best_quarter(student: dspy.Module, train: list[dspy.Example], teacher: dspy.BaseLM, reward: Reward) -> float:
+    """The reward that a quarter of the teacher's runs reaches; above 0."""
+
+    def metric(example: dspy.Example, prediction: Any) -> float:
+        return _value(reward, example, prediction)
+
+    evaluate = dspy.Evaluate(devset=train, metric=metric, num_threads=_THREADS, max_errors=_NEVER)
+    with dspy.context(lm=teacher):
+        rewards = sorted((float(score) for *_, score in evaluate(student).results), reverse=True)
+    return max(rewards[max(1, round(len(rewards) / 4)) - 1], 1e-9)
+
+
+def _value(reward: Reward, example: dspy.Example, prediction: Any) -> float:
+    return reward(Outcome(example.task, ranking=prediction.ranking, prediction=prediction.result)) or 0.0
+
+
 def _optimizer(plan: BankPlan, reward: Reward, teacher: dspy.BaseLM, on_scored: Callable[[], None]) -> Any:
     def metric(example: dspy.Example, prediction: Any, trace: Any = None) -> float:
         if trace is None:
             on_scored()
         elif not prediction.complete:
             return 0.0  # half a run is no demo
-        return reward(Outcome(example.task, ranking=prediction.ranking)) or 0.0
+        return _value(reward, example, prediction)
 
     return BootstrapFewShotWithRandomSearch(
         metric=metric,
@@ -134,7 +152,7 @@ def _demos(program: dspy.Module) -> dict[str, list[dict[str, Any]]]:
 class BootstrapMonitor:
     """What all copies of a student share: the first outage, and how many runs crashed."""
 
-    retriever: Retriever
+    retriever: Retriever | None
     stop: threading.Event
     outage: LeretError | None = None
     crash: Exception | None = None
@@ -176,11 +194,14 @@ def outage_of(error: BaseException) -> LeretError | None:
 
 @dataclass
 class _Recorder:
-    retriever: Retriever
+    retriever: Retriever | None
     searches: list[Ranking] = field(default_factory=list)
 
     def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking:
-        return self.retriever.search([query], k)[0]
+        found = self.retriever or retriever
+        if found is None:
+            raise ProgramError("a leret.Search has no retriever: pass one as Search(retriever=...)")
+        return found.search([query], k)[0]
 
     def call_tool(self, name: str, arguments: Any, ask: Callable[[], Any]) -> Any:
         return ask()
@@ -204,18 +225,18 @@ class RetrievalStudent(dspy.Module):
         if self.monitor.outage is not None:
             raise self.monitor.outage
         recorder = _Recorder(self.monitor.retriever)
-        complete: Any = True
+        complete, result = True, None
         self.monitor.n_runs += 1
         try:
             with carrying(recorder, rm=as_rm):
                 inputs = bound_inputs(self.program, task)
-                asyncio.run(self.program.acall(**inputs)) if self._is_async else self.program(**inputs)
+                result = asyncio.run(self.program.acall(**inputs)) if self._is_async else self.program(**inputs)
         except (AdapterParseError, ContextWindowExceededError):
             complete = False  # a fact about the policy: what was found before counts
         except Exception as error:
             self.monitor.note(error)
             raise
-        return dspy.Prediction(ranking=merge(recorder.searches), complete=complete)
+        return dspy.Prediction(ranking=merge(recorder.searches), complete=complete, result=result)
 
 
 def cached_completion_lm(rollouts: Iterable[Rollout], other: dspy.BaseLM, **settings: Any) -> dspy.LM:
