@@ -118,11 +118,11 @@ def take_notes(request):
     return text_response(request, lines[2] if len(lines) > 2 else "nothing")
 
 
-class Forgiving(leret.CompactAdapter):
-    """Reads an empty completion as a query. BootstrapFinetune ends in an error where one does not parse."""
+class Finetune(BootstrapFinetune):
+    """Without runs that did not parse: the stock one takes their score of -1 for a success, and fails on them."""
 
-    def parse(self, signature, completion):
-        return super().parse(signature, completion.strip() or "nothing")
+    def _prepare_finetune_data(self, trace_data, lm, pred_ind=None):
+        return super()._prepare_finetune_data([run for run in trace_data if run["score"] > 0], lm, pred_ind)
 
 
 class Calls(BaseCallback):
@@ -182,9 +182,8 @@ def optimize(system, name, seed, splits, options, n_calls, out):
             return best, sum(entry.get("lm_calls", 0) for entry in best.trial_logs)
         if system == "BootstrapFinetune":
             times = max(1, round(n_calls / (a_run * len(train))))
-            optimizer = BootstrapFinetune(metric=lambda *of: recall(*of) == 1, train_kwargs={**keys, "run_dir": out})
-            with dspy.context(adapter=Forgiving()):
-                best = optimizer.compile(student, trainset=train * times)
+            optimizer = Finetune(metric=lambda *of: recall(*of) == 1, train_kwargs={**keys, "run_dir": out})
+            best = optimizer.compile(student, trainset=train * times)
         elif system == "GRPO":
             optimizer = GRPO(
                 metric=recall, exclude_demos=True, num_threads=16, seed=seed, num_dspy_examples_per_grpo_step=8,

@@ -16,6 +16,7 @@ from leret.config.messages import describe
 from leret.core.bundled import demo_policy
 from leret.core.dspy_internals import TrainingJob, TrainingStatus, get_finetune_directory
 from leret.core.errors import TrainingError
+from leret.core.progress import Progress
 from leret.core.types import digest
 from leret.core.yaml import Placed
 from leret.policies.checkpoints import find_model, model_digest
@@ -72,6 +73,7 @@ def train_examples(
     name: str | None = None,
     *,
     job: FinetuneJob | None = None,
+    progress: Progress | None = None,
 ) -> Path:
     """Train a policy on examples in memory; go on where an earlier call was stopped; nothing where it is there.
 
@@ -83,6 +85,7 @@ def train_examples(
         run_dir: the policy is written into its ``policies`` folder.
         name: of the policy; made of the content of all that it follows from when absent.
         job: hears of the beginning, and stops the training.
+        progress: watches the steps.
 
     Returns:
         The policy's directory.
@@ -107,19 +110,19 @@ def train_examples(
     key = {"recipe": recipe.model_dump(mode="json") | more, "digest": digests}
     fit = Fit(recipe, initial, examples, directory, key, max_steps, thinking, lambda *ids: check_ids(examples, *ids))
     with ONE_TRAINING:
-        report = _fit(fit, job)
+        report = _fit(fit, job, progress)
     if report.dropped:
         _LOG.warning("%s: %d of %d examples were too long", report.path, report.dropped, len(examples))
     return report.path
 
 
-def _fit(fit: Fit, job: FinetuneJob | None) -> TrainReport:
+def _fit(fit: Fit, job: FinetuneJob | None, progress: Progress | None) -> TrainReport:
     if job is None:
-        return train_job(fit)[0]
+        return train_job(fit, progress)[0]
     job.training = True
     try:
         if not job.cancelled():
-            return train_job(fit, interrupt=job.interrupt)[0]
+            return train_job(fit, progress, interrupt=job.interrupt)[0]
     except KeyboardInterrupt:
         if not job.cancelled():
             raise

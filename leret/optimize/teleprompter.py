@@ -164,7 +164,7 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # a direct subclass, too
             job.sample(progress)
             models: dict[dspy.LM, str] = {}
             for algorithm, examples in job.training_examples().items():
-                job.train(algorithm, examples, models)
+                job.train(algorithm, examples, models, progress)
                 candidates.append(job.candidate(algorithm, job.with_models(models), progress))
         ranked = sorted(candidates, key=lambda one: -one["score"]) if valset else candidates[::-1]  # first of equals
         best, score = ranked[0], candidates[0]["score"]
@@ -330,7 +330,11 @@ class CompileJob:
         return found
 
     def train(
-        self, algorithm: str, examples: Mapping[dspy.LM, Sequence[TrainingExample]], models: dict[dspy.LM, str]
+        self,
+        algorithm: str,
+        examples: Mapping[dspy.LM, Sequence[TrainingExample]],
+        models: dict[dspy.LM, str],
+        progress: Progress,
     ) -> None:
         """Train each LM from where ``models`` has it, and note its new name there."""
         for lm, own in examples.items():
@@ -340,8 +344,8 @@ class CompileJob:
                 of_algorithm = {name: given.pop(name, {}) for name in ALGORITHMS}[algorithm]
                 thinking = lm.engine.settings.enable_thinking
                 keys = {"seed": self.settings.seed, "enable_thinking": thinking, **given, **of_algorithm}
-                start = models.get(lm) or lm.finetuning_model or lm.model
-                models[lm] = f"leret/{train_examples(start, own, {**keys, 'algorithm': algorithm}, self.run.path)}"
+                keys["algorithm"], start = algorithm, models.get(lm) or lm.finetuning_model or lm.model
+                models[lm] = f"leret/{train_examples(start, own, keys, self.run.path, progress=progress)}"
 
     def with_models(self, models: Mapping[dspy.LM, str]) -> dspy.Module:
         """A copy of the program with new LMs of these names."""

@@ -107,7 +107,7 @@ def trainings(monkeypatch):
     """What was trained; each training gives a policy that writes the question's words."""
     made = []
 
-    def train(start, examples, keys, run_dir):
+    def train(start, examples, keys, run_dir, progress):
         directory = run_dir / "policies" / f"{keys['algorithm']}-{len(made)}"
         made.append({"start": start, "examples": examples, **keys, "directory": str(directory)})
         monkeypatch.setitem(SERVED, str(directory), Words(str(directory), trained=True))
@@ -399,7 +399,7 @@ def together(tmp_path, w):
 
 def test_better_together_goes_on_after_a_crash_in_the_middle(tmp_path, trainings, monkeypatch):
     train = teleprompter.train_examples
-    monkeypatch.setattr(teleprompter, "train_examples", lambda *_: (_ for _ in ()).throw(OSError("killed")))
+    monkeypatch.setattr(teleprompter, "train_examples", lambda *_, **__: (_ for _ in ()).throw(OSError("killed")))
     first = together(tmp_path, leret_of(tmp_path))
     assert first.flag_compilation_error_occurred
     monkeypatch.setattr(teleprompter, "train_examples", train)
