@@ -54,7 +54,7 @@ class Servers(ExitStack):
 
 
 def lm_record(lm: dspy.BaseLM, directory: Path) -> dict[str, Any]:
-    """What `open_lm` needs, in JSON values; trained weights elsewhere are kept in ``directory``.
+    """What `open_lm` needs, in JSON values; weights that leret trained are copied into ``directory``.
 
     Raises:
         ProgramError: the LM is of a class that only Python can make again, or holds a secret.
@@ -72,7 +72,8 @@ def lm_record(lm: dspy.BaseLM, directory: Path) -> dict[str, Any]:
         settings = PolicySettings.model_validate(engine["state"])
         if isinstance(settings, LocalPolicySettings):  # the weights follow the LM's name
             settings = settings.model_copy(update={"model": state["model"].removeprefix("leret/")})
-        record = policy_record(settings, directory, {k: v for k, v in state.items() if k not in LM_ATTRIBUTES})
+        config = {key: value for key, value in state.items() if key not in LM_ATTRIBUTES}
+        record = policy_record(settings, directory, config, keep=True)
         return record if type(lm) is PolicyLM else {**record, "class": path_of(type(lm))}
     if type(lm) is not dspy.LM or isinstance(engine, dict):
         raise ProgramError(f"{name} cannot be saved: its class {type(lm).__name__} or its engine is its own; {instead}")
@@ -95,17 +96,23 @@ def _default_url(model: str) -> str | None:
     return url if model.startswith("openai/") else None
 
 
-def policy_record(settings: PolicySettings, directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What `open_lm` needs of a leret policy; ``config``: keyword arguments of the LM's requests."""
+def policy_record(
+    settings: PolicySettings, directory: Path, config: Mapping[str, Any], keep: bool = False
+) -> dict[str, Any]:
+    """What `open_lm` needs of a leret policy.
+
+    ``config``: keyword arguments of the LM's requests. With ``keep``, trained weights are copied into ``directory``.
+    """
     record: dict[str, Any] = {"config": dict(config)}
     if isinstance(settings, LocalPolicySettings):
         demo = settings.model == "demo"
         path = demo_policy() if demo else find_model(settings.model).resolve()
-        record["name"] = f"{'demo' if demo else path.name}-{model_digest(path)[:8]}"
+        mark = f"-{model_digest(path)[:8]}"
+        record["name"] = f"{'demo' if demo else path.name.removesuffix(mark)}{mark}"
         record["template"] = template_digest(path)
         encoder = PromptEncoder(load_tokenizer(path), None, path.name, settings.enable_thinking)
         record["n_tokens"] = len(encoder.encode(_PROBE).token_ids)
-        if (path / "training.json").is_file() and directory.resolve().parent not in path.parents:
+        if keep and (path / "training.json").is_file():
             settings = settings.model_copy(update={"model": str(_keep(path, directory / "policies" / record["name"]))})
     return {"policy": portable(settings, directory), **record}
 

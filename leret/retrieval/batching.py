@@ -65,7 +65,7 @@ class SearchBatcher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="leret-search")
         self._only_computes = getattr(retriever, "only_computes", False)
         self._recent: dict[tuple[str, int], Ranking] = {}
-        self._cpu_s = math.inf  # a query, in the last batch
+        self._cpu_s = math.inf  # a query, in the last batch, then smoothed
         self._wall_s: float | None = None  # a query, smoothed
         self._counts = {"asked": 0, "searched": 0, "batches": 0}
         self.n_waiting = 0
@@ -102,7 +102,7 @@ class SearchBatcher:
         self._counts["searched"] += 1
         began = time.thread_time()
         [ranking] = self.retriever.search((query,), k)
-        self._cpu_s = time.thread_time() - began
+        self._cpu_s += 0.1 * (time.thread_time() - began - self._cpu_s)  # one slow search is no slow index
         if len(self._recent) >= _N_RECENT:
             self._recent.clear()
         self._recent[query, k] = ranking

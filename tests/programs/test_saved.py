@@ -161,14 +161,15 @@ def test_weights_that_leret_trained_go_along(lms, tmp_path):
     trained = tiny_policy(tmp_path / "run/policies/ipo", seed=3)
     (trained / "training.json").write_text("{}")
     program = optimized(TwoPredictors, [policy_lm(LocalPolicySettings(model=str(trained)), temperature=0.0), lms[1]])
-    save(program, tmp_path / "apps/mine", adapter=leret.CompactAdapter())
+    save(program, tmp_path / "mine", adapter=leret.CompactAdapter())
     with dspy.context(adapter=leret.CompactAdapter(), rm=FakeRetriever()):
         answer = program(question="who ?").answer
     (tmp_path / "run").rename(tmp_path / "gone")
-    (tmp_path / "apps").rename(tmp_path / "elsewhere")
-    again = leret.load(tmp_path / "elsewhere/mine", retriever=FakeRetriever())
+    (tmp_path / "mine").rename(tmp_path / "elsewhere")
+    again = leret.load(tmp_path / "elsewhere", retriever=FakeRetriever())
     assert again(question="who ?").answer == answer
-    assert [path.name.rpartition("-")[0] for path in (tmp_path / "elsewhere/mine/policies").iterdir()] == ["ipo"]
+    again.save(tmp_path / "elsewhere")  # over itself
+    assert [path.name.rpartition("-")[0] for path in (tmp_path / "elsewhere/policies").iterdir()] == ["ipo"]
 
 
 def test_a_class_that_only_python_can_construct_is_given(lms, tmp_path, caplog):
