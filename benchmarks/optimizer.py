@@ -218,6 +218,8 @@ def run(system, name, seed, options, n_calls):
                 else optimize(system, name, seed, splits, options, n_calls, out / "run")
             )
             seconds = time.time() - began
+            if system != "base" and not calls:
+                raise RuntimeError("no LM call was made, and the program came back as it was")
             row = {"calls": calls, "seconds": seconds, "values": score(best, splits["test"][: options.test])}
         except Exception as error:
             row = {"error": f"{type(error).__name__}: {error}".split("\n")[0][:160]}

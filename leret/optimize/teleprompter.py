@@ -350,7 +350,7 @@ class CompileJob:
     def with_models(self, models: Mapping[dspy.LM, str]) -> dspy.Module:
         """A copy of the program with new LMs of these names."""
         program = stock.copy_program_with_lms(self.program)
-        new = {lm: lm.copy(model=model) for lm, model in models.items()}
+        new = {lm: lm.copy(model=model, finetuning_model=None) for lm, model in models.items()}
         for predictor in program.predictors():
             predictor.lm = new.get(predictor.lm, predictor.lm)
         return program

@@ -147,6 +147,7 @@ def test_a_copy_of_the_student_gets_the_trained_lm(tmp_path, trainings):
     assert best._compiled
     assert best.run_dir == str(tmp_path / "run")
     assert best.write.lm.model == f"leret/{trainings[0]['directory']}"
+    assert best.write.lm.finetuning_model is None  # a next training starts from the new weights
     assert [one["algorithm"] for one in trainings] == ["sft", "ipo"]
     assert [one["start"] for one in trainings] == ["leret/demo", best.write.lm.model]
     assert [one["stage"] for one in best.candidate_programs] == ["sft", "ipo", "student"]  # the first of equals
