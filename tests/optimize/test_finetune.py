@@ -94,9 +94,9 @@ def test_a_cancelled_job_trains_nothing_and_gives_nothing(lm, tmp_path):
 def test_a_job_cancelled_at_work_stops_at_a_step_and_can_go_on(lm, tmp_path, monkeypatch):
     real, keys = finetune.train_job, {**KEYS, "run_dir": str(tmp_path)}
 
-    def stopped(fit, interrupt):
+    def stopped(*arguments, **named):
         job.cancel()
-        return real(fit, interrupt=interrupt)
+        return real(*arguments, **named)
 
     monkeypatch.setattr(finetune, "train_job", stopped)
     with ONE_TRAINING:
