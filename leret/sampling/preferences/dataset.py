@@ -150,6 +150,6 @@ def state_targets(
     by_level = reward_levels(group.samples)
     if not by_level or (require_spread and len(by_level) == 1):
         return []
-    rng = random.Random(int(digest("target", seed, which, group.state.id), 16))
+    rng = random.Random(int(digest("target", seed, which, group.state.draw), 16))
     members = by_level[0][1] if which == "best" else [sample for _, level in by_level for sample in level]
     return distinct(rng.sample(members, len(members)))[:max_targets]
