@@ -3,11 +3,13 @@
 A program is run from its start at every step, with the completions of the steps before: neither an LM nor a retriever
 is asked on the way, so a run takes a fraction of a millisecond, and any state can be reached again from what is stored.
 
-Nothing of the program or of DSPy is replaced for that. A proxy around the adapter in ``dspy.settings`` sees every call
-of a predictor, with the signature, demos and inputs that the program gives it; it returns the recorded outputs, or
-stops the program where there are none. A call that passes the adapter by (another one set inside ``forward``, or the
-LM called directly) ends in a stand-in for the LM. The run is carried in ``dspy.settings``, which reach the threads of
-``dspy.Parallel``, and recorded outputs are found by what is asked, so order and threads do not matter.
+Nothing of DSPy or of the user's program is replaced for that: what is replayed is a copy, whose predictors have a
+stand-in for their LM and, where they are plain ``dspy.Predict``, a class without DSPy's bookkeeping. A proxy around
+the adapter in ``dspy.settings`` sees every call of a predictor, with the signature, demos and inputs that the program
+gives it; it returns the recorded outputs, or stops the program where there are none. A call that passes the adapter by
+(another one set inside ``forward``, or the LM called directly) ends in the stand-in for the LM. The run is carried in
+``dspy.settings``, which reach the threads of ``dspy.Parallel``, and recorded outputs are found by what is asked, so
+order and threads do not matter.
 """
 
 from __future__ import annotations
@@ -213,7 +215,6 @@ class Replay:
             raise ProgramError(
                 f"{type(program).__name__} has no predictor to train; use dspy.Predict or ChainOfThought"
             )
-        self.lms = {name: predictor.lm for name, predictor in self.predictors.items()}
         methods = [callable(getattr(type(program), name, None)) for name in ("forward", "aforward")]
         self.is_async = methods == [False, True]
         self._names = {id(predictor): name for name, predictor in self.predictors.items()}
@@ -278,7 +279,6 @@ class Replay:
             settings = carrying(run, **QUIET, trace=[], adapter=self.proxy, lm=self._guard, rm=self.rm)
             with settings, self._muted:  # a program is run many times, and prints the same each time
                 run.prediction = asyncio.run(program.acall(**inputs)) if self.is_async else program(**inputs)
-                run.finished = True
         except Stop:
             pass
         except Exception as error:
@@ -328,7 +328,6 @@ class ProgramRun:
         self.searches: list[SearchCall] = []
         self.needs: list[NeedsCompletion | NeedsSearch] = []
         self.prediction: Any = None
-        self.finished = False
         self.crash: Exception | None = None
         self._left = list(steps)
         self._stopped: set[int | None] = set()

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import dspy
 
@@ -44,11 +44,6 @@ class SearchCall(NamedTuple):
     n_steps: int
     queries: tuple[str, ...]
     added: tuple[Ranking, ...]
-
-
-def observer() -> Observer | None:
-    """Set while leret runs a program; searches then go to it."""
-    return cast(Observer | None, carried_run())
 
 
 @dataclass(frozen=True)
@@ -167,7 +162,7 @@ def search_tool(fn: Any = None, *, ids: Callable[[Any], str] | None = None, name
 
     @functools.wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
-        watching = observer()
+        watching: Observer | None = carried_run()
         if watching is None:
             return fn(*args, **kwargs)
         rows = watching.call_tool(label, [args, kwargs], lambda: fn(*args, **kwargs))
@@ -192,7 +187,7 @@ def ranking_of(rows: Iterable[Any], ids: Callable[[Any], str] | None = None) -> 
 
 def as_rm(query: str, k: int = 3, **kwargs: Any) -> list[dict[str, Any]]:
     """What ``dspy.settings.rm`` is while leret runs a program over a retriever of its own, for `dspy.Retrieve`."""
-    watching = observer()
+    watching: Observer | None = carried_run()
     if watching is None:
         raise ProgramError("no program is run by leret here")
     added = watching.search(query, k)

@@ -105,10 +105,9 @@ async def sample_tasks(
 
     The program is a module of its own for this call, which changes it; ``search`` is over the retriever, on this event
     loop, or None where every `leret.Search` has its own; ``rm`` is what ``dspy.settings.rm`` is for the program. The
-    plan says who answers which predictor, what is tried and
-    how it is scored; of the settings, ``concurrency``, ``max_error_rate`` and ``max_unparsed_rate`` are read. What
-    credit ``auto`` means is learnt from the first tasks, and noted in ``run``; without one it is learnt again by every
-    call. ``facts`` are told with the progress.
+    plan says who answers which predictor, what is tried and how it is scored; of the settings, ``concurrency``,
+    ``max_error_rate`` and ``max_unparsed_rate`` are read. What credit ``auto`` means is learnt from the first tasks,
+    and noted in ``run``; without one it is learnt by every call. ``facts`` are told with the progress.
 
     Raises:
         LeretError: too many samples failed or did not parse, the program cannot be replayed or makes no search where
@@ -141,13 +140,17 @@ async def sample_tasks(
         facts=facts,
     )
     stats = await scheduler.run(chain(first, rest), settings.concurrency, progress)
-    stats.notes = [
+    stats.notes = _left_out(plan, runner)
+    return stats
+
+
+def _left_out(plan: SamplingPlan, runner: ProgramRunner) -> list[str]:
+    return [
         f"{name} is not sampled: no search follows it, and there is no final reward; credit final would score it by "
         "the program's end"
         for name, role in plan.roles(runner).items()
         if not role.sampled and plan.role(runner.formatter.need(name, {})).sampled
     ]
-    return stats
 
 
 async def with_credit(

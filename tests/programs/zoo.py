@@ -1,6 +1,7 @@
 """Programs as DSPy users write them; none was written for leret beyond its searches."""
 
 import asyncio
+from contextlib import suppress
 
 import dspy
 
@@ -158,10 +159,8 @@ class BareExcept(TwoPredictors):
     def forward(self, question):
         found = Found()
         for _ in range(2):
-            try:  # noqa: SIM105
+            with suppress(BaseException):
                 found = self.search(self.write(question=question, context=found.passages).query, found)
-            except:  # noqa: E722
-                pass
         return dspy.Prediction(ids=found.doc_ids)
 
 

@@ -20,6 +20,7 @@ from leret.sampling.rollouts.branching import Role, SamplingPlan
 from leret.sampling.rollouts.selection import select_next
 from leret.sampling.stage import sample_tasks
 from leret.sampling.store.store import Store
+from tests.optimize.conftest import Asking
 from tests.sampling.fakes import FakePolicy, FakeRetriever, made, questions
 
 FEW = Prompt("1", {"write": [{"question": "who", "query": "find who"}]})
@@ -39,16 +40,6 @@ class Answering(dspy.Module):
     def forward(self, question):
         found = self.search(self.write(question=question, plan=self.plan(question=question).plan).query, Found())
         return self.answer(question=question, context=found.passages)
-
-
-class Searchless(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.write = dspy.Predict("question -> query")
-        self.answer = dspy.Predict("question, query -> answer")
-
-    def forward(self, question):
-        return self.answer(question=question, query=self.write(question=question).query)
 
 
 class Retelling(Answering):
@@ -330,13 +321,13 @@ def test_tasks_without_gold_are_sampled_by_their_end_and_not_by_steps(tmp_path):
 @pytest.mark.parametrize("credit", ["auto", "step", "both"])
 def test_a_program_without_a_search_is_refused(tmp_path, credit):
     final = is_alpha if credit == "both" else None
-    with pytest.raises(ProgramError, match=r"Searchless made no search.*leret\.search_tool\(fn\), or use credit final"):
-        sample(tmp_path / "db", Role(Recorded(), credit=credit), Searchless(), final=final)
+    with pytest.raises(ProgramError, match=r"Asking made no search.*leret\.search_tool\(fn\), or use credit final"):
+        sample(tmp_path / "db", Role(Recorded(), credit=credit), Asking(), final=final)
 
 
 @pytest.mark.parametrize("credit", ["auto", "final"])
 def test_a_program_without_a_search_is_sampled_by_its_end(tmp_path, credit):
-    sample(tmp_path / "db", Role(Recorded(), credit=credit), Searchless(), final=is_alpha)
+    sample(tmp_path / "db", Role(Recorded(), credit=credit), Asking(), final=is_alpha)
     assert len(samples_of(tmp_path / "db")) == 2 * 6 * 4
 
 
