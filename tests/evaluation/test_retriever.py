@@ -2,7 +2,6 @@
 
 import json
 import random
-import sys
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -82,8 +81,8 @@ def test_random_rankings_give_what_our_rewards_give_in_the_files_too_whatever_id
 
 
 @pytest.mark.parametrize("name", ["scifact", "nfcorpus", "hotpotqa"])
-def test_bm25_on_real_data_gives_what_our_rewards_give_and_its_known_figures(shared_data, name):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+def test_bm25_on_real_data_gives_what_our_rewards_give_and_its_known_figures(shared_data, name, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "benchmarks")
     from bm25_figures import SETS, read
 
     data = read(shared_data, name)

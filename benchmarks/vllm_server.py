@@ -1,8 +1,8 @@
 """leret's sampler beside a bare client and beside DSPy's own loop, on a real vLLM server with the demo's policy.
 
     scripts/vllm_cpu.sh
-    python benchmarks/vllm.py --executable .venv-vllm/bin/vllm [--rounds 5] [--questions 600]
-    python benchmarks/vllm.py --url http://127.0.0.1:8000 --model demo-55815002    # a server that is up already
+    python benchmarks/vllm_server.py --executable .venv-vllm/bin/vllm [--rounds 5] [--questions 600]
+    python benchmarks/vllm_server.py --url http://127.0.0.1:8000 --model demo-55815002    # a server that is up already
 
 Three ways to the same samples, warm, one after the other in every round; the figure is the median of the rounds:
 
