@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from leret.config.policy import LocalPolicySettings
 from leret.core.errors import PolicyError
@@ -40,6 +40,7 @@ class LocalPolicy:
             down, and torch's own number for others.
         name: as reports call it; None takes the directory's name.
         enable_thinking: of the chat template; None leaves it to the template.
+        template: plain gives a chat template to a model that has none.
         price_prompt: of a million prompt tokens.
         price_completion: of a million completion tokens.
     """
@@ -54,6 +55,7 @@ class LocalPolicy:
         threads: int | None = None,
         name: str | None = None,
         enable_thinking: bool | None = None,
+        template: Literal["plain"] | None = None,
         price_prompt: float = 0.0,
         price_completion: float = 0.0,
     ) -> None:
@@ -61,11 +63,12 @@ class LocalPolicy:
         self.dtype = dtype
         self.name = name or self.path.resolve().name
         self.digest = model_digest(self.path)
-        loaded = load_model(self.path, device=device, dtype=dtype)
+        loaded = load_model(self.path, device=device, dtype=dtype, template=template)
         self.device = str(next(loaded.model.parameters()).device)
         self.tokenizer = loaded.tokenizer
         self.meter = UsageMeter(price_prompt, price_completion)
         self.enable_thinking = enable_thinking
+        self.template = template
         self._encoder = PromptEncoder(loaded.tokenizer, _n_positions(loaded.model), self.name, enable_thinking)
         self.max_batch_tokens = max_batch_tokens or (16_384 if self.device == "cpu" else 131_072)
         tiny = sum(weight.numel() for weight in loaded.model.parameters()) < _TINY
@@ -84,7 +87,12 @@ class LocalPolicy:
         """Of a recipe that loads this model again."""
         model = "demo" if self.name == "demo" else str(self.path)
         return LocalPolicySettings.model_validate(
-            {"model": model, "dtype": self.dtype, "enable_thinking": self.enable_thinking}
+            {
+                "model": model,
+                "dtype": self.dtype,
+                "enable_thinking": self.enable_thinking,
+                "template": self.template,
+            }
         )
 
     @property
