@@ -156,7 +156,7 @@ def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
         examples,
         CheckpointDirectory(run.policies, recipe.policy_name),
         key={"recipe": recipe.model_dump(mode="json"), "digest": digests},
-        max_steps=_matched_steps(run, recipe, initial),
+        max_steps=recipe.max_steps or _matched_steps(run, recipe, initial),
         enable_thinking=run.section("sampling", "leret sample RECIPE").get("policy", {}).get("enable_thinking"),
         check=partial(check_parity, run, initial, examples),
         validation=validation,
