@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from leret.config.base import RecipePath, with_paths
+from leret.config.base import RecipePath, models_in, with_paths
 from leret.config.data import QUESTIONS_ALONE
 from leret.config.evaluation import EvalRecipe
 from leret.config.messages import describe, key_of, sections
@@ -127,10 +127,11 @@ def stage_of(path: str | Path) -> Any:
 
 def _stage(value: Mapping[str, Any]) -> Any:
     """The only stage that some of the keys are of; None where there is none, or more than one."""
+    keys = {stage: {key for kind in models_in(stage) for key in kind.model_fields} for stage in _FOLDERS}
     fits = []
-    for stage in _FOLDERS:
-        others = {key for other in _FOLDERS if other is not stage for key in other.model_fields}
-        if set(value) & (set(stage.model_fields) - others):
+    for stage, own in keys.items():
+        others = {key for other in keys if other is not stage for key in keys[other]}
+        if set(value) & (own - others):
             fits.append(stage)
     return fits[0] if len(fits) == 1 else None
 
