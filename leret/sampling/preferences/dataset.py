@@ -120,36 +120,6 @@ def _row(group: StateSamples, pair: Pair, report: PreferenceReport) -> dict[str,
     return dict(zip(COLUMNS, values, strict=True))
 
 
-def sft_targets(
-    store: Store,
-    which: Literal["best", "random"] = "best",
-    require_spread: bool = True,
-    max_targets: int = 1,
-    seed: int = 0,
-    policy_digest: str | None = None,
-) -> list[dict[str, Any]]:
-    """Completions to imitate, of the states of finished questions, in the order of the store.
-
-    Their prompt is the zero-shot one as well: what the demos do is distilled into the policy.
-
-    Args:
-        store: of a run.
-        which: ``best``: drawn from the highest reward level of the state; ``random``: from all completions that have
-            a reward, as often as they were sampled (the control that says whether the reward does it).
-        require_spread: leave out states whose completions all have the same reward: nothing was better there.
-        max_targets: different completions a state, at most.
-        seed: of the draw.
-        policy_digest: samples of this policy alone.
-    """
-    rows = []
-    for group in store.finished(policy_digest):
-        prompt = [dict(message) for message in group.state.messages]
-        for sample in state_targets(group, which, require_spread, max_targets, seed):
-            row = {"prompt": prompt, "completion": sample.completion, "reward": sample.reward}
-            rows.append(row | {"question_id": sample.question_id, "state_id": sample.state_id})
-    return rows
-
-
 def state_targets(
     group: StateSamples,
     which: Literal["best", "random"] = "best",
@@ -157,7 +127,16 @@ def state_targets(
     max_targets: int = 1,
     seed: int = 0,
 ) -> list[Sample]:
-    """The samples of one state to imitate; arguments as of `sft_targets`."""
+    """The samples of one state to imitate, under its zero-shot prompt: what the demos do is distilled into the policy.
+
+    Args:
+        group: the state's samples.
+        which: ``best``: drawn from the highest reward level of the state; ``random``: from all completions that have
+            a reward, as often as they were sampled (the control that says whether the reward does it).
+        require_spread: none of a state whose completions all have the same reward: nothing was better there.
+        max_targets: different completions at most.
+        seed: of the draw.
+    """
     by_level = reward_levels(group.samples)
     if not by_level or (require_spread and len(by_level) == 1):
         return []
