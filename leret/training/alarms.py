@@ -2,7 +2,7 @@
 
 A log is a list of entries, one a logged step, with the names of TRL's trainers: `reward`, `frac_reward_zero_std`,
 `entropy`, `kl`, `completions/mean_length`, `clip_ratio/region_mean`, and of its PPO: `objective/kl`, `val/ratio`,
-`policy/entropy`. leret adds `completions/unparsed` and `completions/duplicates`, shares of the sampled completions,
+`policy/entropy`. leret adds `completions/unparsed` and `completions/distinct`, shares of the sampled completions,
 and of a validation `eval_MEASURE` and `eval_unparsed`.
 """
 
@@ -73,9 +73,9 @@ RULES = (
     ),
     Rule(
         "duplicates",
-        ("completions/duplicates",),
-        lambda value, start: value > 0.8,  # 2 different completions in a group of 8 are at .75
-        "{value:.0%} of the completions repeat another one of their group",
+        ("completions/distinct",),
+        lambda value, start: value < 0.2,  # 2 different completions in a group of 8 are at .25
+        "of the completions of a group, {value:.0%} are different ones",
         "sample at a higher temperature or with a larger top_p, or lower learning_rate",
     ),
     Rule(

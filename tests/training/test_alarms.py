@@ -13,7 +13,7 @@ PROVOKED = {
     "entropy": log_of("entropy", 1.0, 1.0, 1.0, 0.15, 0.15, 0.1, reward=0.5),
     "entropy of PPO": log_of("policy/entropy", 1.0, 1.0, 1.0, 0.1, 0.1, 0.1, **{"objective/rlhf_reward": 0.5}),
     "zero_spread": log_of("frac_reward_zero_std", 0.5, 0.95, 0.95, 1.0),
-    "duplicates": log_of("completions/duplicates", 0.3, 0.85, 0.9, 0.9),
+    "duplicates": log_of("completions/distinct", 0.7, 0.15, 0.13, 0.13),
     "unparsed": log_of("completions/unparsed", 0.0, 0.5, 0.5, 0.5),
     "unparsed in validation": log_of("eval_unparsed", 0.0, 0.5, 0.5, 0.5),
     "length, longer": log_of("completions/mean_length", 6.0, 6.0, 6.0, 15.0, 15.0, 16.0),
