@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -38,6 +39,23 @@ def train(
         report = stage.train(settings, opened, progress=progress)
     console.done(f"nothing to do: {report.path} is there" if report.already else f"trained {report.path}")
     console.facts(report)
+
+
+def merge(
+    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="The directory of a trained adapter.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Gets the merged model, in float32.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a LoRA adapter merged into its base, and compare the logits of the two."""
+    from leret.core.errors import ConfigError
+    from leret.policies.checkpoints import find_model
+    from leret.policies.serving.model import write_merged
+
+    if out.exists():
+        raise ConfigError(f"--out {out}: is there already, and is not overwritten; name another directory")
+    difference = write_merged(find_model(adapter), out)
+    console.done(f"merged into {out}; its logits differ by {difference:.1e} of the largest")
+    console.facts({"path": str(out), "difference": difference})
 
 
 def evaluate(
