@@ -265,9 +265,8 @@ class CompileJob:
             for predictor in program.predictors():
                 predictor.lm = None  # the optimizer's
             warm, cold = counted_lm(lm, self.budget), counted_lm(lm, self.budget, temperature=0.0)
-            measure = reward_named(plan.reward) if isinstance(plan.reward, str) else plan.reward
+            measure = reward_named(plan.reward if self.settings.reward else plan.final or plan.reward)
             tasks, wanted = list(self.examples), BankPlan(self.settings.prompts, 3, 8, None)
-            measure = measure if self.settings.reward else plan.final or measure
             parts = program, self.adapter, cold, self._retriever(), measure
             told: dict[str, Any] = {"teacher": warm, "on_scored": lambda: progress.advance(1)}
             progress.start("prompt bank", None)

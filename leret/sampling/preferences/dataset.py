@@ -11,12 +11,14 @@ import random
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from leret.config.sampling import RewardSettings, SamplingRecipe
 from leret.core.errors import RunError
 from leret.core.files import atomic_file, write_atomically
 from leret.core.runs import Run
 from leret.core.types import Sample, digest
 from leret.sampling.preferences.pairs import Pair, Strategy, distinct, make_pairs
 from leret.sampling.preferences.report import PreferenceReport, card
+from leret.sampling.rollouts.credit import with_price
 from leret.sampling.rollouts.selection import reward_levels
 from leret.sampling.store.export import write_parquet
 from leret.sampling.store.schema import StateSamples
@@ -47,6 +49,7 @@ def build_preferences(
     """
     policy_digest = policy_digest or run.manifest().get("digests", {}).get("policy")
     report = PreferenceReport(run.preferences / "train.parquet", strategy, margin, max_pairs)
+    report.unparsed_reward = unparsed_reward(run)
     with Store(run.store, read_only=True) as store, run.writing():
         low, high = store.reward_range()
         report.reward_range = min(0.0, low), max(1.0, high)
@@ -56,6 +59,13 @@ def build_preferences(
     run.update(preferences={"strategy": strategy, "margin": margin, "max_pairs": max_pairs, "pairs": report.pairs})
     run.event("pairs", "built", strategy=strategy, pairs=report.pairs, states=report.states, no_spread=report.no_spread)
     return report
+
+
+def unparsed_reward(run: Run) -> float | None:
+    """The price of a completion that does not parse, by the recipe that the run was sampled with."""
+    section = run.manifest().get("sampling")
+    reward = None if section is None else SamplingRecipe.model_validate(section).sampling.whole_reward
+    return reward.unparsed_reward if isinstance(reward, RewardSettings) else None
 
 
 def _rows(store: Store, policy_digest: str | None, report: PreferenceReport) -> Iterator[dict[str, Any]]:
@@ -77,13 +87,14 @@ def _rows(store: Store, policy_digest: str | None, report: PreferenceReport) -> 
 
 def _count(group: StateSamples, report: PreferenceReport) -> list[Sample]:
     rewards = [sample.reward for sample in group.samples if sample.reward is not None]
-    different = distinct(group.samples)
+    priced = with_price(group.samples, report.unparsed_reward)
+    different = distinct(priced)
     report.states += 1
     report.samples += len(group.samples)
     report.rewarded += len(rewards)
-    report.duplicates += len(rewards) - len(different)
+    report.duplicates += sum(sample.reward is not None for sample in priced) - len(different)
     report.unscored += not rewards
-    report.no_spread += len(reward_levels(group.samples)) == 1
+    report.no_spread += len(reward_levels(priced)) == 1
     report.failures.update(sample.failure.kind for sample in group.samples if sample.failure is not None)
     report.reward_sum += sum(rewards)
     (low, high), n_bars = report.reward_range, len(report.histogram)
