@@ -2,9 +2,9 @@
 
     python benchmarks/training_speed.py --out runs/bench/training-speed --turns 3 --steps 40
 
-Both begin with the same targets or pairs in memory, and end with a policy on disk: load, encode, reference, train, save.
-What leret does besides, its checks, counts for it. The bare script has TRL read the conversations, and pads its batches;
-`leret-unpacked` is leret with such batches. The policy is the demo's, on one CPU thread. Prints Markdown.
+Both begin with the same targets or pairs in memory, and end with a policy on disk: load, encode, reference, train,
+save. What leret does besides, its checks, counts for it. The bare script has TRL read the conversations and pad its
+batches; `leret-unpacked` is leret with such batches. The policy is the demo's, on one CPU thread. Prints Markdown.
 """
 
 import argparse
