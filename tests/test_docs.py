@@ -49,6 +49,11 @@ SMALL = {
 
 SMALLER = {
     "sampling/demo.yaml": {"split: train": "split: train\n  limit: 12", "prompts: 4": "prompts: 1"},
+    "sampling/query-augmentation.yaml": {
+        "split: train": "split: train\n  limit: 12",
+        "samples: 8": "samples: 2",
+        "eval:": "eval:\n  limit: 4\n  resamples: 100",
+    },
     "eval/demo.yaml": {"limit: null": "limit: 4", "resamples: 10000": "resamples: 100"},
 }
 """Changes to the recipes themselves, for `leret run`, which takes no overrides."""

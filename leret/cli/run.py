@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -21,7 +22,7 @@ def train(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train the policy on a run's samples: sft, dpo or ipo."""
+    """Train the policy on a run's samples: sft, dpo, ipo or kto."""
     from leret.config.load import load_recipe
     from leret.core.runs import Run
     from leret.training.algorithms import TrainingRecipe
@@ -76,6 +77,8 @@ def show(report: EvalReport, by_hop: bool = False) -> None:
     summary = report.summary
     title = f"{summary['n_questions']:,} held-out questions, after hop {summary['n_hops']}"
     console.table(*cells(summary), title, values=summary)
+    for note in summary.get("notes", ()):
+        console.complain(note, "note: ")
     if by_hop:
         console.table(*table_by_hop(summary), "after every hop")
     if report.already:
@@ -84,15 +87,19 @@ def show(report: EvalReport, by_hop: bool = False) -> None:
 
 
 def run(
-    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE", help="Of sampling, of training, of evaluation.")],
-    run: RunOption,
-    rounds: Annotated[int, typer.Option(min=1, help="Each samples with what the last one trained.")] = 1,
+    recipes: Annotated[
+        list[str], typer.Argument(metavar="RECIPE", help="Of sampling, of training, of evaluation; or one of all.")
+    ],
+    run: Annotated[Path | None, typer.Option(metavar="DIR", help="The run.", show_default="runs/RECIPE")] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Each samples its own part of the questions from what the last one trained.")
+    ] = 1,
     overrides: Overrides = None,
     skip_invalid: SkipInvalid = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Sample, train and evaluate, in as many rounds as wanted."""
+    """Sample, train and evaluate, in as many rounds as wanted, by recipes of each or by one that holds them all."""
     from leret.config.load import load_all
     from leret.config.sampling import SamplingRecipe
     from leret.core.runs import Run
@@ -102,11 +109,12 @@ def run(
     for recipe in loaded:
         if isinstance(recipe, SamplingRecipe):
             console.warn_of_demo(recipe.data.kind, recipe.policy.model)
-    steps = schedule(loaded, Run(run), rounds)
+    path = run or Path("runs") / Path(recipes[0]).stem
+    steps = schedule(loaded, Run(path), rounds)
     if dry_run:
         console.facts({str(n): step.title for n, step in enumerate(steps, 1)})
         return
-    opened = Run.create(run)
+    opened = Run.create(path)
     for step in steps:
         console.done(step.title)
         with shown() as progress:

@@ -26,7 +26,9 @@ class TrainingRecipe(KindSettings):
     algorithm: str
     name: str | None = Field(None, description="of the policy in R/policies; the algorithm's name when absent")
     init_from: str = Field("base", description="base, the name of a policy of the run, a model directory, or demo")
+    predictors: tuple[str, ...] | None = Field(None, description="train on samples of these predictors alone")
     match_steps_of: str | None = Field(None, description="a control: train as many steps as this policy took in all")
+    max_steps: PositiveInt | None = Field(None, description="optimizer steps, instead of num_train_epochs")
     num_train_epochs: float = Field(1.0, gt=0)
     learning_rate: float = Field(1e-5, gt=0)
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
@@ -65,7 +67,9 @@ class TrainingRecipe(KindSettings):
         return name
 
     @model_validator(mode="after")
-    def _one_warmup(self) -> TrainingRecipe:
+    def _one_of_two(self) -> TrainingRecipe:
         if self.warmup_ratio and self.warmup_steps:
             raise ValueError("warmup_ratio and warmup_steps exclude each other; remove one")
+        if self.max_steps and self.match_steps_of:
+            raise ValueError("max_steps and match_steps_of exclude each other; remove one")
         return self

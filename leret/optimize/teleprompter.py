@@ -248,7 +248,7 @@ class CompileJob:
             self.progress.start("prompt bank", None)
             bank = bootstrap_prompts(
                 self.program.deepcopy(), self.adapter, cold, self._retriever(),
-                reward_named(reward) if isinstance(reward, str) else reward,
+                reward_named(reward),
                 tasks[::2][:50], tasks[1::2][:50], BankPlan(wanted, 3, 8, None),
                 teacher=warm, on_scored=lambda: self.progress.advance(1),
             )  # fmt: skip

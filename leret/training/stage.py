@@ -143,7 +143,7 @@ def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
             "recipe": recipe.model_dump(mode="json"),
             "digest": {"data": examples_digest(examples), "parent": initial.digest},
         },
-        max_steps=_matched_steps(run, recipe, initial),
+        max_steps=recipe.max_steps or _matched_steps(run, recipe, initial),
         enable_thinking=run.section("sampling", "leret sample RECIPE").get("policy", {}).get("enable_thinking"),
         check=partial(check_parity, run, initial, examples),
     )

@@ -108,7 +108,7 @@ async def _bootstrapped(
     teacher = cached_completion_lm(rollouts, warm, temperature=settings.bank.temperature, **asked)
     stop = threading.Event()
     plan = BankPlan(settings.prompts, settings.bank.max_demos, settings.bank.candidates, threshold)
-    parts = bench.program(), bench.adapter, cold, bench.retriever, reward(settings.reward)
+    parts = bench.program(), bench.adapter, cold, bench.retriever, reward(bench.recipe.sampling.whole_reward)
     told: dict[str, Any] = {"teacher": teacher, "on_scored": lambda: progress.advance(1), "stop": stop}
     work = asyncio.create_task(asyncio.to_thread(bootstrap_prompts, *parts, train, dev, plan, **told))
     try:
@@ -148,7 +148,7 @@ async def _zero_shot(
 
 def _threshold(bench: Environment, train: Sequence[Task], rollouts: Sequence[Rollout]) -> float:
     """The reward that the best quarter of zero-shot runs reaches; above 0."""
-    value = reward(bench.recipe.sampling.reward)
+    value = reward(bench.recipe.sampling.whole_reward)
     ended = [(task, rollout) for task, rollout in zip(train, rollouts, strict=True) if rollout.finished]
     outcomes = (Outcome(t, ranking=r.ranking, prediction=r.prediction, n_steps=len(r.steps)) for t, r in ended)
     rewards = sorted((value(outcome) or 0.0 for outcome in outcomes), reverse=True)

@@ -80,6 +80,19 @@ def trainer_arguments(recipe: TrainingRecipe, inputs: TrainerInputs) -> dict[str
     }
 
 
+def rows_dataset(rows: Mapping[str, list[Any]], directory: Path, arguments: Any) -> Any:
+    """The rows; on disk where several processes train: TRL shares the reference's values in a file beside them."""
+    from datasets import Dataset, load_from_disk
+
+    if arguments.world_size == 1:
+        return Dataset.from_dict(rows)
+    path = directory / "rows"
+    with arguments.main_process_first():
+        if arguments.process_index == 0:
+            Dataset.from_dict(rows).save_to_disk(path)
+        return load_from_disk(str(path))
+
+
 def new_adapter(settings: LoraSettings | None, model: Any) -> Any:
     """Peft's configuration of the adapter that is to be made; None for full weights, or where there is one already."""
     if settings is None or hasattr(model, "peft_config"):

@@ -47,10 +47,12 @@ def test_an_algorithm_is_added_by_its_file_and_a_line(run, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("algorithm: ppo\n", "algorithm: 'ppo' is not one of sft, dpo, ipo; did you mean ipo"),
-        ("algorithm: sft\nbeta: 1\n", "beta: not of this kind, but of dpo, ipo; remove it"),
+        ("algorithm: ipa\n", "algorithm: 'ipa' is not one of sft, dpo, ipo, .*; did you mean ipo"),
+        ("algorithm: sft\nbeta: 1\n", "beta: not of this kind, but of dpo, ipo, .*; remove it"),
         ("algorithm: dpo\nreduction: token\n", "reduction: not of this kind, but of ipo"),
         ("algorithm: sft\nwarmup_ratio: 0.1\nwarmup_steps: 5\n", "exclude each other"),
+        ("algorithm: sft\nmax_steps: 3\nmatch_steps_of: ipo\n", "exclude each other"),
+        ("algorithm: ipo\nlosses: {ipo: 0}\n", "losses.ipo: .*greater than 0"),
         ("algorithm: sft\nname: base\n", "cannot name a policy"),
         ("algorithm: sft\nname: .hidden\n", "cannot name a policy"),
         ("algorithm: sft\nname: a/b\n", "cannot name a policy"),
