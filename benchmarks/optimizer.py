@@ -198,7 +198,7 @@ def optimize(system, name, seed, splits, options, n_calls, out):
         else:
             optimizer = BootstrapFewShotWithRandomSearch(
                 metric=recall, metric_threshold=1.0, max_labeled_demos=0, max_bootstrapped_demos=3, num_threads=16,
-                num_candidate_programs=max(1, round((n_calls - 3 * a_val) / (a_val + BOOTSTRAP_CALLS))), max_errors=10**9,
+                num_candidate_programs=round((n_calls - 3 * a_val) / (a_val + BOOTSTRAP_CALLS)), max_errors=10**9,
             )  # fmt: skip
             with dspy.context(lm=student.predictors()[0].lm):
                 best = optimizer.compile(student, trainset=train, valset=val)
