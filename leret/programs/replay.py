@@ -29,7 +29,7 @@ from typing import Any, NoReturn, cast
 import dspy
 from pydantic_core import to_jsonable_python
 
-from leret.core.aio import Muted
+from leret.core.aio import muted
 from leret.core.dspy_internals import (
     QUIET,
     AdapterParseError,
@@ -233,7 +233,6 @@ class Replay:
         self._fresh = any(isinstance(m, dspy.Refine | dspy.BestOfN) for _, m in program.named_sub_modules())
         # A program with both may bridge them by asyncio.run, which needs a thread without an event loop.
         self._thread = ThreadPoolExecutor(1, "leret-replay") if methods[1] else None
-        self._muted = Muted()
 
     def run(
         self,
@@ -269,7 +268,7 @@ class Replay:
             except RuntimeError as error:  # asyncio.run within forward: needs a thread without an event loop
                 if self._thread is not None or "running event loop" not in str(error):
                     raise
-                self._thread, self._muted = ThreadPoolExecutor(1, "leret-replay"), Muted()
+                self._thread = ThreadPoolExecutor(1, "leret-replay")
                 run = ProgramRun(self, steps, results, retrieve)
 
     def _pass(self, run: ProgramRun, inputs: Mapping[str, Any]) -> None:
@@ -279,10 +278,9 @@ class Replay:
             run.names = {id(predictor): name for name, predictor in program.named_predictors()}
         try:
             own = {"adapter": self.proxy, "lm": self._guard, "rm": self.rm, "caller_modules": [program]}
-            with carrying(run, **QUIET, trace=[], **own), self._muted:  # it is run many times, and prints the same
-                run.prediction = (
-                    asyncio.run(program.acall(**inputs)) if self.is_async else forward_of(program)(**inputs)
-                )
+            with carrying(run, **QUIET, trace=[], **own), muted():  # it is run many times, and prints the same
+                forward = program.acall if self.is_async else forward_of(program)
+                run.prediction = asyncio.run(forward(**inputs)) if self.is_async else forward(**inputs)
         except Stop:
             pass
         except Exception as error:

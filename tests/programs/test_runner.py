@@ -110,7 +110,7 @@ def test_a_start_is_done_at_once_where_no_search_is_waited_for(quick):
         second = runner.start(task, (step,), results)
         assert second.done() is quick
         assert len((await second).searches) == 1
-        with pytest.raises(ReplayError, match="write.context"):
+        with pytest.raises(ReplayError, match=r"write\.context"):
             await runner.start(task, (step, step), results)
         searches.close()
 
