@@ -127,7 +127,7 @@ def stage_of(path: str | Path) -> Any:
 
 def _stage(value: Mapping[str, Any]) -> Any:
     """The only stage that some of the keys are of; None where there is none, or more than one."""
-    keys = {stage: {key for kind in models_in(stage) for key in kind.model_fields} for stage in _FOLDERS}
+    keys = {stage: {key for kind in (stage, *models_in(stage)) for key in kind.model_fields} for stage in _FOLDERS}
     fits = []
     for stage, own in keys.items():
         others = {key for other in keys if other is not stage for key in keys[other]}

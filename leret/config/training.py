@@ -47,7 +47,14 @@ class TrainingRecipe(KindSettings):
     threads: PositiveInt | None = Field(1, description="CPU threads; 1 makes a resumed run bit-equal")
     save_steps: Annotated[PositiveInt, Free()] = 50
     logging_steps: Annotated[PositiveInt, Free()] = 5
-    report_to: Annotated[tuple[Literal["wandb", "tensorboard"], ...], Free()] = ()
+    report_to: Annotated[tuple[Literal["wandb", "tensorboard", "trackio"], ...], Free()] = ()
+    project: Annotated[str, Free()] = Field("leret", description="of wandb and trackio")
+    run_name: Annotated[str | None, Free()] = Field(None, description="there; the policy's name when absent")
+    on_alarm: Annotated[Literal["warn", "stop"], Free()] = Field("warn", description="stop leaves a checkpoint")
+    eval_steps: PositiveInt | None = Field(None, description="validate every so many steps, and keep the best")
+    eval_tasks: PositiveInt = Field(64, description="that the validation runs the program on, at most")
+    eval_split: Literal["dev", "train"] = Field("dev", description="of the run's data; train: left out of training")
+    metric_for_best_model: str = Field("recall", description="a measure; of all that was retrieved, or the answer")
 
     @property
     def policy_name(self) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from leret.core.runs import Run
+from leret.sampling.store.store import Store
 from tests.cli.test_app import ANSI, ROOT, leret
 
 
@@ -40,6 +42,28 @@ def test_the_whole_loop_runs_goes_on_and_ends_at_once(tmp_path: Path, small: lis
     assert json.loads(succeeds(*measure, "--json")) == summary
     by_hop = succeeds(*measure, "--all")
     assert re.search(r"^ sft +1( +\d\.\d{3}){4}$\n^ sft +2( +\d\.\d{3}){4} +\d+\.\d$", by_hop, re.MULTILINE), by_hop
+
+
+def test_two_rounds_sample_two_halves_and_the_report_shows_them(tmp_path: Path, small: list[str]) -> None:
+    stages = ["sampling/demo.yaml", "training/sft.yaml", "eval/demo.yaml", "--run", str(tmp_path / "r"), *small]
+    stages += ["--set", "require_spread=false", "--set", "limit=3", "--set", "resamples=100", "--rounds", "2"]
+    succeeds("run", *stages)
+    run = Run.open(tmp_path / "r")
+    rounds = run.manifest()["rounds"]
+    assert [(entry["policy"], entry["part"]) for entry in rounds] == [(rounds[0]["policy"], "0/2"), ("sft", "1/2")]
+    with Store(run.store, read_only=True) as store:
+        first, second = ({g.state.question_id for g in store.groups(entry["digest"])} for entry in rounds)
+    assert (len(first), len(second), first & second) == (3, 3, set())
+    assert {row["system"] for row in json.loads((run.eval / "summary.json").read_text())["rows"]} >= {"sft", "sft-2"}
+    assert "sampled from" in run.report.read_text()
+    assert "done before" in succeeds("run", *stages)
+
+
+def test_one_file_runs_without_a_name_for_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = json.loads(succeeds("run", "query-augmentation", "--dry-run", "--json"))
+    assert [step.split(": ")[1].split()[0] for step in plan.values()] == ["sample", "train", "train", "eval"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from leret.config.load import load_recipe
 from leret.config.training import TrainingRecipe
-from leret.core.errors import ConfigError, MissingDependency
+from leret.core.errors import ConfigError
 from leret.training.algorithms import ALGORITHMS, Algorithm, sft
-from leret.training.algorithms import base as shared
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.data import Encoded
@@ -80,9 +79,3 @@ def test_the_leret_recipes_have_the_settings_of_the_original(base, tmp_path, nam
     assert [given.learning_rate * schedule(step) for step in (75, 150, 399)] == pytest.approx([0.5e-7, 1e-7, 1e-7])
     if isinstance(recipe, IPORecipe):
         assert (trainer.beta, recipe.reduction, recipe.init_from) == (0.05, "sequence", "leret-sft")
-
-
-def test_a_report_to_what_is_not_installed_names_the_extra(run, monkeypatch):
-    monkeypatch.setattr(shared, "find_spec", lambda name: None)
-    with pytest.raises(MissingDependency, match=r"wandb is not installed; `pip install 'leret\[wandb\]'`"):
-        train(SFTRecipe(report_to=("wandb",)), run)
