@@ -32,6 +32,8 @@ def texts(outcome):
 """
 ENDS = "def ended(outcome):\n    return float(outcome.prediction is not None)\n"
 N_DOCUMENTS, A_STATE = 5000, 8
+FEW = [f"d{i}" for i in range(200)]
+"""Documents that are found beside the gold ones."""
 
 
 def write_data(directory: Path, n_questions: int, rng: random.Random) -> None:
@@ -83,9 +85,7 @@ def put(store: Store, origin: SamplingParams, task: Task, ap: object, rng: rando
         store.put_state(state)
         samples = []
         for n in range(A_STATE):
-            found = rng.sample([f"d{i}" for i in range(N_DOCUMENTS)][:200], 4) + (
-                [rng.choice(task.gold)] if rng.random() < 0.5 else []
-            )
+            found = rng.sample(FEW, 4) + ([rng.choice(task.gold)] if rng.random() < 0.5 else [])
             scores = tuple(sorted((round(rng.random() * 20, 6) for _ in found), reverse=True))
             outcome = Outcome(task, ranking=tuple(Passage(d, "", "", s) for d, s in zip(found, scores, strict=True)))
             value = ap(outcome)  # type: ignore[operator]
