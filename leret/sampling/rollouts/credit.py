@@ -45,6 +45,12 @@ class Crediting:
         value = self.final.alone(values)
         return {} if value is None else {"final": value}
 
+    def rewards(self, group: Sequence[Sample], credit: str) -> list[Sample]:
+        """Samples of one state with a reward each, as `mixed` makes it."""
+        made = self.mixed([sample.components for sample in group], credit, group[0].question_id)
+        pairs = zip(group, made, strict=True)
+        return [replace(sample, reward=reward, components=components) for sample, (reward, components) in pairs]
+
     def mixed(
         self, group: Sequence[Mapping[str, float]], credit: str, question_id: str
     ) -> list[tuple[float, dict[str, float]]]:
@@ -81,9 +87,7 @@ class Crediting:
         group = [sample for sample in samples if sample.reward is not None and sample.is_sampled]
         if not group:
             return list(samples)
-        parts = [sample.components for sample in group]
-        made = zip(group, self.mixed(parts, credit_of(group[0]), group[0].question_id), strict=True)
-        known = {one.id: replace(one, reward=reward, components=components) for one, (reward, components) in made}
+        known = {sample.id: sample for sample in self.rewards(group, credit_of(group[0]))}
         return [known.get(sample.id, sample) for sample in samples]
 
 
