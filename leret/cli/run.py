@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
@@ -21,6 +24,10 @@ def train(
     overrides: console.TrainingOverrides = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
+    launch: Annotated[
+        str | None,
+        typer.Option(metavar="CONFIG", help="In several processes: fsdp, zero3, multi, a file, or accelerate's own."),
+    ] = None,
 ) -> None:
     """Train the policy on a run's samples: sft, dpo, ipo or kto."""
     from leret.config.load import load_recipe
@@ -35,10 +42,48 @@ def train(
     if dry_run:
         console.facts(stage.plan(settings, opened))
         return
+    if launch is not None:
+        raise typer.Exit(subprocess.run(_launched(launch, recipe, run, overrides or ()), check=False).returncode)
     with shown() as progress:
         report = stage.train(settings, opened, progress=progress)
     console.done(f"nothing to do: {report.path} is there" if report.already else f"trained {report.path}")
     console.facts(report)
+
+
+def _launched(config: str, recipe: str, run: Path, overrides: Sequence[str]) -> list[str]:
+    """The command that trains in the processes of an accelerate configuration; ``accelerate`` is the user's default."""
+    from leret.core.bundled import root
+    from leret.core.errors import ConfigError
+
+    shipped = root() / "training/accelerate"
+    file = shipped / f"{config}.yaml" if (shipped / f"{config}.yaml").is_file() else Path(config)
+    if config != "accelerate" and not file.is_file():
+        known = ", ".join(sorted(path.stem for path in shipped.glob("*.yaml")))
+        raise ConfigError(
+            f"--launch {config}: no such accelerate configuration; name a file, {known}, or accelerate for the one "
+            "that `accelerate config` wrote"
+        )
+    of_file = [] if config == "accelerate" else ["--config_file", str(file)]
+    sets = [part for value in overrides for part in ("--set", value)]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", *of_file, "-m", "leret"]
+    return [*launch, "train", recipe, "--run", str(run), *sets]
+
+
+def merge(
+    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="The directory of a trained adapter.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Gets the merged model, in float32.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a LoRA adapter merged into its base, and compare the logits of the two."""
+    from leret.core.errors import ConfigError
+    from leret.policies.checkpoints import find_model
+    from leret.policies.serving.model import write_merged
+
+    if out.exists():
+        raise ConfigError(f"--out {out}: is there already, and is not overwritten; name another directory")
+    difference = write_merged(find_model(adapter), out)
+    console.done(f"merged into {out}; its logits differ by {difference:.1e} of the largest")
+    console.facts({"path": str(out), "difference": difference})
 
 
 def evaluate(

@@ -16,6 +16,7 @@ class LoraSettings(Settings):
     alpha: PositiveInt = 32
     dropout: float = Field(0.0, ge=0, lt=1)
     target_modules: str | tuple[str, ...] = "all-linear"
+    quantization: Literal["nf4"] | None = Field(None, description="of the frozen base (QLoRA); CUDA alone")
 
 
 class TrainingRecipe(KindSettings):
@@ -79,4 +80,10 @@ class TrainingRecipe(KindSettings):
             raise ValueError("warmup_ratio and warmup_steps exclude each other; remove one")
         if self.max_steps and self.match_steps_of:
             raise ValueError("max_steps and match_steps_of exclude each other; remove one")
+        return self
+
+    @model_validator(mode="after")
+    def _quantized_in_bfloat16(self) -> TrainingRecipe:
+        if self.lora and self.lora.quantization and self.dtype != "bfloat16":
+            raise ValueError("lora.quantization: nf4 computes in bfloat16; set dtype: bfloat16 too")
         return self

@@ -92,8 +92,8 @@ def _moved(model: Any) -> Iterator[None]:
     noise = torch.Generator().manual_seed(0)
     before: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
     for parameter in model.parameters():
-        if parameter.numel() > _SMALL and id(parameter) in backbone:
-            continue
+        if not parameter.is_floating_point() or (parameter.numel() > _SMALL and id(parameter) in backbone):
+            continue  # the former are quantized
         before.append((parameter, parameter.detach().clone()))
         scale = 0.05 + 0.1 * float(parameter.detach().float().abs().mean())
         step = torch.randn(parameter.shape, generator=noise) * scale

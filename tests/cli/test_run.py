@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -84,3 +86,24 @@ def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path: Path, monkeypa
     assert {row["system"] for row in rows} == {"raw-question", "oracle-titles", "base", "sft", "ipo", "sft-more"}
     assert Path("runs/demo/report.html").is_file()
     assert Path("runs/demo/program/program.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("config", "file"),
+    [("fsdp", "training/accelerate/fsdp.yaml"), ("zero3", "training/accelerate/zero3.yaml"), ("accelerate", None)],
+)
+def test_a_training_is_launched_with_an_accelerate_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, file: str | None
+) -> None:
+    Run.create(tmp_path / "r").update(sampling={"data": {}})
+    launched: list[list[str]] = []
+    monkeypatch.setattr(
+        "subprocess.run", lambda command, check: launched.append(command) or CompletedProcess(command, 3)
+    )
+    training = ["train", "training/ipo.yaml", "--run", str(tmp_path / "r"), "--set", "beta=0.1"]
+    assert leret(*training, "--launch", config)[0] == 3
+    of_file = [] if file is None else ["--config_file", str(ROOT / file)]
+    start = [sys.executable, "-m", "accelerate.commands.launch", *of_file, "-m", "leret"]
+    assert launched == [[*start, *training]]
+    code, out = leret(*training, "--launch", "fsdp3")
+    assert (code, "name a file, fsdp, multi, single, zero3, or accelerate" in " ".join(out.split())) == (2, True)
