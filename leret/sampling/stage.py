@@ -248,9 +248,9 @@ def begin(
 
     The policy of the run's recipe stays the one of the first round: the base of all others.
     """
-    from leret.policies.load import make_policy
+    from leret.policies.load import sampled_policy
 
-    policy = make_policy(bench.recipe.policy)
+    policy = sampled_policy(bench.recipe.policy)
     if policy_digest not in {None, policy.digest}:
         raise RunError(f"policy.model: {bench.recipe.policy.model} is another model here than where sampling was begun")
     with FileLock(run.setup_lock):
