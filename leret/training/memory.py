@@ -96,7 +96,7 @@ def check_memory(estimate: MemoryEstimate, recipe: TrainingRecipe, device: str) 
 
 def _available(device: str) -> int:
     if device == "cpu":
-        import psutil
+        import psutil  # type: ignore[import-untyped]
 
         return int(psutil.virtual_memory().available)
     import torch
