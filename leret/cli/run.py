@@ -21,7 +21,7 @@ def train(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train the policy on a run's samples: sft, dpo or ipo."""
+    """Train the policy on a run's samples (sft, dpo, ipo) or on fresh ones (grpo, rloo, ppo)."""
     from leret.config.load import load_recipe
     from leret.core.runs import Run
     from leret.training.algorithms import TrainingRecipe

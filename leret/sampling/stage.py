@@ -154,7 +154,7 @@ def _left_out(plan: SamplingPlan, runner: ProgramRunner) -> list[str]:
 
 
 async def with_credit(
-    plan: SamplingPlan, runner: ProgramRunner, store: Store, tasks: Iterable[Task], run: Run | None = None
+    plan: SamplingPlan, runner: ProgramRunner, store: Store | None, tasks: Iterable[Task], run: Run | None = None
 ) -> SamplingPlan:
     """The plan with what credit ``auto`` goes by: noted in the run, or learnt on paths of the first tasks."""
     from leret.sampling.rollouts.branching import StateSampler

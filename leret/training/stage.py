@@ -1,4 +1,4 @@
-"""`leret train`: a policy from a run's samples, through TRL's trainers.
+"""`leret train`: a policy from a run's samples, through TRL's trainers, or from fresh samples of its tasks (`online`).
 
 `train` makes a `TrainingJob` of a recipe and a run, and `fit` trains it: model and tokenizer (`model`), ids as the
 sampler made them (`data`), refusals (`checks`), the algorithm's trainer (`algorithms`), checkpoints and the finished
@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from leret.config.base import free_keys
 from leret.config.training import TrainingRecipe
@@ -22,7 +22,8 @@ from leret.core.errors import TrainingError
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run, versions
 from leret.core.stages import check_resumable
-from leret.training.algorithms import ALGORITHMS
+from leret.core.types import Task
+from leret.training.algorithms import ALGORITHMS, OnlineAlgorithm
 from leret.training.algorithms.base import TrainerInputs
 from leret.training.checkpoints import CheckpointDirectory, TrainingRecord, TrainReport, checkpoint_step
 from leret.training.checks import check_loss, check_parity, refuse_leaks
@@ -37,6 +38,7 @@ from leret.training.model import (
     stop_ids,
     training_record,
 )
+from leret.training.online.recipe import OnlineRecipe
 from leret.training.process import Interrupt, training_callback, training_process
 
 
@@ -47,7 +49,7 @@ class TrainPlan:
     name: str
     algorithm: str
     initial: str
-    examples: int  # before those that are too long are dropped
+    examples: int  # before those that are too long are dropped; of an online algorithm, tasks
     steps: int  # on one device, at most
     done: bool
     resumes_at: int  # step of the checkpoint to go on from; 0 for a fresh start
@@ -65,6 +67,8 @@ class TrainingJob:
     max_steps: int | None  # optimizer steps instead of the recipe's epochs; 0 gives the initial policy again
     enable_thinking: bool | None  # of the chat template, as the examples were sampled
     check: Callable[[TokenEncoder, Sequence[Encoded]], None]  # refuses examples that were not sampled so
+    run: Run | None = None  # of an online algorithm, which samples its tasks instead of reading examples
+    tasks: Sequence[Task] = ()
 
 
 def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None) -> TrainReport:
@@ -118,12 +122,15 @@ def plan(recipe: TrainingRecipe, run: Run) -> TrainPlan:
     if done:
         _finished(job)
     batches = -(-len(job.examples) // (recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps))
+    steps = job.max_steps or max(1, round(batches * recipe.num_train_epochs))
+    if isinstance(recipe, OnlineRecipe):
+        steps = recipe.n_steps(len(job.tasks))
     return TrainPlan(
         name=recipe.policy_name,
         algorithm=recipe.algorithm,
         initial=str(job.initial.directory),
-        examples=len(job.examples),
-        steps=job.max_steps or max(1, round(batches * recipe.num_train_epochs)),
+        examples=len(job.examples or job.tasks),
+        steps=steps,
         done=done,
         resumes_at=checkpoint_step(job.directory.checkpoint()),
     )
@@ -131,9 +138,11 @@ def plan(recipe: TrainingRecipe, run: Run) -> TrainPlan:
 
 def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
     """What a recipe asks for, resolved in a run."""
-    initial = find_initial(run, recipe.init_from)
-    examples = ALGORITHMS[recipe.algorithm].read_examples(recipe, run)
-    refuse_leaks(run, examples)
+    initial, algorithm = find_initial(run, recipe.init_from), ALGORITHMS[recipe.algorithm]
+    if isinstance(algorithm, OnlineAlgorithm):
+        return _online_job(recipe, run, initial)
+    examples = algorithm.read_examples(recipe, run)
+    refuse_leaks(run, [example.question_id for example in examples])
     return TrainingJob(
         recipe,
         initial,
@@ -147,6 +156,20 @@ def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
         enable_thinking=run.section("sampling", "leret sample RECIPE").get("policy", {}).get("enable_thinking"),
         check=partial(check_parity, run, initial, examples),
     )
+
+
+def _online_job(recipe: TrainingRecipe, run: Run, initial: InitialPolicy) -> TrainingJob:
+    from leret.sampling.rollouts.environment import Environment, questions_digest, refuse_changed_files
+    from leret.training.online.rounds import training_tasks
+
+    with Environment.open(run) as bench:
+        refuse_changed_files(run, bench)
+        tasks = training_tasks(bench, cast(OnlineRecipe, recipe))
+        digests = {"data": questions_digest(tasks), "program": bench.program_digest, "parent": initial.digest}
+    refuse_leaks(run, [task.id for task in tasks])
+    directory = CheckpointDirectory(run.policies, recipe.policy_name)
+    key = {"recipe": recipe.model_dump(mode="json"), "digest": digests}
+    return TrainingJob(recipe, initial, (), directory, key, None, None, lambda *_: None, run, tasks)
 
 
 def _matched_steps(run: Run, recipe: TrainingRecipe, initial: InitialPolicy) -> int | None:
@@ -209,6 +232,15 @@ def fit(
     began = time.monotonic()
     recipe, directory = job.recipe, job.directory
     algorithm, device = ALGORITHMS[recipe.algorithm], pick_device(recipe.device)
+    if isinstance(algorithm, OnlineAlgorithm):
+        from leret.training.online.loop import fit_online
+
+        if job.run is None:
+            raise TrainingError(
+                f"algorithm: {recipe.algorithm} samples a run's tasks afresh; for examples: sft, dpo, ipo"
+            )
+        given = cast(OnlineRecipe, recipe), algorithm, job.initial, job.run, job.tasks, directory, job.key
+        return fit_online(*given, progress, interrupt), True
     with training_process(directory.path, recipe.threads if device == "cpu" else None):
         model, tokenizer = load_for_training(job.initial, recipe.lora, recipe.dtype)
         examples = _encode(job, model, tokenizer)
