@@ -31,7 +31,7 @@ from leret.training.online.recipe import Objective
 from leret.training.process import training_process
 
 if TYPE_CHECKING:
-    from leret.training.online.update import Batch
+    from leret.training.online.update import RolloutBatch
 
 N_IDS = 1024
 """Groups of a step at most. More ids than groups: DSPy then sends each group of the step at least once."""
@@ -122,12 +122,12 @@ class GRPOTraining:
         record.write(place.final, method, self.initial.base_model, hasattr(self.model, "peft_config"))
         place.publish()
 
-    def _batch(self, groups: Sequence[Group]) -> Batch:
+    def _batch(self, groups: Sequence[Group]) -> RolloutBatch:
         """The samples that are short enough, each with its advantage in the whole group."""
         import torch
 
         from leret.training.online.advantages import group_relative
-        from leret.training.online.update import Batch
+        from leret.training.online.update import RolloutBatch
 
         talks = [(tuple(one["messages"]), (one["completion"]["content"],)) for group in groups for one in group]
         encoded = self._encoder.encode([TrainingExample("", *talk) for talk in talks])
@@ -138,7 +138,7 @@ class GRPOTraining:
         if not fits:
             raise TrainingError(f"no sample fits into {self._limit} tokens; raise max_length, or shorten the prompts")
         sequences = [(encoded[place].prompt, encoded[place].completions[0]) for place in fits]
-        batch = Batch.of(sequences, numbers[fits].to(self.device))
+        batch = RolloutBatch.of(sequences, numbers[fits].to(self.device))
         batch.advantages = advantages[fits].to(batch.mask)[:, None] * batch.mask
         return batch
 

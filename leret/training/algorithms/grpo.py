@@ -10,7 +10,7 @@ from leret.training.online.recipe import OnlineAlgorithm, OnlineRecipe
 
 if TYPE_CHECKING:
     from leret.training.online.rounds import Sampled
-    from leret.training.online.update import Batch
+    from leret.training.online.update import RolloutBatch
 
 
 class GRPORecipe(OnlineRecipe):
@@ -22,7 +22,7 @@ class GRPORecipe(OnlineRecipe):
     )
 
 
-def estimate(recipe: GRPORecipe, sampled: Sampled, batch: Batch, beta: float) -> None:
+def estimate(recipe: GRPORecipe, sampled: Sampled, batch: RolloutBatch, beta: float) -> None:
     """The same advantage at all tokens of a completion: its reward beside its group's."""
     from leret.training.online.advantages import group_relative
 

@@ -11,7 +11,7 @@ from leret.training.online.recipe import Objective, OnlineAlgorithm, OnlineRecip
 
 if TYPE_CHECKING:
     from leret.training.online.rounds import Sampled
-    from leret.training.online.update import Batch
+    from leret.training.online.update import RolloutBatch
 
 
 class PPORecipe(OnlineRecipe):
@@ -41,7 +41,7 @@ class PPORecipe(OnlineRecipe):
         return replace(super().objective, vf_coef=self.vf_coef, cliprange_value=self.cliprange_value)
 
 
-def estimate(recipe: PPORecipe, sampled: Sampled, batch: Batch, beta: float) -> None:
+def estimate(recipe: PPORecipe, sampled: Sampled, batch: RolloutBatch, beta: float) -> None:
     """An advantage and a return at each token, by GAE."""
     import torch
 

@@ -10,7 +10,7 @@ from leret.training.online.recipe import OnlineAlgorithm, OnlineRecipe
 
 if TYPE_CHECKING:
     from leret.training.online.rounds import Sampled
-    from leret.training.online.update import Batch
+    from leret.training.online.update import RolloutBatch
 
 
 class RLOORecipe(OnlineRecipe):
@@ -24,7 +24,7 @@ class RLOORecipe(OnlineRecipe):
     kl_estimator: Literal["k1", "k3"] = "k1"
 
 
-def estimate(recipe: RLOORecipe, sampled: Sampled, batch: Batch, beta: float) -> None:
+def estimate(recipe: RLOORecipe, sampled: Sampled, batch: RolloutBatch, beta: float) -> None:
     """The same advantage at all tokens of a completion: its reward less KL, beside the others'."""
     from leret.training.online.advantages import leave_one_out
     from leret.training.online.losses import KL

@@ -31,7 +31,7 @@ from leret.training.online.advantages import group_deviations, on_one_side
 from leret.training.online.losses import KL, KLController
 from leret.training.online.recipe import OnlineAlgorithm, OnlineRecipe
 from leret.training.online.rounds import RoundSampler, Sampled, round_of
-from leret.training.online.update import Batch, Reference, Update, load_trainable
+from leret.training.online.update import Reference, RolloutBatch, Update, load_trainable
 from leret.training.process import Interrupt, training_process
 
 Hook = Callable[[Mapping[str, float], int], bool]
@@ -87,7 +87,7 @@ class OnlineTraining:
 
     def _learn(self, sampled: Sampled) -> dict[str, float]:
         recipe, update = self.recipe, self.update
-        batch = Batch.of(sampled.sequences, sampled.groups.to(update.device))
+        batch = RolloutBatch.of(sampled.sequences, sampled.groups.to(update.device))
         steps = recipe.num_iterations * recipe.num_mini_batches
         if steps > 1 or recipe.kl_in_reward or recipe.objective.vf_coef:
             batch.old_logps, batch.values = update.evaluate(batch)
@@ -107,7 +107,7 @@ class OnlineTraining:
                 self._schedule.step()
         return self._entry(sampled, batch, beta, [one for one in found if one])
 
-    def _mini_batches(self, batch: Batch, order: int) -> list[torch.Tensor]:
+    def _mini_batches(self, batch: RolloutBatch, order: int) -> list[torch.Tensor]:
         """Places of the completions of each optimizer step of a pass; those of one state stay together."""
         states = batch.groups.unique(sorted=True)
         if self.recipe.num_mini_batches == 1:
@@ -118,7 +118,7 @@ class OnlineTraining:
         return [torch.isin(batch.groups, own).nonzero()[:, 0] for own in chunks if len(own)]
 
     def _entry(
-        self, sampled: Sampled, batch: Batch, beta: float, found: Sequence[Mapping[str, float]]
+        self, sampled: Sampled, batch: RolloutBatch, beta: float, found: Sequence[Mapping[str, float]]
     ) -> dict[str, float]:
         rewards, groups = sampled.rewards, sampled.groups
         deviations = torch.stack([group_deviations(rewards, groups)[groups == g][0] for g in groups.unique()])

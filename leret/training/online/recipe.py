@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from leret.config.training import TrainingRecipe
-
-if TYPE_CHECKING:
-    from leret.training.online.rounds import Sampled
-    from leret.training.online.update import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +98,11 @@ class OnlineAlgorithm:
 
     Attributes:
         settings: its recipe class, whose ``algorithm`` is a literal: the name in recipes.
-        estimate: fills in ``advantages``, and ``returns`` where there are values, of a round's batch; gets the recipe,
-            what was sampled, the batch, and the weight of the KL penalty in the reward.
+        estimate: fills in ``advantages``, and ``returns`` where there are values, of a `RolloutBatch`; gets the recipe,
+            what was `Sampled`, the batch, and the weight of the KL penalty in the reward.
         describe: for the model card: what it is, with its source.
     """
 
     settings: type[OnlineRecipe]
-    estimate: Callable[[Any, Sampled, Batch, float], None]
+    estimate: Callable[[Any, Any, Any, float], None]
     describe: Callable[[Any], str]

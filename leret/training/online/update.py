@@ -30,7 +30,7 @@ _REFERENCE = "reference"
 
 
 @dataclass(slots=True)
-class Batch:
+class RolloutBatch:
     """Completions with what an update needs; tensors over tokens are (n, width), see `leret.training.online.losses`.
 
     Attributes:
@@ -52,13 +52,13 @@ class Batch:
     n_tokens: float | None = None
 
     @classmethod
-    def of(cls, sequences: Sequence[tuple[Ids, Ids]], groups: Tensor) -> Batch:
+    def of(cls, sequences: Sequence[tuple[Ids, Ids]], groups: Tensor) -> RolloutBatch:
         """A batch without advantages, on the groups' device."""
         lengths = torch.tensor([len(completion) for _, completion in sequences], device=groups.device)
         mask = (torch.arange(int(lengths.max()), device=groups.device) < lengths[:, None]).float()
         return cls(list(sequences), groups, mask, torch.zeros_like(mask))
 
-    def rows(self, index: Tensor) -> Batch:
+    def rows(self, index: Tensor) -> RolloutBatch:
         """Some of the completions, no wider than the longest of them."""
         width = int(self.mask[index].sum(1).max())
         names = ("mask", "advantages", "old_logps", "reference", "values", "returns")
@@ -162,7 +162,7 @@ class Update:
         return found | head
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch, *, reference: bool = False) -> tuple[Tensor, Tensor | None]:
+    def evaluate(self, batch: RolloutBatch, *, reference: bool = False) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities of a batch's tokens, and the values before them where there is a value head."""
         self.model.eval()
         chunks = [self._forward(self.model, part, reference)[1:] for part in self._parts(batch)]
@@ -172,7 +172,7 @@ class Update:
         values = [_wide(table, width) for _, table in chunks if table is not None]
         return logps, torch.cat(values) if values else None
 
-    def step(self, batch: Batch, beta: float = 0.0) -> dict[str, float]:
+    def step(self, batch: RolloutBatch, beta: float = 0.0) -> dict[str, float]:
         """One step of the optimizer; ``beta`` weighs the KL penalty in the loss.
 
         Returns:
@@ -205,7 +205,7 @@ class Update:
         return {**sums, "grad_norm": norm}
 
     def _loss(
-        self, batch: Batch, beta: float, n_sequences: int, n_tokens: float, tokens: float
+        self, batch: RolloutBatch, beta: float, n_sequences: int, n_tokens: float, tokens: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Of a part of a batch: what is minimised, and the part's shares of the batch's means."""
         aim = self.objective
@@ -232,7 +232,9 @@ class Update:
             loss = loss + aim.vf_coef * found["value_loss"]
         return loss, {"loss": loss, "policy_loss": policy, **found}
 
-    def _forward(self, model: Any, batch: Batch, reference: bool = False) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _forward(
+        self, model: Any, batch: RolloutBatch, reference: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Logits (n, width, n_vocabulary) at the sampling temperature, log-probabilities of the tokens, and values."""
         if reference:
             assert self.reference is not None
@@ -256,7 +258,7 @@ class Update:
         self._hidden = None
         return logits, logps * batch.mask, None if values is None else values * batch.mask
 
-    def _parts(self, batch: Batch) -> Iterator[Batch]:
+    def _parts(self, batch: RolloutBatch) -> Iterator[RolloutBatch]:
         for index in torch.arange(len(batch.sequences), device=batch.groups.device).split(self._batch_size):
             yield batch.rows(index)
 

@@ -15,7 +15,7 @@ from leret.training.model import InitialPolicy, save_policy
 from leret.training.online import update as module
 from leret.training.online.recipe import Objective
 from leret.training.online.rounds import Sampled
-from leret.training.online.update import Batch, Reference, Update, load_trainable
+from leret.training.online.update import Reference, RolloutBatch, Update, load_trainable
 
 SGD = (torch.optim.SGD, {})
 PROMPTS = ([3, 20, 21, 22, 4], [3, 30, 31, 32, 33, 34, 35, 4])
@@ -32,12 +32,12 @@ def make(path, objective=None, *, lora=None, with_reference=False, size=64, rate
     return Update(model, tokenizer.pad_token_id, objective or Objective(), reference=reference, **settings)
 
 
-def batch(lengths=(3, 7, 5, 2, 6, 4), seed=0) -> Batch:
+def batch(lengths=(3, 7, 5, 2, 6, 4), seed=0) -> RolloutBatch:
     """Two prompts with three completions each, and an advantage a completion."""
     generator = torch.Generator().manual_seed(seed)
     made = [torch.randint(6, 60, (n,), generator=generator).tolist() for n in lengths]
     groups = torch.tensor([0, 0, 0, 1, 1, 1])
-    found = Batch.of([(PROMPTS[g], ids) for g, ids in zip(groups.tolist(), made, strict=True)], groups)
+    found = RolloutBatch.of([(PROMPTS[g], ids) for g, ids in zip(groups.tolist(), made, strict=True)], groups)
     found.advantages = torch.tensor([1.0, -0.5, 0.2, -1.0, 0.7, 0.3])[:, None] * found.mask
     return found
 
@@ -50,7 +50,7 @@ def nudge(model, scale=0.02, seed=1):
                 weight.add_(scale * torch.randn(weight.shape, generator=generator))
 
 
-def trl_inputs(given: Batch):
+def trl_inputs(given: RolloutBatch):
     """As TRL's trainers hold a batch: prompts padded at the left, completions at the right."""
     left, right = (max(len(pair[side]) for pair in given.sequences) for side in (0, 1))
     prompts = [([0] * (left - len(ids)) + ids, len(ids)) for ids, _ in given.sequences]
@@ -132,7 +132,7 @@ def test_one_update_of_rloo_is_that_of_trl(base, tmp_path):
     same_gradients(update, model)
 
 
-def ppo_oracle(model, head, given: Batch, scores, old_logps, old_values, reference):
+def ppo_oracle(model, head, given: RolloutBatch, scores, old_logps, old_values, reference):
     """What TRL 1.12 computes where all completions fill their room, in float64 from the plain forward."""
     prompts, ids = zip(*given.sequences, strict=True)
     logps, values = [], []
