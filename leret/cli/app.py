@@ -86,6 +86,7 @@ for panel, name, function, example in (
     (_LOOP, "sample", sample.sample, "sampling/demo.yaml --run runs/mine --set data.limit=100"),
     (_LOOP, "pairs", sample.pairs, "--run runs/mine --strategy best-worst"),
     (_LOOP, "train", run.train, "demo-sft --run runs/mine --set num_train_epochs=2"),
+    (_LOOP, "merge", run.merge, "runs/mine/policies/ipo --out policies/merged"),
     (_LOOP, "eval", run.evaluate, "demo --run runs/mine --set limit=100"),
     (_LOOP, "run", run.run, "demo demo-sft demo-ipo demo --run runs/mine --rounds 2"),
     (_LOOP, "pretrain", demo.pretrain, "sampling/demo.yaml --out policies/mine"),

@@ -7,6 +7,7 @@ Written against dspy 3.4.1. What is public and stable (Module, Predict, Signatur
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -72,6 +73,13 @@ def one_call(adapter: dspy.Adapter) -> dspy.Adapter:
     adapter = copy.copy(adapter)
     adapter.use_json_adapter_fallback = False
     return adapter
+
+
+def run_program(program: dspy.Module, /, *args: Any, **inputs: Any) -> Any:
+    """Call a program, also one that has ``aforward`` alone."""
+    if callable(getattr(type(program), "forward", None)):
+        return program(*args, **inputs)
+    return asyncio.run(program.acall(*args, **inputs))
 
 
 def calling_predictor() -> Any:

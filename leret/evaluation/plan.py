@@ -22,7 +22,7 @@ from leret.datasets.load import limited, split_name
 from leret.datasets.splits import refuse_doubles, refuse_leak
 from leret.evaluation.measures import all_measures
 from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
-from leret.evaluation.systems import System, available, select
+from leret.evaluation.systems import System, available, select, training_facts
 from leret.policies.checkpoints import find_model, model_digest
 from leret.policies.load import make_policy
 from leret.sampling.plan import steps_of
@@ -147,7 +147,7 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
     digests = {"program": environment.program_digest, "corpus": environment.corpus.digest}
     refuse_changes(run, environment.recipe, digests)
     own = environment.questions("all")
-    sampled = limited(_of_split(own, data.split, data.seed), data.limit, data.seed)
+    sampled = limited(_of_split(own, data.split, data.seed), data.limit, data.seed, data.part)
     refuse_changes(run, environment.recipe, {"questions": questions_digest(sampled)})
     if recipe.questions is not None:
         other = environment.recipe.model_copy(update={"data": data.model_copy(update={"questions": recipe.questions})})
@@ -163,6 +163,7 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
     if run.store.is_file():
         with Store(run.store, read_only=True) as store:
             ids = store.question_ids()
+        ids |= {id for facts in training_facts(run).values() for id in facts.get("validation") or ()}
         refuse_leak(ids, (task.id for task in tasks))
         refuse_doubles((task for task in own if task.id in ids), tasks)
     name = questions_digest(split)

@@ -43,6 +43,7 @@ def _local(settings: LocalPolicySettings) -> Policy:
         dtype=settings.dtype,
         name="demo" if demo else None,
         enable_thinking=settings.enable_thinking,
+        template=settings.template,
         price_prompt=settings.price_prompt,
         price_completion=settings.price_completion,
     )

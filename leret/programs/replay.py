@@ -30,7 +30,7 @@ from typing import Any, NoReturn, cast
 import dspy
 from pydantic_core import to_jsonable_python
 
-from leret.core.aio import Muted
+from leret.core.aio import muted
 from leret.core.dspy_internals import (
     QUIET,
     AdapterParseError,
@@ -231,7 +231,6 @@ class Replay:
         self._fresh = any(isinstance(m, dspy.Refine | dspy.BestOfN) for _, m in program.named_sub_modules())
         # A program with both may bridge them by asyncio.run, which needs a thread without an event loop.
         self._thread = ThreadPoolExecutor(1, "leret-replay") if methods[1] else None
-        self._muted = Muted()
 
     def run(
         self,
@@ -267,7 +266,7 @@ class Replay:
             except RuntimeError as error:  # asyncio.run within forward: needs a thread without an event loop
                 if self._thread is not None or "running event loop" not in str(error):
                     raise
-                self._thread, self._muted = ThreadPoolExecutor(1, "leret-replay"), Muted()
+                self._thread = ThreadPoolExecutor(1, "leret-replay")
                 run = ProgramRun(self, steps, results, retrieve)
 
     def _pass(self, run: ProgramRun, inputs: Mapping[str, Any]) -> None:
@@ -277,7 +276,7 @@ class Replay:
             run.names = {id(predictor): name for name, predictor in program.named_predictors()}
         try:
             settings = carrying(run, **QUIET, trace=[], adapter=self.proxy, lm=self._guard, rm=self.rm)
-            with settings, self._muted:  # a program is run many times, and prints the same each time
+            with settings, muted():  # a program is run many times, and prints the same each time
                 run.prediction = asyncio.run(program.acall(**inputs)) if self.is_async else program(**inputs)
         except Stop:
             pass

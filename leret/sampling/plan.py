@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.core.types import Passage, Ranking, Task
-from leret.rewards import reward
+from leret.rewards import scoring
 from leret.sampling.bank.bank import n_bank_questions
 from leret.sampling.rollouts.environment import Environment, located
 from leret.sampling.rollouts.scheduler import LOOKED_AT
@@ -54,8 +54,9 @@ def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> P
     """What `sample` would do with the same arguments; writes nothing, and the run need not exist."""
     bench = Environment(located(recipe, base_dir or Path.cwd()), run.cache)
     settings = recipe.sampling
-    reward(settings.reward, "sampling.reward")
-    questions = bench.questions(recipe.data.split, recipe.data.limit)
+    for spec in settings.rewards:
+        scoring(spec, "sampling.reward")
+    questions = bench.questions(recipe.data.split, recipe.data.limit, recipe.data.part)
     n_questions = len(questions)
     steps = steps_of(bench)
     bank_ready = settings.prompts == 1 or (run.manifest_path.is_file() and "bank" in run.manifest())
@@ -120,7 +121,7 @@ def _lengths(bench: Environment, questions: Sequence[Task]) -> tuple[int | None,
     positions = read_model_json(path / "config.json").get("max_position_embeddings") if path.is_dir() else None
     if not isinstance(policy, LocalPolicySettings) or positions is None:
         return None, None
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_tokenizer(path, policy.template)
     zero_shot, few_shot = (PromptEncoder(tokenizer, n, policy.model, policy.enable_thinking) for n in (positions, None))
     n_demos = settings.bank.max_demos if settings.prompts > 1 else 0
     passages = cycle(Passage(d.doc_id, d.title, d.text, 0.0) for d in islice(bench.corpus.values(), 1000))

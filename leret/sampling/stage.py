@@ -26,7 +26,7 @@ from leret.core.runs import Run
 from leret.core.stages import completed, is_complete_parquet, mark_completed, stage_key
 from leret.core.types import Outcome, Task
 from leret.policies.load import probe
-from leret.rewards import reward
+from leret.rewards import function_names, scoring
 from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.preferences.report import PreferenceReport
 from leret.sampling.rollouts.environment import (
@@ -236,15 +236,16 @@ def opened(
     with Environment(recipe, run.cache, progress) as bench:
         progress.start("data and index", None)
         refuse_changed_files(run, bench)
-        questions = bench.questions(recipe.data.split, recipe.data.limit)
+        questions = bench.questions(recipe.data.split, recipe.data.limit, recipe.data.part)
         with FileLock(run.setup_lock):
             digests = {"corpus": bench.corpus.digest, "retriever": bench.retriever.digest}
         digests |= {"program": bench.program_digest, "questions": questions_digest(questions)}
+        digests |= {} if bench.reward_digest is None else {"reward": bench.reward_digest}
         progress.finish()
         refuse_changes(run, recipe, {"retriever": digests["retriever"]})
         if bench.skipped:
             run.event("sample", "skipped", **bench.skipped)
-        yield bench, _scorable(questions, recipe), digests
+        yield bench, scorable(questions, recipe), digests
 
 
 def begin(
@@ -266,7 +267,8 @@ def begin(
         if rounds and rounds[0]["digest"] != policy.digest:
             section["policy"] = manifest["sampling"]["policy"]
         if all(entry["digest"] != policy.digest for entry in rounds):
-            rounds = [*rounds, {"policy": policy.name, "model": bench.recipe.policy.model, "digest": policy.digest}]
+            entry = {"policy": policy.name, "model": bench.recipe.policy.model, "digest": policy.digest}
+            rounds = [*rounds, entry | ({"part": bench.recipe.data.part} if bench.recipe.data.part else {})]
         known = {**manifest.get("digests", {}), **digests, "policy": policy.digest}
         with run.writing():
             write_atomically(run.held_out, json.dumps(sorted(bench.held_out), indent=0))
@@ -300,8 +302,7 @@ async def sample_session(
             plan = SamplingPlan(
                 tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens,
                 role=lambda need: Role(policy, credit=settings.credit), reward=settings.reward,
-                final=reward(settings.reward) if settings.credit in ("final", "both") else None,
-                n_continuations=settings.n_continuations,
+                final=settings.end_reward, n_continuations=settings.n_continuations, final_weight=settings.final_weight,
             )  # fmt: skip
             plan = await with_credit(plan, bench.runner(search), store, tasks, run)
         notes = bench.notes()
@@ -324,15 +325,18 @@ async def sample_session(
         await policy.aclose()
 
 
-def _scorable(questions: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
-    """Tasks that the reward applies to: for a measure of rankings, those with gold documents."""
-    name, split = recipe.sampling.reward, recipe.data.split
-    value = reward(name, "sampling.reward")
-    tasks = [task for task in questions if value(Outcome(task, "", {}, ())) is not None]
+def scorable(questions: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
+    """Tasks that a part of the reward applies to: gold documents for a measure of rankings, references for f1."""
+    spec = recipe.sampling.whole_reward
+    if function_names(spec):  # of which nobody knows what it needs
+        return list(questions)
+    found = scoring(spec, "sampling.reward")
+    tasks = [task for task in questions if found.values(Outcome(task, prediction=""))]
     if not tasks:
         raise DataError(
-            f"data: no question of split {split} has what {name} is computed from: relevant documents, so that a "
-            f"ranking can be scored ({len(questions)} questions read); name another split or file"
+            f"data: no question of split {recipe.data.split} has what {' + '.join(found.parts)} is computed from: "
+            "relevant documents for a ranking, reference answers for an answer "
+            f"({len(questions)} questions read); name another split or file"
         )
     return tasks
 

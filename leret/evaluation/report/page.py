@@ -91,6 +91,7 @@ def render(
             if any(by_step.values())
         ],
         sampled=_sampled(learned),
+        rounds=learned.rounds,
         curves=[
             {"title": f"Training of {policy}", "svg": training_curves(f"curves-{i}", panels)}
             for i, (policy, panels) in enumerate(curves_of(training))
@@ -215,6 +216,7 @@ def _facts(
             f"reward {bank['reward']}, pairs {bank['strategy']}, seed {bank['seed']}",
         ),
     ]
+    facts += [("note", note) for note in summary.get("notes", ())]
     for name, value in training.items():
         recipe = value["key"]["recipe"]
         text = (

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from leret.config.policy import LocalPolicySettings
 from leret.core.errors import PolicyError
@@ -41,6 +41,7 @@ class LocalPolicy:
             down, and torch's own number for others.
         name: as reports call it; None takes the directory's name.
         enable_thinking: of the chat template; None leaves it to the template.
+        template: plain gives a chat template to a model that has none.
         price_prompt: of a million prompt tokens.
         price_completion: of a million completion tokens.
     """
@@ -55,15 +56,16 @@ class LocalPolicy:
         threads: int | None = None,
         name: str | None = None,
         enable_thinking: bool | None = None,
+        template: Literal["plain"] | None = None,
         price_prompt: float = 0.0,
         price_completion: float = 0.0,
     ) -> None:
         path = find_model(model_dir)
-        loaded = load_model(path, device=device, dtype=dtype)
+        loaded = load_model(path, device=device, dtype=dtype, template=template)
         tiny = sum(weight.numel() for weight in loaded.model.parameters()) < _TINY
         on_cpu = next(loaded.model.parameters()).device.type == "cpu"
         self.meter = UsageMeter(price_prompt, price_completion)
-        self.enable_thinking = enable_thinking
+        self.enable_thinking, self.template = enable_thinking, template
         self._threads = threads if threads is not None else 1 if tiny and on_cpu else None
         self._open(loaded, path, name or path.resolve().name, model_digest(path), dtype, max_batch_tokens)
 
@@ -92,7 +94,7 @@ class LocalPolicy:
             enable_thinking: as of the class.
         """
         self = cls.__new__(cls)
-        self.meter, self.enable_thinking, self._threads = UsageMeter(), enable_thinking, None
+        self.meter, self.enable_thinking, self.template, self._threads = UsageMeter(), enable_thinking, None, None
         plain = model.get_base_model() if hasattr(model, "peft_config") else model
         self._open(LoadedModel(plain, tokenizer), Path(name), name, digest, str(plain.dtype)[6:], max_batch_tokens)
         return self
@@ -125,7 +127,12 @@ class LocalPolicy:
         """Of a recipe that loads this model again."""
         model = "demo" if self.name == "demo" else str(self.path)
         return LocalPolicySettings.model_validate(
-            {"model": model, "dtype": self.dtype, "enable_thinking": self.enable_thinking}
+            {
+                "model": model,
+                "dtype": self.dtype,
+                "enable_thinking": self.enable_thinking,
+                "template": self.template,
+            }
         )
 
     @property

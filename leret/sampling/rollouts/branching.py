@@ -19,7 +19,8 @@ from leret.policies.base import Completion, Messages, Policy, Request
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import Finished, NeedsCompletion, SearchResults, Step
 from leret.programs.runner import ProgramRunner
-from leret.rewards import Reward, reward
+from leret.rewards import Reward, RewardSpec, reward, scoring, values_of
+from leret.sampling.rollouts.credit import Crediting
 from leret.sampling.rollouts.rollout import failure_of, seed_of, unparsed
 from leret.sampling.store.schema import SamplingParams, is_final, storable
 from leret.sampling.store.store import Store
@@ -56,8 +57,9 @@ class SamplingPlan:
 
     Attributes:
         role: of the predictor that a program stands at.
-        reward: of a step: a name of `leret.rewards`, or a function of the step's outcome.
-        final: reward of the program's end, whose outcome has the ``prediction``. Called in a thread.
+        reward: of a step: a name or a recipe's section as `leret.rewards.scoring` takes it, or a function of the
+            step's outcome.
+        final: likewise of the program's end, whose outcome has the ``prediction``. Called in a thread.
         n_continuations: runs to the end from each sample under credit ``final`` and ``both``; the mean counts.
         final_weight: of ``final`` under credit ``both``, 0 to 1.
         searched: whether a search follows a predictor, as far as it is known; None: not looked at yet.
@@ -70,8 +72,8 @@ class SamplingPlan:
     top_p: float
     max_tokens: int
     role: Callable[[NeedsCompletion], Role]
-    reward: str | Reward = "ap"
-    final: Callable[[Outcome], float | None] | None = None
+    reward: str | RewardSpec | Reward = "ap"
+    final: str | RewardSpec | Reward | None = None
     n_continuations: int = 1
     final_weight: float = 0.5
     searched: Mapping[str, bool] | None = None
@@ -104,7 +106,7 @@ class BranchPoint:
         fresh: the store held nothing of the task when the session began, so it need not be asked.
         check: run every path several times, and refuse a program that comes to another place.
         reached: steps, and where they lead, by their outputs as JSON.
-        finals: the mean final reward of what they lead to.
+        finals: the components of the final reward of what they lead to, each a mean over its continuations.
     """
 
     task: Task
@@ -115,7 +117,7 @@ class BranchPoint:
     fresh: bool = False
     check: bool = False
     reached: dict[str, tuple[Step, asyncio.Future[NeedsCompletion | Finished]]] = field(default_factory=dict)
-    finals: dict[str, asyncio.Future[float]] = field(default_factory=dict)
+    finals: dict[str, asyncio.Future[dict[str, float]]] = field(default_factory=dict)
 
 
 class StateSampler:
@@ -139,10 +141,10 @@ class StateSampler:
         self._runner = runner
         self._store = store
         self._plan = plan
-        named = plan.reward if isinstance(plan.reward, str) else "reward"
-        step_reward = reward(plan.reward) if isinstance(plan.reward, str) else plan.reward
-        self._reward = named
-        self._rewards: dict[str, Reward] = {named: step_reward, **{name: reward(name) for name in _REPORTED}}
+        final = None if plan.final is None else scoring(plan.final, "final")
+        self._crediting = Crediting(scoring(plan.reward), final, plan.final_weight)
+        self._reported: dict[str, Reward] = {name: reward(name) for name in _REPORTED}
+        self._rewards: dict[str, Reward] = {**self._crediting.step.parts, **self._reported}
         if plan.final is None and self.credits - {"step"}:
             raise ConfigError("credit final and both need a final reward: name a metric, or use credit step")
 
@@ -156,7 +158,14 @@ class StateSampler:
             stored = {sample.id: sample for sample in found}
         prompts, draw = self._plan.prompts if role.sampled else (ZERO_SHOT,), state.draw
         made = await asyncio.gather(*(self._of_prompt(point, state, draw, role, prompt, stored) for prompt in prompts))
-        return [sample for samples in made for sample in samples]
+        samples = [sample for one in made for sample in one]
+        if not self._crediting.needs_group:
+            return samples
+        regrouped = self._crediting.regrouped(samples)  # an outage that was tried again changes the others' rewards
+        if self._store is not None:
+            changed = [new for new, old in zip(regrouped, samples, strict=True) if new.reward != old.reward]
+            self._store.put_rewards(changed)
+        return regrouped
 
     async def next_point(self, point: BranchPoint, state: State, sample: Sample) -> BranchPoint:
         """Where a sample leads to; a program that was run there already is not run again."""
@@ -286,7 +295,7 @@ class StateSampler:
                 continue
             outputs, key = entry
             try:
-                final = await point.finals[key] if with_final else None
+                final = await point.finals[key] if with_final else {}
                 end = await point.reached[key][1]
             except (PolicyError, RetrievalError, ProgramError) as error:
                 scored.append(replace(sample, outputs=outputs, failure=failure_of(error)))
@@ -300,62 +309,46 @@ class StateSampler:
                 scored.append(self._scored(role, sample, Outcome(point.task, *made), final))
         return scored
 
-    async def _final(self, point: BranchPoint, state: State, key: str) -> float:
-        """The final reward of what some outputs lead to: a mean where the program has to be run on from there."""
+    async def _final(self, point: BranchPoint, state: State, key: str) -> dict[str, float]:
+        """The final reward of what some outputs lead to: means where the program has to be run on from there."""
         step, reached = point.reached[key]
         after = BranchPoint(point.task, await reached, (*point.steps, step), point.results, check=point.check)
         n = 1 if isinstance(after.need, Finished) else self._plan.n_continuations
         ends = [self._end_reward(after, "continuation", state.draw, state.step, key, i) for i in range(n)]
-        return sum(await gathered(ends)) / n
+        found = await gathered(ends)
+        names = dict.fromkeys(name for values in found for name in values)
+        known = {name: [values[name] for values in found if name in values] for name in names}
+        return self._crediting.final_components({name: sum(values) / len(values) for name, values in known.items()})
 
-    async def _end_reward(self, point: BranchPoint, *seed: Any) -> float:
-        """Of one run to the end; 0 where a completion on the way does not parse."""
+    async def _end_reward(self, point: BranchPoint, *seed: Any) -> dict[str, float]:
+        """Parts of one run to the end; all 0 where a completion on the way does not parse."""
+        final = self._crediting.final
+        assert final is not None
         *_, end = [reached async for reached in self.run_on(point, *seed)]
         assert isinstance(end.need, Finished)
         if end.need.unparsed:
-            return 0.0
-        assert self._plan.final is not None
+            return dict.fromkeys(final.parts, 0.0)
         last, n_steps = end.steps[-1], len(end.steps)
         outputs = last.outputs[0] if isinstance(last.outputs, list) and last.outputs else {}
         outcome = Outcome(point.task, last.text or "", outputs, end.need.ranking, end.need.prediction, n_steps)
-        value = await self._runner.in_thread(self._plan.final, outcome)
-        if value is None:
+        values: dict[str, float] = await self._runner.in_thread(final.values, outcome)
+        if not values:
             raise ConfigError(f"the final reward has no value for task {point.task.id}; leave such tasks out")
-        return float(value)
+        return values
 
-    def _scored(self, role: Role, sample: Sample, outcome: Outcome, final: float | None) -> Sample:
-        value, components = self._reward_of(outcome, role, final)
-        return replace(
+    def _scored(self, role: Role, sample: Sample, outcome: Outcome, final: Mapping[str, float]) -> Sample:
+        functions = self._reported if role.credit == "final" else self._rewards
+        values = values_of(functions, outcome) if role.sampled else {"sampled": 0.0}
+        scored = replace(
             sample,
             outputs=outcome.outputs,
             doc_ids=tuple([passage.doc_id for passage in outcome.ranking]),
             scores=tuple([passage.score for passage in outcome.ranking]),
-            reward=value,
-            components=components,
+            reward=0.0,
+            components={**values, **final},
             failure=None,
         )
-
-    def _reward_of(self, outcome: Outcome, role: Role, final: float | None) -> tuple[float, dict[str, float]]:
-        """The reward by the role's credit, and its parts."""
-        if not role.sampled:
-            return 0.0, {"sampled": 0.0}
-        names = _REPORTED if role.credit == "final" else self._rewards
-        values = {name: self._rewards[name](outcome) for name in names}
-        parts = {name: value for name, value in values.items() if value is not None}
-        if final is not None:
-            parts["final"] = final
-        if role.credit == "final":
-            return parts["final"], parts
-        step = parts.get(self._reward)
-        if step is None:
-            raise ConfigError(
-                f"sampling.reward: {self._reward} has no value for question {outcome.task.id}; name its relevant "
-                "documents, or use credit final"
-            )
-        if final is None:
-            return step, parts
-        weight = self._plan.final_weight
-        return weight * final + (1 - weight) * step, {**parts, "step": step}
+        return self._crediting.rewards([scored], role.credit)[0] if role.sampled else scored
 
 
 def _key(outputs: Mapping[str, Any], completion: str | None) -> str:

@@ -142,6 +142,11 @@ def sample_row(sample: Sample, origin: SamplingParams) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+def reward_row(sample: Sample) -> tuple[Any, ...]:
+    """What an update of a sample's reward is made of: reward, components, id."""
+    return sample.reward, _dump(sample.components), sample.id
+
+
 def sample_of(row: sqlite3.Row) -> Sample:
     """Undoes `sample_row`."""
     kind = row["failure_kind"]

@@ -4,7 +4,7 @@ To add one: its file, with its record, and its line in this table.
 """
 
 from leret.config.training import TrainingRecipe
-from leret.training.algorithms import grpo, ppo, preference, rloo, sft
+from leret.training.algorithms import grpo, kto, ppo, preference, rloo, sft
 from leret.training.algorithms.base import Algorithm
 from leret.training.online.recipe import OnlineAlgorithm
 
@@ -12,6 +12,7 @@ ALGORITHMS: dict[str, Algorithm | OnlineAlgorithm] = {
     "sft": sft.SFT,
     "dpo": preference.DPO,
     "ipo": preference.IPO,
+    "kto": kto.KTO,
     "grpo": grpo.GRPO,
     "rloo": rloo.RLOO,
     "ppo": ppo.PPO,

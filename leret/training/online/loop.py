@@ -12,19 +12,20 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from leret.core.errors import TrainingError
 from leret.core.files import write_atomically
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run, versions
 from leret.core.types import Task, digest
 from leret.policies.local.policy import LocalPolicy
 from leret.sampling.rollouts.environment import Environment
+from leret.training.alarms import best_step, first_alarms
+from leret.training.callbacks import Monitor, monitored
 from leret.training.checkpoints import CheckpointDirectory, TrainingRecord, TrainReport, checkpoint_step
 from leret.training.model import InitialPolicy, pick_device, save_policy
 from leret.training.online.advantages import group_deviations, on_one_side
@@ -33,9 +34,7 @@ from leret.training.online.recipe import OnlineAlgorithm, OnlineRecipe
 from leret.training.online.rounds import RoundSampler, Sampled, round_of
 from leret.training.online.update import Reference, RolloutBatch, Update, load_trainable
 from leret.training.process import Interrupt, training_process
-
-Hook = Callable[[Mapping[str, float], int], bool]
-"""Gets the log entry of a round and its number, from 1; False ends the training there."""
+from leret.training.validation import Validation
 
 _STATE, _LAST = "state.pt", "trainer_state.json"
 _KEPT = 2
@@ -47,6 +46,7 @@ class OnlineTraining:
 
     Attributes:
         history: a log entry for each round so far, names as in TRL.
+        validations: a log entry for each validation.
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class OnlineTraining:
     ) -> None:  # fmt: skip
         torch.manual_seed(recipe.seed)
         self.recipe, self.tasks, self.n_rounds = recipe, tasks, recipe.n_rounds(len(tasks))
-        self.history: list[dict[str, float]] = []
+        self.history: list[dict[str, Any]] = []
+        self.validations: list[dict[str, Any]] = []
         self._estimate = algorithm.estimate
         self.model, self.tokenizer = load_trainable(initial, recipe.lora, recipe.dtype, device)
         reference = Reference(self.model, initial, recipe.lora) if recipe.beta else None
@@ -74,16 +75,28 @@ class OnlineTraining:
         self.kl = KLController(recipe.beta, recipe.target_kl, recipe.kl_horizon)
         self._schedule = _schedule(recipe, self.update.optimizer, recipe.n_steps(len(tasks)))
 
-    def step(self) -> dict[str, float]:
-        """One round; its log entry, which `history` has as well."""
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        """Means over every ``logging_steps`` rounds, and the validations."""
+        every = self.recipe.logging_steps
+        means = [_mean(self.history[i : i + every]) for i in range(0, len(self.history), every)]
+        return sorted([*means, *self.validations], key=lambda entry: entry["step"])
+
+    def step(self) -> None:
+        """One round; its log entry is the last of `history`."""
         number = len(self.history)
         self.policy.renew(digest(self._initial, self.recipe.model_dump(mode="json"), number))
         places = round_of(len(self.tasks), self.recipe.questions_per_round, self.recipe.seed, number)
         sampled = self.sampler.sample([self.tasks[place] for place in places], number)
         rate = self._schedule.get_last_lr()[0]
-        entry = {"step": number + 1.0, "epoch": (number + 1) * len(places) / len(self.tasks), "learning_rate": rate}
+        entry = {"step": number + 1, "epoch": (number + 1) * len(places) / len(self.tasks), "learning_rate": rate}
         self.history.append({**entry, **sampled.facts, **(self._learn(sampled) if sampled.sequences else {})})
-        return self.history[-1]
+
+    def validate(self, validation: Validation) -> bool:
+        """Run the program on held-out tasks; whether it was never better."""
+        number, metric = len(self.history), self.recipe.metric_for_best_model
+        self.validations.append({"step": number, **validation.run_model(self.model, self.tokenizer, number)})
+        return best_step(self.validations, metric) == number
 
     def _learn(self, sampled: Sampled) -> dict[str, float]:
         recipe, update = self.recipe, self.update
@@ -156,10 +169,12 @@ class OnlineTraining:
             "random": torch.get_rng_state(),
         }
         torch.save(state, path / _STATE)
-        last = {"global_step": len(self.history), "kl_coef": self.kl.coefficient, "log_history": self.history}
-        write_atomically(path / _LAST, json.dumps(last))
+        last = {"global_step": len(self.history), "kl_coef": self.kl.coefficient}
+        write_atomically(path / _LAST, json.dumps({**last, "history": self.history, "validations": self.validations}))
+        best = best_step(self.validations, self.recipe.metric_for_best_model)
         for old in sorted(directory.glob("checkpoint-*"), key=checkpoint_step)[:-_KEPT]:
-            shutil.rmtree(old)
+            if checkpoint_step(old) != best:
+                shutil.rmtree(old)
 
     def load(self, path: Path) -> None:
         """Go on from a checkpoint."""
@@ -171,7 +186,14 @@ class OnlineTraining:
         self._schedule.load_state_dict(state["schedule"])
         torch.set_rng_state(state["random"].cpu())
         last = json.loads((path / _LAST).read_text(encoding="utf-8"))
-        self.history, self.kl.coefficient = last["log_history"], last["kl_coef"]
+        self.history, self.validations, self.kl.coefficient = last["history"], last["validations"], last["kl_coef"]
+
+    def load_best(self, directory: Path) -> None:
+        """Take the weights of the best validation, where there were any."""
+        best, log = best_step(self.validations, self.recipe.metric_for_best_model), (self.history, self.validations)
+        if best not in (None, len(self.history)):
+            self.load(directory / f"checkpoint-{best}")
+            self.history, self.validations = log
 
     def close(self) -> None:
         """End the threads of sampling."""
@@ -189,12 +211,13 @@ def fit_online(
     key: Mapping[str, Any],
     progress: Progress | None = None,
     interrupt: Interrupt | None = None,
-    hook: Hook = lambda entry, number: True,
+    validation: Validation | None = None,
+    event: Callable[..., None] | None = None,
 ) -> TrainReport:
     """Train and publish one policy, or go on with it from its last checkpoint.
 
     Raises:
-        LeretError: the loss is no number, or too many samples failed.
+        LeretError: the loss is no number, an alarm stopped the training, or too many samples failed.
         KeyboardInterrupt: SIGINT or SIGTERM came; a checkpoint was written first.
     """
     began, progress, interrupt = time.monotonic(), progress or Silent(), interrupt or Interrupt()
@@ -206,14 +229,13 @@ def fit_online(
         if checkpoint is not None:
             training.load(checkpoint)
         try:
-            with interrupt.handled():
-                _rounds(training, directory, progress, interrupt, hook)
+            with monitored(recipe, directory.path, event) as monitor, interrupt.handled():
+                _rounds(training, directory.path, progress, interrupt, monitor, validation)
         finally:
             progress.finish()
             training.close()
-        if interrupt.requested:
-            raise KeyboardInterrupt
-        record = _record(training, initial, key, time.monotonic() - began)
+        training.load_best(directory.path)
+        record = _record(training, initial, key, time.monotonic() - began, validation)
         save_policy(training.model, training.tokenizer, directory.final)
         peft = hasattr(training.model, "peft_config")
         record.write(directory.final, algorithm.describe(recipe), initial.base_model, peft)
@@ -223,24 +245,43 @@ def fit_online(
 
 
 def _rounds(
-    training: OnlineTraining, directory: CheckpointDirectory, progress: Progress, interrupt: Interrupt, hook: Hook
+    training: OnlineTraining,
+    directory: Path,
+    progress: Progress,
+    interrupt: Interrupt,
+    monitor: Monitor,
+    validation: Validation | None,
 ) -> None:
-    recipe, going = training.recipe, True
+    recipe = training.recipe
     progress.start(f"train {recipe.policy_name}", training.n_rounds)
     progress.advance(len(training.history))
-    while going and not interrupt.requested and len(training.history) < training.n_rounds:
-        entry = training.step()
-        done = len(training.history)
-        if not all(math.isfinite(value) for value in entry.values()):
-            raise TrainingError(f"round {done}: a measure is no number ({entry}); lower learning_rate").failed()
-        progress.advance(1, **{name: entry[name] for name in ("reward", "loss") if name in entry})
-        going = hook(entry, done)
-        if done % recipe.save_steps == 0 or interrupt.requested:
-            training.save(directory.path)
+    monitor.begin(training.log)
+    if validation is not None and not training.validations:
+        training.validate(validation)
+    for done in range(len(training.history) + 1, training.n_rounds + 1):
+        if monitor.alarm is not None or interrupt.requested:
+            break
+        training.step()
+        last, better = done == training.n_rounds, False
+        if validation is not None and recipe.eval_steps and (last or done % recipe.eval_steps == 0):
+            better = training.validate(validation)
+        if last or done % recipe.logging_steps == 0:
+            monitor.see(training.log)
+        shown = {name: training.history[-1][name] for name in ("reward", "loss") if name in training.history[-1]}
+        progress.advance(1, **shown)
+        if monitor.alarm is not None or better or interrupt.requested or done % recipe.save_steps == 0:
+            training.save(directory)
+    monitor.check()
 
 
-def _record(training: OnlineTraining, initial: InitialPolicy, key: Mapping[str, Any], seconds: float) -> TrainingRecord:
-    recipe, history, every = training.recipe, training.history, training.recipe.logging_steps
+def _record(
+    training: OnlineTraining,
+    initial: InitialPolicy,
+    key: Mapping[str, Any],
+    seconds: float,
+    validation: Validation | None,
+) -> TrainingRecord:
+    recipe, history, log = training.recipe, training.history, training.log
     steps = len(history) * recipe.num_iterations * recipe.num_mini_batches
     return TrainingRecord(
         name=recipe.policy_name,
@@ -254,16 +295,19 @@ def _record(training: OnlineTraining, initial: InitialPolicy, key: Mapping[str, 
         seconds=round(seconds, 3),
         preflight=0.0,
         versions=versions(),
-        log_history=[_mean(history[i : i + every]) for i in range(0, len(history), every)],
+        log_history=log,
+        best_step=best_step(log, recipe.metric_for_best_model),
+        alarms=[asdict(alarm) for alarm in first_alarms(log, recipe.metric_for_best_model)],
+        validation=[] if validation is None else sorted(validation.ids),
     )
 
 
-def _mean(entries: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of what the entries have in common or not; step and epoch are those of the last."""
+def _mean(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Each figure's mean over the entries that have it; step and epoch are those of the last."""
     names = dict.fromkeys(name for entry in entries for name in entry)
     means = {name: [entry[name] for entry in entries if name in entry] for name in names}
     last = {name: entries[-1][name] for name in ("step", "epoch")}
-    return {name: sum(values) / len(values) for name, values in means.items()} | last | {"step": int(last["step"])}
+    return {name: sum(values) / len(values) for name, values in means.items()} | last
 
 
 def _optimizer(recipe: OnlineRecipe) -> tuple[Any, Mapping[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from leret.config.sampling import RewardKey
 from leret.config.training import TrainingRecipe
 
 
@@ -39,16 +40,15 @@ class OnlineRecipe(TrainingRecipe):
 
     states: Literal["live", "stored"] = Field("live", description="of the policy as it is, or of the run's samples")
     questions_per_round: PositiveInt = Field(4, description="tasks; each step of a program is a state of its own")
-    num_rounds: PositiveInt | None = Field(None, description="instead of num_train_epochs over the run's tasks")
     num_generations: PositiveInt = Field(8, description="completions a state")
     temperature: float | None = Field(None, gt=0, description="of sampling; None: the run's, so with the next two")
     top_p: float | None = Field(None, gt=0, le=1)
     max_completion_length: PositiveInt | None = None
 
-    reward: str | None = Field(None, description="None: the one that the run was sampled with")
+    reward: RewardKey | None = Field(None, description="None: the one that the run was sampled with")
     credit: Literal["step", "final", "both"] | None = Field(None, description="None: the run's")
     unparsed_reward: float | None = Field(
-        None, description="of a completion that does not parse; None: 0, or the lowest of its group where that is lower"
+        None, description="of a completion that does not parse; None: the reward's, or 0, or less in a group with less"
     )
     keep_rollouts: Literal["above", "below", "either"] | None = Field(
         None, description="learn only from completions whose parts of the reward are all above (below) the group's mean"
@@ -74,7 +74,9 @@ class OnlineRecipe(TrainingRecipe):
 
     def n_rounds(self, n_tasks: int) -> int:
         """Rounds of the whole training."""
-        return self.num_rounds or max(1, round(self.num_train_epochs * n_tasks / self.questions_per_round))
+        if self.max_steps is not None:
+            return -(-self.max_steps // (self.num_iterations * self.num_mini_batches))
+        return max(1, round(self.num_train_epochs * n_tasks / self.questions_per_round))
 
     def n_steps(self, n_tasks: int) -> int:
         """Optimizer steps of the whole training."""
@@ -85,7 +87,7 @@ class OnlineRecipe(TrainingRecipe):
         if self.gradient_accumulation_steps != 1 or self.match_steps_of is not None:
             raise ValueError(
                 "gradient_accumulation_steps and match_steps_of are of algorithms on stored examples; remove them "
-                "(num_mini_batches sets what an optimizer step takes, num_rounds their number)"
+                "(num_mini_batches sets what an optimizer step takes, max_steps their number)"
             )
         if self.target_kl is not None and not self.beta:
             raise ValueError("target_kl moves beta, which is 0; set beta to what it starts with")

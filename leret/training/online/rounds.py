@@ -15,20 +15,22 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, tensor
 
+from leret.config.sampling import SamplingSettings
 from leret.core.aio import gathered
-from leret.core.errors import DataError, ProgramError, RetrievalError
+from leret.core.errors import ProgramError, RetrievalError
 from leret.core.runs import Run
-from leret.core.types import Outcome, Sample, State, Task
+from leret.core.types import Sample, State, Task
 from leret.policies.base import Completion, PromptTooLongError, Request
 from leret.policies.local.policy import LocalPolicy
 from leret.programs.prompts import ZERO_SHOT
 from leret.programs.replay import NeedsCompletion, SearchResults
-from leret.rewards import reward
+from leret.rewards import scoring
 from leret.sampling.rollouts.branching import BranchPoint, Role, SamplingPlan, StateSampler
 from leret.sampling.rollouts.environment import Environment
 from leret.sampling.rollouts.rollout import failure_of, seed_of
 from leret.sampling.rollouts.scheduler import SamplingStats, refuse_failures
 from leret.sampling.rollouts.selection import select_next
+from leret.sampling.stage import scorable, with_credit
 from leret.sampling.store.store import Store
 from leret.training.online.recipe import OnlineRecipe
 
@@ -37,9 +39,6 @@ if TYPE_CHECKING:
 
 _QUIET = 32
 """Turns of the event loop in which nothing new is asked: as many as a search's answer may need to become a request."""
-
-_MEASURES = ("recall", "ap")
-"""Stored beside every reward, and no parts of it."""
 
 Group = tuple[State, Sequence[Sample]]
 
@@ -118,12 +117,16 @@ class RoundPolicy:
 
 def training_tasks(bench: Environment, recipe: OnlineRecipe) -> list[Task]:
     """The tasks of the run's sampling that the reward applies to; `DataError` where there is none."""
-    data, name = bench.recipe.data, recipe.reward or bench.recipe.sampling.reward
-    value = reward(name, "reward")
-    tasks = [task for task in bench.questions(data.split, data.limit) if value(Outcome(task)) is not None]
-    if not tasks:
-        raise DataError(f"reward: {name} has no value for any task of split {data.split}; name another one")
-    return tasks
+    data, settings = bench.recipe.data, scored_by(bench, recipe)
+    questions = bench.questions(data.split, data.limit, part=data.part)
+    return scorable(questions, bench.recipe.model_copy(update={"sampling": settings}))
+
+
+def scored_by(bench: Environment, recipe: OnlineRecipe) -> SamplingSettings:
+    """The run's settings of sampling, with the training's own reward and credit."""
+    own = {"credit": recipe.credit, "reward": recipe.reward, "final": recipe.reward}
+    given = {name: value for name, value in own.items() if value is not None}
+    return bench.recipe.sampling.model_copy(update=given)
 
 
 def round_of(n_tasks: int, size: int, seed: int, number: int) -> list[int]:
@@ -141,7 +144,8 @@ class RoundSampler:
         from leret.retrieval.batching import SearchBatcher
 
         self.recipe, self.policy, self.stats = recipe, policy, SamplingStats()
-        self._bench, self._run = bench, run
+        self._bench, self._run, self._settings = bench, run, scored_by(bench, recipe)
+        self._scoring = scoring(self._settings.reward)
         self._searches = SearchBatcher(bench.retriever)
         self._runner: ProgramRunner = bench.runner(self._searches)
         self._paths = _stored_paths(run) if recipe.states == "stored" else None
@@ -176,16 +180,13 @@ class RoundSampler:
         return self._collect(groups, policy)
 
     async def _plan_of(self, policy: RoundPolicy, tasks: Sequence[Task], seed: int) -> SamplingPlan:
-        from leret.sampling.stage import with_credit
-
-        recipe, lm, settings = self.recipe, self._bench.recipe.policy, self._bench.recipe.sampling
-        credit, name = recipe.credit or settings.credit, recipe.reward or settings.reward
+        recipe, lm, settings = self.recipe, self._bench.recipe.policy, self._settings
         plan = SamplingPlan(
             (ZERO_SHOT,), recipe.num_generations, seed, self.temperature, recipe.top_p or lm.top_p,
-            recipe.max_completion_length or lm.max_tokens, role=lambda need: Role(policy, credit=credit),
-            reward=name,
-            final=reward(name) if credit in ("final", "both") else None, n_continuations=settings.n_continuations,
-            searched=None if self._plan is None else self._plan.searched,
+            recipe.max_completion_length or lm.max_tokens,
+            role=lambda need: Role(policy, need.predictor in (recipe.predictors or {need.predictor}), settings.credit),
+            reward=settings.reward, final=settings.end_reward, n_continuations=settings.n_continuations,
+            final_weight=settings.final_weight, searched=None if self._plan is None else self._plan.searched,
         )  # fmt: skip
         if self._plan is None:
             plan = await with_credit(plan, self._runner, None, tasks, self._run)
@@ -234,15 +235,27 @@ class RoundSampler:
             "entropy": -sum(sum(one.logprobs or ()) for one in written) / n_tokens,
             "num_samples": float(len(found)),
         }
+        names, parts = self._parts([one for one, _ in members])
+        facts |= {f"rewards/{name}/mean": float(parts[:, i].mean()) for i, name in enumerate(names) if len(names) > 1}
         sequences = [(ids, one.token_ids or ()) for ids, one in made]
-        return Sampled(sequences, tensor(numbers), rewards, _parts([one for one, _ in members]), facts)
+        return Sampled(sequences, tensor(numbers), rewards, parts, facts)
+
+    def _parts(self, samples: Sequence[Sample]) -> tuple[list[str], Tensor]:
+        """Names, and (n, n_parts) values, that all samples with a reward have; 0 where a completion does not parse."""
+        whole = [set(sample.components) for sample in samples if sample.reward is not None]
+        common = set.intersection(*whole) if whole else set[str]()
+        names = sorted(name for name in common if name in self._scoring.parts or name.startswith("final"))
+        values = [[sample.components.get(name, 0.0) for name in names] for sample in samples]
+        return names, tensor(values).reshape(len(samples), len(names))
 
     def _scored(self, groups: Sequence[Group]) -> list[tuple[State, list[tuple[Sample, float]]]]:
         """Samples with rewards; a completion that does not parse has its price; those of an outage are left out."""
         scored = []
         for state, samples in groups:
             known = [sample.reward for sample in samples if sample.reward is not None]
-            price = self.recipe.unparsed_reward
+            price = (
+                self._scoring.unparsed_reward if self.recipe.unparsed_reward is None else self.recipe.unparsed_reward
+            )
             least = min([0.0, *known]) if price is None else price
             valid = [one for one in samples if one.is_sampled and (one.reward is not None or _unparsed(one))]
             if valid:
@@ -261,13 +274,6 @@ def _stored_paths(run: Run) -> dict[str, dict[int, Sample]]:
                 if sample.id == chosen.get(group.state.step):
                     paths.setdefault(group.state.question_id, {})[group.state.step] = sample
     return paths
-
-
-def _parts(samples: Sequence[Sample]) -> Tensor:
-    """(n, n_parts): those that all samples with a reward have; 0 where a completion does not parse."""
-    whole = [sample.components for sample in samples if sample.reward is not None]
-    names = set.intersection(*map(set, whole)) - {*_MEASURES} if whole else set[str]()
-    return tensor([[sample.components.get(name, 0.0) for name in sorted(names)] for sample in samples])
 
 
 def _unparsed(sample: Sample) -> bool:

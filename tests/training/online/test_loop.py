@@ -17,7 +17,7 @@ from tests.sampling.fakes import ROOT
 from tests.training.training_runs import Stopper, changed, interrupt, train_ids
 
 SMALL = {
-    "num_rounds": 6,
+    "num_train_epochs": 1.0,
     "questions_per_round": 2,
     "num_generations": 4,
     "max_completion_length": 6,
@@ -97,7 +97,7 @@ def test_an_interrupted_training_leaves_a_checkpoint(run):
 
 @pytest.mark.parametrize(("beta", "near"), [(10.0, True), (0.0, False)])
 def test_the_penalty_keeps_the_policy_near_the_initial_one(run, beta, near):
-    given = changed(GRPO, beta=beta or 1e-12, num_rounds=10, learning_rate=2e-4)
+    given = changed(GRPO, beta=beta or 1e-12, max_steps=10, learning_rate=2e-4)
     last = log(train(given, run))[-1]["kl"]
     assert (last < 0.01) is near
 
@@ -114,16 +114,24 @@ def test_a_question_that_is_held_back_is_refused(run):
         train(GRPO, run)
 
 
-def test_a_loop_that_is_told_to_stop_publishes_what_it_has(run, monkeypatch):
-    from leret.training.online import loop
+def test_an_alarm_stops_a_training_with_a_checkpoint(run):
+    same = changed(GRPO, temperature=1e-3, on_alarm="stop", max_steps=8)  # all completions of a state are one
+    with pytest.raises(TrainingError, match=r"stopped at an alarm.*the groups have one reward"):
+        train(same, run)
+    assert plan(same, run).resumes_at == 3
+    assert "alarm" in [event["event"] for event in run.events()]
 
-    seen = []
-    original = loop.fit_online
 
-    def hook(entry, number):
-        seen.append((entry["step"], number))
-        return number < 2
+def test_the_best_policy_of_the_validations_is_kept(run, monkeypatch):
+    figures = iter([0.1, 0.2, 0.9, 0.3, 0.4])
 
-    monkeypatch.setattr(loop, "fit_online", lambda *given: original(*given, hook=hook))
-    report = train(GRPO, run)
-    assert (seen, report.steps, report.path.is_dir()) == ([(1, 1), (2, 2)], 2, True)
+    def run_model(self, model, tokenizer, step):
+        return {"eval_recall": next(figures), "eval_unparsed": 0.0}
+
+    monkeypatch.setattr("leret.training.validation.Validation.run_model", run_model)
+    recipe = changed(GRPO, eval_steps=2, eval_tasks=2, eval_split="train", max_steps=6, save_steps=1)
+    report = train(recipe, run)
+    record = json.loads((report.path / "training.json").read_text())
+    assert (record["best_step"], len(record["validation"])) == (4, 2)
+    straight = train(changed(GRPO, name="four", eval_steps=100, eval_tasks=2, eval_split="train", max_steps=6), run)
+    assert bits(straight)[0] != bits(report)[0]

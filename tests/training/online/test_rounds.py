@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from leret.core.errors import DataError, PolicyError
+from leret.core.errors import PolicyError
 from leret.core.types import Failure, Sample, State
 from leret.policies.base import PromptTooLongError, Request
 from leret.policies.local.policy import LocalPolicy
+from leret.rewards import scoring
 from leret.sampling.rollouts.environment import Environment
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
@@ -84,7 +85,7 @@ def state_with(*rewards):
     ],
 )
 def test_what_does_not_parse_has_a_price_and_an_outage_has_none(price, rewards, expected):
-    made = SimpleNamespace(recipe=changed(RECIPE, unparsed_reward=price))
+    made = SimpleNamespace(recipe=changed(RECIPE, unparsed_reward=price), _scoring=scoring("ap"))
     [(_, scored)] = RoundSampler._scored(made, [state_with(*rewards)])
     assert [value for _, value in scored] == expected
 
@@ -150,6 +151,9 @@ def test_every_pass_takes_all_tasks_in_an_order_of_its_own():
     assert round_of(3, 8, 0, 0)[:3] == [*dict.fromkeys(round_of(3, 8, 0, 0)[:3])]
 
 
-def test_tasks_without_what_the_reward_needs_are_refused(bench):
-    with pytest.raises(DataError, match="no value for any task"):
-        training_tasks(SimpleNamespace(recipe=bench.recipe, questions=lambda *_: []), RECIPE)
+def test_a_training_may_have_a_reward_of_its_own(run, bench, policy):
+    parts = {"recall": 1.0, "steps": 0.5}
+    keys = {"reward": {"parts": parts, "unparsed_reward": -2.0}}
+    found = sampler(run, bench, policy, **keys).sample(training_tasks(bench, changed(RECIPE, **keys))[:2], 0)
+    assert found.parts.shape == (16, 2)
+    assert {"rewards/recall/mean", "rewards/steps/mean"} <= set(found.facts)
