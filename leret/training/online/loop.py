@@ -259,18 +259,17 @@ def _rounds(
     if validation is not None and not training.validations:
         training.validate(validation)
     for done in range(len(training.history) + 1, training.n_rounds + 1):
-        if monitor.alarm is not None or interrupt.requested:
-            break
         training.step()
         last, better = done == training.n_rounds, False
         if validation is not None and recipe.eval_steps and (last or done % recipe.eval_steps == 0):
             better = training.validate(validation)
-        if last or done % recipe.logging_steps == 0:
-            monitor.see(training.log)
+        stopped = (last or done % recipe.logging_steps == 0) and monitor.see(training.log)
         shown = {name: training.history[-1][name] for name in ("reward", "loss") if name in training.history[-1]}
         progress.advance(1, **shown)
-        if monitor.alarm is not None or better or interrupt.requested or done % recipe.save_steps == 0:
+        if stopped or better or interrupt.requested or done % recipe.save_steps == 0:
             training.save(directory)
+        if stopped or interrupt.requested:
+            break
     monitor.check()
 
 
