@@ -116,9 +116,10 @@ class OnlineTraining:
         found: list[dict[str, float]] = []
         for order in range(recipe.num_iterations):
             for index in self._mini_batches(batch, order):
-                found.append(update.step(batch.rows(index), 0.0 if recipe.kl_in_reward else beta))
-                self._schedule.step()
-        return self._entry(sampled, batch, beta, [one for one in found if one])
+                if made := update.step(batch.rows(index), 0.0 if recipe.kl_in_reward else beta):
+                    found.append(made)
+                    self._schedule.step()
+        return self._entry(sampled, batch, beta, found)
 
     def _mini_batches(self, batch: RolloutBatch, order: int) -> list[torch.Tensor]:
         """Places of the completions of each optimizer step of a pass; those of one state stay together."""
