@@ -29,7 +29,7 @@ def train(
         typer.Option(metavar="CONFIG", help="In several processes: fsdp, zero3, multi, a file, or accelerate's own."),
     ] = None,
 ) -> None:
-    """Train the policy on a run's samples: sft, dpo, ipo or kto."""
+    """Train the policy on a run's samples (sft, dpo, ipo, kto) or on fresh ones (grpo, rloo, ppo)."""
     from leret.config.load import load_recipe
     from leret.core.runs import Run
     from leret.training.algorithms import TrainingRecipe
