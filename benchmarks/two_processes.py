@@ -2,7 +2,8 @@
 
     python benchmarks/two_processes.py --out runs/bench/two-processes
 
-The two share a batch in halves. The policy is the demo's; each training takes a few steps. Prints Markdown.
+The two share a batch in halves, and whole batches alone are looked at: at the end of an epoch accelerate repeats
+examples, so that both have as many. The policy is the demo's. Prints Markdown.
 """
 
 import argparse
@@ -46,7 +47,7 @@ def losses(run, algorithm, steps, processes):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--algorithms", nargs="+", default=["sft", "dpo", "ipo", "kto"])
     given = parser.parse_args()
     os.chdir(root())
