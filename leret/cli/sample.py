@@ -142,12 +142,12 @@ def export(
     if form == "samples":
         n = export_store(opened, to, file, messages=messages, force=force)
     else:
-        from leret.training.algorithms import ALGORITHMS
+        from leret.training.algorithms import kto, sft
         from leret.training.data import completion_rows
 
-        algorithm = ALGORITHMS[form]
-        examples = algorithm.read_examples(algorithm.settings(algorithm=form), opened)
-        rows, columns = completion_rows(examples, labelled=form == "kto")
+        targets = form == "sft"
+        examples = sft.read_examples(sft.SFTRecipe(), opened) if targets else kto.read_examples(kto.KTORecipe(), opened)
+        rows, columns = completion_rows(examples, labelled=not targets)
         n = export_rows(rows, columns, to, file, force=force)
     if file is out:
         console.done(f"{n:,} {'samples' if form == 'samples' else 'rows'} in {out}")
