@@ -30,6 +30,7 @@ from leret.training.callbacks import check_trackers, monitored, training_callbac
 from leret.training.checkpoints import CheckpointDirectory, TrainingRecord, TrainReport, checkpoint_step
 from leret.training.checks import check_loss, check_parity, refuse_leaks
 from leret.training.data import Encoded, TokenEncoder, TrainingExample, end_token, examples_digest
+from leret.training.memory import check_memory, estimate_memory
 from leret.training.model import (
     InitialPolicy,
     find_initial,
@@ -276,6 +277,7 @@ def fit(
     with training_process(directory.path, recipe.threads if device == "cpu" else None):
         model, tokenizer = load_for_training(job.initial, recipe.lora, recipe.dtype)
         examples = _encode(job, model, tokenizer)
+        check_memory(estimate_memory(model, recipe, examples, device), recipe, device)
         inputs = TrainerInputs(model, tokenizer, examples, directory.path, device, job.max_steps)
         trainer = algorithm.make_trainer(recipe, inputs)
         difference = check_loss(trainer, recipe, algorithm)
