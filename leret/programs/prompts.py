@@ -27,7 +27,8 @@ from leret.core.errors import ProgramError, RunError
 from leret.core.types import digest
 from leret.policies.base import Messages
 from leret.programs.adapters import CompactAdapter
-from leret.programs.replay import PLAIN, NeedsCompletion, PredictorCall, Replay, Step
+from leret.programs.needs import PLAIN, NeedsCompletion, PredictorCall, Step
+from leret.programs.replay import Replay
 
 _PROOFS = 3
 """Messages of a prompt that are formatted both ways."""
@@ -141,7 +142,7 @@ class Formatter:
 
     def step(self, need: NeedsCompletion, completion: str) -> Step:
         """The step that a completion makes; its outputs are the adapter's error where it does not parse."""
-        name, call = need.predictor, need.call
+        name, call = need.call.predictor, need.call
         n_proofs = self._parses.get(name, 0) if call.usual else None
         quick: list[dict[str, Any]] | AdapterParseError | None = None
         if n_proofs is not None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
+import dspy
+
+from leret.core.aio import started
 from leret.core.errors import LeretError, ProgramError, ReplayError, RetrievalError
 from leret.core.types import State, Task, digest
+from leret.programs.needs import Finished, NeedsCompletion, NeedsSearch, Step, difference, place
 from leret.programs.prompts import Formatter
-from leret.programs.replay import Finished, NeedsCompletion, NeedsSearch, Replay, SearchResults, Step, difference, place
+from leret.programs.replay import Replay, SearchResults
 from leret.retrieval.batching import SearchBatcher
 
 MAX_STEPS = 64
@@ -33,6 +39,34 @@ class ProgramRunner:
     formatter: Formatter
     searches: SearchBatcher | None
     _own: dict[int, SearchBatcher] = field(default_factory=dict)
+    _waits: set[object] = field(default_factory=set)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no task waits for a search, or for a call in a thread."""
+        return not self._waits
+
+    async def in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
+        """What a call that may block gives."""
+        with self._waiting():
+            return await asyncio.to_thread(call, *args)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        mark = object()
+        self._waits.add(mark)
+        try:
+            yield
+        finally:
+            self._waits.discard(mark)
+
+    @classmethod
+    def over(
+        cls, program: dspy.Module, adapter: dspy.Adapter | None, searches: SearchBatcher | None, rm: Any = None
+    ) -> ProgramRunner:
+        """Of a program, with its own replay (which see) and formatter."""
+        replay = Replay(program, adapter, rm)
+        return cls(replay, Formatter(replay), searches)
 
     async def advance(
         self, task: Task, steps: Sequence[Step], results: SearchResults, check: bool = False
@@ -41,24 +75,52 @@ class ProgramRunner:
 
         With ``check`` the path is run again, several times, and a program that comes to another place is refused.
         """
+        while isinstance(need := self._run(task, steps, results, check), NeedsSearch):
+            results[need.key] = await self._search(need)
+        return need
+
+    def start(
+        self, task: Task, steps: Sequence[Step], results: SearchResults, check: bool = False
+    ) -> asyncio.Future[NeedsCompletion | Finished]:
+        """`advance`, done at once where no search is waited for, and else in a task."""
+        future = asyncio.get_running_loop().create_future()
+        try:
+            need = self._run(task, steps, results, check)
+        except Exception as error:
+            future.set_exception(error)
+            future.exception()  # read, so that it leaves no warning where another one's error ends the session
+            return future
+        if isinstance(need, NeedsSearch):
+            return started(self._after(need, task, steps, results, check))
+        future.set_result(need)
+        return future
+
+    async def _after(
+        self, need: NeedsSearch, task: Task, steps: Sequence[Step], results: SearchResults, check: bool
+    ) -> NeedsCompletion | Finished:
+        results[need.key] = await self._search(need)
+        return await self.advance(task, steps, results, check)
+
+    def _run(
+        self, task: Task, steps: Sequence[Step], results: SearchResults, check: bool
+    ) -> NeedsCompletion | NeedsSearch | Finished:
+        """Up to what cannot be answered at once."""
         retrieve = None if self.searches is None else self.searches.search_now
-        while True:
-            need = self.replay.run(task, steps, results, retrieve)
-            if isinstance(need, NeedsSearch):
-                results[need.key] = await self._search(need)
-                continue
-            if len(steps) >= MAX_STEPS and isinstance(need, NeedsCompletion):
-                raise ProgramError(f"task {task.id}: the program asks for more than {MAX_STEPS} completions")
-            for _ in range(_REPEATS if check else 0):
-                again = self.replay.run(task, steps, dict(results), retrieve)
-                if place(again) != place(need):
-                    raise ReplayError(
-                        f"{type(self.replay.program).__name__} is not deterministic given its completions: after the "
-                        f"same {len(steps)}, {difference(need, again)}. Nothing can be learnt from alternatives at a "
-                        "state that does not come back: let it depend on its inputs, completions and searches alone "
-                        "(wrap a search with leret.search_tool), and keep nothing on itself"
-                    )
+        need = self.replay.run(task, steps, results, retrieve)
+        if isinstance(need, NeedsSearch):
             return need
+        if len(steps) >= MAX_STEPS and isinstance(need, NeedsCompletion):
+            raise ProgramError(f"task {task.id}: the program asks for more than {MAX_STEPS} completions")
+        for _ in range(_REPEATS if check else 0):
+            again = self.replay.run(task, steps, dict(results), retrieve)
+            if place(again) != place(need):
+                raise ReplayError(
+                    f"{type(self.replay.program).__name__} is not deterministic given its completions: after the "
+                    f"same {len(steps)}, {difference(need, again)}. Nothing can be learnt from alternatives at a "
+                    "state that does not come back: let it depend on its inputs, completions and searches alone "
+                    "(wrap a search with leret.search_tool), and keep nothing on itself"
+                )
+        return need
 
     def state(self, task: Task, need: NeedsCompletion, step: int, parent: str | None = None) -> State:
         """The state that the program stands at. Its id names what the zero-shot prompt sends, so a group is pure."""
@@ -76,7 +138,7 @@ class ProgramRunner:
     async def _search(self, need: NeedsSearch) -> object:
         if need.ask is not None:
             try:
-                return await asyncio.to_thread(need.ask)
+                return await self.in_thread(need.ask)
             except LeretError:
                 raise
             except Exception as error:
@@ -86,5 +148,6 @@ class ProgramRunner:
             if need.retriever is None:
                 raise ProgramError("a leret.Search has no retriever: pass one as Search(retriever=...)")
             searches = self._own.setdefault(id(need.retriever), SearchBatcher(need.retriever))
-        [ranking] = await searches.search([need.query], need.k)
+        with self._waiting():
+            [ranking] = await searches.search([need.query], need.k)
         return ranking

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
@@ -46,7 +46,9 @@ if TYPE_CHECKING:
 
     from leret.core.usage import UsageByPrompt
     from leret.policies.base import Policy
+    from leret.programs.needs import Step
     from leret.programs.prompts import Prompt
+    from leret.programs.replay import SearchResults
     from leret.programs.runner import ProgramRunner
     from leret.retrieval.batching import SearchBatcher
     from leret.sampling.rollouts.branching import SamplingPlan
@@ -103,45 +105,37 @@ async def sample_tasks(
 ) -> SamplingStats:
     """Sample every task to the end of its path, into a store; what the store holds is not asked again.
 
-    The program is a module of its own for this call, which changes it; ``search`` is over the retriever, on this event
-    loop, or None where every `leret.Search` has its own; ``rm`` is what ``dspy.settings.rm`` is for the program. The
-    plan says who answers which predictor, what is tried and how it is scored; of the settings, ``concurrency``,
-    ``max_error_rate`` and ``max_unparsed_rate`` are read. What credit ``auto`` means is learnt from the first tasks,
-    and noted in ``run``; without one it is learnt by every call. ``facts`` are told with the progress.
+    The program is this call's own, which changes it; ``search`` is on this event loop, or None where every
+    `leret.Search` has a retriever; ``rm`` is ``dspy.settings.rm`` for the program. What credit ``auto`` means is learnt
+    from the first tasks, and noted in ``run`` where there is one. ``facts`` are told with the progress.
 
-    Raises:
-        LeretError: too many samples failed or did not parse, the program cannot be replayed or makes no search where
-            the reward is of searches, or the store cannot be written; what is done is kept.
+    Raises LeretError where too much fails, or the program cannot be replayed; what is done is kept.
     """
-    from leret.programs.checks import check_path
-    from leret.programs.prompts import Formatter
-    from leret.programs.replay import Replay
     from leret.programs.runner import ProgramRunner
     from leret.sampling.rollouts.branching import StateSampler
     from leret.sampling.rollouts.scheduler import LOOKED_AT, Scheduler
 
-    other, prompts = program.deepcopy(), iter([plan.prompts])  # of one task, all
-    replay = Replay(program, adapter, rm)
-    runner = ProgramRunner(replay, Formatter(replay), search)
-    rest, first = iter(tasks), list[Task]()
+    other, rest, first = program.deepcopy(), iter(tasks), list[Task]()
+    runner = ProgramRunner.over(program, adapter, search, rm)
     if plan.searched is None:
         first = list(islice(rest, LOOKED_AT))
         plan = await with_credit(plan, runner, store, first, run)
-    scheduler = Scheduler(
-        runner,
-        StateSampler(runner, store, plan, usage),
-        store,
-        seed=plan.seed,
-        max_error_rate=settings.max_error_rate,
-        max_unparsed_rate=settings.max_unparsed_rate,
-        check_path=lambda task, steps, results: check_path(
-            other, runner, task, steps, results, next(prompts, plan.prompts[:1])
-        ),
-        facts=facts,
-    )
+    sampler, rates = StateSampler(runner, store, plan, usage), (settings.max_error_rate, settings.max_unparsed_rate)
+    check = _path_check(other, runner, plan.prompts)
+    scheduler = Scheduler(runner, sampler, store, plan.seed, *rates, check, facts)
     stats = await scheduler.run(chain(first, rest), settings.concurrency, progress)
     stats.notes = _left_out(plan, runner)
     return stats
+
+
+def _path_check(
+    program: dspy.Module, runner: ProgramRunner, prompts: tuple[Prompt, ...]
+) -> Callable[[Task, Sequence[Step], SearchResults], Awaitable[None]]:
+    """`check_path` of another instance: on one task under all prompts, on the others under the first."""
+    from leret.programs.checks import check_path
+
+    left = iter([prompts])
+    return lambda task, steps, results: check_path(program, runner, task, steps, results, next(left, prompts[:1]))
 
 
 def _left_out(plan: SamplingPlan, runner: ProgramRunner) -> list[str]:
@@ -154,7 +148,7 @@ def _left_out(plan: SamplingPlan, runner: ProgramRunner) -> list[str]:
 
 
 async def with_credit(
-    plan: SamplingPlan, runner: ProgramRunner, store: Store, tasks: Iterable[Task], run: Run | None = None
+    plan: SamplingPlan, runner: ProgramRunner, store: Store | None, tasks: Iterable[Task], run: Run | None = None
 ) -> SamplingPlan:
     """The plan with what credit ``auto`` goes by: noted in the run, or learnt on paths of the first tasks."""
     from leret.sampling.rollouts.branching import StateSampler
@@ -245,7 +239,7 @@ def opened(
         refuse_changes(run, recipe, {"retriever": digests["retriever"]})
         if bench.skipped:
             run.event("sample", "skipped", **bench.skipped)
-        yield bench, _scorable(questions, recipe), digests
+        yield bench, scorable(questions, recipe), digests
 
 
 def begin(
@@ -255,9 +249,9 @@ def begin(
 
     The policy of the run's recipe stays the one of the first round: the base of all others.
     """
-    from leret.policies.load import make_policy
+    from leret.policies.load import sampled_policy
 
-    policy = make_policy(bench.recipe.policy)
+    policy = sampled_policy(bench.recipe.policy)
     if policy_digest not in {None, policy.digest}:
         raise RunError(f"policy.model: {bench.recipe.policy.model} is another model here than where sampling was begun")
     with FileLock(run.setup_lock):
@@ -325,7 +319,7 @@ async def sample_session(
         await policy.aclose()
 
 
-def _scorable(questions: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
+def scorable(questions: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
     """Tasks that a part of the reward applies to: gold documents for a measure of rankings, references for f1."""
     spec = recipe.sampling.whole_reward
     if function_names(spec):  # of which nobody knows what it needs

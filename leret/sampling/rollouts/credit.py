@@ -46,32 +46,41 @@ class Crediting:
         return {} if value is None else {"final": value}
 
     def rewards(self, group: Sequence[Sample], credit: str) -> list[Sample]:
-        """Samples of one state with a reward each, by their components; all of them led to an outcome.
+        """Samples of one state with a reward each, as `mixed` makes it."""
+        made = self.mixed([sample.components for sample in group], credit, group[0].question_id)
+        pairs = zip(group, made, strict=True)
+        return [replace(sample, reward=reward, components=components) for sample, (reward, components) in pairs]
+
+    def mixed(
+        self, group: Sequence[Mapping[str, float]], credit: str, question_id: str
+    ) -> list[tuple[float, dict[str, float]]]:
+        """The reward, and all components, of each sample of one state, by its parts; all led to an outcome.
 
         ``credit`` is step, final or both. A reward that depends on the group is right where all of the group is given.
         """
-        values = [dict(sample.components) for sample in group]
+        values = [dict(own) for own in group]
         if credit != "step" and self.final is not None and len(self.final.parts) > 1:
             named = [{n.removeprefix(PREFIX): v for n, v in own.items() if n.startswith(PREFIX)} for own in values]
             finals = self.final.mix(named)
             values = [own | ({} if f is None else {"final": f}) for own, f in zip(values, finals, strict=True)]
         steps = self.step.mix(values) if credit != "final" else [None] * len(values)
-        return [self._rewarded(*one, credit) for one in zip(group, values, steps, strict=True)]
+        return [self._rewarded(*one, credit, question_id) for one in zip(values, steps, strict=True)]
 
-    def _rewarded(self, sample: Sample, values: dict[str, float], step: float | None, credit: str) -> Sample:
+    def _rewarded(
+        self, values: dict[str, float], step: float | None, credit: str, question_id: str
+    ) -> tuple[float, dict[str, float]]:
         final = values.get("final")
-        if (step is None and credit != "final") or (final is None and credit != "step"):
+        if credit == "step" and step is not None:
+            return step, values
+        if credit == "final" and final is not None:
+            return final, values
+        if step is None or final is None:
             name = " + ".join((self.final if step is not None and self.final else self.step).parts)
             raise ConfigError(
-                f"sampling.reward: {name} has no value for question {sample.question_id}; give the data what it is "
+                f"sampling.reward: {name} has no value for question {question_id}; give the data what it is "
                 "computed from (relevant documents, reference answers), or use credit final"
             )
-        if credit == "both":
-            assert step is not None
-            assert final is not None
-            weight = self.final_weight
-            return replace(sample, reward=weight * final + (1 - weight) * step, components={**values, "step": step})
-        return replace(sample, reward=final if credit == "final" else step, components=values)
+        return self.final_weight * final + (1 - self.final_weight) * step, {**values, "step": step}
 
     def regrouped(self, samples: Sequence[Sample]) -> list[Sample]:
         """All samples of a state, with the rewards that those with a reward have as one group."""

@@ -12,7 +12,6 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import astuple
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
@@ -91,7 +90,7 @@ class Store:
 
     def put_visit(self, visit: PathStep) -> None:
         """Keep where a question's path went."""
-        self._pending["visits"].append(astuple(visit))
+        self._pending["visits"].append(visit)
 
     def flush(self) -> None:
         """Commit what was put; a RunError (disk full, a row that breaks a rule) leaves what was committed before."""
