@@ -44,8 +44,8 @@ from leret.optimize.inputs import (
     step_reward,
 )
 from leret.policies.checkpoints import find_model
+from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT, Prompt
-from leret.programs.replay import NeedsCompletion
 from leret.programs.saved import with_save
 from leret.programs.search import Search, search_tool
 from leret.retrieval.base import Retriever
@@ -392,7 +392,7 @@ class CompileJob:
             "dspy": installed_version("dspy"),
             "student": digest(student),
             **{name: getattr(settings, name) for name in _SETTINGS},
-            **{name: getattr(value, "__qualname__", value) for name, value in functions.items()},
+            **{name: _name(value) if callable(value) else value for name, value in functions.items()},
             "algorithms": list(settings.algorithms),
             "digest": {name: digest(value) for name, value in digests.items()},
         }
@@ -489,4 +489,8 @@ def _source(thing: Any) -> str:
     try:
         return inspect.getsource(thing)
     except (OSError, TypeError):
-        return str(getattr(thing, "__qualname__", type(thing).__qualname__))
+        return _name(thing)
+
+
+def _name(thing: Any) -> str:
+    return str(getattr(thing, "__qualname__", type(thing).__qualname__))

@@ -13,8 +13,9 @@ import dspy
 from leret.core.aio import started
 from leret.core.errors import LeretError, ProgramError, ReplayError, RetrievalError
 from leret.core.types import State, Task, digest
+from leret.programs.needs import Finished, NeedsCompletion, NeedsSearch, Step, difference, place
 from leret.programs.prompts import Formatter
-from leret.programs.replay import Finished, NeedsCompletion, NeedsSearch, Replay, SearchResults, Step, difference, place
+from leret.programs.replay import Replay, SearchResults
 from leret.retrieval.batching import SearchBatcher
 
 MAX_STEPS = 64

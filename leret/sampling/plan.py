@@ -20,7 +20,7 @@ from leret.sampling.rollouts.scheduler import LOOKED_AT
 from leret.sampling.store.store import Store
 
 if TYPE_CHECKING:
-    from leret.programs.replay import NeedsCompletion
+    from leret.programs.needs import NeedsCompletion
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,9 @@ if TYPE_CHECKING:
 
     from leret.core.usage import UsageByPrompt
     from leret.policies.base import Policy
+    from leret.programs.needs import Step
     from leret.programs.prompts import Prompt
-    from leret.programs.replay import SearchResults, Step
+    from leret.programs.replay import SearchResults
     from leret.programs.runner import ProgramRunner
     from leret.retrieval.batching import SearchBatcher
     from leret.sampling.rollouts.branching import SamplingPlan

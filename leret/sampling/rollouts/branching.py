@@ -16,8 +16,9 @@ from leret.core.errors import ConfigError, PolicyError, ProgramError, RetrievalE
 from leret.core.types import Failure, Outcome, Sample, State, Task, digest, json_encoder
 from leret.core.usage import UsageByPrompt
 from leret.policies.base import Completion, Messages, Policy, Request
+from leret.programs.needs import Finished, NeedsCompletion, Step
 from leret.programs.prompts import ZERO_SHOT, Prompt
-from leret.programs.replay import Finished, NeedsCompletion, SearchResults, Step
+from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
 from leret.rewards import Reward, RewardSpec, reward, scoring, values_of
 from leret.sampling.rollouts.credit import Crediting

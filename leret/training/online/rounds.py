@@ -22,8 +22,9 @@ from leret.core.runs import Run
 from leret.core.types import Sample, State, Task
 from leret.policies.base import Completion, PromptTooLongError, Request
 from leret.policies.local.policy import LocalPolicy
+from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT
-from leret.programs.replay import NeedsCompletion, SearchResults
+from leret.programs.replay import SearchResults
 from leret.rewards import scoring
 from leret.sampling.rollouts.branching import BranchPoint, Role, SamplingPlan, StateSampler
 from leret.sampling.rollouts.environment import Environment
