@@ -25,7 +25,7 @@ class TrainingRecipe(KindSettings):
 
     algorithm: str
     name: str | None = Field(None, description="of the policy in R/policies; the algorithm's name when absent")
-    init_from: str = Field("base", description="base, the name of a policy of the run, a model directory, or demo")
+    init_from: str = Field("base", description="base, the name of a policy of the run, a directory, demo or agent")
     match_steps_of: str | None = Field(None, description="a control: train as many steps as this policy took in all")
     num_train_epochs: float = Field(1.0, gt=0)
     learning_rate: float = Field(1e-5, gt=0)

@@ -19,7 +19,7 @@ from leret.config.policy import (
     TgiPolicySettings,
     TogetherPolicySettings,
 )
-from leret.core.bundled import demo_policy
+from leret.core.bundled import policy_directory
 from leret.core.errors import PolicyError
 from leret.core.types import digest
 from leret.policies.base import Policy
@@ -36,12 +36,11 @@ _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.
 
 
 def _local(settings: LocalPolicySettings) -> Policy:
-    demo = settings.model == "demo"
     return LocalPolicy(
-        demo_policy() if demo else settings.model,
+        settings.model,
         device=settings.device,
         dtype=settings.dtype,
-        name="demo" if demo else None,
+        name=settings.model if policy_directory(settings.model) else None,
         enable_thinking=settings.enable_thinking,
         price_prompt=settings.price_prompt,
         price_completion=settings.price_completion,
