@@ -32,10 +32,15 @@ TEMPLATE = (
 
 
 def tiny_policy(directory: Path, arch: str = "llama", seed: int = 0) -> Path:
-    """A tiny random policy: ``llama`` (rotary positions, untied) or ``opt`` (learned ones, norm after the block)."""
+    """A tiny random policy: ``llama`` (rotary positions, untied) or ``opt`` (learned ones, norm after the block).
+
+    Or ``gpt2``, a base model: a tied head, and a tokenizer without a chat template.
+    """
     import torch
 
     tokenizer = _tokenizer()
+    if arch == "gpt2":
+        tokenizer.chat_template = None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _model(arch, tokenizer)
@@ -66,7 +71,7 @@ def _tokenizer() -> Any:
 
 
 def _model(arch: str, tokenizer: Any) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
     pad, end = SPECIALS.index("<|pad|>"), SPECIALS.index("<|end|>")
     size = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 512}
@@ -74,6 +79,10 @@ def _model(arch: str, tokenizer: Any) -> Any:
     if arch == "llama":
         own = {"intermediate_size": 128, "head_dim": 32, "num_key_value_heads": 2, "initializer_range": 0.2}
         model: Any = LlamaForCausalLM(LlamaConfig(**size, **ids, **own, tie_word_embeddings=False))
+    elif arch == "gpt2":
+        model = GPT2LMHeadModel(
+            GPT2Config(n_embd=64, n_layer=2, n_head=2, n_positions=512, **ids, initializer_range=0.2)
+        )
     else:
         own = {"ffn_dim": 128, "word_embed_proj_dim": 64, "do_layer_norm_before": False, "init_std": 0.2}
         model = OPTForCausalLM(OPTConfig(**size, **ids, **own, tie_word_embeddings=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from leret.config.base import Free, RecipePath, Settings
 
@@ -22,9 +22,20 @@ class DataSettings(Settings):
     questions: Annotated[str | None, Free(), RecipePath("question file")] = Field(None, description="path, or hf:NAME")
     split: Split = Field("train", description="the questions that are sampled; evaluation has its own")
     limit: Annotated[PositiveInt | None, Free()] = Field(None, description="at most so many questions of the split")
+    part: Annotated[str | None, Free()] = Field(
+        None, pattern=r"^\d+/\d+$", description="I/N: of what `limit` leaves, every N-th question from the I-th, from 0"
+    )
     seed: int = Field(0, description="of the split, of the order under `limit`, of the generated world")
     skip_invalid: Annotated[bool, Free()] = Field(False, description="count bad lines instead of refusing the file")
     options: dict[str, Any] = Field(default_factory=dict, description="of the generator, for kind world")
+
+    @field_validator("part")
+    @classmethod
+    def _is_a_part(cls, value: str | None) -> str | None:
+        index, count = map(int, (value or "0/1").split("/"))
+        if index >= count:
+            raise ValueError(f"{value}: of {count} parts there is no {index}; they count from 0, as in 0/{count or 2}")
+        return value
 
     @model_validator(mode="after")
     def _files(self) -> DataSettings:

@@ -46,6 +46,9 @@ class LocalPolicySettings(PolicySettings):
         RecipePath("model directory", "download the model there, or correct the path", hub=True, names=tuple(POLICIES)),
     ] = Field("demo", description="model directory, name on the hub, or `demo`, `agent` (shipped)")
     enable_thinking: Thinking = None
+    template: Literal["plain"] | None = Field(
+        None, description="plain: of a base model that has no chat template (GPT-2), the texts of the messages by lines"
+    )
     device: Annotated[str, Free()] = "auto"
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Free()] = "auto"
 

@@ -49,7 +49,7 @@ def load(data: DataSettings) -> Data:
 
 
 def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Loaded:
-    """Tasks alone: of `data.split`, at most `data.limit` of them; a larger limit only adds to them.
+    """Tasks alone: of `data.split`, at most `data.limit` of them; a larger limit only adds to them, or to `data.part`.
 
     Gold ids must be in ``corpus``, where one is given; one that is there under another Unicode normalisation takes the
     corpus's form. An empty split is a DataError.
@@ -67,7 +67,7 @@ def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Load
             if data.split in ("all", name):
                 yield task
 
-    chosen = limited(wanted(), data.limit, data.seed)  # reads the source to its end, so that all faults show
+    chosen = limited(wanted(), data.limit, data.seed, data.part)  # reads the source to its end, so that all faults show
     problems.check(source, data.skip_invalid, sizes.total() > 0)
     if not chosen:
         there = ", ".join(f"{n} in {name}" for name, n in sorted(sizes.items())) or "none at all"
@@ -92,11 +92,16 @@ def split_name(task: Task, seed: int = 0) -> str:
     return task.split or split_of(task.id, seed)
 
 
-def limited(tasks: Iterable[Task], limit: int | None, seed: int = 0) -> tuple[Task, ...]:
-    """At most so many tasks, by a hash of their ids; None takes all, in their order."""
-    if limit is None:
-        return tuple(tasks)
-    return tuple(heapq.nsmallest(limit, tasks, key=lambda task: rank_of(task.id, seed, "limit")))
+def limited(tasks: Iterable[Task], limit: int | None, seed: int = 0, part: str | None = None) -> tuple[Task, ...]:
+    """At most so many tasks, by a hash of their ids, and of these ``part`` I/N; None takes all, in their order."""
+
+    def rank(task: Task) -> int:
+        return rank_of(task.id, seed, "limit")
+
+    if part is None:
+        return tuple(tasks if limit is None else heapq.nsmallest(limit, tasks, key=rank))
+    index, count = map(int, part.split("/"))
+    return tuple(sorted(tasks, key=rank)[:limit][index::count])
 
 
 def _tasks(data: DataSettings, problems: Problems, corpus: Container[str] | None) -> Iterator[Task]:

@@ -146,7 +146,7 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
     digests = {"program": environment.program_digest, "corpus": environment.corpus.digest}
     refuse_changes(run, environment.recipe, digests)
     own = environment.questions("all")
-    sampled = limited(_of_split(own, data.split, data.seed), data.limit, data.seed)
+    sampled = limited(_of_split(own, data.split, data.seed), data.limit, data.seed, data.part)
     refuse_changes(run, environment.recipe, {"questions": questions_digest(sampled)})
     if recipe.questions is not None:
         other = environment.recipe.model_copy(update={"data": data.model_copy(update={"questions": recipe.questions})})

@@ -97,9 +97,9 @@ class LM(PolicyLM):
     Its weights follow its name: ``lm.copy(model=...)`` and ``lm.model = ...`` take a directory, ``demo`` or ``agent``.
 
     Args:
-        model: a model or adapter directory, a repository of the Hugging Face hub, ``demo`` or ``agent``.
-        kwargs: of ``dspy.LM``, and ``device``, ``dtype`` and ``enable_thinking`` as in a recipe's ``policy``. The cache
-            is off: it knows a model by its name, not by its weights.
+        model: a model or adapter directory, a repository of the Hugging Face hub, or ``demo`` or ``agent``.
+        kwargs: of ``dspy.LM``, and ``device``, ``dtype``, ``enable_thinking`` and ``template`` as in a recipe's
+            ``policy``. The cache is off: it knows a model by its name, not by its weights.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class LM(PolicyLM):
     ) -> None:
         name = str(model).removeprefix("leret/")
         name = str(Path(name).resolve()) if name not in POLICIES and Path(name).is_dir() else name
-        own = {key: kwargs.pop(key) for key in ("device", "dtype", "enable_thinking") if key in kwargs}
+        own = {key: kwargs.pop(key) for key in ("device", "dtype", "enable_thinking", "template") if key in kwargs}
         engine = engine or PolicyEngine(settings=LocalPolicySettings.model_validate({"model": name, **own}))
         asked = {"temperature": 1.0, "max_tokens": engine.settings.max_tokens, "cache": False, **kwargs}
         super().__init__(f"leret/{name}", **{**engine.arguments(), **asked})

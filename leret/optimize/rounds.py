@@ -1,17 +1,20 @@
 """`leret run`: sampling, training and evaluation one after the other, in as many rounds as wanted.
 
-In a later round the policy that the last one trained writes the queries, trainings go on from it, and what they leave
-is named ``sft-2``, ``ipo-2`` and so on. `base` stays, in every evaluation, the policy of the first round.
+Each of several rounds samples its own part of the questions. In a later round the policy that the last one trained
+writes the queries, trainings go on from it, and what they leave is named ``sft-2``, ``ipo-2`` and so on. `base` stays,
+in every evaluation, the policy of the first round. A policy behind servers stays behind them: they get the new weights,
+or the round is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from leret.config.evaluation import EvalRecipe
+from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError
 from leret.core.progress import Progress
@@ -71,15 +74,21 @@ def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[Round
     names = [recipe.policy_name for recipe in trainings]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         problems.append(f"two trainings are both named {', '.join(twice)}; set `name` in one of them")
+    problems += [fault for recipe in sampling if rounds > 1 for fault in _no_rounds(recipe, rounds)]
     if problems:
         raise ConfigError(problems)
     stages: list[RoundStage] = []
-    begun = len(run.manifest().get("rounds", [])) if run.manifest_path.is_file() else 0
+    begun = run.manifest().get("rounds", []) if run.manifest_path.is_file() else []
     for number in range(1, rounds + 1):
         trained = [_training(recipe, number, trainings) for recipe in trainings]
-        done = begun > number and all((run.policies / t.policy_name / "training.json").is_file() for t in trained)
-        previous = _successor(trainings, number - 1)
-        stages += [RoundStage(number, "sample", _sampling(recipe, run, number, previous), done) for recipe in sampling]
+        done = len(begun) > number and all((run.policies / t.policy_name / "training.json").is_file() for t in trained)
+        for recipe in sampling:
+            part = f"{number - 1}/{rounds}" if rounds > 1 else recipe.data.part
+            part = begun[number - 1].get("part") if number <= len(begun) else part  # as it was begun
+            data = recipe.data.model_copy(update={"part": part})
+            policy = _policy(recipe.policy, run, number, _successor(trainings, number - 1))
+            own = recipe.model_copy(update={"data": data, "policy": policy})
+            stages.append(RoundStage(number, "sample", own, done))
         stages += [RoundStage(number, "train", recipe, done) for recipe in trained]
         stages += [RoundStage(number, "eval", recipe, done) for recipe in evaluation]
     return stages
@@ -94,7 +103,7 @@ def run_stage(
     if isinstance(stage.recipe, SamplingRecipe):
         from leret.sampling.stage import sample
 
-        return sample(stage.recipe, run, base_dir=Path.cwd(), progress=progress)
+        return sample(_served(stage, stage.recipe), run, base_dir=Path.cwd(), progress=progress)
     if isinstance(stage.recipe, TrainingRecipe):
         from leret.training.stage import train
 
@@ -128,7 +137,27 @@ def _training(recipe: TrainingRecipe, number: int, trainings: Sequence[TrainingR
     )
 
 
-def _sampling(recipe: SamplingRecipe, run: Run, number: int, previous: str) -> SamplingRecipe:
-    if number == 1:
+def _no_rounds(recipe: SamplingRecipe, rounds: int) -> Iterator[str]:
+    if recipe.data.part is not None:
+        yield f"data.part: {recipe.data.part} is of one round, and --rounds {rounds} makes parts itself; leave one out"
+    if not isinstance(recipe.policy, LocalPolicySettings | OpenAIPolicySettings):
+        told = "does not take new weights from here; use local, or openai with a vLLM that you start"
+        yield f"policy.kind: {recipe.policy.kind} {told}, or leave --rounds out"
+
+
+def _policy(settings: PolicySettings, run: Run, number: int, previous: str) -> PolicySettings:
+    """The settings of a round's policy; of a served one, ``model`` is its directory until `_served` has a name."""
+    directory = str((run.policies / previous).resolve())
+    return settings if number == 1 else settings.model_copy(update={"model": directory})
+
+
+def _served(stage: RoundStage, recipe: SamplingRecipe) -> SamplingRecipe:
+    """The recipe with the name under which the servers of a later round have its policy, if they are servers."""
+    if stage.round == 1 or not isinstance(recipe.policy, OpenAIPolicySettings):
         return recipe
-    return recipe.model_copy(update={"policy": recipe.policy.in_process(str((run.policies / previous).resolve()))})
+    from leret.policies.serving.model import resolve_policy
+    from leret.policies.serving.refresh import refresh
+
+    directory = recipe.policy.model
+    policy = refresh(recipe.policy, resolve_policy(directory), directory)
+    return recipe.model_copy(update={"policy": policy})

@@ -16,6 +16,12 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _INDEX = "model.safetensors.index.json"
 _NAMED_FILES = ("config.json", _INDEX, "generation_config.json", "adapter_config.json", "chat_template.jinja")
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
+_PLAIN = (
+    "{% for message in messages %}{{ message['content'] }}"
+    "{{ eos_token if loop.last and message['role'] == 'assistant' else '\\n' }}{% endfor %}"
+)
+"""The texts of the messages, a line end after each, for models that know no turns; the answer ends in the end token."""
+
 _LOG = logging.getLogger("leret")
 _digests: dict[tuple[str, int, int], bytes] = {}
 
@@ -150,17 +156,18 @@ def adapter_base(path: Path) -> Path | None:
     return find_model(beside if beside.is_dir() else name)
 
 
-def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
+def load_model(path: Path, *, device: str, dtype: str, template: str | None = None) -> LoadedModel:
     """Load a model directory, or an adapter directory merged into its base, for the in-process engine.
 
     ``device: auto`` is CUDA where there is one; ``dtype: auto`` is float32 on a CPU, and the saved one elsewhere.
+    ``template`` as in `load_tokenizer`.
     """
     place, base = _device(device), adapter_base(path)
     model = load_weights(base or path, "float32" if dtype == "auto" and place == "cpu" else dtype)
     _check_architecture(base or path, model.config)
     if base is not None:
         model = _merge_adapter(model, path)
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_tokenizer(path, template)
     tokenizer.model_max_length = 2**62  # lengths are checked against the model, with a word on what to do
     model.eval().requires_grad_(False)
     return LoadedModel(model.to(place), tokenizer)
@@ -231,8 +238,12 @@ def _merge_adapter(model: Any, path: Path) -> Any:
         ) from error
 
 
-def load_tokenizer(path: Path) -> Any:
-    """The tokenizer of a model directory, or of an adapter's base; `PolicyError` without a chat template."""
+def load_tokenizer(path: Path, template: str | None = None) -> Any:
+    """The tokenizer of a model directory, or of an adapter's base; `PolicyError` without a chat template.
+
+    ``template`` plain gives one to a tokenizer that has none, so that a digest of the files still names what the model
+    computes. A tokenizer with another template of its own is refused.
+    """
     from transformers import AutoTokenizer
 
     source = path
@@ -245,9 +256,16 @@ def load_tokenizer(path: Path) -> Any:
             f"{source} has no tokenizer that can be loaded ({_first_line(error)}); "
             "save it there with tokenizer.save_pretrained"
         ) from error
+    if template == "plain" and tokenizer.chat_template not in {None, _PLAIN}:
+        raise PolicyError(
+            f"policy.template: plain is for models without a chat template, and the tokenizer of {source} has one; "
+            "leave policy.template out"
+        )
+    if template == "plain":
+        tokenizer.chat_template = _PLAIN
     if not tokenizer.chat_template:
         raise PolicyError(
-            f"the tokenizer of {source} has no chat template, so messages cannot become a prompt; "
-            "set tokenizer.chat_template and save it, or use an instruction-tuned model"
+            f"the tokenizer of {source} has no chat template, so messages cannot become a prompt; set policy.template: "
+            "plain for a base model, or set tokenizer.chat_template and save it"
         )
     return tokenizer

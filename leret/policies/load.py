@@ -42,6 +42,7 @@ def _local(settings: LocalPolicySettings) -> Policy:
         dtype=settings.dtype,
         name=settings.model if policy_directory(settings.model) else None,
         enable_thinking=settings.enable_thinking,
+        template=settings.template,
         price_prompt=settings.price_prompt,
         price_completion=settings.price_completion,
     )

@@ -109,7 +109,7 @@ def policy_record(
         mark = f"-{model_digest(path)[:8]}"
         record["name"] = f"{settings.model if settings.model in POLICIES else path.name.removesuffix(mark)}{mark}"
         record["template"] = template_digest(path)
-        encoder = PromptEncoder(load_tokenizer(path), None, path.name, settings.enable_thinking)
+        encoder = PromptEncoder(load_tokenizer(path, settings.template), None, path.name, settings.enable_thinking)
         record["n_tokens"] = len(encoder.encode(_PROBE).token_ids)
         if keep and (path / "training.json").is_file():
             settings = settings.model_copy(update={"model": str(_keep(path, directory / "policies" / record["name"]))})
@@ -148,7 +148,7 @@ def open_lm(
     if serve in {None, "local"}:
         if not local or "class" not in record:
             return policy_lm(settings, **config)
-        how = settings.model_dump(include={"model", "device", "dtype", "enable_thinking"})
+        how = settings.model_dump(include={"model", "device", "dtype", "enable_thinking", "template"})
         lm: dspy.LM = class_at(record["class"], PolicyLM)(**how, **config)
         return lm
     if serve == "vllm":

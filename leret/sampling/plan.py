@@ -55,7 +55,7 @@ def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> P
     bench = Environment(located(recipe, base_dir or Path.cwd()), run.cache)
     settings = recipe.sampling
     reward(settings.reward, "sampling.reward")
-    questions = bench.questions(recipe.data.split, recipe.data.limit)
+    questions = bench.questions(recipe.data.split, recipe.data.limit, recipe.data.part)
     n_questions = len(questions)
     steps = steps_of(bench)
     bank_ready = settings.prompts == 1 or (run.manifest_path.is_file() and "bank" in run.manifest())
@@ -120,7 +120,7 @@ def _lengths(bench: Environment, questions: Sequence[Task]) -> tuple[int | None,
     positions = read_model_json(path / "config.json").get("max_position_embeddings") if path.is_dir() else None
     if not isinstance(policy, LocalPolicySettings) or positions is None:
         return None, None
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_tokenizer(path, policy.template)
     zero_shot, few_shot = (PromptEncoder(tokenizer, n, policy.model, policy.enable_thinking) for n in (positions, None))
     n_demos = settings.bank.max_demos if settings.prompts > 1 else 0
     passages = cycle(Passage(d.doc_id, d.title, d.text, 0.0) for d in islice(bench.corpus.values(), 1000))

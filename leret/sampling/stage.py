@@ -236,7 +236,7 @@ def opened(
     with Environment(recipe, run.cache, progress) as bench:
         progress.start("data and index", None)
         refuse_changed_files(run, bench)
-        questions = bench.questions(recipe.data.split, recipe.data.limit)
+        questions = bench.questions(recipe.data.split, recipe.data.limit, recipe.data.part)
         with FileLock(run.setup_lock):
             digests = {"corpus": bench.corpus.digest, "retriever": bench.retriever.digest}
         digests |= {"program": bench.program_digest, "questions": questions_digest(questions)}
@@ -266,7 +266,8 @@ def begin(
         if rounds and rounds[0]["digest"] != policy.digest:
             section["policy"] = manifest["sampling"]["policy"]
         if all(entry["digest"] != policy.digest for entry in rounds):
-            rounds = [*rounds, {"policy": policy.name, "model": bench.recipe.policy.model, "digest": policy.digest}]
+            entry = {"policy": policy.name, "model": bench.recipe.policy.model, "digest": policy.digest}
+            rounds = [*rounds, entry | ({"part": bench.recipe.data.part} if bench.recipe.data.part else {})]
         known = {**manifest.get("digests", {}), **digests, "policy": policy.digest}
         with run.writing():
             write_atomically(run.held_out, json.dumps(sorted(bench.held_out), indent=0))

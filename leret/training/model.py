@@ -26,6 +26,7 @@ class InitialPolicy:
     directory: Path  # of full weights, or of an adapter
     digest: str  # of what it computes
     total_steps: int = 0  # optimizer steps behind it since the base
+    template: str | None = None  # as in policy.template
 
     @property
     def base_model(self) -> str:
@@ -53,7 +54,8 @@ def find_initial(run: Run, init_from: str) -> InitialPolicy:
     digest = model_digest(path)
     if init_from == "base":
         _check_unchanged(run, path, digest)
-    return InitialPolicy(init_from, path, digest, int(training_record(path).get("total_steps", 0)))
+    template = run.section("sampling", "leret sample RECIPE").get("policy", {}).get("template")
+    return InitialPolicy(init_from, path, digest, int(training_record(path).get("total_steps", 0)), template)
 
 
 def training_record(directory: Path) -> dict[str, Any]:
@@ -105,7 +107,7 @@ def load_for_training(initial: InitialPolicy, lora: LoraSettings | None, dtype: 
     if base is not None:
         model = _with_adapter(model, initial.directory, lora)
     model.train()
-    tokenizer = load_tokenizer(initial.directory)
+    tokenizer = load_tokenizer(initial.directory, initial.template)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.unk_token or tokenizer.eos_token
     return model, tokenizer

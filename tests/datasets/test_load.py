@@ -31,6 +31,18 @@ def test_a_larger_limit_only_adds_whatever_the_order_of_the_file(tmp_path: Path)
     assert load_tasks("jsonl", path, split="train", limit=10, seed=1).items != few
 
 
+def test_parts_are_disjoint_complete_and_only_grow_with_the_limit(tmp_path: Path) -> None:
+    path = json_lines(tmp_path / "q", ASKED)
+
+    def part(which: str | None, limit: int | None = 30) -> set[str]:
+        return {q.id for q in load_tasks("jsonl", path, split="train", limit=limit, part=which)}
+
+    parts = [part(f"{i}/3") for i in range(3)]
+    assert [len(ids) for ids in parts] == [10, 10, 10]
+    assert set.union(*parts) == part(None)
+    assert all(part(f"{i}/3", None) > ids for i, ids in enumerate(parts))
+
+
 def test_a_split_in_the_file_wins_over_the_hash(tmp_path: Path) -> None:
     names = ("train", "validation", "test")
     records = [{**record, "split": names[i % 3]} for i, record in enumerate(ASKED[:9])]

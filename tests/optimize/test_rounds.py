@@ -1,14 +1,20 @@
 """The loop: what is scheduled, round by round."""
 
+import asyncio
+import shutil
+
 import pytest
 
 from leret.config.evaluation import EvalRecipe
 from leret.config.sampling import SamplingRecipe
-from leret.core.errors import ConfigError
+from leret.core.errors import ConfigError, PolicyError
 from leret.core.runs import Run
-from leret.optimize.rounds import schedule
+from leret.optimize.rounds import _served, schedule
+from leret.policies.serving.model import resolve_policy
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
+from tests.http.servers import serving
+from tests.policies.servers import ChatServer
 
 
 def sampling(**policy):
@@ -37,11 +43,44 @@ def test_a_second_round_goes_on_from_the_last_policy_that_is_no_control(tmp_path
     assert [policy.model.rpartition("/")[2] for policy in policies] == ["demo", "ipo", "ipo-2"]
 
 
-def test_a_served_policy_is_followed_by_a_local_one(tmp_path):
-    served = sampling(kind="openai", model="m", urls=["http://127.0.0.1:1/v1"])
-    steps = schedule([served, SFT.model_copy(update={"init_from": "weights"})], Run(tmp_path), rounds=2)
-    assert steps[2].recipe.policy.kind == "local"
-    assert trained(steps, 2) == [("sft-2", "weights", None)]
+def parts(steps):
+    return [step.recipe.data.part for step in steps if step.stage == "sample"]
+
+
+def test_each_round_samples_its_own_part_of_the_questions(tmp_path):
+    run = Run.create(tmp_path / "r")
+    assert parts(schedule([SAMPLING, SFT], run)) == [None]
+    assert parts(schedule([SAMPLING, SFT], run, rounds=3)) == ["0/3", "1/3", "2/3"]
+    run.update(rounds=[{"digest": "a"}, {"digest": "b", "part": "1/2"}])  # begun with other numbers of rounds
+    assert parts(schedule([SAMPLING, SFT], run, rounds=3)) == [None, "1/2", "2/3"]
+
+
+def test_a_served_policy_stays_served_under_the_name_of_its_weights(tmp_path, weights):
+    run = Run.create(tmp_path / "r")
+    directory = shutil.copytree(weights, run.policies / "sft")
+    asked = []
+
+    class Vllm(ChatServer):
+        async def route(self, request, body):
+            asked.append((request.path, body))
+            return await super().route(request, body)
+
+    def second_round(url):
+        served = sampling(kind="openai", model="m", urls=[url])
+        steps = schedule([served, SFT.model_copy(update={"init_from": "weights"})], run, rounds=2)
+        assert trained(steps, 2) == [("sft-2", "weights", None)]
+        return _served(steps[2], steps[2].recipe).policy
+
+    async def asked_of(*models):
+        async with serving(Vllm(models=models), under="/v1") as [url]:
+            return await asyncio.to_thread(second_round, url)
+
+    name = resolve_policy(str(directory)).name
+    policy = asyncio.run(asked_of("m", name))
+    assert (policy.kind, policy.model) == ("openai", name)
+    with pytest.raises(PolicyError, match=rf"does not serve {name}.*serves m.*leret serve policy .*sft` in its place"):
+        asyncio.run(asked_of("m"))
+    assert {path for path, _ in asked} == {"/v1/models"}, "no sample is asked of the old weights"
 
 
 def test_a_round_that_a_later_one_has_followed_is_done(tmp_path):
@@ -60,6 +99,8 @@ def test_a_round_that_a_later_one_has_followed_is_done(tmp_path):
         ([SFT], 1, "is not a run yet"),
         ([SAMPLING, EVAL], 2, "another round needs"),
         ([SAMPLING, SFT, SFT], 1, "two trainings are both named sft"),
+        ([SamplingRecipe.model_validate({"data": {"kind": "world", "part": "0/2"}}), SFT], 2, "data.part: 0/2"),
+        ([sampling(kind="together", model="m"), SFT], 2, "policy.kind: together does not take new weights"),
     ],
 )
 def test_a_loop_that_cannot_be_is_refused(tmp_path, recipes, rounds, says):

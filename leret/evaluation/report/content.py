@@ -93,6 +93,21 @@ def examples(
 
 
 @dataclass(frozen=True)
+class SampledRound:
+    """One of several rounds: who was sampled on which part of the questions, and what that gave.
+
+    ``spread`` is the share of states whose samples differ in reward.
+    """
+
+    policy: str
+    part: str
+    n_states: int
+    n_samples: int
+    mean_reward: float
+    spread: float
+
+
+@dataclass(frozen=True)
 class TrainingData:
     """What a run learned from, by step (LM calls before); ``n_spread`` states have samples that differ in reward."""
 
@@ -101,6 +116,7 @@ class TrainingData:
     n_states: int = 0
     n_spread: int = 0
     failures: Mapping[str, int] = field(default_factory=dict)
+    rounds: Sequence[SampledRound] = ()  # of a run with more than one
 
 
 def training_data(run: Run) -> TrainingData:
@@ -118,7 +134,24 @@ def training_data(run: Run) -> TrainingData:
                 for sample in group.samples:
                     if sample.failure is not None:
                         failures[sample.failure.kind] += 1
-    return TrainingData(dict(rewards), _margins(run), n_states, n_spread, dict(failures))
+    return TrainingData(dict(rewards), _margins(run), n_states, n_spread, dict(failures), _rounds(run))
+
+
+def _rounds(run: Run) -> tuple[SampledRound, ...]:
+    begun = run.manifest().get("rounds", [])
+    if len(begun) < 2 or not run.store.is_file():
+        return ()
+    found = []
+    with Store(run.store, read_only=True) as store:
+        for entry in begun:
+            sampled = (group.samples for group in store.groups(entry["digest"]) if group.samples[0].is_sampled)
+            states = [[s.reward for s in samples if s.reward is not None] for samples in sampled]
+            rewards = [reward for own in states for reward in own]
+            spread = sum(len(set(own)) > 1 for own in states) / max(1, len(states))
+            mean = sum(rewards) / max(1, len(rewards))
+            part = entry.get("part", "all")
+            found.append(SampledRound(entry["policy"], part, len(states), len(rewards), mean, spread))
+    return tuple(found)
 
 
 def _margins(run: Run) -> dict[int, list[float]]:

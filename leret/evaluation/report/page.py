@@ -91,6 +91,7 @@ def render(
             if any(by_step.values())
         ],
         sampled=_sampled(learned),
+        rounds=learned.rounds,
         curves=[
             {"title": f"Training of {policy}", "svg": training_curves(f"curves-{i}", panels)}
             for i, (policy, panels) in enumerate(curves_of(training))

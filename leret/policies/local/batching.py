@@ -34,23 +34,23 @@ class BatchWorker(Generic[Item, Result]):
         self._plan = plan
         self._name = name
         self._start = start
-        self._queue: queue.SimpleQueue[tuple[Item, Future[Result]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[tuple[Item, Future[Result]]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self.closed = False
         self.n_batches = 0
 
-    def submit(self, item: Item) -> Future[Result]:
-        """Queue an item; `PolicyError` where the worker is closed."""
-        future: Future[Result] = Future()
+    def submit(self, items: Sequence[Item]) -> list[Future[Result]]:
+        """Queue items, which are planned together; `PolicyError` where the worker is closed."""
+        futures = [Future[Result]() for _ in items]
         with self._lock:
             if self.closed:
                 raise PolicyError(f"{self._name} is closed; load the policy again")
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
-            self._queue.put((item, future))
-        return future
+            self._queue.put(list(zip(items, futures, strict=True)))
+        return futures
 
     def close(self) -> None:
         """Finish what is queued, then stop. May be called twice, and from any thread."""
@@ -83,7 +83,7 @@ class BatchWorker(Generic[Item, Result]):
                 return waiting, True
             if entry is None:
                 return waiting, False
-            waiting.append(entry)
+            waiting += entry
             # Callers that were answered together ask again together: wait while they keep coming.
             timeout = _LINGER_S
 

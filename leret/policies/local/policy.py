@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from leret.config.policy import LocalPolicySettings
 from leret.core.bundled import policy_directory
 from leret.core.errors import PolicyError
 from leret.core.usage import UsageMeter
 from leret.policies.base import Completion, Request
-from leret.policies.checkpoints import find_model, load_model, model_digest
+from leret.policies.checkpoints import LoadedModel, find_model, load_model, model_digest
 from leret.policies.local.batching import BatchWorker
 from leret.policies.local.chat_template import PromptEncoder
 
@@ -41,6 +42,7 @@ class LocalPolicy:
             down, and torch's own number for others.
         name: as reports call it; None takes the directory's name.
         enable_thinking: of the chat template; None leaves it to the template.
+        template: plain gives a chat template to a model that has none.
         price_prompt: of a million prompt tokens.
         price_completion: of a million completion tokens.
     """
@@ -55,26 +57,67 @@ class LocalPolicy:
         threads: int | None = None,
         name: str | None = None,
         enable_thinking: bool | None = None,
+        template: Literal["plain"] | None = None,
         price_prompt: float = 0.0,
         price_completion: float = 0.0,
     ) -> None:
-        self.path = find_model(model_dir)
-        self.dtype = dtype
-        self.name = name or self.path.resolve().name
-        self.digest = model_digest(self.path)
-        loaded = load_model(self.path, device=device, dtype=dtype)
+        path = find_model(model_dir)
+        loaded = load_model(path, device=device, dtype=dtype, template=template)
+        tiny = sum(weight.numel() for weight in loaded.model.parameters()) < _TINY
+        on_cpu = next(loaded.model.parameters()).device.type == "cpu"
+        self.meter = UsageMeter(price_prompt, price_completion)
+        self.enable_thinking, self.template = enable_thinking, template
+        self._threads = threads if threads is not None else 1 if tiny and on_cpu else None
+        self._open(loaded, path, name or path.resolve().name, model_digest(path), dtype, max_batch_tokens)
+
+    @classmethod
+    def over(
+        cls,
+        model: Any,
+        tokenizer: Any,
+        *,
+        name: str,
+        digest: str,
+        max_batch_tokens: int | None = None,
+        enable_thinking: bool | None = None,
+    ) -> LocalPolicy:
+        """A policy over a model that is in memory, and may be in training: `renew` after each update.
+
+        The model is in evaluation mode while it decodes, and as it was afterwards; an adapter of peft is active. Its
+        weights must not change, and no other thread may use it, before the completions that were asked for are there.
+
+        Args:
+            model: a causal LM of transformers, or an adapter of peft on one.
+            tokenizer: with a chat template.
+            name: as reports call it.
+            digest: names its weights as they are now.
+            max_batch_tokens: as of the class.
+            enable_thinking: as of the class.
+        """
+        self = cls.__new__(cls)
+        self.meter, self.enable_thinking, self.template, self._threads = UsageMeter(), enable_thinking, None, None
+        plain = model.get_base_model() if hasattr(model, "peft_config") else model
+        self._open(LoadedModel(plain, tokenizer), Path(name), name, digest, str(plain.dtype)[6:], max_batch_tokens)
+        return self
+
+    def _open(
+        self, loaded: LoadedModel, path: Path, name: str, digest: str, dtype: str, max_batch_tokens: int | None
+    ) -> None:
+        self.path, self.name, self.digest, self.dtype = path, name, digest, dtype
         self.device = str(next(loaded.model.parameters()).device)
         self.tokenizer = loaded.tokenizer
-        self.meter = UsageMeter(price_prompt, price_completion)
-        self.enable_thinking = enable_thinking
-        self._encoder = PromptEncoder(loaded.tokenizer, _n_positions(loaded.model), self.name, enable_thinking)
+        self._encoder = PromptEncoder(loaded.tokenizer, _n_positions(loaded.model), name, self.enable_thinking)
         self.max_batch_tokens = max_batch_tokens or (16_384 if self.device == "cpu" else 131_072)
-        tiny = sum(weight.numel() for weight in loaded.model.parameters()) < _TINY
-        self._threads = threads if threads is not None else 1 if tiny and self.device == "cpu" else None
         self._decoder = self._make_decoder(loaded.model)
         self._worker: BatchWorker[Job, list[Completion]] = BatchWorker(
             self._process, self._plan, name=f"policy {self.name}", start=self._set_threads
         )
+
+    def renew(self, digest: str) -> None:
+        """The weights have changed, and this names them now: nothing that was computed with the others is kept."""
+        self.digest = digest
+        if self._decoder.prefixes is not None:
+            self._decoder.prefixes.clear()
 
     def __deepcopy__(self, memo: dict[int, object]) -> LocalPolicy:
         # Programs are deep-copied by DSPy's optimizers; the model behind them is one.
@@ -85,7 +128,12 @@ class LocalPolicy:
         """Of a recipe that loads this model again."""
         model = self.name if policy_directory(self.name) == self.path else str(self.path)
         return LocalPolicySettings.model_validate(
-            {"model": model, "dtype": self.dtype, "enable_thinking": self.enable_thinking}
+            {
+                "model": model,
+                "dtype": self.dtype,
+                "enable_thinking": self.enable_thinking,
+                "template": self.template,
+            }
         )
 
     @property
@@ -102,15 +150,18 @@ class LocalPolicy:
 
     def submit(self, request: Request) -> Future[list[Completion]]:
         """Queue a request from any thread; `PolicyError` where it does not fit the model or the policy is closed."""
-        job, began = self._job(request), time.monotonic()
-        future = self._worker.submit(job)
-        future.add_done_callback(lambda done: self._count(done, began))
-        return future
+        return self._submit([request])[0]
 
     def complete_many(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        """`complete` for code that is not async."""
-        futures = [self.submit(request) for request in requests]
-        return [future.result() for future in futures]
+        """`complete` for code that is not async; what is in a batch follows from the requests, not from the clock."""
+        return [future.result() for future in self._submit(requests)]
+
+    def _submit(self, requests: Sequence[Request]) -> list[Future[list[Completion]]]:
+        jobs, began = [self._job(request) for request in requests], time.monotonic()
+        futures = self._worker.submit(jobs)
+        for future in futures:
+            future.add_done_callback(lambda done: self._count(done, began))
+        return futures
 
     def close(self) -> None:
         """Finish what is queued and stop the worker. May be called twice."""
@@ -165,7 +216,8 @@ class LocalPolicy:
 
     def _process(self, jobs: Sequence[Job]) -> list[list[Completion] | Exception]:
         try:
-            generated = self._decoder.run(jobs)
+            with _evaluation_mode(self._decoder.model):
+                generated = self._decoder.run(jobs)
         except (MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
                 raise
@@ -217,6 +269,18 @@ class LocalPolicy:
 
         if self._threads is not None:
             torch.set_num_threads(self._threads)
+
+
+@contextmanager
+def _evaluation_mode(model: Any) -> Iterator[None]:
+    in_training = model.training
+    try:
+        if in_training:
+            model.eval()
+        yield
+    finally:
+        if in_training:
+            model.train()
 
 
 def _n_positions(model: Any) -> int | None:

@@ -52,13 +52,15 @@ class Environment:
         section = run.section("sampling", "leret sample RECIPE")
         return cls(SamplingRecipe.model_validate(section), run.cache)
 
-    def questions(self, split: str | None = None, limit: int | None = None, *, check: bool = True) -> list[Task]:
-        """Questions of a split, by default the recipe's; a smaller limit gives a part of a larger one's.
+    def questions(
+        self, split: str | None = None, limit: int | None = None, part: str | None = None, *, check: bool = True
+    ) -> list[Task]:
+        """Questions of a split, by default the recipe's; a smaller limit gives some of a larger one's.
 
         ``check`` refuses gold ids that the corpus does not hold, for which it is read.
         """
         data = self.recipe.data
-        chosen = data.model_copy(update={"split": split or data.split, "limit": limit})
+        chosen = data.model_copy(update={"split": split or data.split, "limit": limit, "part": part})
         loaded = load_tasks(chosen, self.corpus if check and self._has_corpus else None)
         self.skipped, self.held_out = dict(loaded.skipped), loaded.held_out
         return list(loaded)
@@ -198,7 +200,7 @@ def refuse_changed_files(run: Run, bench: Environment) -> None:
     if before is None:
         return
     refuse_changes(run, bench.recipe, {"program": bench.program_digest, "corpus": bench.corpus.digest})
-    sampled = bench.questions(limit=before["data"]["limit"])
+    sampled = bench.questions(limit=before["data"]["limit"], part=before["data"].get("part"))
     refuse_changes(run, bench.recipe, {"questions": questions_digest(sampled)})
 
 

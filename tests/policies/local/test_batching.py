@@ -21,7 +21,7 @@ def test_a_fault_is_of_its_item_or_its_batch_and_the_worker_goes_on_until_it_is_
         return [[i] for i in sorted(range(len(items)), key=lambda i: items[i])]
 
     worker = BatchWorker(doubled, plan, name="doubler")
-    futures = [worker.submit(item) for item in (1, -1, 99, 3)]
+    futures = [*worker.submit([1]), *worker.submit([-1, 99, 3])]
     worker.close()
     worker.close()
     assert (futures[0].result(), futures[3].result()) == (2, 6)
@@ -30,4 +30,4 @@ def test_a_fault_is_of_its_item_or_its_batch_and_the_worker_goes_on_until_it_is_
     with pytest.raises(PolicyError, match="ValueError: a shape is wrong"):
         futures[2].result()
     with pytest.raises(PolicyError, match="doubler is closed"):
-        worker.submit(1)
+        worker.submit([1])

@@ -9,6 +9,7 @@ import pytest
 
 from leret.core.errors import PolicyError
 from leret.policies.base import Completion, PromptTooLongError, Request
+from leret.policies.checkpoints import load_model
 from leret.policies.local.decoder import Decoder, Job
 from leret.policies.local.policy import LocalPolicy
 from tests.policies.conftest import ask
@@ -86,3 +87,31 @@ def test_out_of_memory_halves_the_batch_and_what_is_too_big_fails_alone(
     assert sorted(sizes) == [1, 2, 2, 2]
     with pytest.raises(PolicyError, match="6 samples of 8 tokens"):
         raise failed
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_model_in_training_is_sampled_as_it_is_now(llama_dir: Path, lora: bool) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    loaded = load_model(llama_dir, device="cpu", dtype="float32")
+    model: Any = loaded.model.requires_grad_(True).train()
+    if lora:
+        model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")).train()
+    policy = LocalPolicy.over(model, loaded.tokenizer, name="live", digest="one")
+    shared = {"role": "system", "content": "who wrote the book " * 8}
+    requests = [Request((shared, ask(f"the city {i}").messages[0]), (1, 2), 1.0, 8) for i in range(4)]
+    saved = LocalPolicy(llama_dir, threads=1)
+    same = saved.complete_many(requests)
+    assert [[one.text for one in own] for own in policy.complete_many(requests)] == [[o.text for o in s] for s in same]
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
+    policy.renew("two")
+    fresh = LocalPolicy.over(model, loaded.tokenizer, name="live", digest="two")
+    after = policy.complete_many(requests)
+    assert after == fresh.complete_many(requests) != same
+    assert (policy.digest, model.training, any(p.grad is not None for p in model.parameters())) == ("two", True, False)
+    model(input_ids=torch.tensor([[1, 2, 3]])).logits.sum().backward()  # what the sampler made is in no graph
+    for one in (policy, saved, fresh):
+        one.close()

@@ -1,0 +1,54 @@
+"""New weights behind a served policy: an adapter is loaded into the running servers, full weights are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+from leret.config.policy import OpenAIPolicySettings
+from leret.core.errors import PolicyError
+from leret.http.answers import HttpError
+from leret.http.client import Call
+from leret.policies.load import PROBE_S
+from leret.policies.remote.openai import OpenAIPolicy
+from leret.policies.serving.model import ServedModel
+
+
+def refresh(settings: OpenAIPolicySettings, served: ServedModel, directory: str) -> OpenAIPolicySettings:
+    """The same servers, asked for the policy in ``directory`` by the name of its weights.
+
+    A server that lists the name has it. A vLLM that was started with ``--enable-lora`` and
+    ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`` is told to load an adapter, which it reads from the same path.
+
+    Raises:
+        PolicyError: a server has not got the policy; what to start is said. The old weights are never asked instead.
+    """
+    refreshed = settings.model_copy(update={"model": served.name})
+    asyncio.run(_check_all(refreshed, served, directory))
+    return refreshed
+
+
+async def _check_all(settings: OpenAIPolicySettings, served: ServedModel, directory: str) -> None:
+    for url in settings.urls:
+        one = settings.model_copy(update={"urls": (url,), "retry_for_s": PROBE_S})
+        async with aclosing(OpenAIPolicy(one)) as policy:
+            names = await policy.served()
+            why = "weights are taken when a server starts"
+            if served.name not in names and served.adapter is not None:
+                why = await _load_adapter(policy, served)
+                names = await policy.served()
+        if served.name not in names:
+            raise PolicyError(
+                f"{url} does not serve {served.name}, from which the next round samples (it serves "
+                f"{', '.join(names) or 'no model'}; {why}); start `leret serve policy {directory}` in its place, and "
+                "run the same command again: it goes on from here"
+            )
+
+
+async def _load_adapter(policy: OpenAIPolicy, served: ServedModel) -> str:
+    """Ask a server to load an adapter; why it did not."""
+    call = Call.post("/load_lora_adapter", {"lora_name": served.name, "lora_path": str(served.adapter)})
+    try:
+        return await policy.client.request(call, lambda answer: f"it answered {answer.text!r}")
+    except HttpError as error:
+        return f"an adapter is loaded by vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1: {error}"
