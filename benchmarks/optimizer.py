@@ -137,7 +137,7 @@ class React(dspy.Module):
 PROGRAMS = {"two": Two, "tutorial": Tutorial, "branch": Branch, "async": Async, "react": React}
 POLICIES = {  # adapter, tokens of a completion, of a training example
     "demo": (leret.CompactAdapter(), 16, 512),
-    "agent": (leret.CompactAdapter(outputs=True), 64, 1024),
+    "agent": (leret.CompactAdapter(outputs=True), 96, 1024),
 }
 
 
