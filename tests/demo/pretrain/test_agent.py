@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,7 @@ from leret.core.dspy_internals import EngineLM, messages_of, text_response
 from leret.demo.pretrain import agent, words
 from leret.demo.pretrain.agent import TOOLS, agent_rows, answer, note, vocabulary
 from leret.demo.pretrain.probe import make_gate
-from leret.demo.pretrain.worlds import StreamSettings, scenes
+from leret.demo.pretrain.worlds import StreamSettings, scenes, start
 from leret.programs.adapters import CompactAdapter
 
 SMALL = StreamSettings(seed=3, questions=12)
@@ -53,29 +54,29 @@ def test_demonstrators_do_not_look_at_the_gold() -> None:
 
 
 def test_the_rows_of_an_agent_are_the_calls_of_react() -> None:
-    scene, adapter = scenes(5, SMALL)[0], CompactAdapter(outputs=True)
-    walk = agent._Walk(scene.first(), "question", ("look_up",), 2, False, {})
-    steps = [walk.step(SMALL, 0.0), agent._taken("done", "finish", {})]
-    calls = [walk.call(SMALL, 0)]
-    walk.take(steps[0], 0, scene.found[:2])
-    calls.append(walk.call(SMALL, 1))
-    walk.take(steps[1], 1, ())
-    calls.append(walk.last_call())
-    made = [adapter.format(signature, (), inputs) for signature, inputs, _ in calls]
-    outputs = [*steps, {"reasoning": "so", "answer": "x"}]
-    written = [adapter.format_assistant_message_content(call[0], one) for call, one in zip(calls, outputs, strict=True)]
-    sent: list[Any] = []
+    begun, retriever = start(5, SMALL)
+    paths = [list(agent._agent_calls(scene, retriever, SMALL)) for scene in begun]
+    calls = next(
+        calls for calls in paths if len(calls) > 2 and re.search(r"observation_0:\n[A-Z]", calls[1][1]["trajectory"])
+    )
+    *_, (asked, question), (_, trajectory) = [*calls[-1][1].items()]
+    steps = re.findall(r"thought_\d: (.*)\ntool_name_\d: (.*)\ntool_args_\d: (.*)", trajectory)
+    replies = [f"next_thought: {t}\nnext_tool_name: {name}\nnext_tool_args: {args}" for t, name, args in steps]
+    k, name, sent = calls[1][1]["trajectory"].count(" | "), steps[0][1], list[Any]()
 
     def write(request: Any) -> Any:
         sent.append(list(messages_of(request)))
-        return text_response(request, written[len(sent) - 1])
+        return text_response(request, [*replies, "reasoning: so\nanswer: x"][len(sent) - 1])
 
     def look_up(query: str) -> list[str]:
-        return [f"{p.title} | {p.text}" for p in scene.found[:2]]
+        return [f"{p.title} | {p.text}" for p in retriever.search([query], k)[0]]
 
+    adapter = CompactAdapter(outputs=True)
     with dspy.context(lm=EngineLM("scripted", write), adapter=adapter):
-        assert dspy.ReAct("question -> answer", tools=[look_up])(question=scene.question.text).answer == "x"
-    assert sent == made
+        react = dspy.ReAct(f"{asked} -> answer", tools=[dspy.Tool(look_up, name=name)], max_iters=len(steps))
+        assert react(**{asked: question}).answer == "x"
+    made = [adapter.format(signature, (), inputs) for signature, inputs, _ in calls]
+    assert sent[: len(calls) - 1] + sent[-1:] == made
 
 
 def test_two_steps_leave_a_half_precision_policy_that_starts_from_the_demos(
@@ -83,7 +84,7 @@ def test_two_steps_leave_a_half_precision_policy_that_starts_from_the_demos(
 ) -> None:
     monkeypatch.setattr(agent, "make_gate", lambda tokenizer: make_gate(tokenizer, n=2))
     monkeypatch.setattr(agent, "_MIX", replace(agent._MIX, questions=12))
-    monkeypatch.setattr(agent, "_TRAINING", replace(agent._TRAINING, lr=0.0, matrix_lr=0.0))
+    monkeypatch.setattr(agent, "_TRAINING", replace(agent._TRAINING, lr=0.0))
     out = agent.pretrain_agent(tmp_path / "policy", seed=1, steps=2)
     before, after = (load_file(path / "model.safetensors") for path in (policy_directory("demo"), out))
     n_words = len(words.vocabulary())
