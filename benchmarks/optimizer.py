@@ -34,6 +34,9 @@ from leret.datasets.load import load_corpus, load_tasks
 from leret.evaluation.statistics import bootstrap_intervals
 from leret.retrieval.load import load_retriever
 
+BOOTSTRAP_CALLS = 55
+"""Of BootstrapFewShot for one candidate of the random search, as measured: most runs of the policy are no success."""
+
 TRAINING = {
     "max_length": 512,
     "warmup_ratio": 0.05,
@@ -216,6 +219,7 @@ def optimize(system, name, seed, splits, options, n_calls, out):
     training = {**TRAINING, "max_length": POLICIES[options.policy][2]}
     calls, keys = Calls(), {**TRAINING["sft"], "max_length": training["max_length"], "warmup_ratio": 0.05, "seed": seed}
     a_run = 4 if name in ("tutorial", "react") else 2
+    a_val = a_run * len(val)
     with dspy.context(callbacks=[calls]):
         if system in ("LeReT", "LeReT-4"):
             n_prompts = 4 if system == "LeReT-4" else 1
@@ -238,7 +242,7 @@ def optimize(system, name, seed, splits, options, n_calls, out):
         else:
             optimizer = BootstrapFewShotWithRandomSearch(
                 metric=recall, metric_threshold=1.0, max_labeled_demos=0, max_bootstrapped_demos=3, num_threads=16,
-                num_candidate_programs=max(1, round(n_calls / (a_run * len(val))) - 3), max_errors=10**9,
+                num_candidate_programs=round((n_calls - 3 * a_val) / (a_val + BOOTSTRAP_CALLS)), max_errors=10**9,
             )  # fmt: skip
             with dspy.context(lm=student.predictors()[0].lm):
                 best = optimizer.compile(student, trainset=train, valset=val)

@@ -132,7 +132,11 @@ def test_the_commands_of_a_document_run_in_order(document: str, place: Path, mon
 
 @pytest.mark.parametrize(("name", "body"), blocks("yaml"))
 def test_a_yaml_block_is_part_of_a_valid_recipe(name: str, body: str) -> None:
-    SamplingRecipe.model_validate({"data": {"kind": "world"}, **yaml.load(body)})
+    value = {"data": {"kind": "world"}, **yaml.load(body)}
+    for training in value.pop("train", []):
+        TrainingRecipe.model_validate(training)
+    EvalRecipe.model_validate(value.pop("eval", {}))
+    SamplingRecipe.model_validate(value)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import typer
 import typer.core
 
 import leret
-from leret.cli import data, demo, index, run, sample, search, serve
+from leret.cli import data, demo, index, rewards, run, sample, search, serve
 from leret.cli.console import as_json, complain
 from leret.core.errors import ConfigError, LeretError, MissingDependency
 from leret.core.memory import tune_malloc
@@ -85,7 +85,9 @@ for panel, name, function, example in (
     (_START, "init", demo.init, "--questions questions.jsonl --corpus corpus.jsonl"),
     (_LOOP, "sample", sample.sample, "sampling/demo.yaml --run runs/mine --set data.limit=100"),
     (_LOOP, "pairs", sample.pairs, "--run runs/mine --strategy best-worst"),
+    (_LOOP, "rescore", rewards.rescore, "--run runs/mine --reward recall@5"),
     (_LOOP, "train", run.train, "demo-sft --run runs/mine --set num_train_epochs=2"),
+    (_LOOP, "merge", run.merge, "runs/mine/policies/ipo --out policies/merged"),
     (_LOOP, "eval", run.evaluate, "demo --run runs/mine --set limit=100"),
     (_LOOP, "run", run.run, "demo demo-sft demo-ipo demo --run runs/mine --rounds 2"),
     (_LOOP, "pretrain", demo.pretrain, "sampling/demo.yaml --out policies/mine"),
@@ -96,6 +98,7 @@ for panel, name, function, example in (
 for panel, name, group in (
     (_START, "recipes", demo.app),
     (_LOOP, "store", sample.app),
+    (_LOOP, "rewards", rewards.app),
     (_DATA, "data", data.app),
     (_DATA, "index", index.app),
     (_SERVING, "serve", serve.app),

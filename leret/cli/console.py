@@ -83,15 +83,18 @@ def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
     import leret.policies.load
     import leret.retrieval.load  # noqa: F401
     from leret.datasets.formats import reader_of
-    from leret.rewards import reward
+    from leret.rewards import faults
 
     def check(recipe: Any) -> Iterator[tuple[tuple[str, ...], str]]:
-        for section, key, find in (("data", "kind", reader_of), ("sampling", "reward", reward)):
-            try:
-                if hasattr(recipe, section):
-                    find(getattr(getattr(recipe, section), key))
-            except LeretError as error:
-                yield (f"{section}.{key}",), str(error)
+        try:
+            if hasattr(recipe, "data"):
+                reader_of(recipe.data.kind)
+        except LeretError as error:
+            yield ("data.kind",), str(error)
+        for key in ("reward", "final") if hasattr(recipe, "sampling") else ():
+            spec = getattr(recipe.sampling, key)
+            for fault in [] if spec is None else faults(spec, functions=False):  # files are found later
+                yield (f"sampling.{key}",), fault
 
     return check
 

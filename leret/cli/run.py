@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -20,8 +24,12 @@ def train(
     overrides: console.TrainingOverrides = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
+    launch: Annotated[
+        str | None,
+        typer.Option(metavar="CONFIG", help="In several processes: fsdp, zero3, multi, a file, or accelerate's own."),
+    ] = None,
 ) -> None:
-    """Train the policy on a run's samples: sft, dpo or ipo."""
+    """Train the policy on a run's samples: sft, dpo, ipo or kto."""
     from leret.config.load import load_recipe
     from leret.core.runs import Run
     from leret.training.algorithms import TrainingRecipe
@@ -34,10 +42,48 @@ def train(
     if dry_run:
         console.facts(stage.plan(settings, opened))
         return
+    if launch is not None:
+        raise typer.Exit(subprocess.run(_launched(launch, recipe, run, overrides or ()), check=False).returncode)
     with shown() as progress:
         report = stage.train(settings, opened, progress=progress)
     console.done(f"nothing to do: {report.path} is there" if report.already else f"trained {report.path}")
     console.facts(report)
+
+
+def _launched(config: str, recipe: str, run: Path, overrides: Sequence[str]) -> list[str]:
+    """The command that trains in the processes of an accelerate configuration; ``accelerate`` is the user's default."""
+    from leret.core.bundled import root
+    from leret.core.errors import ConfigError
+
+    shipped = root() / "training/accelerate"
+    file = shipped / f"{config}.yaml" if (shipped / f"{config}.yaml").is_file() else Path(config)
+    if config != "accelerate" and not file.is_file():
+        known = ", ".join(sorted(path.stem for path in shipped.glob("*.yaml")))
+        raise ConfigError(
+            f"--launch {config}: no such accelerate configuration; name a file, {known}, or accelerate for the one "
+            "that `accelerate config` wrote"
+        )
+    of_file = [] if config == "accelerate" else ["--config_file", str(file)]
+    sets = [part for value in overrides for part in ("--set", value)]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", *of_file, "-m", "leret"]
+    return [*launch, "train", recipe, "--run", str(run), *sets]
+
+
+def merge(
+    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="The directory of a trained adapter.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Gets the merged model, in float32.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a LoRA adapter merged into its base, and compare the logits of the two."""
+    from leret.core.errors import ConfigError
+    from leret.policies.checkpoints import find_model
+    from leret.policies.serving.model import write_merged
+
+    if out.exists():
+        raise ConfigError(f"--out {out}: is there already, and is not overwritten; name another directory")
+    difference = write_merged(find_model(adapter), out)
+    console.done(f"merged into {out}; its logits differ by {difference:.1e} of the largest")
+    console.facts({"path": str(out), "difference": difference})
 
 
 def evaluate(
@@ -76,6 +122,8 @@ def show(report: EvalReport, by_hop: bool = False) -> None:
     summary = report.summary
     title = f"{summary['n_questions']:,} held-out questions, after hop {summary['n_hops']}"
     console.table(*cells(summary), title, values=summary)
+    for note in summary.get("notes", ()):
+        console.complain(note, "note: ")
     if by_hop:
         console.table(*table_by_hop(summary), "after every hop")
     if report.already:
@@ -84,15 +132,19 @@ def show(report: EvalReport, by_hop: bool = False) -> None:
 
 
 def run(
-    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE", help="Of sampling, of training, of evaluation.")],
-    run: RunOption,
-    rounds: Annotated[int, typer.Option(min=1, help="Each samples with what the last one trained.")] = 1,
+    recipes: Annotated[
+        list[str], typer.Argument(metavar="RECIPE", help="Of sampling, of training, of evaluation; or one of all.")
+    ],
+    run: Annotated[Path | None, typer.Option(metavar="DIR", help="The run.", show_default="runs/RECIPE")] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Each samples its own part of the questions from what the last one trained.")
+    ] = 1,
     overrides: Overrides = None,
     skip_invalid: SkipInvalid = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Sample, train and evaluate, in as many rounds as wanted."""
+    """Sample, train and evaluate, in as many rounds as wanted, by recipes of each or by one that holds them all."""
     from leret.config.load import load_all
     from leret.config.sampling import SamplingRecipe
     from leret.core.runs import Run
@@ -102,11 +154,12 @@ def run(
     for recipe in loaded:
         if isinstance(recipe, SamplingRecipe):
             console.warn_of_demo(recipe.data.kind, recipe.policy.model)
-    steps = schedule(loaded, Run(run), rounds)
+    path = run or Path("runs") / Path(recipes[0]).stem
+    steps = schedule(loaded, Run(path), rounds)
     if dry_run:
         console.facts({str(n): step.title for n, step in enumerate(steps, 1)})
         return
-    opened = Run.create(run)
+    opened = Run.create(path)
     for step in steps:
         console.done(step.title)
         with shown() as progress:

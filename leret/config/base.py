@@ -86,6 +86,7 @@ class RecipePath:
     names: tuple[str, ...] = ()  # values that are no paths (demo)
     may_be_missing: bool = False  # it is made later
     member: bool = False  # a :Name follows the path, as in FILE.py:Class
+    only: str = ""  # a value whose path ends otherwise is a name, and no path
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -134,6 +135,8 @@ def with_paths(settings: M, change: Callable[[Key, str, RecipePath], str], key: 
             return with_paths(value, change, key)
         if isinstance(value, str) and mark is not None:
             path, colon, member = value.rpartition(":") if mark.member else (value, "", "")
+            if not path.endswith(mark.only):
+                return value
             return f"{change(key, path, mark)}{colon}{member}"
         if isinstance(value, tuple):
             return tuple(changed(item, mark, (*key, i)) for i, item in enumerate(value))

@@ -3,6 +3,8 @@
 ``load_recipe("sampling/demo.yaml", SamplingRecipe, ["sampling.samples=2"])`` gives the frozen model of `leret.config`,
 with the paths in it made absolute. A relative path is looked for in the current directory, in the recipe's folder, in
 the folder around that, and at last among what leret ships.
+
+A file may hold a whole run: a sampling recipe with the sections ``train`` (a training, or a list of them) and ``eval``.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from leret.config.base import RecipePath, with_paths
+from leret.config.base import RecipePath, models_in, with_paths
 from leret.config.data import QUESTIONS_ALONE
 from leret.config.evaluation import EvalRecipe
 from leret.config.messages import describe, key_of, sections
@@ -48,12 +50,14 @@ def load_recipe(
     (``policy.model`` when it is about to be made).
     """
     file = find_recipe(path, _FOLDERS[model])
-    placed = _read(file)
-    stage = _stage(placed.value)
-    if stage not in {None, model}:
-        wanted = f"a recipe for `leret {_COMMANDS[stage]}`, not for `leret {_COMMANDS[model]}`"
-        raise ConfigError(f"{file}: {wanted}; name the other")
-    return _checked(placed, model, file.resolve().parent, overrides, optional, check)
+    parts = _parts(_read(file), file)
+    own = [placed for stage, placed in parts if stage in {None, model}]
+    if len(own) > 1:
+        raise ConfigError(f"{file}: {len(own)} recipes for `leret {_COMMANDS[model]}`; `leret run` takes them all")
+    if not own:
+        holds = ", ".join(f"a recipe for `leret {_COMMANDS[stage]}`" for stage, _ in parts)
+        raise ConfigError(f"{file}: {holds}, not for `leret {_COMMANDS[model]}`; name the other")
+    return _checked(own[0], model, file.resolve().parent, overrides, optional, check)
 
 
 def flag_recipe(
@@ -88,13 +92,19 @@ def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: 
     for i, path in enumerate(paths):
         try:
             file = find_recipe(path, *(_FOLDERS.values() if i == 0 else ("training", "eval", "sampling")))
-            stage = stage_of(file)
-            keys = {key for one in sections(stage, (), _read(file).value) for key in one.model_fields}
-            own = [override for override in overrides if override.partition("=")[0].split(".")[0].strip() in keys]
-            taken |= set(own)
-            loaded.append(load_recipe(file, stage, own, check=check))
+            parts = _parts(_read(file), file)
         except ConfigError as error:
             problems += error.problems
+            continue
+        for known, placed in parts:
+            try:
+                stage = known or stage_of(file)
+                keys = {key for one in sections(stage, (), placed.value) for key in one.model_fields}
+                own = [override for override in overrides if override.partition("=")[0].split(".")[0].strip() in keys]
+                taken |= set(own)
+                loaded.append(_checked(placed, stage, file.resolve().parent, own, (), check))
+            except ConfigError as error:
+                problems += error.problems
     strange = [override for override in overrides if override not in taken] if loaded or taken else []
     problems += [f"--set {override}: none of the recipes has {override.split('.')[0]!r}" for override in strange]
     if problems:
@@ -117,12 +127,33 @@ def stage_of(path: str | Path) -> Any:
 
 def _stage(value: Mapping[str, Any]) -> Any:
     """The only stage that some of the keys are of; None where there is none, or more than one."""
+    keys = {stage: {key for kind in (stage, *models_in(stage)) for key in kind.model_fields} for stage in _FOLDERS}
     fits = []
-    for stage in _FOLDERS:
-        others = {key for other in _FOLDERS if other is not stage for key in other.model_fields}
-        if set(value) & (set(stage.model_fields) - others):
+    for stage, own in keys.items():
+        others = {key for other in keys if other is not stage for key in keys[other]}
+        if set(value) & (own - others):
             fits.append(stage)
     return fits[0] if len(fits) == 1 else None
+
+
+def _parts(placed: Placed, file: Path) -> list[tuple[Any, Placed]]:
+    """The stages that a file has a recipe for, each with it; None where no key tells the only one."""
+    own = {name: value for name, value in placed.value.items() if name not in {"train", "eval"}}
+    if len(own) == len(placed.value):
+        return [(_stage(own), placed)]
+    trainings = placed.value.get("train", [])
+    found: list[tuple[Any, Key, Any]] = [(TrainingRecipe, ("train",), trainings)]
+    if isinstance(trainings, list):
+        found = [(TrainingRecipe, ("train", i), one) for i, one in enumerate(trainings)]
+    if "eval" in placed.value:
+        found.append((EvalRecipe, ("eval",), placed.value["eval"]))
+    parts: list[tuple[Any, Placed]] = [(SamplingRecipe, Placed(own, placed.places, placed.problems))] if own else []
+    for stage, key, value in found:
+        if not isinstance(value, dict):
+            raise ConfigError(f"{placed.at(key)}{dotted(key)}: {value!r} is no recipe; write its keys and values")
+        places = {other[len(key) :]: place for other, place in placed.places.items() if other[: len(key)] == key}
+        parts.append((stage, Placed(value, places)))
+    return parts
 
 
 def _read(file: Path) -> Placed:

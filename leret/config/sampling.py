@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, SerializeAsAny
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    SerializeAsAny,
+    Tag,
+    field_validator,
+)
 
 from leret.config.base import Free, RecipePath, Settings
 from leret.config.data import DataSettings
@@ -56,13 +66,63 @@ class BankSettings(Settings):
     path: Annotated[str | None, RecipePath("directory of prompts")] = Field(None, description="as R/prompts")
 
 
+_FUNCTION = RecipePath("file of a reward", "name it as FILE.py:function", member=True, only=".py")
+
+
+class PartSettings(Settings):
+    """A part of a reward; other keys are settings of its function (``s`` of length, ``field`` of f1)."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, validate_default=True)
+
+    weight: float = 1.0
+    function: Annotated[str | None, _FUNCTION] = Field(None, description="its name, where the part is called otherwise")
+    model: Annotated[str | None, RecipePath("model", hub=True)] = Field(None, description="of similarity")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of the function."""
+        return {**(self.model_extra or {}), **({} if self.model is None else {"model": self.model})}
+
+
+class RewardSettings(Settings):
+    """A reward of several parts, each kept apart in every sample."""
+
+    parts: dict[str, PartSettings] = Field(min_length=1, description="by name: its weight, or its settings")
+    mixer: str = Field("weights", description="weights, uniform, std, pca, l2 or normalize_then_sum")
+    unparsed_reward: Annotated[float | None, Free()] = Field(
+        None, description="price of a completion that does not parse; none: it is left out"
+    )
+
+    @field_validator("parts", mode="before")
+    @classmethod
+    def _with_weights(cls, parts: Any) -> Any:
+        """``[ap, format]`` and ``{ap: 1.0, format: 0.5}`` are short forms; a function's name may stand as the key."""
+        named = dict.fromkeys(parts, 1.0) if isinstance(parts, list | tuple) else parts
+        if not isinstance(named, dict):
+            return named
+        whole = {name: {"weight": part} if isinstance(part, int | float) else part for name, part in named.items()}
+        return {
+            name: {"function": name, **part} if ":" in str(name) and isinstance(part, dict) else part
+            for name, part in whole.items()
+        }
+
+
+RewardKey = Annotated[
+    Annotated[str, _FUNCTION, Tag("name")] | Annotated[RewardSettings, Tag("section")],
+    Discriminator(lambda value: "name" if isinstance(value, str) else "section"),
+]
+"""A name (``recall@5``, ``FILE.py:function``), or parts with a mixer."""
+
+
 class SamplingSettings(Settings):
     """What is tried at every state, and how it is scored."""
 
     prompts: PositiveInt = Field(4, description="prompts of the bank, the zero-shot one included")
     samples: PositiveInt = Field(1, description="completions a prompt and state")
     seed: int = 0
-    reward: str = Field("ap", description="any measure that evaluation takes too, with a cut-off or not")
+    reward: RewardKey = Field("ap", description="of a step: any measure that evaluation takes too, or several parts")
+    final: RewardKey | None = Field(None, description="reward of the program's end; none: as reward")
+    final_weight: float = Field(0.5, ge=0, le=1, description="of final under credit both")
     credit: Literal["auto", "step", "final", "both"] = Field(
         "auto", description="what scores a completion: its step, the program's end, both, or what fits its predictor"
     )
@@ -74,6 +134,21 @@ class SamplingSettings(Settings):
     margin: Annotated[float, Free()] = Field(0.0, ge=0, description="of strategy margin: least difference of rewards")
     max_pairs: Annotated[PositiveInt | None, Free()] = Field(None, description="of a state, the widest margins first")
     bank: BankSettings = BankSettings()
+
+    @property
+    def end_reward(self) -> str | RewardSettings | None:
+        """What scores the program's end; None where nothing does."""
+        return self.final or (self.reward if self.credit in {"final", "both"} else None)
+
+    @property
+    def whole_reward(self) -> str | RewardSettings:
+        """What scores a run of the whole program, for the bank: the reward of steps, unless the end alone counts."""
+        return (self.end_reward if self.credit == "final" else None) or self.reward
+
+    @property
+    def rewards(self) -> tuple[str | RewardSettings, ...]:
+        """Those that the recipe names."""
+        return (self.reward,) if self.final is None else (self.reward, self.final)
 
 
 class PretrainSettings(Settings):

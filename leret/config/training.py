@@ -16,6 +16,7 @@ class LoraSettings(Settings):
     alpha: PositiveInt = 32
     dropout: float = Field(0.0, ge=0, lt=1)
     target_modules: str | tuple[str, ...] = "all-linear"
+    quantization: Literal["nf4"] | None = Field(None, description="of the frozen base (QLoRA); CUDA alone")
 
 
 class TrainingRecipe(KindSettings):
@@ -26,7 +27,9 @@ class TrainingRecipe(KindSettings):
     algorithm: str
     name: str | None = Field(None, description="of the policy in R/policies; the algorithm's name when absent")
     init_from: str = Field("base", description="base, the name of a policy of the run, a directory, demo or agent")
+    predictors: tuple[str, ...] | None = Field(None, description="train on samples of these predictors alone")
     match_steps_of: str | None = Field(None, description="a control: train as many steps as this policy took in all")
+    max_steps: PositiveInt | None = Field(None, description="optimizer steps, instead of num_train_epochs")
     num_train_epochs: float = Field(1.0, gt=0)
     learning_rate: float = Field(1e-5, gt=0)
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
@@ -45,7 +48,14 @@ class TrainingRecipe(KindSettings):
     threads: PositiveInt | None = Field(1, description="CPU threads; 1 makes a resumed run bit-equal")
     save_steps: Annotated[PositiveInt, Free()] = 50
     logging_steps: Annotated[PositiveInt, Free()] = 5
-    report_to: Annotated[tuple[Literal["wandb", "tensorboard"], ...], Free()] = ()
+    report_to: Annotated[tuple[Literal["wandb", "tensorboard", "trackio"], ...], Free()] = ()
+    project: Annotated[str, Free()] = Field("leret", description="of wandb and trackio")
+    run_name: Annotated[str | None, Free()] = Field(None, description="there; the policy's name when absent")
+    on_alarm: Annotated[Literal["warn", "stop"], Free()] = Field("warn", description="stop leaves a checkpoint")
+    eval_steps: PositiveInt | None = Field(None, description="validate every so many steps, and keep the best")
+    eval_tasks: PositiveInt = Field(64, description="that the validation runs the program on, at most")
+    eval_split: Literal["dev", "train"] = Field("dev", description="of the run's data; train: left out of training")
+    metric_for_best_model: str = Field("recall", description="a measure; of all that was retrieved, or the answer")
 
     @property
     def policy_name(self) -> str:
@@ -65,7 +75,15 @@ class TrainingRecipe(KindSettings):
         return name
 
     @model_validator(mode="after")
-    def _one_warmup(self) -> TrainingRecipe:
+    def _one_of_two(self) -> TrainingRecipe:
         if self.warmup_ratio and self.warmup_steps:
             raise ValueError("warmup_ratio and warmup_steps exclude each other; remove one")
+        if self.max_steps and self.match_steps_of:
+            raise ValueError("max_steps and match_steps_of exclude each other; remove one")
+        return self
+
+    @model_validator(mode="after")
+    def _quantized_in_bfloat16(self) -> TrainingRecipe:
+        if self.lora and self.lora.quantization and self.dtype != "bfloat16":
+            raise ValueError("lora.quantization: nf4 computes in bfloat16; set dtype: bfloat16 too")
         return self

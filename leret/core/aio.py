@@ -8,18 +8,16 @@ import logging
 import os
 import sys
 import threading
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from typing import Any, TextIO, TypeVar, cast
+from contextlib import contextmanager
+from typing import Any, TextIO, TypeVar
 
 T = TypeVar("T")
 
 _lock = threading.Lock()
-_output_lock = threading.RLock()
-_recent: deque[_MutedStream] = deque(maxlen=32)
-"""Not dropped at once: a ``print`` of another thread may still write to one, and holds no reference to it."""
+_log_lock = threading.RLock()
 _running: tuple[int, asyncio.AbstractEventLoop] | None = None
 
 
@@ -65,52 +63,60 @@ async def gathered(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class _MutedStream(io.TextIOBase):
-    """Swallows what these threads write; a live progress display, in its own thread, still gets through."""
+    """Swallows what muted threads write; a live progress display, in its own thread, still gets through."""
 
-    def __init__(self, stream: TextIO, threads: set[int]) -> None:
-        super().__init__()
-        self._stream, self._threads = stream, threads
+    stream: TextIO
 
     def write(self, text: str) -> int:
-        if threading.get_ident() in self._threads or type(threading.current_thread()).__name__ == "TMonitor":
+        if threading.get_ident() in _muted or (_muted and type(threading.current_thread()).__name__ == "TMonitor"):
             return len(text)  # tqdm's monitor redraws the bars of such threads
-        return self._stream.write(text)
+        return self.stream.write(text)
 
     def flush(self) -> None:
-        self._stream.flush()
+        self.stream.flush()
 
     def isatty(self) -> bool:
-        return self._stream.isatty()
+        return self.stream.isatty()
 
 
-class Muted:
-    """Drops what this thread prints and logs within the block; one may be entered again and again, by one thread."""
+_muted: Counter[int] = Counter()
+"""Threads that are muted, with the number of blocks that each is in."""
+_streams = {"stdout": _MutedStream(), "stderr": _MutedStream()}
+"""Never dropped: a ``print`` of another thread holds no reference to the stream that it writes to."""
 
-    def __init__(self) -> None:
-        self._before: tuple[TextIO, ...] = ()
-        self._streams: list[TextIO] = []  # kept, as `_recent` is
 
-    def __enter__(self) -> None:
-        if (sys.stdout, sys.stderr) != self._before:
-            self._before, own = (sys.stdout, sys.stderr), {threading.get_ident()}
-            self._streams = [cast(TextIO, _MutedStream(stream, own)) for stream in self._before]
-        sys.stdout, sys.stderr = self._streams
-
-    def __exit__(self, *error: object) -> None:
-        sys.stdout, sys.stderr = self._before
+@contextmanager
+def muted(threads: Collection[int] | None = None) -> Iterator[None]:
+    """Drop what threads print within the block; by default this one. Blocks of several threads may overlap."""
+    threads = [threading.get_ident()] if threads is None else threads
+    with _lock:
+        for name, stream in _streams.items():
+            if (before := getattr(sys, name)) is not stream:
+                stream.stream = before
+                setattr(sys, name, stream)
+        _muted.update(threads)
+    try:
+        yield
+    finally:
+        with _lock:
+            _muted.subtract(threads)
+            for thread in threads:
+                if not _muted[thread]:
+                    del _muted[thread]
+            for name, stream in _streams.items():
+                if not _muted and getattr(sys, name) is stream:
+                    setattr(sys, name, stream.stream)
 
 
 @contextmanager
 def suppress_output(logger: str) -> Iterator[None]:
     """Drop what this thread prints, and the log lines of one library; of several threads, one after the other."""
-    threads = {threading.get_ident()}
     log = logging.getLogger(logger)
-    with _output_lock:  # streams and level are the process's: each finds them as they were
+    with _log_lock:  # the level is the process's: each finds it as it was
         level = log.level
         log.setLevel(logging.CRITICAL + 1)
-        _recent.extend(_MutedStream(stream, threads) for stream in (sys.stdout, sys.stderr))
         try:
-            with redirect_stdout(_recent[-2]), redirect_stderr(_recent[-1]):
+            with muted():
                 yield
         finally:
             log.setLevel(level)
@@ -118,7 +124,6 @@ def suppress_output(logger: str) -> Iterator[None]:
 
 @contextmanager
 def suppress_threads(prefix: str) -> Iterator[None]:
-    """Drop what a library's own threads print on standard output."""
-    threads = {thread.ident or 0 for thread in threading.enumerate() if thread.name.startswith(prefix)}
-    with redirect_stdout(_MutedStream(sys.stdout, threads)):
+    """Drop what a library's own threads print."""
+    with muted([thread.ident or 0 for thread in threading.enumerate() if thread.name.startswith(prefix)]):
         yield

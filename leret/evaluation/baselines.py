@@ -1,4 +1,4 @@
-"""Systems without an LM: rules that answer the program's LM calls, RM3, and the fusion of what other systems found.
+"""What policies are compared with: rules instead of an LM, RM3, HyDE, and the fusion of what other systems found.
 
 Rules go through the program itself, so that they see its cut-offs, its number of hops and its `exclude_seen` exactly as
 a policy does.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import dspy
@@ -15,10 +16,15 @@ import dspy
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.types import Document, Failure, Hop, LMCall, Passage, Rollout, Task
 from leret.evaluation.results import ScoredHop, first_runs
+from leret.policies.base import Policy, Request
 from leret.programs.prompts import Formatter
 from leret.programs.replay import NeedsCompletion, Step
 from leret.retrieval.base import Retriever
 from leret.retrieval.fusion import reciprocal_rank_fusion
+from leret.sampling.rollouts.rollout import seed_of
+
+_PASSAGE_TOKENS = 128
+"""That HyDE's passage may have, where the policy's `max_tokens` are for a query."""
 
 _HEAD_WORDS = 12
 """Words of a document without a title that stand for it."""
@@ -38,6 +44,39 @@ class ScriptedPolicy:
         """A step without a completion."""
         outputs = answer_fields(need.predictor, need.call.signature, self._script(task, step))
         return LMCall(need.predictor, need.inputs, (), None, outputs), self._formatter.scripted(need, outputs)
+
+
+@dataclass(frozen=True)
+class HydeActor:
+    """Answers the steps of a program by HyDE (https://arxiv.org/abs/2212.10496): an `Actor`.
+
+    The policy is asked for a passage that answers the question, and the passage is the query, at every step. The paper
+    encodes it; here the run's retriever takes it as a text. Where the policy writes nothing, the question is the query.
+    """
+
+    policy: Policy
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]:
+        """One passage."""
+        asked = f"Write a short passage of an encyclopedia that answers the question.\nQuestion: {task.text}\nPassage:"
+        messages = ({"role": "user", "content": asked},)
+        seed = seed_of(self.seed, task.id, step, "hyde", index)
+        length = max(self.max_tokens, _PASSAGE_TOKENS)
+        [completion] = await self.policy.complete(Request(messages, (seed,), self.temperature, length, self.top_p))
+        passage = " ".join(completion.text.split()) or task.text
+        outputs = answer_fields(need.predictor, need.call.signature, (passage,))
+        return LMCall(need.predictor, need.inputs, messages, completion.text, outputs), Step(need.call, [outputs])
+
+
+def hyde_note(policy: str, rows: Sequence[ScoredHop]) -> str:
+    """What HyDE's queries were: a small policy writes no passages, whatever it is asked for."""
+    lengths = [len(row.completion.split()) for row in rows if row.completion is not None]
+    mean = sum(lengths) / max(1, len(lengths))
+    return f"hyde: the text that {policy} wrote when asked for a passage was the query, {mean:.0f} words in the mean"
 
 
 def raw_question(task: Task, step: int) -> Sequence[str]:
@@ -91,7 +130,7 @@ def answer_fields(predictor: str, signature: type[dspy.Signature] | None, texts:
     special = [f"{predictor}.{name} is {kind}" for name, kind in fields.items() if kind not in (str, list[str])]
     if special or not fields:
         raise ConfigError(
-            "systems: raw-question, rm3 and oracle-titles need a program whose predictors write texts alone, but "
+            "systems: raw-question, rm3, oracle-titles and hyde need a program whose predictors write texts alone, but "
             f"{special[0] if special else f'{predictor} has no output fields'}; leave them out of `systems`"
         )
     return {name: " ".join(texts) if kind is str else list(texts) for name, kind in fields.items()}

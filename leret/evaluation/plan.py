@@ -21,7 +21,7 @@ from leret.datasets.load import limited, split_name
 from leret.datasets.splits import refuse_doubles, refuse_leak
 from leret.evaluation.measures import all_measures
 from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
-from leret.evaluation.systems import System, available, select
+from leret.evaluation.systems import System, available, select, training_facts
 from leret.policies.checkpoints import find_model, model_digest
 from leret.policies.load import make_policy
 from leret.sampling.plan import steps_of
@@ -162,6 +162,7 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
     if run.store.is_file():
         with Store(run.store, read_only=True) as store:
             ids = store.question_ids()
+        ids |= {id for facts in training_facts(run).values() for id in facts.get("validation") or ()}
         refuse_leak(ids, (task.id for task in tasks))
         refuse_doubles((task for task in own if task.id in ids), tasks)
     name = questions_digest(split)

@@ -14,6 +14,7 @@ from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.types import Document, Failure, Rollout, Task, digest
 from leret.evaluation.baselines import (
+    HydeActor,
     Script,
     ScriptedPolicy,
     fuse,
@@ -25,7 +26,7 @@ from leret.evaluation.baselines import (
 )
 from leret.evaluation.measures import Scorer
 from leret.evaluation.results import SystemResults, read_results, write_results
-from leret.evaluation.systems import ORACLE, RM3, System
+from leret.evaluation.systems import HYDE, ORACLE, RM3, System
 from leret.policies.base import Policy
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
@@ -167,7 +168,8 @@ class Evaluator:
             if system.prompt is not None:
                 policy, loop = self._policy(system)
                 settings = setup.max_tokens, setup.temperature, setup.top_p, setup.seed
-                actor = PolicyActor(policy, setup.formatter, *settings, system.prompt)
+                own = PolicyActor(policy, setup.formatter, *settings, system.prompt)
+                actor = HydeActor(policy, *settings) if system.name == HYDE else own
                 loop.run(self._run(setup.retriever, actor, todo, ended))
             elif system.parts:
                 for rollout in fuse([self.missing(part)[0].rows for part in system.parts], todo[0]):

@@ -17,6 +17,7 @@ from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.stages import mark_completed
 from leret.core.types import Task
+from leret.evaluation.baselines import hyde_note
 from leret.evaluation.plan import Evaluation, held_out, open_evaluator, resolve, settings_of
 from leret.evaluation.report.content import examples
 from leret.evaluation.report.page import write_page
@@ -24,7 +25,7 @@ from leret.evaluation.results import SystemResults, write_qrels, write_run
 from leret.evaluation.runner import Evaluator
 from leret.evaluation.statistics import Statistics
 from leret.evaluation.summary import summarise
-from leret.evaluation.systems import System, focus
+from leret.evaluation.systems import HYDE, System, focus
 from leret.policies.load import probe
 from leret.programs.saved import save
 from leret.sampling.rollouts.environment import Environment
@@ -121,6 +122,7 @@ def _summary(
         "name": recipe.evaluation_name,
         "data": data,
         "focus": focus(evaluation.systems),
+        "notes": [hyde_note("the base", rows.rows) for name, rows in results.items() if name == HYDE],
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "key": evaluation.key,
     }

@@ -210,5 +210,8 @@ def _row(
             for name, members in groups.items()
             if name is not None
         },
-        "answer": None,
+        "answer": {
+            name: means[None][system.name][-1][name] for name in ("em", "f1") if name in means[None][system.name][-1]
+        }
+        or None,
     }

@@ -5,6 +5,7 @@
 ``oracle-titles``  no LM: the gold titles are, one a query
 ``rm3``            no LM: the question itself, its words expanded by RM3 at every hop; needs a retriever of kind bm25
 ``base``           the run's policy before training, zero-shot
+``hyde``           the same, but what it writes is a passage that would answer the question, which is the query
 ``bank:1`` ...     the same with a few-shot prompt of the run's bank
 a name             a trained policy of the run, zero-shot; or a prompt file of the recipe's ``demos``, on the base
 ``fused:NAME``     what ``raw-question`` and NAME found, fused by reciprocal rank, hop by hop; both are evaluated too
@@ -31,6 +32,7 @@ ORACLE = "oracle-titles"
 RM3 = "rm3"
 FUSED = "fused:"
 BASE = "base"
+HYDE = "hyde"
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ def available(run: Run, demos: Mapping[str, str]) -> dict[str, System]:
     """Every system of a run, in the order of the report's table."""
     systems = [System(name, "baseline") for name in (RAW, ORACLE, RM3)]
     systems.append(System(BASE, "base", BASE, prompt=ZERO_SHOT))
+    systems.append(System(HYDE, "prompt", BASE, prompt=Prompt(HYDE), rivals=(RAW,)))
     bank = sorted(map(Prompt.load, run.prompts.glob("*.json")), key=lambda prompt: (len(prompt.name), prompt.name))
     systems += [System(f"bank:{p.name}", "prompt", BASE, prompt=p) for p in bank if p.name != ZERO_SHOT.name]
     systems += _policies(run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import random
@@ -17,6 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from urllib.parse import quote, urlencode
 
+from leret.core.types import json_encoder
 from leret.http.answers import MALFORMED, Answer, ApiKey, HttpError, RetryableError, one_line, read_body
 from leret.http.endpoints import Clock, Endpoint, EndpointPool, RateLimit, checked_urls
 
@@ -41,8 +41,8 @@ _SENSELESS = frozenset({"malformed", "incomplete"})
 _MAX_SENSELESS = 3
 """Answers of one request that make no sense, after which time will not mend them."""
 
-encode_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
-"""A value as text; json.dumps would build an encoder at every call."""
+encode_json = json_encoder(separators=(",", ":"), ensure_ascii=False)
+"""A value as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class Client:
             endpoint = (mine.pool.take() if self._rate is None else None) or await self._turn(mine.pool)
             sent = self._clock()
             try:
-                answer = await (self._carry or self._by_aiohttp)(call, endpoint.url, timeout_s)
+                answer = await (self._carry or partial(_by_aiohttp, mine.session))(call, endpoint.url, timeout_s)
                 if not 200 <= answer.status < 300:
                     answer.check(self._advice, self._also_retried)
                 try:
@@ -226,28 +226,6 @@ class Client:
             self._meter.retried()
         _LOG.info("%s; attempt %d in %.3g s", _failure(state), state.attempt_number + 1, state.upcoming_sleep)
 
-    async def _by_aiohttp(self, call: Call, base: str, timeout_s: float) -> Answer:
-        import aiohttp
-        from yarl import URL
-
-        url = base + call.path
-        query = f"?{urlencode(call.params, errors='replace', quote_via=quote)}" if call.params else ""
-        try:
-            async with self._loops[asyncio.get_running_loop()].session.request(
-                call.method,
-                URL(url + query, encoded=True),
-                data=call.body,
-                headers={"Content-Type": call.content_type} if call.content_type else None,
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_SHARE * timeout_s),
-            ) as response:
-                return Answer(url, response.status, response.headers, await read_body(response.content.iter_any(), url))
-        except (aiohttp.ClientError, ConnectionError) as error:
-            what = f"{type(error).__name__}: {error}"
-            raise RetryableError(f"{url} cannot be reached ({what})", "connection") from error
-        except TimeoutError as error:
-            raise RetryableError(f"{url} did not answer within {timeout_s:.3g} s", "timeout") from error
-
     def _open(self) -> _PerLoop:
         import aiohttp
 
@@ -259,6 +237,29 @@ class Client:
         mine = _PerLoop(session, asyncio.Semaphore(self._concurrency), EndpointPool(self.urls, self._clock))
         self._loops[asyncio.get_running_loop()] = mine
         return mine
+
+
+async def _by_aiohttp(session: aiohttp.ClientSession, call: Call, base: str, timeout_s: float) -> Answer:
+    import aiohttp
+    from yarl import URL
+
+    url = base + call.path
+    query = f"?{urlencode(call.params, errors='replace', quote_via=quote)}" if call.params else ""
+    try:
+        async with session.request(
+            call.method,
+            URL(url + query, encoded=True),
+            data=call.body,
+            headers={"Content-Type": call.content_type} if call.content_type else None,
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_SHARE * timeout_s),
+        ) as response:
+            return Answer(url, response.status, response.headers, await read_body(response.content.iter_any(), url))
+    except (aiohttp.ClientError, ConnectionError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise RetryableError(f"{url} cannot be reached ({what})", "connection") from error
+    except TimeoutError as error:
+        raise RetryableError(f"{url} did not answer within {timeout_s:.3g} s", "timeout") from error
 
 
 def _failure(state: RetryCallState) -> RetryableError:

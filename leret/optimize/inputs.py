@@ -13,7 +13,9 @@ from pydantic_core import to_jsonable_python
 from leret.core.dspy_internals import complete_messages
 from leret.core.errors import DataError, LeretError, PolicyError, reason
 from leret.core.types import Outcome, Task, digest
+from leret.optimize.provider import Provider
 from leret.policies.base import Completion, Request
+from leret.policies.dspy_lm import policy_of
 from leret.rewards import Reward
 from leret.rewards import reward as reward_named
 
@@ -56,26 +58,35 @@ class CountedPolicy:
     budget: CallBudget
     ask: Callable[[Request], Awaitable[list[Completion]]]
 
-    @classmethod
-    def of_lm(cls, lm: dspy.BaseLM, budget: CallBudget) -> CountedPolicy:
-        """Any LM of DSPy: it answers with its own settings, whatever a request says."""
-
-        async def ask(request: Request) -> list[Completion]:
-            try:
-                texts = [await complete_messages(lm, request.messages) for _ in request.seeds]
-            except Exception as error:
-                raise PolicyError(f"{lm.model}: {reason(error)}") from error
-            return [Completion(text, "stop", 0, 0) for text in texts]
-
-        settings = {name: str(value) for name, value in lm.kwargs.items() if "key" not in name}
-        return cls(lm.model, digest("lm", lm.model, settings), budget, ask)
-
     async def complete(self, request: Request) -> list[Completion]:
         self.budget.spend(len(request.seeds))
         return await self.ask(request)
 
     async def aclose(self) -> None:
         """The policy is borrowed."""
+
+
+def is_trainable(lm: Any) -> bool:
+    """Whether leret has its weights."""
+    provider = getattr(lm, "provider", None)
+    return isinstance(provider, Provider) and provider.finetunable
+
+
+def counted_policy(lm: dspy.BaseLM, budget: CallBudget) -> CountedPolicy:
+    """The policy of a leret LM; any other LM as a policy, which answers with its own settings."""
+    if is_trainable(lm):
+        policy = policy_of(lm)
+        return CountedPolicy(policy.name, policy.digest, budget, policy.complete)
+
+    async def ask(request: Request) -> list[Completion]:
+        try:
+            texts = [await complete_messages(lm, request.messages) for _ in request.seeds]
+        except Exception as error:
+            raise PolicyError(f"{lm.model}: {reason(error)}") from error
+        return [Completion(text, "stop", 0, 0) for text in texts]
+
+    settings = {name: str(value) for name, value in lm.kwargs.items() if "key" not in name}
+    return CountedPolicy(lm.model, digest("lm", lm.model, settings), budget, ask)
 
 
 def counted_lm(lm: dspy.BaseLM, budget: CallBudget, **changes: Any) -> dspy.BaseLM:
@@ -133,8 +144,10 @@ def refuse_recurring(tasks: Iterable[Task], valset: Iterable[dspy.Example]) -> N
         raise DataError(f"{len(both)} examples of valset are in trainset too, one with inputs {shown}; take them out")
 
 
-def step_reward(reward: str | RewardFunction, examples: Mapping[Task, dspy.Example]) -> str | Reward:
-    """The reward of a step, as the sampler takes it."""
+def step_reward(reward: str | RewardFunction | None, examples: Mapping[Task, dspy.Example]) -> str | Reward:
+    """The reward of a step, as the sampler takes it; without one no step has a reward."""
+    if reward is None:
+        return lambda outcome: None
     if callable(reward):
         return lambda outcome: None if (v := reward(examples[outcome.task], outcome)) is None else float(v)
     if not any(_gold_of(example)[0] in _TITLES for example in examples.values()):

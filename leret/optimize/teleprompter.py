@@ -16,7 +16,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +25,6 @@ from dspy.teleprompt import bootstrap_finetune as stock
 from pydantic_core import to_jsonable_python
 
 from leret.config.sampling import SamplingSettings
-from leret.core.dspy_internals import AdapterParseError, ContextWindowExceededError
 from leret.core.errors import ConfigError, LeretError, PolicyError, ProgramError, RunError, TrainingError, reason
 from leret.core.files import cache_directory
 from leret.core.progress import Progress, Silent, shown
@@ -36,25 +34,26 @@ from leret.core.types import Sample, digest
 from leret.optimize.finetune import directory_of, train_examples
 from leret.optimize.inputs import (
     CallBudget,
-    CountedPolicy,
     LMCallsSpent,
     RewardFunction,
     counted_lm,
+    counted_policy,
+    is_trainable,
     read_tasks,
     refuse_recurring,
     step_reward,
 )
-from leret.optimize.provider import Provider
 from leret.policies.checkpoints import find_model
-from leret.policies.dspy_lm import policy_of
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import NeedsCompletion
 from leret.programs.saved import with_save
 from leret.programs.search import Search, search_tool
 from leret.retrieval.base import Retriever
 from leret.retrieval.batching import SearchBatcher
+from leret.rewards import Reward
 from leret.rewards import reward as reward_named
-from leret.sampling.bank.bootstrap import BankPlan, bootstrap_prompts, outage_of
+from leret.sampling.bank.bank import load_bank, save_bank
+from leret.sampling.bank.bootstrap import NEVER, THREADS, BankPlan, RunMonitor, bootstrap_prompts
 from leret.sampling.preferences.dataset import state_targets
 from leret.sampling.preferences.pairs import distinct, make_pairs
 from leret.sampling.rollouts.branching import Role, SamplingPlan
@@ -66,9 +65,6 @@ from leret.training.algorithms import ALGORITHMS
 from leret.training.data import TrainingExample
 
 logger = logging.getLogger("dspy.teleprompt.leret")  # where DSPy's own optimizers log
-
-_THREADS = 16
-"""Examples that are evaluated at a time, so that a policy can batch them."""
 
 _SETTINGS = ("prompts", "samples", "n_continuations", "credit", "seed")
 """Arguments of `LeReT` that a run directory is begun with; beside them, reward, metric and algorithms."""
@@ -95,7 +91,8 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # a direct subclass, too
             trained where there is no metric.
         train_kwargs: keys of the recipes of `leret train` (``learning_rate`` ...), for all algorithms or under the name
             of one; or such a dict for each LM.
-        run_dir: of samples and trained policies; compile goes on with what is there. None takes a new one.
+        run_dir: of samples and trained policies; compile goes on with what is there. None takes a new one. Another
+            student (other code, demos, instructions or weights) has a directory of its own in it.
         seed: of sampling and training.
         max_lm_calls: of the program's LMs, in one compile, those on the valset included.
         n_continuations: runs to the program's end from each completion, for credit ``final``.
@@ -159,13 +156,12 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # a direct subclass, too
             LeretError: this cannot be optimized, or nothing was learnt; the message says why.
         """
         job = CompileJob(self, student, trainset, teacher, valset)
-        with shown() if sys.stderr.isatty() else nullcontext(Silent()) as progress:
-            candidates = [job.candidate("student", job.program, progress)]
-            job.sample(progress)
+        with shown() if sys.stderr.isatty() else nullcontext(Silent()) as job.progress:
+            candidates = [job.candidate("student", job.program)]
+            job.sample()
             models: dict[dspy.LM, str] = {}
             for algorithm, examples in job.training_examples().items():
-                job.train(algorithm, examples, models, progress)
-                candidates.append(job.candidate(algorithm, job.with_models(models), progress))
+                candidates.append(job.candidate(algorithm, job.train(algorithm, examples, models)))
         ranked = sorted(candidates, key=lambda one: -one["score"]) if valset else candidates[::-1]  # first of equals
         best, score = ranked[0], candidates[0]["score"]
         if best is candidates[0]:
@@ -184,6 +180,8 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # a direct subclass, too
 class CompileJob:
     """The parts of one `LeReT.compile`, made ready; what cannot be optimized is refused as it is made."""
 
+    progress: Progress
+
     def __init__(
         self,
         settings: LeReT,
@@ -193,8 +191,6 @@ class CompileJob:
         valset: Sequence[dspy.Example] | None,
     ) -> None:
         stock.prepare_student(student)
-        if not student.predictors():
-            raise ProgramError(f"{type(student).__name__} has no predictor to train; use dspy.Predict")
         stock.assert_all_predictors_have_lms(student, role="student")
         self.settings, self.valset, self.logs = settings, list(valset or ()), list[dict[str, Any]]()
         if self.valset and settings.metric is None:
@@ -202,54 +198,41 @@ class CompileJob:
         self.examples = read_tasks(trainset, settings.reward)
         refuse_recurring(self.examples, self.valset)
         teachers = [teacher] if isinstance(teacher, dspy.Module) else list(teacher or ())
-        if settings.prompts > 1 and not teachers and len({predictor.lm for predictor in student.predictors()}) > 1:
-            raise ConfigError(
-                f"prompts={settings.prompts}: prompts of a program with several LMs are not bootstrapped; pass "
-                "compile(teacher=[...]), programs of the student's shape with demos or instructions"
-            )
-        self.prompts: tuple[Prompt, ...] = (
-            ZERO_SHOT,
-            *(_prompt(i, student, program) for i, program in enumerate(teachers, 1)),
-        )
+        self.prompts = [ZERO_SHOT, *(_prompt(i, student, program) for i, program in enumerate(teachers, 1))]
         self.program = stock.copy_program_with_lms(student)
         self.adapter = dspy.settings.adapter or dspy.ChatAdapter()
         self.budget = CallBudget(settings.max_lm_calls)
         self.stopped: LeretError | None = None  # sampling, by max_lm_calls
         self.trained = _trained_lms(self.program, settings.samples)
-        policies = {predictor.lm: self._policy(predictor.lm) for predictor in self.program.predictors()}
-        self.policies = {name: policies[predictor.lm] for name, predictor in self.program.named_predictors()}
-        place = cache_directory() / "optimize"
-        place.mkdir(parents=True, exist_ok=True)
-        self.run = Run.create(Path(settings.run_dir or tempfile.mkdtemp(dir=place)).resolve())
-        self._refuse_changes()
+        self.policies = {n: counted_policy(p.lm, self.budget) for n, p in self.program.named_predictors()}
+        self.run = self._begin()
         if len(self.examples) < len(trainset):
             self.log("trainset", f"{len(trainset) - len(self.examples)} examples recur and count once")
 
-    def sample(self, progress: Progress) -> None:
+    def sample(self) -> None:
         """Samples of all tasks in the run's store, or of as many as ``max_lm_calls`` allows."""
-        settings, before = self.settings, self.budget.spent
+        settings, examples, before = self.settings, self.examples, self.budget.spent
         self.budget.reserved = before * len(settings.algorithms)
-        metric, examples = settings.metric, self.examples
-        reward = step_reward(settings.reward, examples) if settings.reward else lambda outcome: None
+        metric, reward = settings.metric, step_reward(settings.reward, examples)
         final = metric and (lambda outcome: float(metric(examples[outcome.task], outcome.prediction)))
-        plan = SamplingPlan(
-            self.prompts, settings.samples, settings.seed, temperature=1.0, top_p=1.0, max_tokens=64, role=self.role,
-            reward=reward, final=final, n_continuations=settings.n_continuations,
-        )  # fmt: skip
         try:
             with dspy.context(callbacks=[]):  # of replays, not of the program
                 if settings.prompts > len(self.prompts) == 1:
-                    plan = replace(plan, prompts=self._bank(plan, progress))
-                _run(self._sample(plan, progress))
+                    self.prompts = self._bank(final or reward if settings.reward is None else reward)
+                plan = SamplingPlan(
+                    tuple(self.prompts), settings.samples, settings.seed, temperature=1.0, top_p=1.0, max_tokens=64,
+                    role=self.role, reward=reward, final=final, n_continuations=settings.n_continuations,
+                )  # fmt: skip
+                _run(self._sample(plan))
         except LMCallsSpent as error:
             self.stopped = error
             self.log("sample", f"{error}; what was sampled is trained on")
         finally:
             self.budget.reserved = 0
-            progress.finish()
+            self.progress.finish()
         with Store(self.run.store, read_only=True) as store:
             counts = store.counts()
-        text = f"{counts['samples']} samples at {counts['states']} states of {len(self.examples)} examples"
+        text = f"{counts['samples']} samples at {counts['states']} states of {len(examples)} examples"
         self.log("sample", text, lm_calls=self.budget.spent - before, **counts)
 
     def _retriever(self) -> Retriever | None:
@@ -257,40 +240,34 @@ class CompileJob:
         own = any(search.retriever is not None for _, search in self.program.named_sub_modules(Search))
         return dspy.settings.rm if isinstance(dspy.settings.rm, Retriever) and not own else None
 
-    def _bank(self, plan: SamplingPlan, progress: Progress) -> tuple[Prompt, ...]:
+    def _bank(self, reward: str | Reward) -> list[Prompt]:
         """The student's prompt, and few-shot ones: half of the examples make demos, the others score them."""
-        bank, directory = self.run.manifest().get("bank"), self.run.prompts
-        if bank is None:
-            program, [lm] = self.program.deepcopy(), self.trained
-            for predictor in program.predictors():
-                predictor.lm = None  # the optimizer's
-            warm, cold = counted_lm(lm, self.budget), counted_lm(lm, self.budget, temperature=0.0)
-            measure = reward_named(plan.reward) if isinstance(plan.reward, str) else plan.reward
-            tasks, wanted = list(self.examples), BankPlan(self.settings.prompts, 3, 8, None)
-            measure = measure if self.settings.reward else plan.final or measure
-            parts = program, self.adapter, cold, self._retriever(), measure
-            told: dict[str, Any] = {"teacher": warm, "on_scored": lambda: progress.advance(1)}
-            progress.start("prompt bank", None)
-            prompts = bootstrap_prompts(*parts, tasks[::2][:50], tasks[1::2][:50], wanted, **told)
-            directory.mkdir(exist_ok=True)
-            for prompt in prompts:
-                prompt.save(directory / f"{prompt.name}.json")
-            bank = {"prompts": [prompt.name for prompt in prompts]}
-            self.run.update(bank=bank)
-            self.log("prompts", f"{len(prompts)} of {self.settings.prompts}", scores=[p.score for p in prompts])
-        return tuple(Prompt.load(directory / f"{name}.json") for name in bank["prompts"])
+        if (bank := load_bank(self.run)) is None:
+            wanted, tasks = self.settings.prompts, list(self.examples)
+            warm, cold = ([self._counted(p.lm, greedy) for p in self.program.predictors()] for greedy in (False, True))
+            self.progress.start("prompt bank", None)
+            bank = bootstrap_prompts(
+                self.program.deepcopy(), self.adapter, cold, self._retriever(),
+                reward_named(reward),
+                tasks[::2][:50], tasks[1::2][:50], BankPlan(wanted, 3, 8, None),
+                teacher=warm, on_scored=lambda: self.progress.advance(1),
+            )  # fmt: skip
+            save_bank(self.run, bank, wanted)
+            self.log("prompts", f"{len(bank)} of {wanted}", scores=[prompt.score for prompt in bank])
+        return bank
 
-    async def _sample(self, plan: SamplingPlan, progress: Progress) -> None:
+    async def _sample(self, plan: SamplingPlan) -> None:
         program, retriever, rm = self.program.deepcopy(), self._retriever(), dspy.settings.rm
         search = None if retriever is None else SearchBatcher(retriever)
         settings = SamplingSettings(samples=plan.n_samples, seed=plan.seed, max_unparsed_rate=1.0)
         other_rm = search_tool(rm, name="rm") if search is None and callable(rm) else None
-        progress.start("sampling", len(self.examples))
+        self.progress.start("sampling", len(self.examples))
         try:
             with Store(self.run.store) as store:
-                parts = program, self.adapter, search, plan, store, settings
-                told: dict[str, Any] = {"run": self.run, "progress": progress}
-                stats = await sample_tasks(list(self.examples), *parts, rm=other_rm, **told)
+                stats = await sample_tasks(
+                    list(self.examples), program, self.adapter, search, plan, store, settings,
+                    rm=other_rm, run=self.run, progress=self.progress,
+                )  # fmt: skip
         finally:
             if search is not None:
                 search.close()
@@ -309,7 +286,7 @@ class CompileJob:
         if name not in self.policies:
             if dspy.settings.lm is None:
                 raise ProgramError(f"{name} is made inside forward and has no LM: call dspy.configure(lm=...)")
-            self.policies[name] = self._policy(dspy.settings.lm)
+            self.policies[name] = counted_policy(dspy.settings.lm, self.budget)
         lm = next((lm for lm, names in self.trained.items() if name in names), None)
         if lm is None:
             return Role(self.policies[name], sampled=False)
@@ -330,13 +307,9 @@ class CompileJob:
         return found
 
     def train(
-        self,
-        algorithm: str,
-        examples: Mapping[dspy.LM, Sequence[TrainingExample]],
-        models: dict[dspy.LM, str],
-        progress: Progress,
-    ) -> None:
-        """Train each LM from where ``models`` has it, and note its new name there."""
+        self, algorithm: str, examples: Mapping[dspy.LM, Sequence[TrainingExample]], models: dict[dspy.LM, str]
+    ) -> dspy.Module:
+        """The program with its LMs trained on; ``models`` has their names, and gets the new ones."""
         for lm, own in examples.items():
             self.log(algorithm, f"{lm.model} on {len(own)} examples", lm=lm.model, examples=len(own))
             if own:
@@ -345,38 +318,28 @@ class CompileJob:
                 thinking = lm.engine.settings.enable_thinking
                 keys = {"seed": self.settings.seed, "enable_thinking": thinking, **given, **of_algorithm}
                 keys["algorithm"], start = algorithm, models.get(lm) or lm.finetuning_model or lm.model
-                models[lm] = f"leret/{train_examples(start, own, keys, self.run.path, progress=progress)}"
-
-    def with_models(self, models: Mapping[dspy.LM, str]) -> dspy.Module:
-        """A copy of the program with new LMs of these names."""
+                models[lm] = f"leret/{train_examples(start, own, keys, self.run.path, progress=self.progress)}"
         program = stock.copy_program_with_lms(self.program)
         new = {lm: lm.copy(model=model, finetuning_model=None) for lm, model in models.items()}
         for predictor in program.predictors():
             predictor.lm = new.get(predictor.lm, predictor.lm)
         return program
 
-    def candidate(self, stage: str, program: dspy.Module, progress: Progress) -> dict[str, Any]:
+    def candidate(self, stage: str, program: dspy.Module) -> dict[str, Any]:
         """A program with its mean metric on the valset in percent: greedy; None without a valset."""
-        if not self.valset:
-            return {"score": None, "program": program, "stage": stage}
-        before, cold = self.budget.spent, stock.copy_program_with_lms(program)
-        for predictor in cold.predictors():
-            greedy = {"temperature": 0.0} if _is_trainable(predictor.lm) else {}
-            predictor.lm = counted_lm(predictor.lm, self.budget, **greedy)
-        scored = ScoredProgram(cold)
-        metric = scored.watched(self.settings.metric, progress)
-        evaluate = dspy.Evaluate(devset=self.valset, metric=metric, num_threads=_THREADS, max_errors=1)
-        progress.start(f"valset, {stage}", len(self.valset))
-        try:
+        score = None
+        if self.valset:
+            before, scored = self.budget.spent, ScoredProgram(stock.copy_program_with_lms(program))
+            for predictor in scored.program.predictors():
+                predictor.lm = self._counted(predictor.lm, greedy=True)
+            metric = scored.watched(self.settings.metric, self.progress)
+            evaluate = dspy.Evaluate(devset=self.valset, metric=metric, num_threads=THREADS, max_errors=NEVER)
+            self.progress.start(f"valset, {stage}", len(self.valset))
             score = evaluate(scored, callback_metadata={"optimizer": "LeReT", "stage": stage}).score
-        except Exception as error:
-            raise scored.error or error from None
-        finally:
-            progress.finish()
-        if len(scored.crashes) == len(self.valset):
-            raise ProgramError(f"the program of stage {stage} fails on all of valset: {reason(scored.crashes[0])}")
-        facts = {"score": score, "lm_calls": self.budget.spent - before}
-        self.log(stage, f"{score:g} on valset ({len(self.valset)} examples)", **facts)
+            self.progress.finish()
+            scored.monitor.raise_first(f"valset, stage {stage}")
+            facts = {"score": score, "lm_calls": self.budget.spent - before}
+            self.log(stage, f"{score:g} on valset ({len(self.valset)} examples)", **facts)
         return {"score": score, "program": program, "stage": stage}
 
     def log(self, stage: str, text: str, **facts: Any) -> None:
@@ -385,42 +348,49 @@ class CompileJob:
         self.logs.append({"stage": stage, "text": text, **facts})
         self.run.event("optimize", stage, text=text, **facts)
 
-    def _policy(self, lm: dspy.BaseLM) -> CountedPolicy:
-        if not _is_trainable(lm):
-            return CountedPolicy.of_lm(lm, self.budget)
-        policy = policy_of(lm)
-        return CountedPolicy(policy.name, policy.digest, self.budget, policy.complete)
+    def _counted(self, lm: dspy.BaseLM, greedy: bool) -> dspy.BaseLM:
+        """A copy whose calls count; of another LM than those that are trained as it is."""
+        return counted_lm(lm, self.budget, **({"temperature": 0.0} if greedy and is_trainable(lm) else {}))
 
-    def _refuse_changes(self) -> None:
-        """Refuse a run directory that was begun with something else."""
-        now, before = self._identity(), self.run.manifest().get("optimize")
+    def _begin(self) -> Run:
+        """The run of this student: ``run_dir``, or a directory in it where that was begun with another student."""
+        place, now = self.settings.run_dir, self._identity()
+        if place is None:
+            parent = cache_directory() / "optimize"
+            parent.mkdir(parents=True, exist_ok=True)
+            place = tempfile.mkdtemp(dir=parent)
+        run = Run.create(Path(place).resolve())
+        before = run.manifest().get("optimize")
+        if before is not None and before["student"] != now["student"]:
+            logger.info("LeReT: %s is of another student; what this one comes to is in its students/", run.path)
+            run = Run.create(run.path / "students" / now["student"][:12])
+            before = run.manifest().get("optimize")
         if before is not None:
-            check_resumable(self.run.path, before, now, otherwise="give LeReT another run_dir")
-        elif self.run.store.exists():
-            raise RunError(f"{self.run.path} is a run of `leret sample`; give LeReT another run_dir")
+            check_resumable(run.path, before, now, otherwise="give LeReT another run_dir")
+        elif run.store.exists():
+            raise RunError(f"{run.path} is a run of `leret sample`; give LeReT another run_dir")
         else:
-            self.run.update(optimize=now)
+            run.update(optimize=now)
+        return run
 
     def _identity(self) -> dict[str, Any]:
-        settings, predictors = self.settings, dict(self.program.named_predictors())
+        """What a run is begun with: settings, data, and the student by its code, its prompts and its weights."""
+        settings = self.settings
         functions = {"reward": settings.reward, "metric": settings.metric}
         digests: dict[str, Any] = {
             "trainset": [[task.id, list(task.gold)] for task in self.examples],
             "teacher": [prompt.digest for prompt in self.prompts],
-            "program": [_source(type(module)) for _, module in self.program.named_sub_modules()],
+            "adapter": [type(self.adapter).__qualname__, to_jsonable_python(vars(self.adapter), fallback=_source)],
             **{name: _source(value) for name, value in functions.items() if callable(value)},
         }
-        for name, predictor in predictors.items():
-            digests[f"signature of {name}"] = predictor.signature.dump_state()
-            digests[f"demos of {name}"] = to_jsonable_python(predictor.demos, fallback=repr)
-            digests[f"weights of {name}"] = self.policies[name].digest
+        student = [_source(type(module)) for _, module in self.program.named_sub_modules()], [
+            [name, predictor.signature.dump_state(), to_jsonable_python(predictor.demos, fallback=repr),
+             self.policies[name].digest, *map(predictor.lm.kwargs.get, ("temperature", "max_tokens"))]
+            for name, predictor in self.program.named_predictors()
+        ]  # fmt: skip
         return {
             "dspy": installed_version("dspy"),
-            "program": type(self.program).__qualname__,
-            "adapter": {type(self.adapter).__qualname__: to_jsonable_python(vars(self.adapter), fallback=_source)},
-            "lms": {
-                n: [p.lm.model, *map(p.lm.kwargs.get, ("temperature", "max_tokens"))] for n, p in predictors.items()
-            },
+            "student": digest(student),
             **{name: getattr(settings, name) for name in _SETTINGS},
             **{name: getattr(value, "__qualname__", value) for name, value in functions.items()},
             "algorithms": list(settings.algorithms),
@@ -429,32 +399,14 @@ class CompileJob:
 
 
 class ScoredProgram(dspy.Module):
-    """A program as `dspy.Evaluate` runs it: None where the policy spoiled a run; an outage stops the evaluation.
-
-    Attributes:
-        error: what stopped it.
-        crashes: of the program itself, after what a policy wrote.
-    """
+    """A program as `dspy.Evaluate` runs it: no prediction where the policy spoiled a run."""
 
     def __init__(self, program: dspy.Module) -> None:
         super().__init__()
-        self.program = program
-        self.error: Exception | None = None
-        self.crashes: list[Exception] = []
+        self.program, self.monitor = program, RunMonitor()
 
     def forward(self, **inputs: Any) -> Any:
-        program = self.program
-        try:
-            return program(**inputs) if hasattr(type(program), "forward") else asyncio.run(program.acall(**inputs))
-        except (AdapterParseError, ContextWindowExceededError):
-            return None
-        except Exception as error:
-            outage = outage_of(error)
-            if outage is not None:
-                self.error = self.error or outage
-                raise
-            self.crashes.append(error)
-            return None
+        return self.monitor.run(self.program, inputs)[0]
 
     def watched(self, metric: Any, progress: Progress) -> Callable[..., float]:
         """The metric; 0 where there is no prediction."""
@@ -465,23 +417,22 @@ class ScoredProgram(dspy.Module):
             try:
                 return 0.0 if prediction is None else float(metric(example, prediction))
             except Exception as error:
-                self.error = self.error or error
+                self.monitor.outage = ProgramError(f"the metric failed: {reason(error)}").with_traceback(
+                    error.__traceback__
+                )
                 raise
 
         return score
-
-
-def _is_trainable(lm: Any) -> bool:
-    provider = getattr(lm, "provider", None)
-    return isinstance(provider, Provider) and provider.finetunable
 
 
 def _trained_lms(program: dspy.Module, n_samples: int) -> dict[dspy.LM, list[str]]:
     """The LMs that are trained, with the names of their predictors."""
     found: dict[dspy.LM, list[str]] = {}
     for name, predictor in program.named_predictors():
-        if _is_trainable(predictor.lm):
+        if is_trainable(predictor.lm):
             found.setdefault(predictor.lm, []).append(name)
+    if not program.predictors():
+        raise ProgramError(f"{type(program).__name__} has no predictor to train; use dspy.Predict")
     if not found:
         models = sorted({str(predictor.lm.model) for predictor in program.predictors()})
         raise PolicyError(f"none of the student's LMs can be trained ({', '.join(models)}); give it a leret.LM(...)")

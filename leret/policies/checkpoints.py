@@ -187,8 +187,11 @@ def _device(device: str) -> str:
     return device
 
 
-def load_weights(path: Path, dtype: str) -> Any:
-    """A causal LM on the CPU with all of its weights; transformers would fill missing ones with random numbers."""
+def load_weights(path: Path, dtype: str, **settings: Any) -> Any:
+    """A causal LM on the CPU with all of its weights; transformers would fill missing ones with random numbers.
+
+    ``settings`` are more arguments of ``from_pretrained``.
+    """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -196,7 +199,7 @@ def load_weights(path: Path, dtype: str) -> Any:
     logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **settings
         )
     except (ValueError, KeyError, AttributeError, TypeError, OSError, RuntimeError, SafetensorError) as error:
         raise PolicyError(

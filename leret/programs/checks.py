@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import threading
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -20,7 +19,16 @@ from dspy.utils.callback import BaseCallback
 from pydantic import BaseModel, ValidationError
 
 from leret.core.aio import suppress_output
-from leret.core.dspy_internals import QUIET, AdapterProxy, EngineLM, carrying, lm15, messages_of, text_response
+from leret.core.dspy_internals import (
+    QUIET,
+    AdapterProxy,
+    EngineLM,
+    carrying,
+    lm15,
+    messages_of,
+    run_program,
+    text_response,
+)
 from leret.core.errors import ProgramError, ReplayError
 from leret.core.types import Ranking, Task
 from leret.policies.base import Messages
@@ -28,9 +36,6 @@ from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import Finished, NeedsCompletion, SearchResults, Step, bound_inputs, tool_key
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.base import Retriever
-
-_ONE_AT_A_TIME = threading.Lock()
-"""Held while output is dropped: what standard output is, is a matter of the whole process."""
 
 
 async def check_path(
@@ -102,9 +107,8 @@ def _run_stock(
     observer = _Remembered(results, None if runner.searches is None else runner.searches.retriever)
     try:
         settings = {**QUIET, "trace": [], "callbacks": callbacks, "adapter": proxy, "lm": lm, "rm": runner.replay.rm}
-        with _ONE_AT_A_TIME, suppress_output("dspy"), carrying(observer, **settings):
-            inputs = bound_inputs(program, task)
-            asyncio.run(program.acall(**inputs)) if runner.replay.is_async else program(**inputs)
+        with suppress_output("dspy"), carrying(observer, **settings):
+            run_program(program, **bound_inputs(program, task))
     except _PathLeft:
         pass
     except Exception:

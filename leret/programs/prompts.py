@@ -141,7 +141,7 @@ class Formatter:
 
     def step(self, need: NeedsCompletion, completion: str) -> Step:
         """The step that a completion makes; its outputs are the adapter's error where it does not parse."""
-        name, call = need.predictor, need.call
+        name, call = need.call.predictor, need.call
         n_proofs = self._parses.get(name, 0) if call.usual else None
         quick: list[dict[str, Any]] | AdapterParseError | None = None
         if n_proofs is not None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +29,7 @@ from typing import Any, NoReturn, cast
 import dspy
 from pydantic_core import to_jsonable_python
 
-from leret.core.aio import Muted
+from leret.core.aio import muted
 from leret.core.dspy_internals import (
     QUIET,
     AdapterParseError,
@@ -38,13 +37,16 @@ from leret.core.dspy_internals import (
     EngineLM,
     calling_predictor,
     carrying,
+    forward_of,
     lm15,
     messages_of,
     one_call,
+    prediction_of,
+    settings_here,
     text_response,
 )
 from leret.core.errors import ProgramError, ReplayError
-from leret.core.types import Ranking, Task, merge
+from leret.core.types import Ranking, Task, json_encoder, merge
 from leret.programs.search import SearchCall, as_rm
 from leret.retrieval.base import Retriever
 
@@ -60,7 +62,7 @@ _SETTLE_S = 0.01
 _LONGEST_S = 1.0
 """Seconds that they have to use the steps of the path."""
 
-_encode = json.JSONEncoder(sort_keys=True).encode  # json.dumps would build an encoder at every call
+_encode = json_encoder(sort_keys=True)
 
 
 @dataclass(eq=False)
@@ -231,7 +233,6 @@ class Replay:
         self._fresh = any(isinstance(m, dspy.Refine | dspy.BestOfN) for _, m in program.named_sub_modules())
         # A program with both may bridge them by asyncio.run, which needs a thread without an event loop.
         self._thread = ThreadPoolExecutor(1, "leret-replay") if methods[1] else None
-        self._muted = Muted()
 
     def run(
         self,
@@ -267,7 +268,7 @@ class Replay:
             except RuntimeError as error:  # asyncio.run within forward: needs a thread without an event loop
                 if self._thread is not None or "running event loop" not in str(error):
                     raise
-                self._thread, self._muted = ThreadPoolExecutor(1, "leret-replay"), Muted()
+                self._thread = ThreadPoolExecutor(1, "leret-replay")
                 run = ProgramRun(self, steps, results, retrieve)
 
     def _pass(self, run: ProgramRun, inputs: Mapping[str, Any]) -> None:
@@ -276,9 +277,10 @@ class Replay:
             program = program.deepcopy()
             run.names = {id(predictor): name for name, predictor in program.named_predictors()}
         try:
-            settings = carrying(run, **QUIET, trace=[], adapter=self.proxy, lm=self._guard, rm=self.rm)
-            with settings, self._muted:  # a program is run many times, and prints the same each time
-                run.prediction = asyncio.run(program.acall(**inputs)) if self.is_async else program(**inputs)
+            own = {"adapter": self.proxy, "lm": self._guard, "rm": self.rm, "caller_modules": [program]}
+            with carrying(run, **QUIET, trace=[], **own), muted():  # it is run many times, and prints the same
+                forward = program.acall if self.is_async else forward_of(program)
+                run.prediction = asyncio.run(forward(**inputs)) if self.is_async else forward(**inputs)
         except Stop:
             pass
         except Exception as error:
@@ -298,18 +300,17 @@ class _QuickPredict(dspy.Predict):
     """A predictor that asks the run without DSPy's bookkeeping, where it is called with its inputs and no more."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        settings = dspy.settings
-        run = settings.get("_leret_run")
+        settings = settings_here()
+        run: Any = settings.get("_leret_run")
+        watched = isinstance(run, ProgramRun) and not args and settings["send_stream"] is None
+        name = run.names.get(id(self)) if watched else None
+        if name is None or settings["adapter"] is not run.replay.proxy or run.replay._fields[name] != kwargs.keys():
+            return super().__call__(*args, **kwargs)
         own = vars(self)  # DSPy's modules look every attribute up by a method of their own
         signature = own["signature"]
-        watched = isinstance(run, ProgramRun) and not args and settings.send_stream is None
-        name = run.names.get(id(self)) if watched else None
-        if name is None or settings.adapter is not run.replay.proxy or run.replay._fields[name] != kwargs.keys():
-            return super().__call__(*args, **kwargs)
         call = PredictorCall(name, kwargs, True, run.replay.adapter, own["lm"], {}, signature, demos=own["demos"])
-        outputs = run.outputs(call)
-        prediction = dspy.Prediction.from_completions(outputs, signature=signature)
-        settings.trace.append((self, kwargs, prediction))
+        prediction = prediction_of(run.outputs(call), signature)
+        settings["trace"].append((self, kwargs, prediction))
         return prediction
 
 

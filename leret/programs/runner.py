@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import dspy
+
+from leret.core.aio import started
 from leret.core.errors import LeretError, ProgramError, ReplayError, RetrievalError
 from leret.core.types import State, Task, digest
 from leret.programs.prompts import Formatter
@@ -34,6 +38,14 @@ class ProgramRunner:
     searches: SearchBatcher | None
     _own: dict[int, SearchBatcher] = field(default_factory=dict)
 
+    @classmethod
+    def over(
+        cls, program: dspy.Module, adapter: dspy.Adapter | None, searches: SearchBatcher | None, rm: Any = None
+    ) -> ProgramRunner:
+        """Of a program, with its own replay (which see) and formatter."""
+        replay = Replay(program, adapter, rm)
+        return cls(replay, Formatter(replay), searches)
+
     async def advance(
         self, task: Task, steps: Sequence[Step], results: SearchResults, check: bool = False
     ) -> NeedsCompletion | Finished:
@@ -41,24 +53,52 @@ class ProgramRunner:
 
         With ``check`` the path is run again, several times, and a program that comes to another place is refused.
         """
+        while isinstance(need := self._run(task, steps, results, check), NeedsSearch):
+            results[need.key] = await self._search(need)
+        return need
+
+    def start(
+        self, task: Task, steps: Sequence[Step], results: SearchResults, check: bool = False
+    ) -> asyncio.Future[NeedsCompletion | Finished]:
+        """`advance`, done at once where no search is waited for, and else in a task."""
+        future = asyncio.get_running_loop().create_future()
+        try:
+            need = self._run(task, steps, results, check)
+        except Exception as error:
+            future.set_exception(error)
+            future.exception()  # read, so that it leaves no warning where another one's error ends the session
+            return future
+        if isinstance(need, NeedsSearch):
+            return started(self._after(need, task, steps, results, check))
+        future.set_result(need)
+        return future
+
+    async def _after(
+        self, need: NeedsSearch, task: Task, steps: Sequence[Step], results: SearchResults, check: bool
+    ) -> NeedsCompletion | Finished:
+        results[need.key] = await self._search(need)
+        return await self.advance(task, steps, results, check)
+
+    def _run(
+        self, task: Task, steps: Sequence[Step], results: SearchResults, check: bool
+    ) -> NeedsCompletion | NeedsSearch | Finished:
+        """Up to what cannot be answered at once."""
         retrieve = None if self.searches is None else self.searches.search_now
-        while True:
-            need = self.replay.run(task, steps, results, retrieve)
-            if isinstance(need, NeedsSearch):
-                results[need.key] = await self._search(need)
-                continue
-            if len(steps) >= MAX_STEPS and isinstance(need, NeedsCompletion):
-                raise ProgramError(f"task {task.id}: the program asks for more than {MAX_STEPS} completions")
-            for _ in range(_REPEATS if check else 0):
-                again = self.replay.run(task, steps, dict(results), retrieve)
-                if place(again) != place(need):
-                    raise ReplayError(
-                        f"{type(self.replay.program).__name__} is not deterministic given its completions: after the "
-                        f"same {len(steps)}, {difference(need, again)}. Nothing can be learnt from alternatives at a "
-                        "state that does not come back: let it depend on its inputs, completions and searches alone "
-                        "(wrap a search with leret.search_tool), and keep nothing on itself"
-                    )
+        need = self.replay.run(task, steps, results, retrieve)
+        if isinstance(need, NeedsSearch):
             return need
+        if len(steps) >= MAX_STEPS and isinstance(need, NeedsCompletion):
+            raise ProgramError(f"task {task.id}: the program asks for more than {MAX_STEPS} completions")
+        for _ in range(_REPEATS if check else 0):
+            again = self.replay.run(task, steps, dict(results), retrieve)
+            if place(again) != place(need):
+                raise ReplayError(
+                    f"{type(self.replay.program).__name__} is not deterministic given its completions: after the "
+                    f"same {len(steps)}, {difference(need, again)}. Nothing can be learnt from alternatives at a "
+                    "state that does not come back: let it depend on its inputs, completions and searches alone "
+                    "(wrap a search with leret.search_tool), and keep nothing on itself"
+                )
+        return need
 
     def state(self, task: Task, need: NeedsCompletion, step: int, parent: str | None = None) -> State:
         """The state that the program stands at. Its id names what the zero-shot prompt sends, so a group is pure."""

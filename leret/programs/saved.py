@@ -8,7 +8,6 @@ key. Loading it runs the program's source or imports its module: load what you t
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import logging
@@ -28,6 +27,7 @@ from leret.config.data import DataSettings
 from leret.config.policy import PolicySettings
 from leret.config.retriever import RetrieverSettings
 from leret.core.classes import class_at, path_of, plain_value
+from leret.core.dspy_internals import run_program
 from leret.core.errors import ConfigError, ProgramError
 from leret.core.files import write_atomically
 from leret.datasets.load import load_corpus
@@ -72,9 +72,7 @@ class TrainedProgram(dspy.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program."""
         with dspy.context(adapter=self.adapter):
-            if callable(getattr(type(self.program), "forward", None)):
-                return self.program(*args, **kwargs)
-            return asyncio.run(self.program.acall(*args, **kwargs))
+            return run_program(self.program, *args, **kwargs)
 
     async def aforward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program; one without an ``aforward`` in a worker thread, so that other tasks go on."""

@@ -116,12 +116,14 @@ class Search(dspy.Module):
         searches: tuple[Ranking, ...] = before
         watching: Observer | None = carried_run()
         queries = (query,) if isinstance(query, str) else tuple(map(str, query))
+        own = vars(self)  # DSPy's modules look every attribute up by a method of their own
+        n, exclude_seen, retriever = own["k"], own["exclude_seen"], own["retriever"]
         for text in queries:
-            seen = {p.doc_id for ranking in searches for p in ranking} if self.exclude_seen else ()
-            k = self.k + len(seen)
-            added = self._retrieve(text, k) if watching is None else watching.search(text, k, self.retriever)
-            if seen or len(added) > self.k:
-                added = tuple([p for p in added if p.doc_id not in seen])[: self.k]
+            seen = {p.doc_id for ranking in searches for p in ranking} if exclude_seen else ()
+            k = n + len(seen)
+            added = self._retrieve(text, k) if watching is None else watching.search(text, k, retriever)
+            if seen or len(added) > n:
+                added = tuple([p for p in added if p.doc_id not in seen])[:n]
             searches = (*searches, added)
         if watching is not None and queries:
             watching.add(queries, searches[len(before) :])

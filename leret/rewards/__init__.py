@@ -1,23 +1,35 @@
-"""What an outcome is worth: one table of plain functions for sampling, the prompt bank and evaluation.
+"""What an outcome is worth: one table of plain functions for sampling, the prompt bank, training and evaluation.
 
 A reward takes an `Outcome` and gives any real number, or None where it does not apply (a ranking without gold
-documents, say). One with a parameter ``k`` takes a cut-off: ``recall@5`` is ``recall`` with ``k=5``.
+documents, say). Its other parameters are keys of a recipe; one with a parameter ``k`` takes a cut-off also in its name:
+``recall@5`` is ``recall`` with ``k=5``. A function of the user's own is named ``module:function`` or
+``file.py:function``: its module is imported, or the file is run, so name what you trust.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
 
 from leret.core.errors import ConfigError
-from leret.rewards import ranking
+from leret.core.types import Outcome
+from leret.rewards import form, ranking
+from leret.rewards.answers import ANSWERS
+from leret.rewards.combine import MIXERS, OF_GROUP, mix
+from leret.rewards.functions import is_function, load_function
 from leret.rewards.ranking import of_ranking
 
-__all__ = ["REWARDS", "Reward", "reward"]
+__all__ = ["REWARDS", "Reward", "RewardSpec", "Scoring", "faults", "function_names", "reward", "scoring", "values_of"]
 
 Reward = Callable[..., float | None]
-"""Takes an `Outcome`, and perhaps a cut-off `k`."""
+"""Takes an `Outcome`, and perhaps a cut-off `k` and other settings."""
 
 REWARDS: dict[str, Reward] = {
     "recall": of_ranking(ranking.recall),
@@ -26,19 +38,170 @@ REWARDS: dict[str, Reward] = {
     "ndcg": of_ranking(ranking.ndcg),
     "success": of_ranking(ranking.success),
     "all_found": of_ranking(ranking.all_found),
+    "deepretrieval": form.deepretrieval,
+    **ANSWERS,
+    "format": form.format,
+    "steps": form.steps,
 }
 """Rewards by their names in recipes, samples, summaries and reports."""
 
 
-def reward(name: str, key: str = "") -> Reward:
-    """A reward by its name: ``ap`` or, with a cut-off, ``recall@10``; else a ConfigError, with the recipe's ``key``."""
-    base, at, cut = name.partition("@")
-    found = REWARDS.get(base)
-    takes_cut = found is not None and "k" in inspect.signature(found).parameters
-    if found is None or (at and not (takes_cut and cut.isascii() and cut.isdecimal() and int(cut) > 0)):
-        place = f"{key}: " if key else ""
-        raise ConfigError(
-            f"{place}unknown measure {name!r}; available: {', '.join(REWARDS)}; "
-            "those of a ranking also with a cut-off, as in recall@10"
-        )
-    return partial(found, k=int(cut)) if at else found
+class PartSpec(Protocol):
+    """One part of a recipe's reward: `leret.config.sampling.PartSettings`."""
+
+    @property
+    def weight(self) -> float: ...
+    @property
+    def function(self) -> str | None: ...
+    @property
+    def arguments(self) -> Mapping[str, Any]: ...
+
+
+class RewardSpec(Protocol):
+    """A recipe's reward of several parts: `leret.config.sampling.RewardSettings`."""
+
+    @property
+    def parts(self) -> Mapping[str, PartSpec]: ...
+    @property
+    def mixer(self) -> str: ...
+    @property
+    def unparsed_reward(self) -> float | None: ...
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """A reward with its parts: what each is worth, and how they make one number.
+
+    Attributes:
+        parts: by their names in samples.
+        weights: of the parts, in their order.
+        mixer: of `leret.rewards.combine`.
+        unparsed_reward: price of a completion that does not parse; None: such a sample is left out.
+    """
+
+    parts: Mapping[str, Reward]
+    weights: tuple[float, ...]
+    mixer: str = "weights"
+    unparsed_reward: float | None = None
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether the reward of a sample depends on the others of its state."""
+        return self.mixer in OF_GROUP
+
+    def values(self, outcome: Outcome) -> dict[str, float]:
+        """The parts that apply to an outcome, by name."""
+        return values_of(self.parts, outcome)
+
+    def mix(self, group: Sequence[Mapping[str, float]]) -> list[float | None]:
+        """The rewards of a group, of the parts of each of its samples; None where no part applies."""
+        if len(self.parts) == 1 and self.mixer == "weights":
+            [name], [weight] = self.parts, self.weights
+            return [weight * values[name] if name in values else None for values in group]
+        rows = [[values.get(name, np.nan) for name in self.parts] for values in group]
+        mixed = mix(self.mixer, np.array(rows, dtype=float), np.array(self.weights))
+        return [None if np.isnan(value) else float(value) for value in mixed]
+
+    def alone(self, values: Mapping[str, float]) -> float | None:
+        """The reward of a single outcome, of its parts; a mixer of groups is the sum by weights here."""
+        single = Scoring(self.parts, self.weights) if self.needs_group else self
+        return single.mix([values])[0]
+
+
+def values_of(parts: Mapping[str, Reward], outcome: Outcome) -> dict[str, float]:
+    """The rewards that apply to an outcome, by name; a ConfigError where one is not a finite number."""
+    values = {name: float(value) for name, part in parts.items() if (value := part(outcome)) is not None}
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise ConfigError(f"reward {name} is {value} for question {outcome.task.id}; give a finite number, or None")
+    return values
+
+
+def reward(spec: str | RewardSpec | Reward, key: str = "") -> Reward:
+    """A reward as a function of one outcome; arguments as of `scoring`.
+
+    By its name it is the function itself: ``ap``; with a cut-off ``recall@10``; the user's own ``rewards.py:score``.
+    """
+    if isinstance(spec, str):
+        return _named(spec, key)
+    if callable(spec):
+        return spec
+    found = scoring(spec, key)
+    return lambda outcome: found.alone(found.values(outcome))
+
+
+def scoring(spec: str | RewardSpec | Reward, key: str = "reward") -> Scoring:
+    """A reward with its parts.
+
+    Args:
+        spec: a name, a recipe's section, or a function, whose part is called ``key``.
+        key: of the recipe, for messages.
+
+    Raises:
+        ConfigError: unknown names or settings; all of them are listed.
+    """
+    if isinstance(spec, str):
+        name = Path(spec).name if is_function(spec) else spec
+        return Scoring({name: _named(spec, key)}, (1.0,))
+    if callable(spec):
+        return Scoring({key: spec}, (1.0,))
+    if problems := list(faults(spec, key)):
+        raise ConfigError(problems)
+    parts = {name: _named(part.function or name, key, part.arguments) for name, part in spec.parts.items()}
+    return Scoring(parts, tuple(part.weight for part in spec.parts.values()), spec.mixer, spec.unparsed_reward)
+
+
+def function_names(spec: str | RewardSpec) -> list[str]:
+    """The functions of the user's own in a reward."""
+    names = [spec] if isinstance(spec, str) else [part.function or name for name, part in spec.parts.items()]
+    return [name for name in names if is_function(name)]
+
+
+def faults(spec: str | RewardSpec, key: str = "", functions: bool = True) -> Iterator[str]:
+    """What is wrong with a recipe's reward; functions of the user's own are loaded for it, or passed over."""
+    named = {"": (spec, {})} if isinstance(spec, str) else {
+        name: (part.function or name, part.arguments) for name, part in spec.parts.items()
+    }  # fmt: skip
+    for part, (name, arguments) in named.items():
+        try:
+            if functions or not is_function(name):
+                _named(name, ".".join(filter(None, (key, part and f"parts.{part}"))), arguments)
+        except ConfigError as error:
+            yield from error.problems
+    if isinstance(spec, str):
+        return
+    place = f"{key}.mixer" if key else "mixer"
+    if spec.mixer not in MIXERS:
+        yield f"{place}: unknown mixer {spec.mixer!r}; available: {', '.join(MIXERS)}"
+    if spec.mixer == "uniform" and any(part.weight != 1 for part in spec.parts.values()):
+        yield f"{place}: uniform takes all parts alike, and weights are given; leave them out, or take weights"
+
+
+def _named(name: str, key: str, arguments: Mapping[str, Any] | None = None) -> Reward:
+    place, settings = f"{key}: " if key else "", dict(arguments or {})
+    if is_function(name):
+        found, at = load_function(name, key), ""
+    else:
+        base, at, cut = name.partition("@")
+        found = REWARDS.get(base, _unknown)
+        takes_cut = "k" in inspect.signature(found).parameters
+        if found is _unknown or (at and not (takes_cut and cut.isascii() and cut.isdecimal() and int(cut) > 0)):
+            raise ConfigError(
+                f"{place}unknown measure {name!r}; available: {', '.join(REWARDS)}; "
+                "those of a ranking also with a cut-off, as in recall@10; your own as FILE.py:function"
+            )
+        settings |= {"k": int(cut)} if at else {}
+    taken = dict(list(inspect.signature(found).parameters.items())[1:])
+    anything = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+    strange = [] if anything else [setting for setting in settings if setting not in taken]
+    missing = [
+        n for n, p in taken.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD and n not in settings
+    ]
+    if strange or missing:
+        wrong = [*(f"takes no {n}" for n in strange), *(f"requires {n}" for n in missing)]
+        raise ConfigError(f"{place}{name} {' and '.join(wrong)}; its settings are: {', '.join(taken) or 'none'}")
+    return partial(found, **settings) if settings else found
+
+
+def _unknown(outcome: Outcome) -> None:
+    """In place of a reward that is not there."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.core.types import Passage, Ranking, Task
-from leret.rewards import reward
+from leret.rewards import scoring
 from leret.sampling.bank.bank import n_bank_questions
 from leret.sampling.rollouts.environment import Environment, located
 from leret.sampling.rollouts.scheduler import LOOKED_AT
@@ -54,7 +54,8 @@ def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> P
     """What `sample` would do with the same arguments; writes nothing, and the run need not exist."""
     bench = Environment(located(recipe, base_dir or Path.cwd()), run.cache)
     settings = recipe.sampling
-    reward(settings.reward, "sampling.reward")
+    for spec in settings.rewards:
+        scoring(spec, "sampling.reward")
     questions = bench.questions(recipe.data.split, recipe.data.limit, recipe.data.part)
     n_questions = len(questions)
     steps = steps_of(bench)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
@@ -26,7 +26,7 @@ from leret.core.runs import Run
 from leret.core.stages import completed, is_complete_parquet, mark_completed, stage_key
 from leret.core.types import Outcome, Task
 from leret.policies.load import probe
-from leret.rewards import reward
+from leret.rewards import function_names, scoring
 from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.preferences.report import PreferenceReport
 from leret.sampling.rollouts.environment import (
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from leret.core.usage import UsageByPrompt
     from leret.policies.base import Policy
     from leret.programs.prompts import Prompt
+    from leret.programs.replay import SearchResults, Step
     from leret.programs.runner import ProgramRunner
     from leret.retrieval.batching import SearchBatcher
     from leret.sampling.rollouts.branching import SamplingPlan
@@ -103,45 +104,37 @@ async def sample_tasks(
 ) -> SamplingStats:
     """Sample every task to the end of its path, into a store; what the store holds is not asked again.
 
-    The program is a module of its own for this call, which changes it; ``search`` is over the retriever, on this event
-    loop, or None where every `leret.Search` has its own; ``rm`` is what ``dspy.settings.rm`` is for the program. The
-    plan says who answers which predictor, what is tried and how it is scored; of the settings, ``concurrency``,
-    ``max_error_rate`` and ``max_unparsed_rate`` are read. What credit ``auto`` means is learnt from the first tasks,
-    and noted in ``run``; without one it is learnt by every call. ``facts`` are told with the progress.
+    The program is this call's own, which changes it; ``search`` is on this event loop, or None where every
+    `leret.Search` has a retriever; ``rm`` is ``dspy.settings.rm`` for the program. What credit ``auto`` means is learnt
+    from the first tasks, and noted in ``run`` where there is one. ``facts`` are told with the progress.
 
-    Raises:
-        LeretError: too many samples failed or did not parse, the program cannot be replayed or makes no search where
-            the reward is of searches, or the store cannot be written; what is done is kept.
+    Raises LeretError where too much fails, or the program cannot be replayed; what is done is kept.
     """
-    from leret.programs.checks import check_path
-    from leret.programs.prompts import Formatter
-    from leret.programs.replay import Replay
     from leret.programs.runner import ProgramRunner
     from leret.sampling.rollouts.branching import StateSampler
     from leret.sampling.rollouts.scheduler import LOOKED_AT, Scheduler
 
-    other, prompts = program.deepcopy(), iter([plan.prompts])  # of one task, all
-    replay = Replay(program, adapter, rm)
-    runner = ProgramRunner(replay, Formatter(replay), search)
-    rest, first = iter(tasks), list[Task]()
+    other, rest, first = program.deepcopy(), iter(tasks), list[Task]()
+    runner = ProgramRunner.over(program, adapter, search, rm)
     if plan.searched is None:
         first = list(islice(rest, LOOKED_AT))
         plan = await with_credit(plan, runner, store, first, run)
-    scheduler = Scheduler(
-        runner,
-        StateSampler(runner, store, plan, usage),
-        store,
-        seed=plan.seed,
-        max_error_rate=settings.max_error_rate,
-        max_unparsed_rate=settings.max_unparsed_rate,
-        check_path=lambda task, steps, results: check_path(
-            other, runner, task, steps, results, next(prompts, plan.prompts[:1])
-        ),
-        facts=facts,
-    )
+    sampler, rates = StateSampler(runner, store, plan, usage), (settings.max_error_rate, settings.max_unparsed_rate)
+    check = _path_check(other, runner, plan.prompts)
+    scheduler = Scheduler(runner, sampler, store, plan.seed, *rates, check, facts)
     stats = await scheduler.run(chain(first, rest), settings.concurrency, progress)
     stats.notes = _left_out(plan, runner)
     return stats
+
+
+def _path_check(
+    program: dspy.Module, runner: ProgramRunner, prompts: tuple[Prompt, ...]
+) -> Callable[[Task, Sequence[Step], SearchResults], Awaitable[None]]:
+    """`check_path` of another instance: on one task under all prompts, on the others under the first."""
+    from leret.programs.checks import check_path
+
+    left = iter([prompts])
+    return lambda task, steps, results: check_path(program, runner, task, steps, results, next(left, prompts[:1]))
 
 
 def _left_out(plan: SamplingPlan, runner: ProgramRunner) -> list[str]:
@@ -240,6 +233,7 @@ def opened(
         with FileLock(run.setup_lock):
             digests = {"corpus": bench.corpus.digest, "retriever": bench.retriever.digest}
         digests |= {"program": bench.program_digest, "questions": questions_digest(questions)}
+        digests |= {} if bench.reward_digest is None else {"reward": bench.reward_digest}
         progress.finish()
         refuse_changes(run, recipe, {"retriever": digests["retriever"]})
         if bench.skipped:
@@ -301,8 +295,7 @@ async def sample_session(
             plan = SamplingPlan(
                 tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens,
                 role=lambda need: Role(policy, credit=settings.credit), reward=settings.reward,
-                final=reward(settings.reward) if settings.credit in ("final", "both") else None,
-                n_continuations=settings.n_continuations,
+                final=settings.end_reward, n_continuations=settings.n_continuations, final_weight=settings.final_weight,
             )  # fmt: skip
             plan = await with_credit(plan, bench.runner(search), store, tasks, run)
         notes = bench.notes()
@@ -326,14 +319,17 @@ async def sample_session(
 
 
 def _scorable(questions: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
-    """Tasks that the reward applies to: for a measure of rankings, those with gold documents."""
-    name, split = recipe.sampling.reward, recipe.data.split
-    value = reward(name, "sampling.reward")
-    tasks = [task for task in questions if value(Outcome(task, "", {}, ())) is not None]
+    """Tasks that a part of the reward applies to: gold documents for a measure of rankings, references for f1."""
+    spec = recipe.sampling.whole_reward
+    if function_names(spec):  # of which nobody knows what it needs
+        return list(questions)
+    found = scoring(spec, "sampling.reward")
+    tasks = [task for task in questions if found.values(Outcome(task, prediction=""))]
     if not tasks:
         raise DataError(
-            f"data: no question of split {split} has what {name} is computed from: relevant documents, so that a "
-            f"ranking can be scored ({len(questions)} questions read); name another split or file"
+            f"data: no question of split {recipe.data.split} has what {' + '.join(found.parts)} is computed from: "
+            "relevant documents for a ranking, reference answers for an answer "
+            f"({len(questions)} questions read); name another split or file"
         )
     return tasks
 

@@ -96,6 +96,8 @@ class TrainReport:
     loss_last: float | None
     already: bool = False  # the policy was there, and nothing was done
     resumed_from: int = 0  # step of the checkpoint that this call went on from
+    best_step: int | None = None  # whose weights the policy has, by the validation
+    alarms: tuple[str, ...] = ()
 
     @property
     def notes(self) -> list[str]:
@@ -112,7 +114,10 @@ class TrainingRecord:
         key: the resolved recipe, the digests of the data and of the parent: what must be the same for a finished
             training to be the one that is asked for.
         log_history: one mapping a logged step: step, epoch, loss, grad_norm, learning_rate, and for pairs
-            rewards/accuracies, rewards/margins, logps/chosen ...
+            rewards/accuracies, rewards/margins, logps/chosen ...; of a validation eval_MEASURE, eval_unparsed.
+        best_step: the step whose weights were kept, by the validation; None without one: those of the last step.
+        alarms: name, step and message of each, see `leret.training.alarms`.
+        validation: ids of its tasks.
     """
 
     name: str
@@ -127,13 +132,17 @@ class TrainingRecord:
     preflight: float
     versions: Mapping[str, str | None]
     log_history: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    best_step: int | None = None
+    alarms: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    validation: Sequence[str] = field(default_factory=tuple)
 
     def report(self, path: Path, seconds: float, *, already: bool = False, resumed_from: int = 0) -> TrainReport:
         """What the stage returns for this policy."""
         losses = [float(entry["loss"]) for entry in self.log_history if "loss" in entry]
         first, last = (losses[0], losses[-1]) if losses else (None, None)
         counts = (self.steps, self.total_steps, seconds, self.examples, self.dropped)
-        return TrainReport(path, *counts, first, last, already, resumed_from)
+        names = tuple(alarm["name"] for alarm in self.alarms)
+        return TrainReport(path, *counts, first, last, already, resumed_from, self.best_step, names)
 
     def write(self, directory: Path, method: str, base_model: str, peft: bool) -> None:
         """training.json and README.md into a policy's directory."""
@@ -158,7 +167,7 @@ tags: [leret, trl, {record.algorithm}]
 A policy that writes search queries, trained by leret: {method}.
 
 It started from `{record.parent}` and took {record.steps} steps ({record.total_steps} since the base) on \
-{record.examples} examples; {record.dropped} were too long and left out.
+{record.examples} examples; {record.dropped} were too long and left out.{_kept(record)}
 
 ## Recipe
 
@@ -174,6 +183,20 @@ It answers prompts as the program's DSPy adapter formats them. `leret.load` of t
 directory gives the program with a policy; any server of the OpenAI protocol can serve this directory.
 Evaluation is in the run's `eval/summary.json`; the whole training log is in `training.json`.
 """
+
+
+def _kept(record: TrainingRecord) -> str:
+    """What the validation and the alarms say, for the model card."""
+    said = [f"Alarm at step {alarm['step']}: {alarm['message']}." for alarm in record.alarms]
+    if record.best_step is not None:
+        curve = {e["step"]: f"{v:.3f}" for e in record.log_history for n, v in e.items() if _is_measure(n)}
+        points = ", ".join(f"{value} at step {step}" for step, value in curve.items())
+        said.insert(0, f"The weights are those of step {record.best_step}, the best of the validation: {points}.")
+    return "".join(f"\n\n{line}" for line in said)
+
+
+def _is_measure(name: str) -> bool:
+    return name.startswith("eval_") and name != "eval_unparsed"
 
 
 def _table(head: str, rows: Mapping[str, str]) -> str:

@@ -23,7 +23,7 @@ from leret.core.runs import Run, program_digest, versions
 from leret.policies.base import Messages
 from leret.policies.local.chat_template import PromptEncoder
 from leret.training.algorithms.base import Algorithm
-from leret.training.data import Encoded, TokenEncoder, TrainingExample
+from leret.training.data import Encoded, TokenEncoder, TrainingExample, plain
 from leret.training.model import InitialPolicy
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ def _moved(model: Any) -> Iterator[None]:
     noise = torch.Generator().manual_seed(0)
     before: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
     for parameter in model.parameters():
-        if parameter.numel() > _SMALL and id(parameter) in backbone:
-            continue
+        if not parameter.is_floating_point() or (parameter.numel() > _SMALL and id(parameter) in backbone):
+            continue  # the former are quantized
         before.append((parameter, parameter.detach().clone()))
         scale = 0.05 + 0.1 * float(parameter.detach().float().abs().mean())
         step = torch.randn(parameter.shape, generator=noise) * scale
@@ -150,7 +150,7 @@ def _check_counts(run: Run, initial: InitialPolicy, encoder: TokenEncoder, state
     if initial.name != "base" and served != initial.directory.name:
         return  # another model's tokenizer may count as it likes
     for group in states:
-        state, ids = group.state, encoder.prompt_ids(_plain(group.state.messages))
+        state, ids = group.state, encoder.prompt_ids(plain(group.state.messages))
         counts = {sample.n_prompt_tokens for sample in group.samples if sample.prompt == "0"}
         other = sorted(n for n in counts if n is not None and n != len(ids))
         if other:
@@ -166,11 +166,11 @@ def _check_examples(run: Run, states: Sequence[StateSamples], examples: Sequence
     """A prompt that is trained is one that the store has for its question."""
     known: dict[str, list[Messages]] = defaultdict(list)
     for group in states:
-        known[group.state.question_id].append(_plain(group.state.messages))
+        known[group.state.question_id].append(plain(group.state.messages))
     if len(states) == _STATES:
         del known[states[-1].state.question_id]  # it may have further states
     for example in examples:
-        sent, trained = known.get(example.question_id), _plain(example.prompt)
+        sent, trained = known.get(example.question_id), plain(example.prompt)
         if sent and trained not in sent:
             raise TrainingError(
                 f"question {example.question_id}: what would be trained is not what was sent:\n"
@@ -193,16 +193,16 @@ def _check_program(run: Run, states: Sequence[StateSamples]) -> None:
         return run.event("train", "messages not checked", why=str(error))
     for state in (group.state for group in states):
         try:
-            today = _plain(formatter.messages(formatter.need(state.predictor, state.inputs)))
+            today = plain(formatter.messages(formatter.need(state.predictor, state.inputs)))
         except KeyError:
             raise TrainingError(
                 f"question {state.question_id}: the program has no predictor {state.predictor!r} any more, which "
                 "sampling asked; put the program back, or sample a new run with this one"
             ) from None
-        if today != _plain(state.messages):
+        if today != plain(state.messages):
             raise TrainingError(
                 f"question {state.question_id}, step {state.step}: the program no longer sends what was sampled:\n"
-                f"{_difference(_plain(state.messages), today, 'sampled', 'today')}\n"
+                f"{_difference(plain(state.messages), today, 'sampled', 'today')}\n"
                 "A policy trained on these prompts would meet others. Put the program and its adapter back, or sample "
                 "a new run with these"
             )
@@ -212,10 +212,6 @@ def _difference(ours: Messages, theirs: Messages, *names: str) -> str:
     from leret.programs.checks import message_difference
 
     return message_difference(ours, theirs, (names[0], names[1]))
-
-
-def _plain(messages: Sequence[Any]) -> Messages:
-    return tuple({"role": str(m["role"]), "content": str(m["content"])} for m in messages)
 
 
 def _tokens(tokenizer: Any, ids: Sequence[int], place: int) -> str:

@@ -9,30 +9,73 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import TrainingError
+from leret.core.runs import Run
 from leret.policies.base import Messages
 from leret.policies.local.chat_template import apply_template, n_common
 
+if TYPE_CHECKING:
+    from leret.sampling.store.schema import StateSamples
+
 _TURNS = ({"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"})
-_COLUMNS = ("prompt", "chosen", "rejected", "question_id")
+_COLUMNS = ("prompt", "chosen", "rejected", "question_id", "predictor", "score_chosen", "score_rejected")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingExample:
-    """A prompt with its completions: the target alone (SFT), or the chosen and the rejected one, in this order."""
+    """A prompt with its completions: the target alone (SFT, KTO), or the chosen and the rejected one, in this order.
+
+    ``scores`` are the completions' rewards where the algorithm looks at them; of KTO, what the reward is above the
+    state's baseline.
+    """
 
     question_id: str
     prompt: Messages
     completions: tuple[str, ...]
+    scores: tuple[float, ...] = ()
 
 
-def read_preferences(directory: Path) -> list[TrainingExample]:
-    """The pairs of ``R/preferences/train.parquet``, in its order; `TrainingError` where there is none."""
+def plain(messages: Sequence[Any]) -> Messages:
+    """Messages with role and content as texts."""
+    return tuple({"role": str(m["role"]), "content": str(m["content"])} for m in messages)
+
+
+def finished_states(run: Run, predictors: Collection[str] | None = None) -> Iterator[StateSamples]:
+    """The groups of finished questions under the policy that was sampled last; of some predictors, or of all.
+
+    Raises:
+        TrainingError: nothing was sampled at one of the predictors.
+    """
+    from leret.sampling.store.store import Store
+
+    found = set()
+    with Store(run.store, read_only=True) as store:
+        for group in store.finished(run.manifest().get("digests", {}).get("policy")):
+            found.add(group.state.predictor)
+            if predictors is None or group.state.predictor in predictors:
+                yield group
+    _check_predictors(predictors, found)
+
+
+def _check_predictors(wanted: Collection[str] | None, found: Collection[str]) -> None:
+    missing = sorted(set(wanted or ()) - set(found))
+    if missing:
+        raise TrainingError(
+            f"predictors: nothing to train on of {', '.join(missing)}; the run has {', '.join(sorted(found)) or 'none'}"
+        )
+
+
+def read_preferences(directory: Path, predictors: Collection[str] | None = None) -> list[TrainingExample]:
+    """The pairs of ``R/preferences/train.parquet`` in its order, of some predictors, or of all.
+
+    Raises:
+        TrainingError: there is none, or none of one of the predictors.
+    """
     import pyarrow
     import pyarrow.parquet
 
@@ -55,25 +98,29 @@ def read_preferences(directory: Path) -> list[TrainingExample]:
             f"{path} holds no pair: at no state did two different completions differ in reward. Sample more "
             "questions, more prompts or samples a state, or at a higher temperature"
         )
+    _check_predictors(predictors, {str(row["predictor"]) for row in rows})
     examples = []
     for number, row in enumerate(rows):
+        if predictors is not None and row["predictor"] not in predictors:
+            continue
         try:
-            prompt = tuple({"role": str(m["role"]), "content": str(m["content"])} for m in row["prompt"])
+            prompt = plain(row["prompt"])
             completions = (str(row["chosen"][0]["content"]), str(row["rejected"][0]["content"]))
         except (KeyError, TypeError, IndexError) as error:
             raise TrainingError(
                 f"{path}, row {number}: prompt, chosen and rejected must be lists of messages with role and content; "
                 "`leret pairs` rebuilds the file"
             ) from error
-        examples.append(TrainingExample(str(row["question_id"]), prompt, completions))
+        scores = (float(row["score_chosen"]), float(row["score_rejected"]))
+        examples.append(TrainingExample(str(row["question_id"]), prompt, completions, scores))
     return examples
 
 
 def examples_digest(examples: Sequence[TrainingExample]) -> str:
-    """Names what is trained on: the prompts and completions in order."""
+    """Names what is trained on: the prompts, completions and scores in order."""
     name = hashlib.blake2b(digest_size=16)
     for example in examples:
-        row = json.dumps([example.question_id, example.prompt, example.completions], sort_keys=True)
+        row = json.dumps([example.question_id, example.prompt, example.completions, example.scores], sort_keys=True)
         name.update(row.encode())
         name.update(b"\n")
     return name.hexdigest()
@@ -85,6 +132,7 @@ class Encoded:
 
     prompt: list[int]
     completions: tuple[list[int], ...]
+    scores: tuple[float, ...] = ()
 
     @property
     def length(self) -> int:
@@ -113,6 +161,7 @@ class TokenEncoder:
             Encoded(
                 list(ids[prompt]),
                 tuple(self._completion(ids[prompt], ids[prompt + text], text) for text in example.completions),
+                example.scores,
             )
             for prompt, example in zip(prompts, examples, strict=True)
         ]

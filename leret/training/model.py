@@ -6,12 +6,13 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from leret.config.training import LoraSettings
 from leret.core.bundled import POLICIES
-from leret.core.errors import PolicyError, TrainingError
+from leret.core.errors import MissingDependency, PolicyError, TrainingError
 from leret.core.runs import Run
 from leret.policies.checkpoints import adapter_base, find_model, load_tokenizer, load_weights, model_digest
 
@@ -103,7 +104,8 @@ def load_for_training(initial: InitialPolicy, lora: LoraSettings | None, dtype: 
     """
     frozen = lora is not None and dtype == "bfloat16"
     base = adapter_base(initial.directory)
-    model = load_weights(base or initial.directory, "bfloat16" if frozen else "float32")
+    more = quantized(lora.quantization) if lora is not None and lora.quantization else {}
+    model = load_weights(base or initial.directory, "bfloat16" if frozen else "float32", **more)
     if base is not None:
         model = _with_adapter(model, initial.directory, lora)
     model.train()
@@ -111,6 +113,35 @@ def load_for_training(initial: InitialPolicy, lora: LoraSettings | None, dtype: 
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.unk_token or tokenizer.eos_token
     return model, tokenizer
+
+
+def quantized(kind: str) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` that load a frozen base in four bits on this process' GPU.
+
+    The levels of ``nf4``, their doubly quantized scales and the computation in bfloat16 are those of QLoRA (Dettmers et
+    al. 2023, arXiv 2305.14314, section 3).
+
+    Raises:
+        TrainingError: there is no CUDA.
+        MissingDependency: there is no bitsandbytes.
+    """
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    if not torch.cuda.is_available():
+        raise TrainingError(
+            f"lora.quantization: {kind} needs a CUDA GPU, and there is none here; leave it out, and the base is loaded "
+            "in the recipe's dtype"
+        )
+    if find_spec("bitsandbytes") is None:
+        raise MissingDependency("bitsandbytes", "train", command="pip install bitsandbytes")
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=kind,
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+    return {"quantization_config": config, "device_map": {"": torch.cuda.current_device()}}
 
 
 def _with_adapter(model: Any, directory: Path, settings: LoraSettings | None) -> Any:

@@ -1,9 +1,8 @@
-"""Around a training: threads, environment, full disks, progress, and an interrupt that leaves a checkpoint."""
+"""Around a training: threads, environment, full disks, and an interrupt that leaves a checkpoint."""
 
 from __future__ import annotations
 
 import errno
-import math
 import os
 import signal
 import threading
@@ -12,13 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
-
-from leret.core.errors import TrainingError
-from leret.core.progress import Progress
 
 _DISK = ("No space left", "PytorchStreamWriter", "unexpected pos", "iostream error", "File too large", "os error 28")
-_SHOWN = {"loss": "loss", "rewards/accuracies": "accuracy", "rewards/margins": "margin"}
 
 
 @contextmanager
@@ -101,39 +95,3 @@ class Interrupt:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-
-
-def training_callback(stage: str, progress: Progress, interrupt: Interrupt) -> Any:
-    """A trainer's callback: progress, a stop at a loss that is not finite, and at an interrupt."""
-    from transformers import TrainerCallback
-
-    facts: dict[str, float] = {}
-
-    class Callback(TrainerCallback):
-        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            progress.start(stage, state.max_steps)
-            if state.global_step:
-                progress.advance(state.global_step)
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if interrupt.requested:
-                control.should_save = control.should_training_stop = True
-            if control.should_save:
-                control.should_log = True  # before it, so that no checkpoint is written after a loss that is no number
-            progress.advance(1, **facts)
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            values = logs or {}
-            for name in ("loss", "grad_norm"):
-                value = values.get(name)
-                if value is not None and not math.isfinite(float(value)):
-                    raise TrainingError(
-                        f"the {name} is {value} at step {state.global_step} of {state.max_steps}; "
-                        "lower learning_rate or max_grad_norm, or look for a broken example"
-                    ).failed()
-            facts.update({shown: float(values[name]) for name, shown in _SHOWN.items() if name in values})
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            progress.finish()
-
-    return Callback()

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,10 @@ from leret.core.errors import TrainingError
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run, versions
 from leret.core.stages import check_resumable
+from leret.training.alarms import best_step, first_alarms
 from leret.training.algorithms import ALGORITHMS
 from leret.training.algorithms.base import TrainerInputs
+from leret.training.callbacks import check_trackers, monitored, training_callback
 from leret.training.checkpoints import CheckpointDirectory, TrainingRecord, TrainReport, checkpoint_step
 from leret.training.checks import check_loss, check_parity, refuse_leaks
 from leret.training.data import Encoded, TokenEncoder, TrainingExample, end_token, examples_digest
@@ -37,7 +39,8 @@ from leret.training.model import (
     stop_ids,
     training_record,
 )
-from leret.training.process import Interrupt, training_callback, training_process
+from leret.training.process import Interrupt, training_process
+from leret.training.validation import Validation, open_validation
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class TrainingJob:
     max_steps: int | None  # optimizer steps instead of the recipe's epochs; 0 gives the initial policy again
     enable_thinking: bool | None  # of the chat template, as the examples were sampled
     check: Callable[[TokenEncoder, Sequence[Encoded]], None]  # refuses examples that were not sampled so
+    validation: Validation | None = None
+    event: Callable[..., None] | None = None  # of `Run.event`, for alarms
 
 
 def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None) -> TrainReport:
@@ -77,7 +82,8 @@ def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None)
         KeyboardInterrupt: SIGINT or SIGTERM came; a checkpoint was written first.
     """
     job = make_job(recipe, run)
-    report, is_main = train_job(job, progress, writing=run.writing)
+    with nullcontext() if job.validation is None else closing(job.validation.environment):
+        report, is_main = train_job(job, progress, writing=run.writing)
     if is_main and not report.already:
         _note(job, run, report)
     return report
@@ -131,21 +137,30 @@ def plan(recipe: TrainingRecipe, run: Run) -> TrainPlan:
 
 def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
     """What a recipe asks for, resolved in a run."""
+    check_trackers(recipe)
     initial = find_initial(run, recipe.init_from)
     examples = ALGORITHMS[recipe.algorithm].read_examples(recipe, run)
     refuse_leaks(run, examples)
+    validation = open_validation(recipe, run, {example.question_id for example in examples})
+    digests = {"data": examples_digest(examples), "parent": initial.digest}
+    if validation is not None:
+        digests["validation"] = validation.digest
+        examples = [example for example in examples if example.question_id not in validation.ids]
+        if not examples:
+            raise TrainingError(
+                f"eval_tasks: all of the run's examples are of the {len(validation.ids)} tasks; lower it"
+            )
     return TrainingJob(
         recipe,
         initial,
         examples,
         CheckpointDirectory(run.policies, recipe.policy_name),
-        key={
-            "recipe": recipe.model_dump(mode="json"),
-            "digest": {"data": examples_digest(examples), "parent": initial.digest},
-        },
-        max_steps=_matched_steps(run, recipe, initial),
+        key={"recipe": recipe.model_dump(mode="json"), "digest": digests},
+        max_steps=recipe.max_steps or _matched_steps(run, recipe, initial),
         enable_thinking=run.section("sampling", "leret sample RECIPE").get("policy", {}).get("enable_thinking"),
         check=partial(check_parity, run, initial, examples),
+        validation=validation,
+        event=partial(run.event, "train"),
     )
 
 
@@ -215,9 +230,10 @@ def fit(
         inputs = TrainerInputs(model, tokenizer, examples, directory.path, device, job.max_steps)
         trainer = algorithm.make_trainer(recipe, inputs)
         difference = check_loss(trainer, recipe, algorithm)
-        stage, stop = f"train {recipe.policy_name}", interrupt or Interrupt()
-        resumed_from = 0 if job.max_steps == 0 else _step(trainer, directory, stage, progress or Silent(), stop)
+        stop = interrupt or Interrupt()
+        resumed_from = 0 if job.max_steps == 0 else _step(trainer, job, tokenizer, progress or Silent(), stop)
         steps, seconds = int(trainer.state.global_step), time.monotonic() - began
+        log = [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
         record = TrainingRecord(
             name=recipe.policy_name,
             algorithm=recipe.algorithm,
@@ -230,7 +246,10 @@ def fit(
             seconds=round(seconds, 3),
             preflight=difference,
             versions=versions(),
-            log_history=[entry for entry in trainer.state.log_history if "train_runtime" not in entry],
+            log_history=log,
+            best_step=best_step(log, recipe.metric_for_best_model),
+            alarms=[asdict(alarm) for alarm in first_alarms(log, recipe.metric_for_best_model)],
+            validation=sorted(job.validation.ids) if job.validation is not None else [],
         )
         _save(trainer, tokenizer, record, algorithm.describe(recipe), job)
     report = record.report(directory.policy, time.monotonic() - began, resumed_from=resumed_from)
@@ -252,18 +271,28 @@ def _encode(job: TrainingJob, model: Any, tokenizer: Any) -> list[Encoded]:
     return fitting
 
 
-def _step(trainer: Any, directory: CheckpointDirectory, stage: str, progress: Progress, interrupt: Interrupt) -> int:
+def _step(trainer: Any, job: TrainingJob, tokenizer: Any, progress: Progress, interrupt: Interrupt) -> int:
     from transformers import PrinterCallback
 
+    recipe, directory = job.recipe, job.directory
     directory.drop_broken()
     checkpoint = directory.checkpoint()
-    if checkpoint is not None and _take_finished(trainer, checkpoint):
-        return int(trainer.state.global_step)
-    trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(training_callback(stage, progress, interrupt))
-    with interrupt.handled():
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if checkpoint is None or not _take_finished(trainer, checkpoint):
+        trainer.remove_callback(PrinterCallback)
+        stage, writes = f"train {recipe.policy_name}", trainer.is_world_process_zero()
+        validate = None if job.validation is None else partial(_validate, trainer, job.validation, tokenizer)
+        with monitored(recipe, directory.path, job.event, writes=writes) as monitor, interrupt.handled():
+            trainer.add_callback(training_callback(trainer, monitor, stage, progress, interrupt, validate))
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            monitor.check()
+    best = best_step(trainer.state.log_history, recipe.metric_for_best_model)
+    if best not in (None, trainer.state.global_step):
+        trainer._load_from_checkpoint(str(directory.path / f"checkpoint-{best}"))
     return checkpoint_step(checkpoint)
+
+
+def _validate(trainer: Any, validation: Validation, tokenizer: Any, step: int) -> dict[str, float]:
+    return validation.run_model(trainer.accelerator.unwrap_model(trainer.model), tokenizer, step)
 
 
 def _take_finished(trainer: Any, checkpoint: Path) -> bool:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
+from leret.core.runs import Run
+from leret.sampling.store.store import Store
 from tests.cli.test_app import ANSI, ROOT, leret
 
 
@@ -42,6 +46,28 @@ def test_the_whole_loop_runs_goes_on_and_ends_at_once(tmp_path: Path, small: lis
     assert re.search(r"^ sft +1( +\d\.\d{3}){4}$\n^ sft +2( +\d\.\d{3}){4} +\d+\.\d$", by_hop, re.MULTILINE), by_hop
 
 
+def test_two_rounds_sample_two_halves_and_the_report_shows_them(tmp_path: Path, small: list[str]) -> None:
+    stages = ["sampling/demo.yaml", "training/sft.yaml", "eval/demo.yaml", "--run", str(tmp_path / "r"), *small]
+    stages += ["--set", "require_spread=false", "--set", "limit=3", "--set", "resamples=100", "--rounds", "2"]
+    succeeds("run", *stages)
+    run = Run.open(tmp_path / "r")
+    rounds = run.manifest()["rounds"]
+    assert [(entry["policy"], entry["part"]) for entry in rounds] == [(rounds[0]["policy"], "0/2"), ("sft", "1/2")]
+    with Store(run.store, read_only=True) as store:
+        first, second = ({g.state.question_id for g in store.groups(entry["digest"])} for entry in rounds)
+    assert (len(first), len(second), first & second) == (3, 3, set())
+    assert {row["system"] for row in json.loads((run.eval / "summary.json").read_text())["rows"]} >= {"sft", "sft-2"}
+    assert "sampled from" in run.report.read_text()
+    assert "done before" in succeeds("run", *stages)
+
+
+def test_one_file_runs_without_a_name_for_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = json.loads(succeeds("run", "query-augmentation", "--dry-run", "--json"))
+    assert [step.split(": ")[1].split()[0] for step in plan.values()] == ["sample", "train", "train", "eval"]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sampling", "training", "eval", "pipelines"):
         shutil.copytree(ROOT / name, tmp_path / name)
@@ -60,3 +86,24 @@ def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path: Path, monkeypa
     assert {row["system"] for row in rows} == {"raw-question", "oracle-titles", "base", "sft", "ipo", "sft-more"}
     assert Path("runs/demo/report.html").is_file()
     assert Path("runs/demo/program/program.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("config", "file"),
+    [("fsdp", "training/accelerate/fsdp.yaml"), ("zero3", "training/accelerate/zero3.yaml"), ("accelerate", None)],
+)
+def test_a_training_is_launched_with_an_accelerate_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, file: str | None
+) -> None:
+    Run.create(tmp_path / "r").update(sampling={"data": {}})
+    launched: list[list[str]] = []
+    monkeypatch.setattr(
+        "subprocess.run", lambda command, check: launched.append(command) or CompletedProcess(command, 3)
+    )
+    training = ["train", "training/ipo.yaml", "--run", str(tmp_path / "r"), "--set", "beta=0.1"]
+    assert leret(*training, "--launch", config)[0] == 3
+    of_file = [] if file is None else ["--config_file", str(ROOT / file)]
+    start = [sys.executable, "-m", "accelerate.commands.launch", *of_file, "-m", "leret"]
+    assert launched == [[*start, *training]]
+    code, out = leret(*training, "--launch", "fsdp3")
+    assert (code, "name a file, fsdp, multi, single, zero3, or accelerate" in " ".join(out.split())) == (2, True)

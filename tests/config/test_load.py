@@ -160,6 +160,42 @@ def test_the_loop_takes_short_names_in_the_order_of_its_stages() -> None:
     assert isinstance(load_all(["sampling/demo.yaml", "hotpotqa"])[1], EvalRecipe)
 
 
+WHOLE = f"""{GOOD}
+train:
+  - {{algorithm: sft, learning_rate: 1.0e-3}}
+  - algorithm: ipo
+    init_from: sft
+eval:
+  systems: [base]
+"""
+
+
+def test_one_file_holds_a_run_and_an_override_goes_to_the_stages_that_have_its_key() -> None:
+    Path("r.yaml").write_text(WHOLE)
+    sampling, sft, ipo, evaluation = load_all(["r.yaml"], ["seed=3", "sampling.seed=4", "limit=5"], known_names())
+    assert isinstance(sampling, SamplingRecipe)
+    assert isinstance(evaluation, EvalRecipe)
+    assert (sft.algorithm, sft.learning_rate, ipo.init_from) == ("sft", 1e-3, "sft")
+    assert (sampling.sampling.seed, sft.seed, ipo.seed, evaluation.seed, evaluation.limit) == (4, 3, 3, 3, 5)
+    assert load_recipe("r.yaml", EvalRecipe).systems == ("base",)
+    assert load_recipe("r.yaml", SamplingRecipe).policy.model == "demo"
+    with pytest.raises(ConfigError, match="2 recipes for `leret train`"):
+        load_recipe("r.yaml", TrainingRecipe)
+    Path("r.yaml").write_text(GOOD + "train: {algorithm: dpo}\neval: {}\n")
+    assert load_recipe("r.yaml", TrainingRecipe).algorithm == "dpo"
+
+
+def test_faults_in_the_sections_of_one_file_have_their_lines() -> None:
+    Path("r.yaml").write_text(WHOLE.replace("init_from", "init_form").replace("systems", "sistems"))
+    with pytest.raises(ConfigError) as caught:
+        load_all(["r.yaml"])
+    assert [problem.partition(": ")[0] for problem in caught.value.problems] == ["r.yaml:10", "r.yaml:12"]
+    for text, says in (("train: sft", "r.yaml:6: train: 'sft' is no recipe"), ("eval: 3", "r.yaml:6: eval: 3")):
+        Path("r.yaml").write_text(f"{GOOD}{text}\n")
+        with pytest.raises(ConfigError, match=says):
+            load_all(["r.yaml"])
+
+
 def test_overrides_that_no_recipe_takes_are_told_with_all_else() -> None:
     with pytest.raises(ConfigError) as caught:
         load_all(["sampling/demo.yaml", "training/demo-sft.yaml"], ["datum.limit=7", "data.limit=x", "lr=fast"])

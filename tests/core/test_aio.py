@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from leret.core.aio import for_each, gathered, suppress_output, suppress_threads
+from leret.core.aio import for_each, gathered, muted, suppress_output, suppress_threads
 
 
 def test_items_are_taken_up_without_a_barrier():
@@ -66,3 +66,49 @@ def test_one_thread_is_held_back_and_the_others_are_heard(capsys):
         other.start()
         other.join()
     assert capsys.readouterr().out == "theirs\n"
+
+
+class Late:
+    """Is printed for as long as a test wants."""
+
+    def __init__(self):
+        self.begun, self.wait = threading.Event(), threading.Event()
+
+    def __str__(self):
+        self.begun.set()
+        self.wait.wait(5)
+        return "late"
+
+
+def test_a_print_of_another_thread_outlives_the_block_that_it_began_in(capsys):
+    """CPython 3.11 keeps no reference to the stream of a print: one that was dropped meanwhile is another object."""
+    late = Late()
+    other = threading.Thread(target=print, args=(late, "words"))
+    with muted():
+        other.start()
+        late.begun.wait(5)
+    with muted():
+        pass
+    late.wait.set()
+    other.join()
+    assert capsys.readouterr().out == "late words\n"
+
+
+def test_blocks_of_two_threads_may_overlap(capsys):
+    begun, left, before = threading.Event(), threading.Event(), sys.stdout
+
+    def second():
+        with muted():
+            begun.set()
+            left.wait(5)
+            print("theirs")
+
+    other = threading.Thread(target=second)
+    with muted():
+        other.start()
+        begun.wait(5)
+        print("mine")
+    print("after")
+    left.set()
+    other.join()
+    assert (sys.stdout, capsys.readouterr().out) == (before, "after\n")

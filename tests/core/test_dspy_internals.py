@@ -72,6 +72,32 @@ def test_the_adapter_in_the_settings_gets_every_call_with_what_the_program_gives
     assert seen == [({}, SIGNATURE, [], {"question": "?"}, program.ask, run)] * len(found)
 
 
+@pytest.mark.parametrize("outputs", [[{"answer": "a"}], [{"answer": "a"}, {"answer": ["b"]}], []])
+def test_a_prediction_is_what_dspy_makes_of_its_completions(outputs):
+    own, stock = dspy_internals.prediction_of(outputs, SIGNATURE), dspy.Prediction.from_completions(outputs, SIGNATURE)
+    assert vars(own.completions) == vars(stock.completions)
+    assert {**vars(own), "_completions": None} == {**vars(stock), "_completions": None}
+
+
+def test_settings_of_a_pass_hold_all_that_dspy_looks_up():
+    assert dspy_internals.carried_run() is None
+    with dspy_internals.carrying("run", trace=[]):
+        assert dspy_internals.carried_run() == "run"
+        assert dict(dspy_internals.settings_here()) == dict(dspy.settings.copy())
+
+
+class Calling(Asking):
+    def __call__(self, question):
+        return f"called for {super().__call__(question=question)}"
+
+
+def test_a_call_of_a_programs_own_is_kept():
+    lm = dspy.utils.DummyLM([{"answer": "a"}] * 2)
+    with dspy.context(lm=lm):
+        assert dspy_internals.forward_of(Asking())(question="who") == "a"
+        assert dspy_internals.forward_of(Calling())(question="who") == "called for a"
+
+
 def test_a_call_is_one_request_where_it_does_not_parse():
     adapter, asked = dspy.ChatAdapter(), []
 

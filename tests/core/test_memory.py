@@ -33,10 +33,13 @@ def test_gaps_between_living_arrays_are_given_back():
 
 
 def test_the_collector_passes_over_what_is_there_until_the_end():
+    thresholds = gc.get_threshold()
     with gc_frozen():
+        assert gc.get_threshold()[0] > thresholds[0]
         frozen = gc.get_freeze_count()
         assert frozen > 1000
         with gc_frozen():  # in another task, say
             pass
         assert gc.get_freeze_count() > 0.9 * frozen  # other threads may let go of a few
     assert not gc.get_freeze_count()
+    assert gc.get_threshold() == thresholds

@@ -1,14 +1,25 @@
 """Values between the stages: what they derive from what they hold."""
 
+import json
+
 import pytest
 
-from leret.core.types import Failure, Passage, Rollout, Task, digest, merge
+from leret.core.types import Failure, Passage, Rollout, Task, digest, json_encoder, merge
 
 
 def test_a_document_keeps_its_best_score_and_ties_the_order_of_arrival():
     a, b, c = (Passage(name, "", "", score) for name, score in (("a", 1.0), ("b", 2.0), ("c", 2.0)))
     better = a._replace(score=3.0)
     assert merge([(b, a), (c, b), (better,)]) == (better, b, c)
+
+
+@pytest.mark.parametrize("options", [{}, {"sort_keys": True}, {"ensure_ascii": False, "separators": (",", ":")}])
+def test_an_encoder_writes_what_json_dumps_does(options):
+    encode = json_encoder(**options)
+    for value in ("\xe4\ud800", 1.5, None, float("nan"), (1, [2e-7]), {"b": {"\u20ac": True}, "a": ()}):
+        assert encode(value) == json.dumps(value, **options)
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        encode([object()])
 
 
 def test_a_digest_takes_half_a_surrogate_pair_and_tells_types_apart():

@@ -8,6 +8,7 @@ import pytest
 from leret.core.errors import ConfigError
 from leret.core.types import Document, Task
 from leret.evaluation.baselines import (
+    HydeActor,
     ScriptedPolicy,
     answer_fields,
     fuse,
@@ -25,20 +26,41 @@ from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
 from leret.sampling.rollouts.rollout import RolloutRunner
-from tests.evaluation.eval_fakes import CORPUS, Planned, asks, parts_of, program
+from tests.evaluation.eval_fakes import CORPUS, Planned, Rule, asks, parts_of, program
 from tests.programs.zoo import Agent
 from tests.sampling.fakes import FakeRetriever
 
 ASKED = "what follows alpha and beta"
+RAW_TOO = asks("raw-question", "base", "hyde", limit=2)
 
 
-def roll(replay, formatter, script):
-    """One rollout by a rule."""
+def roll(replay, formatter, script=None, actor=None):
+    """One rollout by a rule, or an actor."""
     searches = SearchBatcher(FakeRetriever())
-    runner = RolloutRunner(ProgramRunner(replay, formatter, searches), ScriptedPolicy(formatter, script))
+    runner = RolloutRunner(ProgramRunner(replay, formatter, searches), actor or ScriptedPolicy(formatter, script))
     (rollout,) = asyncio.run(runner.run([Task.question("q", ASKED, gold=("beta", "gamma"))]))
     searches.close()
     return rollout
+
+
+@pytest.mark.parametrize(("written", "query"), [("beta\n leads on.", "beta leads on."), (" \n", ASKED)])
+def test_hydes_query_is_the_passage_that_the_policy_writes(written, query):
+    asked = []
+    policy = Rule(lambda text: asked.append(text) or written, "d")
+    rollout = roll(*program(hops=2), actor=HydeActor(policy, max_tokens=8))
+    assert [hop.queries for hop in rollout.hops] == [(query,), (query,)]
+    assert [call.completion for call in rollout.steps] == [written, written]
+    assert all("passage" in text and ASKED in text for text in asked)
+
+
+def test_hyde_says_what_the_queries_were(run):
+    summary = evaluate(asks("base", "hyde", limit=2), run).summary
+    hyde = summary["rows"][1]
+    assert (hyde["system"], hyde["policy"], hyde["lm_calls"], hyde["failed"]) == ("hyde", "base", 4, 0)
+    (note,) = summary["notes"]
+    assert "was the query" in note
+    assert note in run.report.read_text()
+    assert ("hyde", "raw-question") in {(c["a"], c["b"]) for c in evaluate(RAW_TOO, run).summary["comparisons"]}
 
 
 def hops_of(rollout):

@@ -68,7 +68,7 @@ def test_demos_are_extra_systems_on_the_base(run, tmp_path):
 def test_a_training_that_is_not_finished_is_no_policy(run):
     trained(run, ".ipo")
     (run.policies / "half").mkdir()
-    assert list(available(run, {})) == ["raw-question", "oracle-titles", "rm3", "base"]
+    assert list(available(run, {})) == ["raw-question", "oracle-titles", "rm3", "base", "hyde"]
     (run.policies / "half" / "training.json").write_text("{")
     with pytest.raises(RunError, match="train it again"):
         available(run, {})

@@ -10,9 +10,9 @@ from leret.core.errors import DataError, PolicyError
 from leret.core.types import Outcome, Passage
 from leret.optimize.inputs import (
     CallBudget,
-    CountedPolicy,
     LMCallsSpent,
     counted_lm,
+    counted_policy,
     inputs_id,
     read_tasks,
     refuse_recurring,
@@ -91,15 +91,15 @@ def test_a_call_beyond_the_bound_is_not_made():
 
 def test_any_lm_of_dspy_is_a_policy_and_its_failure_an_outage():
     budget = CallBudget(3)
-    policy = CountedPolicy.of_lm(echo(temperature=0.3), budget)
+    policy = counted_policy(echo(temperature=0.3), budget)
     request = Request(({"role": "user", "content": "hello"},), (1, 2), 1.0, 8)
     assert [one.text for one in asyncio.run(policy.complete(request))] == ["said hello"] * 2
-    keyed = [CountedPolicy.of_lm(dspy.LM("openai/x", api_key=key), budget) for key in ("a", "b")]
+    keyed = [counted_policy(dspy.LM("openai/x", api_key=key), budget) for key in ("a", "b")]
     assert keyed[0].digest == keyed[1].digest
-    assert policy.digest != CountedPolicy.of_lm(echo(temperature=0.4), budget).digest
+    assert policy.digest != counted_policy(echo(temperature=0.4), budget).digest
     with pytest.raises(LMCallsSpent):
         asyncio.run(policy.complete(request))
-    broken = CountedPolicy.of_lm(EngineLM("broken", lambda request: 1 / 0), CallBudget(None))
+    broken = counted_policy(EngineLM("broken", lambda request: 1 / 0), CallBudget(None))
     with pytest.raises(PolicyError, match="leret/broken"):
         asyncio.run(broken.complete(request))
 

@@ -4,11 +4,14 @@ import asyncio
 import json
 import random
 import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import dspy
 import pytest
 from dspy.dsp.utils import dotdict
-from dspy.teleprompt import BetterTogether, BootstrapFewShotWithRandomSearch
 from dspy.utils.callback import BaseCallback
 
 import leret
@@ -16,83 +19,25 @@ from leret.core.dspy_internals import EngineLM, messages_of, text_response
 from leret.core.errors import LeretError, PolicyError
 from leret.optimize import teleprompter
 from leret.policies.base import Completion
-from leret.policies.dspy_lm import PolicyEngine
-from leret.policies.load import SERVED
 from leret.programs.search import search_tool
 from leret.sampling.store.store import Store
+from tests.optimize.conftest import mixed
+from tests.optimize.fakes import (
+    TRAIN,
+    VAL,
+    Answering,
+    Words,
+    Writer,
+    example,
+    fake_lm,
+    fake_training,
+    leret_of,
+    result_of,
+    student_of,
+    together,
+)
 from tests.programs import zoo
-from tests.sampling.fakes import WORDS, FakePolicy, FakeRetriever
-
-PAIRS = {word: (word, WORDS[(i + 1) % 6]) for i, word in enumerate(WORDS)}
-
-
-def example(i, **fields):
-    word = WORDS[i % 6]
-    given = {"question": f"what follows {word} number {i}", "gold": list(PAIRS[word])} | fields
-    return dspy.Example(**given).with_inputs("question")
-
-
-TRAIN, VAL = [example(i) for i in range(8)], [example(i) for i in range(20, 26)]
-
-
-def recall(example, prediction, trace=None):
-    return len(set(prediction.found) & set(example.gold)) / len(example.gold)
-
-
-class Words(FakePolicy):
-    """Words that depend on the prompt and the seed; those of the question once it is ``trained``."""
-
-    def __init__(self, name, trained=False, text=None):
-        super().__init__()
-        self.name = self.digest = name
-        self.trained, self.text = trained, text
-
-    def _one(self, request, seed):
-        question = request.messages[-1]["content"]
-        made = super()._one(request, seed)
-        known = next((" ".join(PAIRS[word]) for word in question.split() if word in PAIRS), "alpha beta")
-        text = self.text if self.text is not None else known if self.trained else made.text
-        return Completion(text, "stop", 1, 2)
-
-
-class Writer(dspy.Module):
-    """Writes two queries, and answers with what they found."""
-
-    def __init__(self):
-        super().__init__()
-        self.write = dspy.Predict("question, context: list[str] -> query")
-        self.search = leret.Search(k=2)
-
-    def forward(self, question):
-        found = self.search(self.write(question=question, context=[]).query)
-        found = self.search(self.write(question=question, context=found.passages).query, found)
-        return dspy.Prediction(found=found.doc_ids)
-
-
-class Answering(Writer):
-    """Writes a query, and answers by another predictor."""
-
-    def __init__(self):
-        super().__init__()
-        self.answer = dspy.Predict("question, context: list[str] -> answer")
-
-    def forward(self, question):
-        found = self.search(self.write(question=question, context=[]).query)
-        answer = self.answer(question=question, context=found.passages).answer
-        return dspy.Prediction(found=found.doc_ids, answer=answer)
-
-
-def fake_lm(name="words", policy=None, **settings):
-    engine = PolicyEngine(policy or Words(name))
-    return leret.LM(name, engine=engine, **{"finetuning_model": "leret/demo", "max_tokens": 8, **settings})
-
-
-def student_of(kind=Writer, lm=None, **lms):
-    program = kind()
-    program.set_lm(lm or fake_lm())
-    for name, other in lms.items():
-        getattr(program, name).lm = other
-    return program
+from tests.sampling.fakes import ROOT, WORDS, FakePolicy, FakeRetriever
 
 
 @pytest.fixture(autouse=True)
@@ -104,17 +49,7 @@ def world():
 
 @pytest.fixture
 def trainings(monkeypatch):
-    """What was trained; each training gives a policy that writes the question's words."""
-    made = []
-
-    def train(start, examples, keys, run_dir, progress):
-        directory = run_dir / "policies" / f"{keys['algorithm']}-{len(made)}"
-        made.append({"start": start, "examples": examples, **keys, "directory": str(directory)})
-        monkeypatch.setitem(SERVED, str(directory), Words(str(directory), trained=True))
-        return directory
-
-    monkeypatch.setattr(teleprompter, "train_examples", train)
-    return made
+    return fake_training(monkeypatch)
 
 
 @pytest.fixture
@@ -126,11 +61,6 @@ def heard(caplog):
     caplog.set_level("INFO", logger=log.name)
     yield lambda: [record.getMessage() for record in caplog.records if record.name == log.name]
     log.removeHandler(caplog.handler)
-
-
-def leret_of(tmp_path=None, **settings):
-    run_dir = None if tmp_path is None else tmp_path / "run"
-    return leret.LeReT(**{"reward": "ap", "metric": recall, "run_dir": run_dir, "samples": 3, **settings})
 
 
 # ---------------------------------------------------------------------- what it gives
@@ -145,7 +75,7 @@ def test_a_copy_of_the_student_gets_the_trained_lm(tmp_path, trainings):
     assert lm.model == "leret/words"
     assert not getattr(student, "_compiled", False)
     assert best._compiled
-    assert best.run_dir == str(tmp_path / "run")
+    assert best.run_dir == str(tmp_path)
     assert best.write.lm.model == f"leret/{trainings[0]['directory']}"
     assert best.write.lm.finetuning_model is None  # a next training starts from the new weights
     assert [one["algorithm"] for one in trainings] == ["sft", "ipo"]
@@ -225,10 +155,13 @@ def test_a_teacher_gives_prompts(trainings):
     assert not any("a demo" in text or "of the teacher" in text for text in rows)  # distilled into the student's prompt
 
 
-def test_prompts_are_bootstrapped_once_and_distilled(tmp_path, trainings):
+@pytest.mark.parametrize("frozen", [False, True])
+def test_prompts_are_bootstrapped_once_and_distilled(frozen, tmp_path, trainings):
     first, second = Words("words"), Words("words")
     for policy in (first, second):
-        leret_of(tmp_path, prompts=3).compile(student_of(lm=fake_lm(policy=policy)), trainset=TRAIN)
+        others = {"answer": EngineLM("other", lambda request: text_response(request, "fixed"))} if frozen else {}
+        student = student_of(Answering if frozen else Writer, fake_lm(policy=policy), **others)
+        leret_of(tmp_path, prompts=3).compile(student, trainset=TRAIN)
     demos = [request for request in first.requests if len(request.messages) > 1 and request.temperature]
     assert demos
     assert not second.requests
@@ -322,6 +255,11 @@ def test_programs_of_any_shape_are_optimized(kind, trainings):
     rm = (lambda query, k: [dotdict(long_text=f"on {query}")]) if kind is zoo.Retrieving else FakeRetriever()
     with dspy.context(adapter=dspy.ChatAdapter(), rm=rm, lm=student.get_lm()):  # for what Refine makes on the way
         best = leret_of(**settings).compile(student, trainset=trainset)
+    sent = {seed: request.messages for request in policy.requests for seed in request.seeds}
+    with Store(Path(best.run_dir) / "rollouts.db", read_only=True) as store:
+        groups = [[sent[sample.seed] for sample in group.samples] for group in store.groups()]
+    assert max(map(len, groups)) == settings["samples"]
+    assert mixed(groups) == []
     assert trainings[0]["examples"]
     assert {predictor.lm.model for predictor in best.predictors()} == {f"leret/{trainings[0]['directory']}"}
 
@@ -347,30 +285,21 @@ def test_after_a_crash_compile_goes_on(tmp_path, trainings):
     with pytest.raises(LeretError):
         leret_of(tmp_path).compile(student_of(lm=fake_lm(policy=broken)), trainset=TRAIN)
     leret_of(tmp_path).compile(student_of(lm=fake_lm(policy=again)), trainset=TRAIN)
-    leret_of(tmp_path / "other").compile(student_of(lm=fake_lm(policy=whole)), trainset=TRAIN)
+    leret_of(tmp_path / "whole").compile(student_of(lm=fake_lm(policy=whole)), trainset=TRAIN)
     assert len(again.requests) < len(whole.requests)
     assert trainings[0]["examples"] == trainings[2]["examples"]
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [
-        ({"samples": 4}, "samples"),
-        ({"trainset": TRAIN[1:]}, "trainset: its content"),
-        ({"demos": [dspy.Example(question="q", context=[], query="alpha")]}, "demos of write: its content"),
-        ({"student": Answering}, "program"),
-        ({"lm": "others"}, "weights of write: its content"),
-    ],
-    ids=["settings", "trainset", "demos", "program", "weights"],
+    [({"samples": 4}, "samples"), ({"trainset": TRAIN[1:]}, "trainset: its content")],
+    ids=["settings", "trainset"],
 )
 def test_a_run_directory_of_something_else_is_refused(change, says, tmp_path, trainings):
-    change = dict(change)
+    trainset = change.get("trainset", TRAIN)
     leret_of(tmp_path).compile(student_of(), trainset=TRAIN)
-    student = student_of(change.pop("student", Writer), fake_lm(change.pop("lm", "words")))
-    student.write.demos = change.pop("demos", [])
-    trainset = change.pop("trainset", TRAIN)
     with pytest.raises(LeretError, match=says):
-        leret_of(tmp_path, **change).compile(student, trainset=trainset)
+        leret_of(tmp_path, samples=change.get("samples", 3)).compile(student_of(), trainset=trainset)
 
 
 @pytest.mark.parametrize("bound", [80, 90])
@@ -388,29 +317,39 @@ def test_a_bound_that_the_valset_alone_passes_is_refused(trainings):
         leret_of(max_lm_calls=5).compile(student_of(), trainset=TRAIN, valset=VAL)
 
 
-def together(tmp_path, w):
-    p = BootstrapFewShotWithRandomSearch(
-        metric=recall, num_candidate_programs=1, max_bootstrapped_demos=1, max_labeled_demos=0, num_threads=1
-    )
-    with dspy.context(lm=fake_lm()):
-        return BetterTogether(metric=recall, p=p, w=w).compile(
-            student_of(), trainset=list(TRAIN), valset=VAL, strategy="p -> w -> p", seed=0
-        )
+def test_better_together_killed_in_the_middle_goes_on(tmp_path):
+    """Real processes; what the first one has finished is not asked for again."""
+
+    def session(*last):
+        command = [sys.executable, "-m", "tests.optimize.fakes", str(tmp_path / "run"), str(log), *last]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    log = tmp_path / "log"
+    assert session("13").returncode == -signal.SIGKILL
+    with Store(tmp_path / "run/rollouts.db", read_only=True) as store:
+        finished = {sample.seed for group in store.groups() for sample in group.samples}
+    n_before = len(log.read_text().splitlines())
+    again = session()
+    asked = {seed for line in log.read_text().splitlines()[n_before:] for seed in json.loads(line)}
+    with pytest.MonkeyPatch.context() as patch:
+        fake_training(patch)
+        whole = result_of(together(tmp_path / "whole"), tmp_path / "whole")
+    assert finished
+    assert not finished & asked
+    assert json.loads(again.stdout.splitlines()[-1]) == whole
+    assert {strategy for strategy, *_ in whole} == {"", "p", "p -> w", "p -> w -> p"}
 
 
-def test_better_together_goes_on_after_a_crash_in_the_middle(tmp_path, trainings, monkeypatch):
-    train = teleprompter.train_examples
-    monkeypatch.setattr(teleprompter, "train_examples", lambda *_, **__: (_ for _ in ()).throw(OSError("killed")))
-    first = together(tmp_path, leret_of(tmp_path))
-    assert first.flag_compilation_error_occurred
-    monkeypatch.setattr(teleprompter, "train_examples", train)
-    sampled = len(Store(tmp_path / "run/rollouts.db", read_only=True).policy_digests())
-    second = together(tmp_path, leret_of(tmp_path))
-    assert not second.flag_compilation_error_occurred
-    assert [one["strategy"] for one in second.candidate_programs].count("p -> w -> p") == 1
-    assert second.candidate_programs[0]["score"] == 100.0
-    assert sampled == 1
-    assert trainings
+def test_one_optimizer_may_be_two_steps(tmp_path, trainings):
+    best = together(tmp_path, strategy="w -> p -> w")
+    assert not best.flag_compilation_error_occurred
+    assert [one["algorithm"] for one in trainings] == ["sft", "ipo"] * 2
+    assert trainings[2]["start"] == f"leret/{trainings[0]['directory']}"  # the better one of the first step
+    [other] = (tmp_path / "students").iterdir()
+    assert Path(trainings[2]["directory"]).parent.parent == other
+    n_trained = len(trainings)
+    leret_of(tmp_path).compile(student_of(), trainset=TRAIN)  # the first student again
+    assert Path(trainings[n_trained]["directory"]).parent.parent == tmp_path
 
 
 # ---------------------------------------------------------------------- what it refuses
@@ -496,7 +435,6 @@ REFUSED = {
     "no LM to train": (lambda: student_of(lm=EngineLM("other", print)), {}, "leret.LM"),
     "no weights": (lambda: student_of(lm=fake_lm(finetuning_model="leret/nowhere")), {}, "no weights here"),
     "temperature 0": (lambda: student_of(lm=fake_lm(temperature=0.0)), {}, "temperature 0"),
-    "prompts of several LMs": (lambda: student_of(Answering, answer=fake_lm()), {"prompts": 4}, "several LMs"),
     "no pair": (lambda: student_of(lm=fake_lm(policy=Words("words", text="alpha"))), {}, "no pair and no target"),
     "valset in trainset": (Writer, {"valset": [*VAL, TRAIN[0]]}, "what follows alpha number 0"),
     "valset without metric": (Writer, {"valset": VAL, "metric": None}, "metric"),

@@ -1,5 +1,6 @@
 """A program is taken from step to step, and refused where it does not come back to the same place."""
 
+import asyncio
 import random
 import time
 
@@ -7,6 +8,10 @@ import dspy
 import pytest
 
 from leret.core.errors import ProgramError, ReplayError, RetrievalError
+from leret.core.types import Task
+from leret.programs.runner import ProgramRunner
+from leret.retrieval.batching import SearchBatcher
+from tests.programs.conftest import Shelf, complete
 from tests.programs.zoo import Threads, Tool, TwoPredictors
 
 
@@ -83,11 +88,30 @@ class Bare(TwoPredictors):
 
 
 def test_without_a_retriever_of_the_run_a_search_asks_its_own(walk):
-    from tests.programs.conftest import Shelf
-
     program = Bare()
     with pytest.raises(ProgramError, match=r"Search\(retriever=...\)"):
         walk(program, shared=False)
     program.search.retriever = Shelf()
     _, end = walk(program, shared=False)
     assert [p.doc_id for p in end.searches[0].added[0]] == end.prediction.ids
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_start_is_done_at_once_where_no_search_is_waited_for(quick):
+    async def run():
+        searches = SearchBatcher(Shelf())
+        runner = ProgramRunner.over(TwoPredictors(), None, searches)
+        task, results = Task.question("q", "who is it?"), {}
+        first = runner.start(task, (), results)
+        assert first.done()
+        step = runner.formatter.step(first.result(), complete(first.result()))
+        if quick:  # the search is answered already
+            await runner.advance(task, (step,), results)
+        second = runner.start(task, (step,), results)
+        assert second.done() is quick
+        assert len((await second).searches) == 1
+        with pytest.raises(ReplayError, match=r"write\.context"):
+            await runner.start(task, (step, step), results)
+        searches.close()
+
+    asyncio.run(run())

@@ -27,7 +27,10 @@ from tests.tiny import tiny_policy
 from tests.training.training_runs import trainer_of
 
 ROOT = Path(__file__).parents[2]
-PAIRS = [Encoded([3, 40, 41, 4], ([50, 51, 5], [60, 5])), Encoded([3, 43, 4], ([54, 5], [61, 62, 63, 5]))]
+PAIRS = [
+    Encoded([3, 40, 41, 4], ([50, 51, 5], [60, 5]), (1.0, 0.5)),
+    Encoded([3, 43, 4], ([54, 5], [61, 62, 63, 5]), (-0.5, -1.0)),  # of one completion: an undesirable one
+]
 SMALL = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
 
 
@@ -44,7 +47,9 @@ def checked(model, base, directory, algorithm, **keys):
         ("llama", {"algorithm": "sft"}),
         ("opt", {"algorithm": "dpo"}),
         ("mistral", {"algorithm": "ipo"}),  # of a kind whose batches are padded
-        ("llama", {"algorithm": "ipo", "reduction": "token", "sft_weight": 0.3}),
+        ("llama", {"algorithm": "ipo", "reduction": "token", "losses": {"sft": 0.3}}),
+        ("llama", {"algorithm": "ipo", "losses": {"dpo": 0.5, "ipo": 0.1}, "reward_margin": 2.0}),
+        ("llama", {"algorithm": "kto", "undesirable_weight": 0.5}),
     ],
 )
 def test_one_matrix_heads_pass_and_keep_their_weights(tmp_path, base, arch, keys):
@@ -61,7 +66,7 @@ def test_one_matrix_heads_pass_and_keep_their_weights(tmp_path, base, arch, keys
     assert trainer.model.training
 
 
-@pytest.mark.parametrize("algorithm", ["sft", "ipo"])
+@pytest.mark.parametrize("algorithm", ["sft", "ipo", "kto"])
 def test_a_head_of_more_than_one_matrix_is_refused(tmp_path, base, algorithm):
     torch.manual_seed(0)
     bert = BertLMHeadModel(BertConfig(**SMALL, num_attention_heads=2, is_decoder=True))

@@ -4,16 +4,22 @@ import json
 
 import pytest
 import torch
+from peft.tuners.lora import LoraModel
 from safetensors.torch import load_file
 
 from leret.config.training import LoraSettings
 from leret.core.bundled import policy_directory
 from leret.core.errors import PolicyError, TrainingError
+from leret.policies.checkpoints import load_model
+from leret.policies.serving.model import write_merged
+from leret.training.algorithms import ALGORITHMS
+from leret.training.algorithms.base import completion_logps
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
-from leret.training.model import find_initial, load_for_training, pick_device
+from leret.training.data import TokenEncoder, end_token
+from leret.training.model import find_initial, load_for_training, pick_device, stop_ids
 from leret.training.stage import train
-from tests.training.training_runs import changed, sampled_run
+from tests.training.training_runs import changed, fail, sampled_run, trainer_of
 
 KEYS = {"learning_rate": 1e-3, "per_device_train_batch_size": 8, "logging_steps": 1, "num_train_epochs": 2}
 LORA = LoraSettings(r=4, alpha=8)
@@ -42,6 +48,89 @@ def test_lora_leaves_an_adapter_that_names_its_base_and_goes_on_from_it(adapted,
         assert json.loads((report.path / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
     assert adapter(sft).keys() == adapter(ipo).keys()
     assert any(not torch.equal(value, adapter(ipo)[name]) for name, value in adapter(sft).items())
+
+
+@pytest.mark.parametrize("algorithm", ["ipo", "kto"])
+def test_a_second_training_of_an_adapter_has_one_base_and_the_first_as_reference(adapted, base, tmp_path, algorithm):
+    run, sft = adapted
+    entry = ALGORITHMS[algorithm]
+    recipe = entry.settings(init_from="adapted", lora=LORA, per_device_train_batch_size=4)
+    model, tokenizer = load_for_training(find_initial(run, "adapted"), LORA, "float32")
+    encoded = TokenEncoder(tokenizer, end_token(tokenizer, stop_ids(model))).encode(
+        entry.read_examples(recipe, run)[:8]
+    )
+    trainer = trainer_of(recipe, model, base, tmp_path, encoded)
+    assert trainer.ref_model is None
+    n_adapter, n_base = (sum(value.numel() for value in part.values()) for part in (adapter(sft), plain_weights(base)))
+    assert sum(value.numel() for value in trainer.model.parameters()) == n_base + 2 * n_adapter
+    row, prefix = trainer.train_dataset[0], {"ipo": "chosen_tokens", "kto": "completion_tokens"}[algorithm]
+    with torch.no_grad():
+        expected = float(completion_logps(model, row["prompt_tokens"], row[prefix]).sum())
+        with model.disable_adapter():
+            without = float(completion_logps(model, row["prompt_tokens"], row[prefix]).sum())
+    reference = row["ref_chosen_logps" if algorithm == "ipo" else "ref_logps"]
+    assert reference == pytest.approx(expected, rel=1e-5)
+    assert abs(expected - without) > 0.1, "the adapter must differ from its base"
+    trainer.train()
+    after = dict(trainer.model.named_parameters())
+    moved = {name for name, value in adapter(sft).items() if not torch.equal(value, after[named(name, "default")])}
+    kept = {name for name, value in adapter(sft).items() if torch.equal(value, after[named(name, "ref")])}
+    assert moved
+    assert kept == set(adapter(sft))
+
+
+def named(name, adapter):
+    """A saved weight's name in a model with several adapters."""
+    return name.replace(".weight", f".{adapter}.weight")
+
+
+def plain_weights(base):
+    return load_file(base / "model.safetensors")
+
+
+def test_a_merged_adapter_gives_the_adapters_logits_without_peft(adapted, tmp_path):
+    _, sft = adapted
+    assert write_merged(sft.path, tmp_path / "deep/merged") <= 1e-5
+    files = {path.name for path in (tmp_path / "deep/merged").iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"} <= files
+    assert not any("adapter" in name for name in files)
+    merged, given = load_model(tmp_path / "deep/merged", device="cpu", dtype="float32"), torch.arange(8, 40)[None]
+    expected = load_model(sft.path, device="cpu", dtype="float32").model(input_ids=given).logits
+    assert torch.allclose(merged.model(input_ids=given).logits, expected, atol=1e-5)
+
+
+def test_full_weights_have_nothing_to_merge(base, tmp_path):
+    with pytest.raises(PolicyError, match="holds full weights, no adapter"):
+        write_merged(base, tmp_path / "out")
+
+
+def test_an_adapter_that_does_not_merge_is_refused_and_leaves_nothing(adapted, tmp_path, monkeypatch):
+    monkeypatch.setattr(LoraModel, "merge_and_unload", LoraModel.unload)
+    with pytest.raises(PolicyError, match=r"logits that differ by .* of the largest"):
+        write_merged(adapted[1].path, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+QLORA = LoraSettings(r=4, alpha=8, quantization="nf4")
+
+
+def test_a_quantized_base_is_refused_without_a_gpu(adapted):
+    with pytest.raises(TrainingError, match=r"lora\.quantization: nf4 needs a CUDA GPU, and there is none"):
+        load_for_training(find_initial(adapted[0], "base"), QLORA, "bfloat16")
+
+
+def test_a_quantized_base_is_loaded_in_four_bits_on_the_processs_gpu(adapted, monkeypatch):
+    loaded = {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr("leret.training.model.find_spec", lambda name: name)
+    monkeypatch.setattr("leret.training.model.load_weights", lambda *given, **more: loaded.update(more) or fail())
+    with pytest.raises(ZeroDivisionError):
+        load_for_training(find_initial(adapted[0], "base"), QLORA, "bfloat16")
+    config = loaded["quantization_config"]
+    assert (config.load_in_4bit, config.bnb_4bit_quant_type, config.bnb_4bit_use_double_quant) == (True, "nf4", True)
+    assert config.bnb_4bit_compute_dtype == torch.bfloat16
+    assert loaded["device_map"] == {"": 1}
 
 
 def test_full_training_from_an_adapter_merges_it(adapted, base):

@@ -13,7 +13,7 @@ from tests.training.training_runs import Stopper, changed, sampled_run, train_id
 KEYS = {"learning_rate": 1e-3, "per_device_train_batch_size": 8}
 SFT = SFTRecipe(num_train_epochs=2, logging_steps=1, **KEYS)
 IPO = IPORecipe(init_from="sft", num_train_epochs=4, logging_steps=1, **KEYS)
-DPO = DPORecipe(num_train_epochs=4, sft_weight=0.2, **KEYS)
+DPO = DPORecipe(num_train_epochs=4, losses={"sft": 0.2}, **KEYS)
 POLICY_FILES = {"model.safetensors", "tokenizer.json", "chat_template.jinja", "generation_config.json", "README.md"}
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import signal
 from pathlib import Path
 
+import torch
 from transformers import AutoTokenizer
 
 from leret.core.runs import Run
@@ -48,6 +50,22 @@ class Stopper:
             self.what()
 
     def finish(self): ...
+
+
+def moved(model, scale=0.05):
+    """A copy with noise added to all weights."""
+    other, generator = copy.deepcopy(model), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
+    return other
+
+
+def logp(model, prompt, completion):
+    """Sum of log-probabilities of a completion, one sequence at a time, in float64."""
+    logits = model(input_ids=torch.tensor([prompt + completion])).logits[0].double()
+    logps = torch.log_softmax(logits, dim=-1)
+    return sum(logps[len(prompt) - 1 + i, token] for i, token in enumerate(completion))
 
 
 def changed(recipe, **keys):

@@ -23,6 +23,7 @@ Curve = tuple[str, Mapping[str, Sequence[tuple[float, float]]]]
 """A panel: its title, and (step, value) points by the line's name."""
 
 _PANELS = (
+    ("validation recall", {"eval_recall": "recall"}),
     ("loss", {"loss": "loss"}),
     ("chosen preferred to rejected, share", {"rewards/accuracies": "share"}),
     ("implicit rewards", {"rewards/chosen": "chosen", "rewards/rejected": "rejected"}),

@@ -216,6 +216,7 @@ def _facts(
             f"reward {bank['reward']}, pairs {bank['strategy']}, seed {bank['seed']}",
         ),
     ]
+    facts += [("note", note) for note in summary.get("notes", ())]
     for name, value in training.items():
         recipe = value["key"]["recipe"]
         text = (

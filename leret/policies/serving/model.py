@@ -13,11 +13,19 @@ from leret.core.bundled import POLICIES
 from leret.core.errors import ConfigError, PolicyError
 from leret.core.files import atomic_directory
 from leret.core.runs import Run
-from leret.policies.checkpoints import adapter_base, find_model, load_model, model_digest, read_model_json
+from leret.policies.checkpoints import (
+    adapter_base,
+    find_model,
+    load_tokenizer,
+    load_weights,
+    model_digest,
+    read_model_json,
+)
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _FIT_NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")
 _STAMP = "merged.json"
+_PROBE = "Which river flows through the city where the author of the book was born?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +80,49 @@ def merge_adapter(served: ServedModel) -> ServedModel:
     if not _holds(target, digest):
         config = read_model_json(Path(served.weights) / "config.json")
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
-        loaded = load_model(served.adapter, device="cpu", dtype=dtype)
-        try:
-            with atomic_directory(target, digest, PolicyError(f"another process is writing {target}")) as place:
-                loaded.model.save_pretrained(place)
-                loaded.tokenizer.save_pretrained(place)
-                (place / _STAMP).write_text(json.dumps({"adapter": digest}), encoding="utf-8")
-        except OSError as error:
-            raise PolicyError(
-                f"{target} cannot be written ({error.strerror or error}); merging needs room for full weights beside "
-                "the adapter: free some, or serve the adapter without --merge"
-            ).failed() from error
+        write_merged(served.adapter, target, dtype)
     return ServedModel(served.name, str(target))
+
+
+def write_merged(adapter: Path, out: Path, dtype: str = "float32") -> float:
+    """Write an adapter merged into its base as a model directory of its own.
+
+    Returns:
+        The largest difference between the logits of the two on a short text, as a fraction of the largest logit.
+
+    Raises:
+        PolicyError: ``adapter`` is none, does not fit its base, or merges to another model (a difference above 1e-4 in
+            float32, or above 5e-2); then nothing is written. Or there is no room.
+    """
+    import torch
+    from peft import PeftModel
+
+    base, tokenizer = adapter_base(adapter), load_tokenizer(adapter)
+    if base is None:
+        raise PolicyError(f"{adapter} holds full weights, no adapter: there is nothing to merge; use it as it is")
+    ids = tokenizer(_PROBE, add_special_tokens=False, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        model = PeftModel.from_pretrained(load_weights(base, dtype), str(adapter)).eval()
+        before = model(input_ids=ids).logits
+        merged = model.merge_and_unload()
+        difference = float((merged(input_ids=ids).logits - before).abs().max() / before.abs().max())
+    if not difference <= (1e-4 if dtype == "float32" else 5e-2):
+        raise PolicyError(
+            f"{adapter} merged into {base} gives logits that differ by {difference:.1e} of the largest: the adapter "
+            "does not merge exactly; serve it as an adapter"
+        )
+    digest = model_digest(adapter)
+    try:
+        with atomic_directory(out, digest, PolicyError(f"another process is writing {out}")) as place:
+            merged.save_pretrained(place)
+            tokenizer.save_pretrained(place)
+            (place / _STAMP).write_text(json.dumps({"adapter": digest}), encoding="utf-8")
+    except OSError as error:
+        raise PolicyError(
+            f"{out} cannot be written ({error.strerror or error}); merging needs room for full weights: free some, or "
+            "serve the adapter as it is"
+        ).failed() from error
+    return difference
 
 
 def _holds(target: Path, digest: str) -> bool:

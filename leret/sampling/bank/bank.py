@@ -42,9 +42,8 @@ async def load_or_build_bank(
     The run's bank is used where it has one, whatever policy made it. Some of the tasks, drawn by the seed, make and
     score the prompts.
     """
-    bank = run.manifest().get("bank")
-    if bank is not None:
-        return [Prompt.load(run.prompts / f"{name}.json") for name in bank["prompts"]]
+    if (bank := load_bank(run)) is not None:
+        return bank
     settings = bench.recipe.sampling
     if settings.prompts == 1:
         prompts = [ZERO_SHOT]
@@ -52,6 +51,18 @@ async def load_or_build_bank(
         prompts = _given(Path(settings.bank.path), settings.prompts)
     else:
         prompts = await _bootstrapped(run, bench, policy, searches, tasks, progress)
+    save_bank(run, prompts, settings.prompts)
+    return prompts
+
+
+def load_bank(run: Run) -> list[Prompt] | None:
+    """The prompts of a run; None where it has none yet."""
+    bank = run.manifest().get("bank")
+    return bank and [Prompt.load(run.prompts / f"{name}.json") for name in bank["prompts"]]
+
+
+def save_bank(run: Run, prompts: Sequence[Prompt], wanted: int) -> None:
+    """Write the bank of a run, of which so many prompts were wanted."""
     with run.writing():
         run.prompts.mkdir(parents=True, exist_ok=True)
         for path in run.prompts.glob("*.json"):
@@ -59,9 +70,8 @@ async def load_or_build_bank(
         for prompt in prompts:
             prompt.save(run.prompts / f"{prompt.name}.json")
     scores = {prompt.name: prompt.score for prompt in prompts}
-    run.update(bank={"prompts": list(scores), "scores": scores, "wanted": settings.prompts})
-    run.event("sample", "bank", prompts=len(prompts), wanted=settings.prompts, scores=scores)
-    return prompts
+    run.update(bank={"prompts": list(scores), "scores": scores, "wanted": wanted})
+    run.event("sample", "bank", prompts=len(prompts), wanted=wanted, scores=scores)
 
 
 def n_bank_questions(n_questions: int, n_train: int, n_dev: int) -> tuple[int, int]:
@@ -98,7 +108,7 @@ async def _bootstrapped(
     teacher = cached_completion_lm(rollouts, warm, temperature=settings.bank.temperature, **asked)
     stop = threading.Event()
     plan = BankPlan(settings.prompts, settings.bank.max_demos, settings.bank.candidates, threshold)
-    parts = bench.program(), bench.adapter, cold, bench.retriever, reward(settings.reward)
+    parts = bench.program(), bench.adapter, cold, bench.retriever, reward(bench.recipe.sampling.whole_reward)
     told: dict[str, Any] = {"teacher": teacher, "on_scored": lambda: progress.advance(1), "stop": stop}
     work = asyncio.create_task(asyncio.to_thread(bootstrap_prompts, *parts, train, dev, plan, **told))
     try:
@@ -138,7 +148,7 @@ async def _zero_shot(
 
 def _threshold(bench: Environment, train: Sequence[Task], rollouts: Sequence[Rollout]) -> float:
     """The reward that the best quarter of zero-shot runs reaches; above 0."""
-    value = reward(bench.recipe.sampling.reward)
+    value = reward(bench.recipe.sampling.whole_reward)
     ended = [(task, rollout) for task, rollout in zip(train, rollouts, strict=True) if rollout.finished]
     outcomes = (Outcome(t, ranking=r.ranking, prediction=r.prediction, n_steps=len(r.steps)) for t, r in ended)
     rewards = sorted((value(outcome) or 0.0 for outcome in outcomes), reverse=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import dspy
 from dspy.teleprompt import BootstrapFewShotWithRandomSearch
@@ -21,6 +20,7 @@ from leret.core.dspy_internals import (
     carrying,
     lm15,
     messages_of,
+    run_program,
     text_response,
 )
 from leret.core.errors import LeretError, PolicyError, ProgramError, RunError
@@ -31,10 +31,13 @@ from leret.programs.search import as_rm
 from leret.retrieval.base import Retriever
 from leret.rewards import Reward
 
-_THREADS = 16
+THREADS = 16
 """Questions scored at a time, so that the policy can batch them."""
 
-_NEVER = 1_000_000_000
+LMs: TypeAlias = dspy.BaseLM | Sequence[dspy.BaseLM]
+"""One for all predictors that have none, or one for each predictor."""
+
+NEVER = 1_000_000_000
 """Errors that DSPy counts before it gives up; the monitor gives up at once where it must."""
 
 
@@ -58,14 +61,14 @@ class BankPlan:
 def bootstrap_prompts(
     program: dspy.Module,
     adapter: dspy.Adapter,
-    lm: dspy.BaseLM,
+    lm: LMs,
     retriever: Retriever | None,
     reward: Reward,
     train: Sequence[Task],
     dev: Sequence[Task],
     plan: BankPlan,
     *,
-    teacher: dspy.BaseLM,
+    teacher: LMs,
     on_scored: Callable[[], None] = lambda: None,
     stop: threading.Event | None = None,
 ) -> list[Prompt]:
@@ -76,30 +79,35 @@ def bootstrap_prompts(
     the program ends the work. The zero-shot prompt comes first, then the best few-shot ones, named "1", "2" ... by
     falling score; they are fewer than asked where bootstrapping found fewer distinct ones.
     """
-    monitor = BootstrapMonitor(retriever, stop or threading.Event())
+    monitor = RunMonitor(retriever, stop or threading.Event())
     student, candidates = RetrievalStudent(program, monitor), range(-1, plan.candidates - 1)
     examples = [[dspy.Example(task=task).with_inputs("task") for task in tasks] for tasks in (train, dev)]
     try:
-        with suppress_output("dspy"), dspy.context(lm=lm, adapter=adapter, disable_history=True):
+        with suppress_output("dspy"), dspy.context(**_answered_by(lm), adapter=adapter, disable_history=True):
             if plan.threshold is None:
                 plan = replace(plan, threshold=_best_quarter(student, examples[0], teacher, reward))
             optimizer = _optimizer(plan, reward, teacher, on_scored)
             best = optimizer.compile(student, trainset=examples[0], valset=examples[1], restrict=candidates)
     except Exception:
-        monitor.raise_first()
+        monitor.raise_first("the prompt bank could not be made")
         raise
-    monitor.raise_first()
+    monitor.raise_first("the prompt bank could not be made")
     return [ZERO_SHOT, *_distinct(best.candidate_programs, plan.n_prompts - 1)]
 
 
-def _best_quarter(student: dspy.Module, train: list[dspy.Example], teacher: dspy.BaseLM, reward: Reward) -> float:
+def _answered_by(lms: LMs) -> dict[str, Any]:
+    """Settings under which a `RetrievalStudent` asks these LMs."""
+    return {"lm": lms} if isinstance(lms, dspy.BaseLM) else {"_leret_lms": list(lms)}
+
+
+def _best_quarter(student: dspy.Module, train: list[dspy.Example], teacher: LMs, reward: Reward) -> float:
     """The reward that a quarter of the teacher's runs reaches; above 0."""
 
     def metric(example: dspy.Example, prediction: Any) -> float:
         return _value(reward, example, prediction)
 
-    evaluate = dspy.Evaluate(devset=train, metric=metric, num_threads=_THREADS, max_errors=_NEVER)
-    with dspy.context(lm=teacher):
+    evaluate = dspy.Evaluate(devset=train, metric=metric, num_threads=THREADS, max_errors=NEVER)
+    with dspy.context(**_answered_by(teacher)):
         rewards = sorted((float(score) for *_, score in evaluate(student).results), reverse=True)
     return max(rewards[max(1, round(len(rewards) / 4)) - 1], 1e-9)
 
@@ -108,7 +116,7 @@ def _value(reward: Reward, example: dspy.Example, prediction: Any) -> float:
     return reward(Outcome(example.task, ranking=prediction.ranking, prediction=prediction.result)) or 0.0
 
 
-def _optimizer(plan: BankPlan, reward: Reward, teacher: dspy.BaseLM, on_scored: Callable[[], None]) -> Any:
+def _optimizer(plan: BankPlan, reward: Reward, teacher: LMs, on_scored: Callable[[], None]) -> Any:
     def metric(example: dspy.Example, prediction: Any, trace: Any = None) -> float:
         if trace is None:
             on_scored()
@@ -119,12 +127,12 @@ def _optimizer(plan: BankPlan, reward: Reward, teacher: dspy.BaseLM, on_scored: 
     return BootstrapFewShotWithRandomSearch(
         metric=metric,
         metric_threshold=plan.threshold,
-        teacher_settings={"lm": teacher},
+        teacher_settings=_answered_by(teacher),
         max_bootstrapped_demos=plan.max_demos,
         max_labeled_demos=0,  # a question without its queries is no demo
         num_candidate_programs=max(plan.candidates - 1, 0),  # and one more: the questions in their given order
-        num_threads=_THREADS,
-        max_errors=_NEVER,
+        num_threads=THREADS,
+        max_errors=NEVER,
     )
 
 
@@ -149,37 +157,55 @@ def _demos(program: dspy.Module) -> dict[str, list[dict[str, Any]]]:
 
 
 @dataclass
-class BootstrapMonitor:
-    """What all copies of a student share: the first outage, and how many runs crashed."""
+class RunMonitor:
+    """Runs programs for an optimizer or an evaluation of DSPy, which take every failure for a bad score.
 
-    retriever: Retriever | None
-    stop: threading.Event
+    Copies of a student share it.
+
+    Attributes:
+        retriever: of a `RetrievalStudent`.
+        stop: once it is set, the next run of a program is an outage.
+        outage: of the policy or the retriever; no program is run after it.
+        crash: the last one of a program itself.
+    """
+
+    retriever: Retriever | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
     outage: LeretError | None = None
     crash: Exception | None = None
     n_runs: int = 0
     n_crashes: int = 0
 
-    def __deepcopy__(self, memo: dict[int, object]) -> BootstrapMonitor:
+    def __deepcopy__(self, memo: dict[int, object]) -> RunMonitor:
         return self
 
-    def note(self, error: Exception) -> None:
-        """Keep the first outage, and count what the program itself raised."""
-        outage = outage_of(error)
-        if outage is not None:
-            self.outage = self.outage or outage
-        else:
-            self.crash = error
-            self.n_crashes += 1
-
-    def raise_first(self) -> None:
-        """Raise what made the bank impossible, if anything did."""
+    def run(self, program: dspy.Module, inputs: Mapping[str, Any]) -> tuple[Any, bool]:
+        """The prediction, and whether the program came to its end: a completion may not parse, or not fit."""
+        if self.stop.is_set():
+            self.outage = self.outage or RunError("it was interrupted; run the same command again")
         if self.outage is not None:
-            raise type(self.outage)(f"the prompt bank could not be made: {self.outage}") from self.outage
+            raise self.outage
+        self.n_runs += 1
+        try:
+            return run_program(program, **inputs), True
+        except (AdapterParseError, ContextWindowExceededError):
+            return None, False
+        except Exception as error:
+            outage = outage_of(error)
+            if outage is not None:
+                self.outage = outage
+            else:
+                self.crash = error
+                self.n_crashes += 1
+            raise
+
+    def raise_first(self, what: str) -> None:
+        """Raise what spoiled all runs, if anything did; the message begins with ``what``."""
+        if self.outage is not None:
+            raise type(self.outage)(f"{what}: {self.outage}") from self.outage
         if self.crash is not None and self.n_crashes == self.n_runs:
-            raise ProgramError(
-                f"the program failed on every question of the bank: {type(self.crash).__name__}: {self.crash}; "
-                "correct the program, or set sampling.prompts: 1 to do without a bank"
-            ) from self.crash
+            failed = f"{type(self.crash).__name__}: {self.crash}"
+            raise ProgramError(f"{what}: the program failed on every question: {failed}; correct it") from self.crash
 
 
 def outage_of(error: BaseException) -> LeretError | None:
@@ -213,29 +239,17 @@ class _Recorder:
 class RetrievalStudent(dspy.Module):
     """Runs a program and returns what it retrieved: ``ranking``, and whether it came to its end (``complete``)."""
 
-    def __init__(self, program: dspy.Module, monitor: BootstrapMonitor) -> None:
+    def __init__(self, program: dspy.Module, monitor: RunMonitor) -> None:
         super().__init__()
         self.program = program
         self.monitor = monitor
-        self._is_async = not hasattr(type(program), "forward")
 
     def forward(self, task: Task) -> dspy.Prediction:
-        if self.monitor.stop.is_set():
-            self.monitor.outage = self.monitor.outage or RunError("it was interrupted; run the same command again")
-        if self.monitor.outage is not None:
-            raise self.monitor.outage
+        for predictor, lm in zip(self.program.predictors(), dspy.settings.get("_leret_lms", ()), strict=False):
+            predictor.lm = lm
         recorder = _Recorder(self.monitor.retriever)
-        complete, result = True, None
-        self.monitor.n_runs += 1
-        try:
-            with carrying(recorder, rm=as_rm):
-                inputs = bound_inputs(self.program, task)
-                result = asyncio.run(self.program.acall(**inputs)) if self._is_async else self.program(**inputs)
-        except (AdapterParseError, ContextWindowExceededError):
-            complete = False  # a fact about the policy: what was found before counts
-        except Exception as error:
-            self.monitor.note(error)
-            raise
+        with carrying(recorder, rm=as_rm):
+            result, complete = self.monitor.run(self.program, bound_inputs(self.program, task))
         return dspy.Prediction(ranking=merge(recorder.searches), complete=complete, result=result)
 
 

@@ -11,12 +11,14 @@ import random
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from leret.config.sampling import RewardSettings, SamplingRecipe
 from leret.core.errors import RunError
 from leret.core.files import atomic_file, write_atomically
 from leret.core.runs import Run
 from leret.core.types import Sample, digest
 from leret.sampling.preferences.pairs import Pair, Strategy, distinct, make_pairs
 from leret.sampling.preferences.report import PreferenceReport, card
+from leret.sampling.rollouts.credit import with_price
 from leret.sampling.rollouts.selection import reward_levels
 from leret.sampling.store.export import write_parquet
 from leret.sampling.store.schema import StateSamples
@@ -47,6 +49,7 @@ def build_preferences(
     """
     policy_digest = policy_digest or run.manifest().get("digests", {}).get("policy")
     report = PreferenceReport(run.preferences / "train.parquet", strategy, margin, max_pairs)
+    report.unparsed_reward = unparsed_reward(run)
     with Store(run.store, read_only=True) as store, run.writing():
         low, high = store.reward_range()
         report.reward_range = min(0.0, low), max(1.0, high)
@@ -56,6 +59,13 @@ def build_preferences(
     run.update(preferences={"strategy": strategy, "margin": margin, "max_pairs": max_pairs, "pairs": report.pairs})
     run.event("pairs", "built", strategy=strategy, pairs=report.pairs, states=report.states, no_spread=report.no_spread)
     return report
+
+
+def unparsed_reward(run: Run) -> float | None:
+    """The price of a completion that does not parse, by the recipe that the run was sampled with."""
+    section = run.manifest().get("sampling")
+    reward = None if section is None else SamplingRecipe.model_validate(section).sampling.whole_reward
+    return reward.unparsed_reward if isinstance(reward, RewardSettings) else None
 
 
 def _rows(store: Store, policy_digest: str | None, report: PreferenceReport) -> Iterator[dict[str, Any]]:
@@ -77,13 +87,14 @@ def _rows(store: Store, policy_digest: str | None, report: PreferenceReport) -> 
 
 def _count(group: StateSamples, report: PreferenceReport) -> list[Sample]:
     rewards = [sample.reward for sample in group.samples if sample.reward is not None]
-    different = distinct(group.samples)
+    priced = with_price(group.samples, report.unparsed_reward)
+    different = distinct(priced)
     report.states += 1
     report.samples += len(group.samples)
     report.rewarded += len(rewards)
-    report.duplicates += len(rewards) - len(different)
+    report.duplicates += sum(sample.reward is not None for sample in priced) - len(different)
     report.unscored += not rewards
-    report.no_spread += len(reward_levels(group.samples)) == 1
+    report.no_spread += len(reward_levels(priced)) == 1
     report.failures.update(sample.failure.kind for sample in group.samples if sample.failure is not None)
     report.reward_sum += sum(rewards)
     (low, high), n_bars = report.reward_range, len(report.histogram)
@@ -109,36 +120,6 @@ def _row(group: StateSamples, pair: Pair, report: PreferenceReport) -> dict[str,
     return dict(zip(COLUMNS, values, strict=True))
 
 
-def sft_targets(
-    store: Store,
-    which: Literal["best", "random"] = "best",
-    require_spread: bool = True,
-    max_targets: int = 1,
-    seed: int = 0,
-    policy_digest: str | None = None,
-) -> list[dict[str, Any]]:
-    """Completions to imitate, of the states of finished questions, in the order of the store.
-
-    Their prompt is the zero-shot one as well: what the demos do is distilled into the policy.
-
-    Args:
-        store: of a run.
-        which: ``best``: drawn from the highest reward level of the state; ``random``: from all completions that have
-            a reward, as often as they were sampled (the control that says whether the reward does it).
-        require_spread: leave out states whose completions all have the same reward: nothing was better there.
-        max_targets: different completions a state, at most.
-        seed: of the draw.
-        policy_digest: samples of this policy alone.
-    """
-    rows = []
-    for group in store.finished(policy_digest):
-        prompt = [dict(message) for message in group.state.messages]
-        for sample in state_targets(group, which, require_spread, max_targets, seed):
-            row = {"prompt": prompt, "completion": sample.completion, "reward": sample.reward}
-            rows.append(row | {"question_id": sample.question_id, "state_id": sample.state_id})
-    return rows
-
-
 def state_targets(
     group: StateSamples,
     which: Literal["best", "random"] = "best",
@@ -146,7 +127,16 @@ def state_targets(
     max_targets: int = 1,
     seed: int = 0,
 ) -> list[Sample]:
-    """The samples of one state to imitate; arguments as of `sft_targets`."""
+    """The samples of one state to imitate, under its zero-shot prompt: what the demos do is distilled into the policy.
+
+    Args:
+        group: the state's samples.
+        which: ``best``: drawn from the highest reward level of the state; ``random``: from all completions that have
+            a reward, as often as they were sampled (the control that says whether the reward does it).
+        require_spread: none of a state whose completions all have the same reward: nothing was better there.
+        max_targets: different completions at most.
+        seed: of the draw.
+    """
     by_level = reward_levels(group.samples)
     if not by_level or (require_spread and len(by_level) == 1):
         return []

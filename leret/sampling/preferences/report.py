@@ -61,7 +61,7 @@ Pairs by strategy {rule}.
 
 {failures}
 """
-_FAILURES = "Samples without a reward; they are in no pair.\n\n| kind | samples |\n|---|---:|\n"
+_FAILURES = "Samples without a reward; they are in no pair{priced}.\n\n| kind | samples |\n|---|---:|\n"
 
 
 @dataclass
@@ -71,6 +71,7 @@ class PreferenceReport:
     Attributes:
         states: states that were sampled; ``no_spread`` of them have completions of one reward alone, ``unscored``
             have none with a reward.
+        unparsed_reward: price of a completion that does not parse, which stands in pairs then.
         duplicates: completions dropped since another one at the state is the same.
         reward_range: least and greatest reward, and 0 to 1 at least.
         histogram: samples by reward, in tenths of that range.
@@ -82,6 +83,7 @@ class PreferenceReport:
     strategy: Strategy
     margin: float
     max_pairs: int | None
+    unparsed_reward: float | None = None
     pairs: int = 0
     questions: int = 0
     states: int = 0
@@ -139,10 +141,15 @@ def card(report: PreferenceReport, run_name: str) -> str:
         histogram=_histogram(report),
         steps=_table((str(step), n) for step, n in sorted(report.pairs_per_step.items())),
         prompts=_table(sorted(report.pairs_by_prompts.items())),
-        failures=_FAILURES + _table(sorted(report.failures.items()))
+        failures=_FAILURES.format(priced=_priced(report)) + _table(sorted(report.failures.items()))
         if report.failures
         else "None: every sample has a reward.",
     )
+
+
+def _priced(report: PreferenceReport) -> str:
+    price = report.unparsed_reward
+    return "" if price is None else f", but for those that do not parse (`parse`), at a reward of {price:g}"
 
 
 def _settings(report: PreferenceReport) -> str:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any, Literal
 
 from pydantic_core import to_jsonable_python
 
 from leret.core.aio import gathered, started
 from leret.core.errors import ConfigError, PolicyError, ProgramError, RetrievalError
-from leret.core.types import Outcome, Sample, State, Task, digest
+from leret.core.types import Failure, Outcome, Sample, State, Task, digest, json_encoder
 from leret.core.usage import UsageByPrompt
 from leret.policies.base import Completion, Messages, Policy, Request
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import Finished, NeedsCompletion, SearchResults, Step
 from leret.programs.runner import ProgramRunner
-from leret.rewards import Reward, reward
+from leret.rewards import Reward, RewardSpec, reward, scoring, values_of
+from leret.sampling.rollouts.credit import Crediting
 from leret.sampling.rollouts.rollout import failure_of, seed_of, unparsed
 from leret.sampling.store.schema import SamplingParams, is_final, storable
 from leret.sampling.store.store import Store
@@ -27,7 +28,7 @@ from leret.sampling.store.store import Store
 _REPORTED = ("recall", "ap")
 """Stored beside the reward."""
 
-_encode = json.JSONEncoder(sort_keys=True).encode  # json.dumps would build an encoder at every call
+_encode = json_encoder(sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,9 @@ class SamplingPlan:
 
     Attributes:
         role: of the predictor that a program stands at.
-        reward: of a step: a name of `leret.rewards`, or a function of the step's outcome.
-        final: reward of the program's end, whose outcome has the ``prediction``. Called in a thread.
+        reward: of a step: a name or a recipe's section as `leret.rewards.scoring` takes it, or a function of the
+            step's outcome.
+        final: likewise of the program's end, whose outcome has the ``prediction``. Called in a thread.
         n_continuations: runs to the end from each sample under credit ``final`` and ``both``; the mean counts.
         final_weight: of ``final`` under credit ``both``, 0 to 1.
         searched: whether a search follows a predictor, as far as it is known; None: not looked at yet.
@@ -70,8 +72,8 @@ class SamplingPlan:
     top_p: float
     max_tokens: int
     role: Callable[[NeedsCompletion], Role]
-    reward: str | Reward = "ap"
-    final: Callable[[Outcome], float | None] | None = None
+    reward: str | RewardSpec | Reward = "ap"
+    final: str | RewardSpec | Reward | None = None
     n_continuations: int = 1
     final_weight: float = 0.5
     searched: Mapping[str, bool] | None = None
@@ -92,6 +94,10 @@ class SamplingPlan:
         return {name: self.role_of(runner.formatter.need(name, {})) for name in runner.replay.predictors}
 
 
+Reached = tuple[Step, Mapping[str, Any], asyncio.Future[NeedsCompletion | Finished]]
+"""A completion's step, its outputs as JSON values, and where it leads."""
+
+
 @dataclass(slots=True)
 class BranchPoint:
     """Where a task stands on its path, and what the samples there lead to.
@@ -102,9 +108,10 @@ class BranchPoint:
         results: what this path has retrieved; scoring adds to it.
         parent: the sample that led here.
         fresh: the store held nothing of the task when the session began, so it need not be asked.
-        check: run every path several times, and refuse a program that comes to another place.
-        reached: steps, and where they lead, by their outputs as JSON.
-        finals: the mean final reward of what they lead to.
+        check: run paths several times, and refuse a program that comes to another place.
+        reached: steps, their outputs as JSON values, and where they lead, by their completions.
+        finals: the components of the final reward of what they lead to, each a mean over its continuations, by their
+            outputs as JSON.
     """
 
     task: Task
@@ -114,8 +121,8 @@ class BranchPoint:
     parent: str | None = None
     fresh: bool = False
     check: bool = False
-    reached: dict[str, tuple[Step, asyncio.Future[NeedsCompletion | Finished]]] = field(default_factory=dict)
-    finals: dict[str, asyncio.Future[float]] = field(default_factory=dict)
+    reached: dict[str, Reached] = field(default_factory=dict)
+    finals: dict[str, asyncio.Future[dict[str, float]]] = field(default_factory=dict)
 
 
 class StateSampler:
@@ -139,10 +146,10 @@ class StateSampler:
         self._runner = runner
         self._store = store
         self._plan = plan
-        named = plan.reward if isinstance(plan.reward, str) else "reward"
-        step_reward = reward(plan.reward) if isinstance(plan.reward, str) else plan.reward
-        self._reward = named
-        self._rewards: dict[str, Reward] = {named: step_reward, **{name: reward(name) for name in _REPORTED}}
+        final = None if plan.final is None else scoring(plan.final, "final")
+        self._crediting = Crediting(scoring(plan.reward), final, plan.final_weight)
+        self._reported: dict[str, Reward] = {name: reward(name) for name in _REPORTED}
+        self._rewards: dict[str, Reward] = {**self._crediting.step.parts, **self._reported}
         if plan.final is None and self.credits - {"step"}:
             raise ConfigError("credit final and both need a final reward: name a metric, or use credit step")
 
@@ -156,17 +163,19 @@ class StateSampler:
             stored = {sample.id: sample for sample in found}
         prompts, draw = self._plan.prompts if role.sampled else (ZERO_SHOT,), state.draw
         made = await asyncio.gather(*(self._of_prompt(point, state, draw, role, prompt, stored) for prompt in prompts))
-        return [sample for samples in made for sample in samples]
+        samples = [sample for one in made for sample in one]
+        if not self._crediting.needs_group:
+            return samples
+        regrouped = self._crediting.regrouped(samples)  # an outage that was tried again changes the others' rewards
+        self._store.put_rewards(new for new, old in zip(regrouped, samples, strict=True) if new.reward != old.reward)
+        return regrouped
 
     async def next_point(self, point: BranchPoint, state: State, sample: Sample) -> BranchPoint:
         """Where a sample leads to; a program that was run there already is not run again."""
         assert isinstance(point.need, NeedsCompletion)
-        step, future = point.reached.get(_key(sample.outputs, sample.completion), (None, None))
-        if step is None:
-            step = self._runner.formatter.step(point.need, sample.completion or "")
+        step, _, end = self._reach(point, point.need, sample.completion or "", point.check)
         path = (*point.steps, step)
-        advance = self._runner.advance(point.task, path, point.results, point.check) if future is None else future
-        return BranchPoint(point.task, await advance, path, point.results, sample.id, point.fresh, point.check)
+        return BranchPoint(point.task, await end, path, point.results, sample.id, point.fresh, point.check)
 
     async def run_on(self, point: BranchPoint, *seed: Any) -> AsyncIterator[BranchPoint]:
         """A point and all after it up to the program's end, by one completion a step under the zero-shot prompt.
@@ -201,9 +210,7 @@ class StateSampler:
         if not todo:
             return samples
         new = [samples[i] for i in todo]
-        if any(sample.completion is None for sample in new):
-            new = await self._complete(point, state, role, prompt, new)
-        new = await self._score(point, state, role, new)
+        new = await self._score(point, state, role, new, await self._complete(point, state, role, prompt, new))
         for i, sample in zip(todo, new, strict=True):
             samples[i] = sample
         self._store.put_samples(new, params)
@@ -231,131 +238,125 @@ class StateSampler:
 
     async def _complete(
         self, point: BranchPoint, state: State, role: Role, prompt: Prompt, samples: Sequence[Sample]
-    ) -> list[Sample]:
+    ) -> list[Completion | Failure]:
+        """One a sample; a completion that a sample has already is not asked for again."""
         assert isinstance(point.need, NeedsCompletion)
-        blank = [sample for sample in samples if sample.completion is None]
-        messages: Messages = tuple([dict(message) for message in state.messages])  # the zero-shot prompt's
-        if prompt.digest != ZERO_SHOT.digest:
-            messages = self._runner.formatter.messages(point.need, prompt, messages[-1])
-        try:
-            seeds = tuple([sample.seed for sample in blank])
-            completions = await self._ask(role, messages, seeds, state.step, prompt.name)
-        except PolicyError as error:
-            failure = failure_of(error)
-            return [replace(sample, failure=failure) if sample.completion is None else sample for sample in samples]
-        completed = {
-            sample.id: replace(
-                sample,
-                completion=text if (text := completion.text).isascii() else storable(text),
-                n_prompt_tokens=completion.n_prompt_tokens,
-                n_completion_tokens=completion.n_completion_tokens,
-                failure=None,
-            )
-            for sample, completion in zip(blank, completions, strict=True)
-        }
-        return [completed.get(sample.id, sample) for sample in samples]
+        made: Iterator[Completion | Failure] = iter(())
+        if seeds := tuple([sample.seed for sample in samples if sample.completion is None]):
+            messages: Messages = tuple([dict(message) for message in state.messages])  # the zero-shot prompt's
+            if prompt.digest != ZERO_SHOT.digest:
+                messages = self._runner.formatter.messages(point.need, prompt, messages[-1])
+            try:
+                made = iter(await self._ask(role, messages, seeds, state.step, prompt.name))
+            except PolicyError as error:
+                made = repeat(failure_of(error))
+        return [
+            next(made)
+            if sample.completion is None
+            else Completion(sample.completion, "stop", sample.n_prompt_tokens or 0, sample.n_completion_tokens or 0)
+            for sample in samples
+        ]
 
-    async def _score(self, point: BranchPoint, state: State, role: Role, samples: Sequence[Sample]) -> list[Sample]:
-        """Samples with a reward or a failure; those without a completion stay as they are.
+    def _reach(self, point: BranchPoint, need: NeedsCompletion, text: str, check: bool) -> Reached:
+        """Where a completion leads to; equal ones at one state lead to one place."""
+        reached = point.reached.get(text)
+        if reached is None:
+            step = self._runner.formatter.step(need, text)
+            outputs = {} if isinstance(step.outputs, Exception) or not step.outputs else step.outputs[0]
+            if step.is_nested:
+                outputs = to_jsonable_python(outputs, fallback=str)
+            end = self._runner.start(point.task, (*point.steps, step), point.results, check)
+            reached = point.reached[text] = step, outputs, end
+        return reached
+
+    async def _score(
+        self,
+        point: BranchPoint,
+        state: State,
+        role: Role,
+        samples: Sequence[Sample],
+        completions: Sequence[Completion | Failure],
+    ) -> list[Sample]:
+        """Samples with what their completions came to.
 
         All of them are searched for, and run on to their ends, at once, so that they share batches.
         """
-        formatter, need = self._runner.formatter, point.need
-        assert isinstance(need, NeedsCompletion)
-        with_final = role.sampled and role.credit != "step"
-        parsed: list[tuple[dict[str, Any], str] | None] = []
-        for sample in samples:
-            if sample.completion is None:
-                parsed.append(None)
+        assert isinstance(point.need, NeedsCompletion)
+        with_final, texts = role.sampled and role.credit != "step", list[str]()
+        for sample, answer in zip(samples, completions, strict=True):
+            text = "" if isinstance(answer, Failure) else answer.text
+            texts.append(text if text.isascii() else storable(text))
+            if isinstance(answer, Failure):
                 continue
-            step = formatter.step(need, sample.completion)
-            plain = {} if isinstance(step.outputs, Exception) or not step.outputs else step.outputs[0]
-            plain = to_jsonable_python(plain, fallback=str)
-            key = _key(plain, sample.completion)
-            if key not in point.reached:  # equal outputs at one state lead to one place
-                advance = self._runner.advance(point.task, (*point.steps, step), point.results, point.check)
-                point.reached[key] = step, started(advance)
-            if with_final and key not in point.finals:
-                point.finals[key] = started(self._final(point, state, key))
-            parsed.append((plain, key))
+            # Paths are checked on one completion a prompt.
+            _, outputs, _ = reached = self._reach(point, point.need, texts[-1], point.check and sample.index == 0)
+            if with_final and (key := _key(outputs, texts[-1])) not in point.finals:
+                point.finals[key] = started(self._final(point, state, key, reached))
         scored: list[Sample] = []
-        for sample, entry in zip(samples, parsed, strict=True):
-            if entry is None:
-                scored.append(sample)
+        for sample, answer, text in zip(samples, completions, texts, strict=True):
+            if isinstance(answer, Failure):
+                scored.append(replace(sample, failure=answer))
                 continue
-            outputs, key = entry
-            try:
-                final = await point.finals[key] if with_final else None
-                end = await point.reached[key][1]
-            except (PolicyError, RetrievalError, ProgramError) as error:
-                scored.append(replace(sample, outputs=outputs, failure=failure_of(error)))
-                continue
-            if isinstance(end, Finished) and end.unparsed:
-                failure = unparsed(formatter, state.predictor, sample.completion or "")
-                scored.append(replace(sample, failure=failure))
-            else:
-                prediction = end.prediction if isinstance(end, Finished) else None
-                made = sample.completion or "", outputs, end.ranking, prediction, len(point.steps) + 1
-                scored.append(self._scored(role, sample, Outcome(point.task, *made), final))
+            what = await self._result(point, state, role, text, with_final)
+            what |= {"n_prompt_tokens": answer.n_prompt_tokens, "n_completion_tokens": answer.n_completion_tokens}
+            scored.append(replace(sample, completion=text, **what))
         return scored
 
-    async def _final(self, point: BranchPoint, state: State, key: str) -> float:
-        """The final reward of what some outputs lead to: a mean where the program has to be run on from there."""
-        step, reached = point.reached[key]
-        after = BranchPoint(point.task, await reached, (*point.steps, step), point.results, check=point.check)
+    async def _result(
+        self, point: BranchPoint, state: State, role: Role, text: str, with_final: bool
+    ) -> dict[str, Any]:
+        """What a completion came to, as attributes of its sample: a reward and its parts, or a failure."""
+        _, outputs, reached = point.reached[text]
+        try:
+            final = await point.finals[_key(outputs, text)] if with_final else {}
+            end = await reached
+        except (PolicyError, RetrievalError, ProgramError) as error:
+            return {"outputs": outputs, "failure": failure_of(error)}
+        if isinstance(end, Finished) and end.unparsed:
+            return {"failure": unparsed(self._runner.formatter, state.predictor, text)}
+        ranking, prediction = end.ranking, end.prediction if isinstance(end, Finished) else None
+        outcome = Outcome(point.task, text, outputs, ranking, prediction, len(point.steps) + 1)
+        reward, components = 0.0, {"sampled": 0.0}
+        if role.sampled:
+            functions = self._reported if role.credit == "final" else self._rewards
+            values = {**values_of(functions, outcome), **final}
+            [(reward, components)] = self._crediting.mixed([values], role.credit, state.question_id)
+        return {
+            "outputs": outputs,
+            "doc_ids": tuple([passage.doc_id for passage in ranking]),
+            "scores": tuple([passage.score for passage in ranking]),
+            "reward": reward,
+            "components": components,
+            "failure": None,
+        }
+
+    async def _final(self, point: BranchPoint, state: State, key: str, reached: Reached) -> dict[str, float]:
+        """The final reward of what some outputs lead to: means where the program has to be run on from there."""
+        step, _, end = reached
+        after = BranchPoint(point.task, await end, (*point.steps, step), point.results, check=point.check)
         n = 1 if isinstance(after.need, Finished) else self._plan.n_continuations
         ends = [self._end_reward(after, "continuation", state.draw, state.step, key, i) for i in range(n)]
-        return sum(await gathered(ends)) / n
+        found = await gathered(ends)
+        names = dict.fromkeys(name for values in found for name in values)
+        known = {name: [values[name] for values in found if name in values] for name in names}
+        return self._crediting.final_components({name: sum(values) / len(values) for name, values in known.items()})
 
-    async def _end_reward(self, point: BranchPoint, *seed: Any) -> float:
-        """Of one run to the end; 0 where a completion on the way does not parse."""
+    async def _end_reward(self, point: BranchPoint, *seed: Any) -> dict[str, float]:
+        """Parts of one run to the end; all 0 where a completion on the way does not parse."""
+        final = self._crediting.final
+        assert final is not None
         *_, end = [reached async for reached in self.run_on(point, *seed)]
         assert isinstance(end.need, Finished)
         if end.need.unparsed:
-            return 0.0
-        assert self._plan.final is not None
+            return dict.fromkeys(final.parts, 0.0)
         last, n_steps = end.steps[-1], len(end.steps)
         outputs = last.outputs[0] if isinstance(last.outputs, list) and last.outputs else {}
         outcome = Outcome(point.task, last.text or "", outputs, end.need.ranking, end.need.prediction, n_steps)
-        value = await asyncio.to_thread(self._plan.final, outcome)
-        if value is None:
+        values = await asyncio.to_thread(final.values, outcome)
+        if not values:
             raise ConfigError(f"the final reward has no value for task {point.task.id}; leave such tasks out")
-        return float(value)
-
-    def _scored(self, role: Role, sample: Sample, outcome: Outcome, final: float | None) -> Sample:
-        value, components = self._reward_of(outcome, role, final)
-        return replace(
-            sample,
-            outputs=outcome.outputs,
-            doc_ids=tuple([passage.doc_id for passage in outcome.ranking]),
-            scores=tuple([passage.score for passage in outcome.ranking]),
-            reward=value,
-            components=components,
-            failure=None,
-        )
-
-    def _reward_of(self, outcome: Outcome, role: Role, final: float | None) -> tuple[float, dict[str, float]]:
-        """The reward by the role's credit, and its parts."""
-        if not role.sampled:
-            return 0.0, {"sampled": 0.0}
-        names = _REPORTED if role.credit == "final" else self._rewards
-        values = {name: self._rewards[name](outcome) for name in names}
-        parts = {name: value for name, value in values.items() if value is not None}
-        if final is not None:
-            parts["final"] = final
-        if role.credit == "final":
-            return parts["final"], parts
-        step = parts.get(self._reward)
-        if step is None:
-            raise ConfigError(
-                f"sampling.reward: {self._reward} has no value for question {outcome.task.id}; name its relevant "
-                "documents, or use credit final"
-            )
-        if final is None:
-            return step, parts
-        weight = self._plan.final_weight
-        return weight * final + (1 - weight) * step, {**parts, "step": step}
+        return values
 
 
-def _key(outputs: Mapping[str, Any], completion: str | None) -> str:
+def _key(outputs: Mapping[str, Any], completion: str) -> str:
     return _encode(outputs) if outputs else f"unparsed {completion}"

@@ -17,10 +17,12 @@ from leret.config.base import RecipePath, free_keys, paths_in, with_paths
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run, program_digest
 from leret.core.stages import check_resumable, input_stamps
-from leret.core.types import Json, Task
+from leret.core.types import Json, Task, digest
 from leret.core.yaml import Key
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import has_corpus, load_corpus, load_tasks
+from leret.rewards import function_names
+from leret.rewards.functions import source_digest, source_of
 
 if TYPE_CHECKING:
     import dspy
@@ -146,6 +148,13 @@ class Environment:
         """Names the program's source, its arguments and its adapter."""
         return program_digest(self.recipe.program.model_dump(mode="json"))
 
+    @property
+    def reward_digest(self) -> str | None:
+        """Names the sources of the user's own rewards; None where there are none."""
+        names = [name for spec in self.recipe.sampling.rewards for name in function_names(spec)]
+        sources = {name: source_digest(name) for name in names}
+        return digest(sorted(sources.values(), key=str)) if sources else None
+
     def close(self) -> None:
         """Let go of what was opened; a retriever that waits for its server gives up."""
         close = getattr(self.__dict__.get("retriever"), "close", None)
@@ -199,11 +208,13 @@ def refuse_changed_files(run: Run, bench: Environment) -> None:
     before = run.manifest().get("sampling")
     if before is None:
         return
-    refuse_changes(run, bench.recipe, {"program": bench.program_digest, "corpus": bench.corpus.digest})
+    now = {"program": bench.program_digest, "corpus": bench.corpus.digest}
+    refuse_changes(run, bench.recipe, now | ({"reward": bench.reward_digest} if bench.reward_digest else {}))
     sampled = bench.questions(limit=before["data"]["limit"], part=before["data"].get("part"))
     refuse_changes(run, bench.recipe, {"questions": questions_digest(sampled)})
 
 
 def recipe_stamps(recipe: SamplingRecipe) -> Json:
     """Stamps of the files that a recipe names."""
-    return input_stamps(*(path for _, path, _ in paths_in(recipe)))
+    modules = (source_of(name) for spec in recipe.sampling.rewards for name in function_names(spec))
+    return input_stamps(*(path for _, path, _ in paths_in(recipe)), *modules)

@@ -88,8 +88,8 @@ def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) 
     except (LeretError, ValidationError) as error:
         report.notes.append(f"rewards are not computed again: {error}")
         return
-    if not hasattr(ranking, name.partition("@")[0]):
-        report.notes.append(f"rewards are not computed again: {name} needs more than a ranking")
+    if not (isinstance(name, str) and hasattr(ranking, name.partition("@")[0])):
+        report.notes.append("rewards are not computed again: sampling.reward needs more than a ranking")
         return
     sql = (  # the reward of a program's end is of no stored ranking
         "SELECT id, question_id, completion, outputs, doc_ids, scores, "

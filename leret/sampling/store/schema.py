@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any
+from typing import Any, NamedTuple
 
 from leret.core.errors import RunError
-from leret.core.types import Failure, Sample, State
+from leret.core.types import Failure, Sample, State, json_encoder
 
 STORE_SCHEMA = 2
 """Version of the tables, kept in ``PRAGMA user_version``."""
@@ -88,8 +88,7 @@ class SamplingParams:
     max_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class PathStep:
+class PathStep(NamedTuple):
     """One step on the path of a question.
 
     ``chosen`` is the sample that went on; ``outcome`` is ``next`` (the path goes on), ``finished`` (the program
@@ -142,6 +141,11 @@ def sample_row(sample: Sample, origin: SamplingParams) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+def reward_row(sample: Sample) -> tuple[Any, ...]:
+    """What an update of a sample's reward is made of: reward, components, id."""
+    return sample.reward, _dump(sample.components), sample.id
+
+
 def sample_of(row: sqlite3.Row) -> Sample:
     """Undoes `sample_row`."""
     kind = row["failure_kind"]
@@ -159,8 +163,7 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-# One encoder for all rows: json.dumps makes a new one at every call that does not take its defaults.
-_dump: Callable[[Mapping[str, Any] | Sequence[Any]], str] = json.JSONEncoder(separators=(",", ":")).encode
+_dump = json_encoder(separators=(",", ":"))
 
 
 def connect(path: Path, read_only: bool) -> sqlite3.Connection:

@@ -12,7 +12,6 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import astuple
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
@@ -30,6 +29,7 @@ from leret.sampling.store.schema import (
     connect,
     errors_of,
     read_uri,
+    reward_row,
     sample_of,
     sample_row,
     state_of,
@@ -46,6 +46,7 @@ _PUT = {
     "visits": "INSERT OR REPLACE INTO visits {}",
 }
 """How rows come in, those of a table before those that refer to it."""
+_REWARD_SQL = "UPDATE samples SET reward = ?, components = ? WHERE id = ? AND failure_kind IS NULL"
 _N_COLUMNS = {"states": 5, "samples": 23, "visits": 7}
 _DONE_SQL = (
     "SELECT question_id FROM visits WHERE policy_digest = ? AND outcome != 'next' EXCEPT "
@@ -64,6 +65,7 @@ class Store:
     def __init__(self, path: Path, read_only: bool = False) -> None:
         self.path = path
         self._pending: dict[str, list[tuple[Any, ...]]] = {table: [] for table in _PUT}
+        self._new_rewards: list[tuple[Any, ...]] = []
         self._last_flush = time.monotonic()
         with ExitStack() as opening:
             if not read_only:
@@ -82,20 +84,26 @@ class Store:
         if late or len(self._pending["samples"]) >= _FLUSH_ROWS:
             self.flush()
 
+    def put_rewards(self, samples: Iterable[Sample]) -> None:
+        """Replace reward and components of samples that have a reward, all of them together or none."""
+        self._new_rewards.extend(reward_row(sample) for sample in samples)
+
     def put_visit(self, visit: PathStep) -> None:
         """Keep where a question's path went."""
-        self._pending["visits"].append(astuple(visit))
+        self._pending["visits"].append(visit)
 
     def flush(self) -> None:
         """Commit what was put; a RunError (disk full, a row that breaks a rule) leaves what was committed before."""
         self._last_flush = time.monotonic()
-        if not any(self._pending.values()):
+        if not any(self._pending.values()) and not self._new_rewards:
             return
         with errors_of(self.path), self._database:
             self._database.execute("BEGIN")
             for table, rows in self._pending.items():
                 values = f"VALUES ({', '.join('?' * _N_COLUMNS[table])})"
                 self._database.executemany(_PUT[table].format(values), rows)
+            self._database.executemany(_REWARD_SQL, self._new_rewards)
+        self._new_rewards = []
         self._pending = {table: [] for table in _PUT}
 
     def merge(self, path: Path, question_ids: Iterable[str] | None = None) -> None:

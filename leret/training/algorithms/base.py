@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leret.config.training import LoraSettings, TrainingRecipe
-from leret.core.errors import MissingDependency
 from leret.core.runs import Run
 
 if TYPE_CHECKING:
@@ -50,10 +48,7 @@ class Algorithm:
 
 
 def trainer_arguments(recipe: TrainingRecipe, inputs: TrainerInputs) -> dict[str, Any]:
-    """A recipe as arguments of `transformers.TrainingArguments`; refuses reporters that are not installed."""
-    for package in recipe.report_to:
-        if find_spec(package) is None:
-            raise MissingDependency(package, package)
+    """A recipe as arguments of `transformers.TrainingArguments`; the trackers are `leret.training.callbacks`' own."""
     cpu = inputs.device == "cpu"
     same = (
         "num_train_epochs learning_rate lr_scheduler_type optim weight_decay per_device_train_batch_size "
@@ -73,11 +68,24 @@ def trainer_arguments(recipe: TrainingRecipe, inputs: TrainerInputs) -> dict[str
         "logging_strategy": "steps",
         "logging_first_step": True,
         "logging_nan_inf_filter": False,
-        "report_to": list(recipe.report_to),
+        "report_to": [],
         "disable_tqdm": True,
         "max_length": None,
         "remove_unused_columns": False,
     }
+
+
+def rows_dataset(rows: Mapping[str, list[Any]], directory: Path, arguments: Any) -> Any:
+    """The rows; on disk where several processes train: TRL shares the reference's values in a file beside them."""
+    from datasets import Dataset, load_from_disk
+
+    if arguments.world_size == 1:
+        return Dataset.from_dict(rows)
+    path = directory / "rows"
+    with arguments.main_process_first():
+        if arguments.process_index == 0:
+            Dataset.from_dict(rows).save_to_disk(path)
+        return load_from_disk(str(path))
 
 
 def new_adapter(settings: LoraSettings | None, model: Any) -> Any:

@@ -3,35 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from leret.config.training import TrainingRecipe
 from leret.core.runs import Run
-from leret.training.algorithms.base import Algorithm, TrainerInputs, completion_logps, new_adapter, trainer_arguments
+from leret.training.algorithms.base import (
+    Algorithm,
+    TrainerInputs,
+    completion_logps,
+    new_adapter,
+    rows_dataset,
+    trainer_arguments,
+)
 from leret.training.data import Encoded, TrainingExample, read_preferences
 
 if TYPE_CHECKING:
     import torch
 
 
-class DPORecipe(TrainingRecipe):
+Weight = Annotated[float, Field(gt=0)]
+
+
+class PairRecipe(TrainingRecipe):
+    """What the algorithms on pairs share."""
+
+    beta: float = Field(0.05, gt=0, description="strength of the tie to the initial policy")
+    reward_margin: float = Field(0.0, ge=0, description="nats that a pair must differ by for 1 of reward between them")
+
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """Weights by loss; the algorithm's own has 1 unless the recipe says otherwise."""
+        return {self.algorithm: 1.0, **getattr(self, "losses", {})}
+
+
+class DPORecipe(PairRecipe):
     """Direct preference optimization."""
 
     algorithm: Literal["dpo"] = "dpo"
-    beta: float = Field(0.05, gt=0, description="strength of the tie to the initial policy")
-    sft_weight: float = Field(0.0, ge=0, description="weight of an added likelihood of the chosen")
+    losses: dict[Literal["dpo", "sft"], Weight] = Field({}, description="weights; sft: likelihood of the chosen")
 
 
-class IPORecipe(TrainingRecipe):
-    """Identity preference optimization."""
+class IPORecipe(PairRecipe):
+    """Identity preference optimization: log-ratios of a pair are drawn to a difference of 1 / (2 beta)."""
 
     algorithm: Literal["ipo"] = "ipo"
-    beta: float = Field(0.05, gt=0, description="log-ratios of a pair are drawn to a difference of 1 / (2 beta)")
     reduction: Literal["sequence", "token"] = Field("sequence", description="sum (the paper) or mean of log-probs")
-    sft_weight: float = Field(0.0, ge=0, description="weight of an added likelihood of the chosen")
+    losses: dict[Literal["ipo", "dpo", "sft"], Weight] = Field({}, description="weights; sft: likelihood of the chosen")
 
 
 def ipo_loss(
@@ -85,14 +104,18 @@ class PairCollator:
     position 0 has no prediction. With ``1 - n_tokens`` there the mask sums to 1, and TRL's loss is the one on sums,
     with its metrics unchanged; `leret.training.checks.check_loss` compares the two before every training.
 
+    A reward margin is added to the reference's log-probability of the chosen, which every loss subtracts: of DPO this
+    is the offset of arXiv 2402.10571. TRL's logged rewards and accuracies are less the margin then.
+
     Args:
         pad: id of the padding token.
+        margin: nats for a difference of 1 between a pair's rewards.
         sequence: make TRL's IPO the one on sums; leave its average over tokens otherwise.
         packed: for a model that `share_prompts` has prepared.
     """
 
-    def __init__(self, pad: int, *, sequence: bool, packed: bool = False) -> None:
-        self.pad, self.sequence, self.packed = pad, sequence, packed
+    def __init__(self, pad: int, *, sequence: bool, packed: bool = False, margin: float = 0.0) -> None:
+        self.pad, self.sequence, self.packed, self.margin = pad, sequence, packed, margin
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """A batch of ``2 * len(rows)`` sequences, the chosen ones first."""
@@ -105,13 +128,15 @@ class PairCollator:
         if self.sequence:
             mask = batch["completion_mask"]
             mask[:, 0] = 1 - mask.sum(dim=1)
-        reference = [name for name in ("ref_chosen_logps", "ref_rejected_logps") if name in rows[0]]
-        return batch | {name: torch.tensor([row[name] for row in rows]) for name in reference}
+        if "ref_chosen_logps" in rows[0]:
+            batch["ref_chosen_logps"] = torch.tensor([r["ref_chosen_logps"] + self.margin * r["gain"] for r in rows])
+            batch["ref_rejected_logps"] = torch.tensor([r["ref_rejected_logps"] for r in rows])
+        return batch
 
 
-def read_examples(recipe: TrainingRecipe, run: Run) -> list[TrainingExample]:
+def read_examples(recipe: PairRecipe, run: Run) -> list[TrainingExample]:
     """The run's preferences."""
-    return read_preferences(run.preferences)
+    return read_preferences(run.preferences, recipe.predictors)
 
 
 def make_trainer(recipe: DPORecipe | IPORecipe, inputs: TrainerInputs) -> Any:
@@ -120,14 +145,11 @@ def make_trainer(recipe: DPORecipe | IPORecipe, inputs: TrainerInputs) -> Any:
 
     from leret.training.packing import share_prompts
 
-    losses = {"ipo" if recipe.algorithm == "ipo" else "sigmoid": 1.0}
-    if recipe.sft_weight:
-        losses["sft"] = recipe.sft_weight
     arguments = DPOConfig(
         **trainer_arguments(recipe, inputs),
         beta=recipe.beta,
-        loss_type=list(losses),
-        loss_weights=list(losses.values()),
+        loss_type=[_TRL_NAMES[name] for name in recipe.loss_weights],
+        loss_weights=list(recipe.loss_weights.values()),
         precompute_ref_log_probs=True,
     )
     packed = inputs.device == "cpu" and share_prompts(inputs.model)
@@ -135,11 +157,16 @@ def make_trainer(recipe: DPORecipe | IPORecipe, inputs: TrainerInputs) -> Any:
     return DPOTrainer(
         model=inputs.model,
         args=arguments,
-        data_collator=PairCollator(inputs.tokenizer.pad_token_id, sequence=sequence, packed=packed),
-        train_dataset=_dataset(inputs.examples, inputs.directory, arguments),
+        data_collator=PairCollator(
+            inputs.tokenizer.pad_token_id, sequence=sequence, packed=packed, margin=recipe.reward_margin
+        ),
+        train_dataset=rows_dataset(preference_rows(inputs.examples), inputs.directory, arguments),
         processing_class=inputs.tokenizer,
         peft_config=new_adapter(recipe.lora, inputs.model),
     )
+
+
+_TRL_NAMES = {"dpo": "sigmoid", "ipo": "ipo", "sft": "sft"}
 
 
 def preference_rows(examples: Sequence[Encoded]) -> dict[str, list[Any]]:
@@ -152,42 +179,33 @@ def preference_rows(examples: Sequence[Encoded]) -> dict[str, list[Any]]:
         "prompt_tokens": [example.prompt for example in examples],
         "chosen_tokens": [example.completions[0] for example in examples],
         "rejected_tokens": [example.completions[1] for example in examples],
+        "gain": [example.scores[0] - example.scores[1] if example.scores else 0.0 for example in examples],
     }
 
 
-def _dataset(examples: Sequence[Encoded], directory: Path, arguments: Any) -> Any:
-    """The rows; on disk where several processes train: TRL shares the reference's values in a file beside them."""
-    from datasets import Dataset, load_from_disk
-
-    if arguments.world_size == 1:
-        return Dataset.from_dict(preference_rows(examples))
-    path = directory / "pairs"
-    with arguments.main_process_first():
-        if arguments.process_index == 0:
-            Dataset.from_dict(preference_rows(examples)).save_to_disk(path)
-        return load_from_disk(str(path))
-
-
 def oracle_loss(recipe: DPORecipe | IPORecipe, model: Any, rows: Sequence[Mapping[str, Any]]) -> float:
-    """The recipe's loss on sums, or on means over tokens where the recipe says so."""
+    """The recipe's losses on sums of log-probabilities; IPO on means over tokens where the recipe says so."""
     import torch
 
+    device = next(model.parameters()).device
     by_side = [
         [completion_logps(model, row["prompt_tokens"], row[f"{side}_tokens"]) for row in rows] for side in _SIDES
     ]
     chosen, rejected = (torch.stack([logps.sum() for logps in side]) for side in by_side)
     ref_chosen, ref_rejected = (
-        torch.tensor([row[f"ref_{side}_logps"] for row in rows], device=chosen.device) for side in _SIDES
+        torch.tensor([row[f"ref_{side}_logps"] for row in rows], device=device) for side in _SIDES
     )
-    n_chosen, n_rejected = (torch.tensor([len(logps) for logps in side], device=chosen.device) for side in by_side)
-    if isinstance(recipe, DPORecipe):
-        losses = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, recipe.beta)
-    elif recipe.reduction == "sequence":
-        losses = ipo_loss(chosen, rejected, ref_chosen, ref_rejected, recipe.beta)
-    else:
-        means = (chosen / n_chosen, rejected / n_rejected, ref_chosen / n_chosen, ref_rejected / n_rejected)
-        losses = ipo_loss(*means, recipe.beta)
-    return float(losses.mean() - recipe.sft_weight * chosen.sum() / n_chosen.sum())
+    ref_chosen = ref_chosen + recipe.reward_margin * torch.tensor([row["gain"] for row in rows], device=device)
+    n_chosen, n_rejected = (torch.tensor([len(logps) for logps in side], device=device) for side in by_side)
+    sums = chosen, rejected, ref_chosen, ref_rejected
+    means = chosen / n_chosen, rejected / n_rejected, ref_chosen / n_chosen, ref_rejected / n_rejected
+    by_token = isinstance(recipe, IPORecipe) and recipe.reduction == "token"
+    losses = {
+        "dpo": lambda: dpo_loss(*sums, recipe.beta).mean(),
+        "ipo": lambda: ipo_loss(*(means if by_token else sums), recipe.beta).mean(),
+        "sft": lambda: -chosen.sum() / n_chosen.sum(),
+    }
+    return float(sum(weight * losses[name]() for name, weight in recipe.loss_weights.items()))
 
 
 _SIDES = ("chosen", "rejected")
@@ -196,12 +214,15 @@ _SIDES = ("chosen", "rejected")
 def describe(recipe: DPORecipe | IPORecipe) -> str:
     """For the model card."""
     if isinstance(recipe, DPORecipe):
-        return f"direct preference optimization (arXiv 2305.18290), beta {recipe.beta}"
-    how = "summed over" if recipe.reduction == "sequence" else "averaged over"
-    return (
-        "identity preference optimization (arXiv 2310.12036) on log-probabilities "
-        f"{how} a completion's tokens, beta {recipe.beta}"
-    )
+        text = f"direct preference optimization (arXiv 2305.18290), beta {recipe.beta}"
+    else:
+        how = "summed over" if recipe.reduction == "sequence" else "averaged over"
+        text = (
+            "identity preference optimization (arXiv 2310.12036) on log-probabilities "
+            f"{how} a completion's tokens, beta {recipe.beta}"
+        )
+    mixture = ", ".join(f"{weight:g} {name}" for name, weight in recipe.loss_weights.items())
+    return f"{text}, with losses {mixture}" if recipe.losses else text
 
 
 DPO = Algorithm(DPORecipe, read_examples, make_trainer, oracle_loss, describe)

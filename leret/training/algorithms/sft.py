@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on the best completions: LeReT's context distillation, through TRL's SFTTrainer."""
+"""Supervised fine-tuning on the best completions (LeReT's context distillation) or on answers, by TRL's SFTTrainer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pydantic import Field, PositiveInt
 from leret.config.training import TrainingRecipe
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
+from leret.sampling.preferences.dataset import state_targets
 from leret.training.algorithms.base import Algorithm, TrainerInputs, completion_logps, new_adapter, trainer_arguments
-from leret.training.data import Encoded, TrainingExample
+from leret.training.data import Encoded, TrainingExample, finished_states, plain
 
 IGNORED = -100
 """The label of a token that has no loss, as torch and transformers have it."""
@@ -21,36 +22,66 @@ class SFTRecipe(TrainingRecipe):
     """Supervised fine-tuning."""
 
     algorithm: Literal["sft"] = "sft"
-    targets: Literal["best", "random"] = Field("best", description="the best sample of a state, or any (control)")
+    targets: Literal["best", "random", "answer"] = Field(
+        "best", description="the best sample of a state, any (a control), or the reference answer of the task"
+    )
+    field: str = Field("answer", description="of targets answer: the predictor's only output field")
     require_spread: bool = Field(True, description="only states whose samples differ in reward")
     max_targets: PositiveInt = Field(1, description="completions a state at most")
 
     @property
     def is_control(self) -> bool:
         """Steps of another policy, or targets that ignore the reward."""
-        return self.match_steps_of is not None or self.targets != "best"
+        return self.match_steps_of is not None or self.targets == "random"
 
 
 def read_examples(recipe: SFTRecipe, run: Run) -> list[TrainingExample]:
     """The targets of the run's states under the zero-shot prompt."""
-    from leret.sampling.preferences.dataset import sft_targets
-    from leret.sampling.store.store import Store
-
-    with Store(run.store, read_only=True) as store:
-        targets = sft_targets(
-            store,
-            which=recipe.targets,
-            require_spread=recipe.require_spread,
-            max_targets=recipe.max_targets,
-            seed=recipe.seed,
-            policy_digest=run.manifest().get("digests", {}).get("policy"),
-        )
-    if not targets:
+    if recipe.targets == "answer":
+        return reference_answers(recipe, run)
+    how = (recipe.targets, recipe.require_spread, recipe.max_targets, recipe.seed)
+    examples = [
+        TrainingExample(group.state.question_id, plain(group.state.messages), (str(target.completion),))
+        for group in finished_states(run, recipe.predictors)
+        for target in state_targets(group, *how)
+    ]
+    if not examples:
         raise TrainingError(
             "the run has no target for SFT: no state whose samples differ in reward. Sample more questions, more "
             "prompts or samples a state, or set require_spread: false to train on every state"
         )
-    return [TrainingExample(row["question_id"], tuple(row["prompt"]), (row["completion"],)) for row in targets]
+    return examples
+
+
+def reference_answers(recipe: SFTRecipe, run: Run) -> list[TrainingExample]:
+    """The first reference answer of each task, at the states of the predictors that write ``field`` and nothing else.
+
+    They need not have been sampled: a predictor that got one completion a state, without a reward, is trained as well.
+    """
+    from leret.sampling.rollouts.environment import Environment
+    from leret.sampling.store.store import Store
+
+    with Environment.open(run) as bench, Store(run.store, read_only=True) as store:
+        answers = {task.id: task.answers[0] for task in bench.questions(check=False) if task.answers}
+        fields = {name: list(bench.formatter.signature(name).output_fields) for name in bench.replay.predictors}
+        writers = {name for name in recipe.predictors or fields if fields.get(name) == [recipe.field]}
+        examples = [
+            TrainingExample(
+                group.state.question_id,
+                plain(group.state.messages),
+                (bench.formatter.completion(group.state.predictor, {recipe.field: answers[group.state.question_id]}),),
+            )
+            for group in store.groups(run.manifest().get("digests", {}).get("policy"))
+            if group.state.predictor in writers and group.state.question_id in answers
+        ]
+    if not examples:
+        written = "; ".join(f"{name} writes {', '.join(names)}" for name, names in fields.items())
+        raise TrainingError(
+            f"targets: answer needs states of a predictor that writes {recipe.field} alone ({written}), of questions "
+            f"with reference answers ({len(answers)} have one); name its output in `field`, or take targets: best, "
+            "which imitates whole completions"
+        )
+    return examples
 
 
 class TargetCollator:
@@ -111,7 +142,8 @@ def _sequence(row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
 
 def describe(recipe: SFTRecipe) -> str:
     """For the model card."""
-    return "supervised fine-tuning on the best completions a state (context distillation)"
+    what = "reference answers" if recipe.targets == "answer" else f"the {recipe.targets} completions of a state"
+    return f"supervised fine-tuning on {what}"
 
 
 SFT = Algorithm(SFTRecipe, read_examples, make_trainer, oracle_loss, describe)

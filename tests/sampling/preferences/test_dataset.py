@@ -5,7 +5,7 @@ import pytest
 
 from leret.core.errors import RunError
 from leret.core.runs import Run
-from leret.sampling.preferences.dataset import build_preferences, sft_targets
+from leret.sampling.preferences.dataset import build_preferences, state_targets
 from leret.sampling.preferences.pairs import distinct, make_pairs
 from leret.sampling.store.schema import PathStep, SamplingParams
 from leret.sampling.store.store import Store
@@ -90,23 +90,26 @@ def test_a_run_without_samples_is_refused(tmp_path):
     assert not (run.preferences / "train.parquet").exists()
 
 
+def targets(store, *how, policy=None, **settings):
+    return [target for group in store.finished(policy) for target in state_targets(group, *how, **settings)]
+
+
 def test_best_targets_are_of_the_highest_level_of_states_with_spread(store):
-    targets = sft_targets(store)
-    assert [(t["completion"], t["reward"], t["state_id"]) for t in targets] == [("c", 1.0, "q1-0"), ("y", 0.75, "q1-1")]
-    assert len(sft_targets(store, require_spread=False)) == 3
-    assert sft_targets(store, policy_digest="Q") == []
+    assert [(t.completion, t.reward, t.state_id) for t in targets(store)] == [("c", 1.0, "q1-0"), ("y", 0.75, "q1-1")]
+    assert len(targets(store, require_spread=False)) == 3
+    assert targets(store, policy="Q") == []
 
 
 def test_targets_are_of_finished_questions_alone(store):
     store.put_visit(PathStep("q1", 0, "P", "q1-0", None, "q1-0-0", "next"))
     store.put_visit(PathStep("q1", 1, "P", "q1-1", "q1-0-0", "q1-1-0", "next"))
-    assert {target["question_id"] for target in sft_targets(store, require_spread=False)} == {"q2"}
+    assert {target.question_id for target in targets(store, require_spread=False)} == {"q2"}
 
 
 def test_random_targets_come_from_any_level_as_often_as_sampled_and_differ(store):
-    drawn, again = ([sft_targets(store, "random", seed=seed)[0]["completion"] for seed in range(200)] for _ in range(2))
+    drawn, again = ([targets(store, "random", seed=seed)[0].completion for seed in range(200)] for _ in range(2))
     assert drawn == again
     # four scored samples at the first state: a, b, a, c
     assert {text: round(drawn.count(text) / 50) for text in "abc"} == {"a": 2, "b": 1, "c": 1}
-    several = sft_targets(store, "random", max_targets=5)
-    assert sorted(target["completion"] for target in several if target["state_id"] == "q1-0") == ["a", "b", "c"]
+    several = targets(store, "random", max_targets=5)
+    assert sorted(target.completion for target in several if target.state_id == "q1-0") == ["a", "b", "c"]

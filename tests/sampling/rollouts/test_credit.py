@@ -15,7 +15,7 @@ from leret.programs import Found, Search
 from leret.programs.adapters import CompactAdapter
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.retrieval.batching import SearchBatcher
-from leret.sampling.preferences.dataset import sft_targets
+from leret.sampling.preferences.dataset import state_targets
 from leret.sampling.rollouts.branching import Role, SamplingPlan
 from leret.sampling.rollouts.selection import select_next
 from leret.sampling.stage import sample_tasks
@@ -131,7 +131,8 @@ def test_nothing_is_learnt_from_a_predictor_that_is_not_sampled(tmp_path):
     with Store(tmp_path / "db", read_only=True) as store:
         assert {group.state.predictor for group in store.finished()} == {"write"}
         writes = {group.state.id for group in groups_of(tmp_path / "db", "write")}
-        assert {row["state_id"] for row in sft_targets(store, "random", require_spread=False)} <= writes
+        found = [target for group in store.finished() for target in state_targets(group, require_spread=False)]
+        assert {target.state_id for target in found} <= writes
 
 
 def test_what_forward_makes_itself_is_completed_and_not_sampled(tmp_path):

@@ -2,7 +2,6 @@
 
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -32,13 +31,13 @@ VISIT = PathStep("q1", 0, "P", "s1", None, "a", "next")
         (made("x", index=1, prompt=None), "NOT NULL"),
         (made("x", index=1, step="first"), "cannot store TEXT value in INTEGER"),
         (made("x", index=0), "UNIQUE"),
-        (replace(VISIT, state_id="s2"), "FOREIGN KEY"),
-        (replace(VISIT, chosen="b"), "FOREIGN KEY"),
-        (replace(VISIT, step=1, parent="b"), "FOREIGN KEY"),
-        (replace(VISIT, outcome="bored"), "an outcome is known"),
-        (replace(VISIT, chosen=None), "a path goes on by a sample"),
-        (replace(VISIT, outcome="solved"), "a path goes on by a sample"),
-        (replace(VISIT, parent="a"), "the first step alone has no parent"),
+        (VISIT._replace(state_id="s2"), "FOREIGN KEY"),
+        (VISIT._replace(chosen="b"), "FOREIGN KEY"),
+        (VISIT._replace(step=1, parent="b"), "FOREIGN KEY"),
+        (VISIT._replace(outcome="bored"), "an outcome is known"),
+        (VISIT._replace(chosen=None), "a path goes on by a sample"),
+        (VISIT._replace(outcome="solved"), "a path goes on by a sample"),
+        (VISIT._replace(parent="a"), "the first step alone has no parent"),
     ],
 )
 def test_a_row_that_breaks_a_rule_is_refused(store, row, rule):

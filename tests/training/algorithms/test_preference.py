@@ -1,6 +1,5 @@
 """TRL's trainer, as it is built here, against the losses written out."""
 
-import copy
 import math
 
 import pytest
@@ -9,12 +8,12 @@ from transformers import AutoModelForCausalLM
 
 from leret.training.algorithms.preference import DPORecipe, IPORecipe, PairCollator, dpo_loss, ipo_loss
 from leret.training.data import Encoded
-from tests.training.training_runs import trainer_of
+from tests.training.training_runs import logp, moved, trainer_of
 
 PAIRS = [
-    Encoded([3, 40, 41, 42, 4], ([50, 51, 52, 53, 5], [60, 5])),
-    Encoded([3, 43, 4], ([54, 5], [61, 62, 63, 5])),
-    Encoded([3, 44, 45, 46, 47, 48, 4], ([55, 56, 5], [64, 65, 5])),
+    Encoded([3, 40, 41, 42, 4], ([50, 51, 52, 53, 5], [60, 5]), (1.0, 0.0)),
+    Encoded([3, 43, 4], ([54, 5], [61, 62, 63, 5]), (4.5, -3.5)),
+    Encoded([3, 44, 45, 46, 47, 48, 4], ([55, 56, 5], [64, 65, 5]), (0.5, 0.25)),
 ]
 
 
@@ -25,13 +24,7 @@ def reference(base):
 
 @pytest.fixture
 def policy(reference):
-    """The reference with all weights moved."""
-    other = copy.deepcopy(reference)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
-    return other
+    return moved(reference)
 
 
 @pytest.fixture
@@ -48,13 +41,6 @@ def trl(base, policy, tmp_path):
         return float(loss.detach()), [parameter.grad.clone() for parameter in trainer.model.parameters()]
 
     return loss_and_gradients
-
-
-def logp(model, prompt, completion):
-    """Sum of log-probabilities of a completion, one sequence at a time, in float64."""
-    logits = model(input_ids=torch.tensor([prompt + completion])).logits[0].double()
-    logps = torch.log_softmax(logits, dim=-1)
-    return sum(logps[len(prompt) - 1 + i, token] for i, token in enumerate(completion))
 
 
 def columns(policy, reference, divide=False):
@@ -80,15 +66,25 @@ def test_ipo_of_trl_with_moved_weights_is_the_loss_written_out(policy, reference
 
 
 def test_dpo_of_trl_with_moved_weights_is_the_loss_on_sums(policy, reference, trl):
-    expected = float(dpo_loss(*columns(policy, reference), beta=0.1).mean())
+    expected = float(dpo_loss(*columns(policy, reference), beta=0.1).mean().detach())
     assert trl(DPORecipe(beta=0.1))[0] == pytest.approx(expected, rel=1e-5)
 
 
-def test_sft_weight_adds_the_mean_likelihood_of_the_chosen_tokens(policy, trl):
+def test_a_mixture_is_the_weighted_sum_of_its_losses(policy, reference, trl):
     n_tokens = sum(len(pair.completions[0]) for pair in PAIRS)
-    total = sum(float(logp(policy, pair.prompt, pair.completions[0])) for pair in PAIRS)
-    added = trl(IPORecipe(sft_weight=0.5))[0] - trl(IPORecipe())[0]
-    assert added == pytest.approx(-0.5 * total / n_tokens, rel=1e-3)
+    likelihood = sum(float(logp(policy, pair.prompt, pair.completions[0])) for pair in PAIRS) / n_tokens
+    sums = columns(policy, reference)
+    expected = 0.5 * ipo_loss(*sums, beta=0.1).mean() + 2 * dpo_loss(*sums, beta=0.1).mean() - 0.3 * likelihood
+    found, _ = trl(IPORecipe(beta=0.1, losses={"ipo": 0.5, "dpo": 2.0, "sft": 0.3}))
+    assert found == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize(("recipe", "loss"), [(IPORecipe, ipo_loss), (DPORecipe, dpo_loss)])
+def test_a_reward_margin_widens_what_a_pair_is_held_to(policy, reference, trl, recipe, loss):
+    chosen, rejected, ref_chosen, ref_rejected = columns(policy, reference)
+    wider = ref_chosen + 3.0 * torch.tensor([pair.scores[0] - pair.scores[1] for pair in PAIRS])
+    expected = loss(chosen, rejected, wider, ref_rejected, beta=0.05).mean()
+    assert trl(recipe(beta=0.05, reward_margin=3.0))[0] == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
 def test_ipo_of_two_pairs_by_hand():

@@ -1,0 +1,131 @@
+"""A training by leret against a bare TRL script with the same settings, by turns.
+
+    python benchmarks/training_speed.py --out runs/bench/training-speed --turns 3 --steps 40
+
+Both begin with the same targets or pairs in memory, and end with a policy on disk: load, encode, reference, train,
+save. What leret does besides, its checks, counts for it. The bare script has TRL read the conversations and pad its
+batches; `leret-unpacked` is leret with such batches. The policy is the demo's, on one CPU thread. Prints Markdown.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ALGORITHMS = ("sft", "dpo")
+SETTINGS = {"learning_rate": 3e-4, "per_device_train_batch_size": 16, "logging_steps": 5, "seed": 0}
+
+
+def sampled(path, n):
+    from leret.config.load import load_recipe
+    from leret.config.sampling import SamplingRecipe
+    from leret.core.runs import Run
+    from leret.sampling.stage import sample
+
+    run = Run.create(path)
+    sample(load_recipe("sampling/demo.yaml", SamplingRecipe, [f"data.limit={n}"]), run)
+    return run
+
+
+def by_leret(run, algorithm, out, steps, packing):
+    from leret.training import packing as module
+    from leret.training.algorithms import ALGORITHMS as TABLE
+    from leret.training.stage import train
+
+    if not packing:
+        module.share_prompts = lambda model: False
+    name = f"{algorithm}-{out.name}"
+    recipe = TABLE[algorithm].settings(name=name, max_steps=steps, max_length=512, save_steps=10**6, **SETTINGS)
+    began, cpu = time.perf_counter(), time.process_time()
+    report = train(recipe, run)
+    return time.perf_counter() - began, time.process_time() - cpu, report.loss_last
+
+
+def by_trl(run, algorithm, out, steps):
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+
+    from leret.core.bundled import demo_policy
+    from leret.training.algorithms import ALGORITHMS as TABLE
+
+    torch.set_num_threads(1)
+    examples = TABLE[algorithm].read_examples(TABLE[algorithm].settings(), run)
+    began, cpu = time.perf_counter(), time.process_time()
+    names = ("completion",) if algorithm == "sft" else ("chosen", "rejected")
+    rows = [
+        {"prompt": list(one.prompt)}
+        | {name: [{"role": "assistant", "content": text}] for name, text in zip(names, one.completions, strict=True)}
+        for one in examples
+    ]
+    same = SETTINGS | {
+        "output_dir": str(out), "max_steps": steps, "max_length": 512, "use_cpu": True, "bf16": False,
+        "gradient_checkpointing": False, "save_strategy": "no", "report_to": [], "disable_tqdm": True,
+        "dataloader_pin_memory": False, "lr_scheduler_type": "linear", "optim": "adamw_torch_fused",
+    }  # fmt: skip
+    model, tokenizer = (kind.from_pretrained(demo_policy()) for kind in (AutoModelForCausalLM, AutoTokenizer))
+    if algorithm == "sft":
+        arguments = SFTConfig(**same, completion_only_loss=True)
+        trainer = SFTTrainer(model, args=arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+    else:
+        arguments = DPOConfig(**same, beta=0.05, precompute_ref_log_probs=True)
+        trainer = DPOTrainer(model, args=arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+    trainer.train()
+    trainer.save_model(str(out))
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return time.perf_counter() - began, time.process_time() - cpu, losses[-1]
+
+
+def one(side, algorithm, out, turn, steps):
+    from leret.core.runs import Run
+
+    run, place = Run(out / "run"), out / f"{side}-{turn}"
+    found = (
+        by_trl(run, algorithm, place, steps)
+        if side == "trl"
+        else by_leret(run, algorithm, place, steps, side == "leret")
+    )
+    print(json.dumps(found))
+
+
+def measured(*arguments):
+    command = [sys.executable, __file__, *map(str, arguments)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--questions", type=int, default=150)
+    parser.add_argument("--one", nargs=3, metavar=("SIDE", "ALGORITHM", "TURN"))
+    given = parser.parse_args()
+    if given.one:
+        return one(given.one[0], given.one[1], given.out, given.one[2], given.steps)
+    sampled(given.out / "run", given.questions)
+    sides = ("trl", "leret", "leret-unpacked")
+    figures = {(side, algorithm): [] for algorithm in ALGORITHMS for side in sides}
+    for turn in range(given.turns):
+        for algorithm in ALGORITHMS:
+            for side in sides if turn % 2 else reversed(sides):
+                arguments = ("--out", given.out, "--steps", given.steps, "--one", side, algorithm, turn)
+                figures[side, algorithm].append(measured(*arguments))
+    print("| training | by | CPU-seconds, median (range) | seconds | last loss | throughput against TRL |")
+    print("|---|---|---|---|---|---|")
+    for (side, algorithm), turns in figures.items():
+        wall, cpu, losses = zip(*turns, strict=True)
+        base = statistics.median(figure[1] for figure in figures["trl", algorithm])
+        span = f"{statistics.median(cpu):.1f} ({min(cpu):.1f}-{max(cpu):.1f})"
+        ratio = base / statistics.median(cpu)
+        print(f"| {algorithm} | {side} | {span} | {statistics.median(wall):.1f} | {losses[0]:.4f} | {ratio:.2f} |")
+    return None
+
+
+if __name__ == "__main__":
+    main()

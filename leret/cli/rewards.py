@@ -1,0 +1,105 @@
+"""``leret rewards`` and ``leret rescore``."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from leret.cli import console
+from leret.cli.console import AsJson, RunOption
+
+if TYPE_CHECKING:
+    from leret.config.sampling import RewardSettings
+
+app = typer.Typer(help="What samples can be scored by.", no_args_is_help=True)
+
+
+@app.command("list", epilog="Example: leret rewards list")
+def listing(as_json: AsJson = False) -> None:
+    """List the rewards and the mixers that a recipe can name."""
+    from leret.rewards import REWARDS
+    from leret.rewards.combine import MIXERS
+
+    rows = []
+    for name, function in REWARDS.items():
+        settings = list(inspect.signature(function).parameters)[1:]
+        rows.append((f"{name}, {name}@k" if "k" in settings else name, ", ".join(s for s in settings if s != "k")))
+    console.table(("reward", "settings"), rows, values={"rewards": list(REWARDS), "mixers": list(MIXERS)})
+    console.say(f"mixers: {', '.join(MIXERS)}; your own: FILE.py:function or module:function")
+
+
+@app.command("test", epilog="Example: leret rewards test rewards.py:score")
+def prove_rewards(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME|RECIPE]", help="A reward, or a recipe; all built-in ones without it.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Prove that a reward is at its maximum on an outcome where everything is right, and lower where nothing is."""
+    from leret.core.errors import ConfigError
+    from leret.rewards import REWARDS, Scoring, scoring
+    from leret.rewards.proof import prove
+
+    if name is None:
+        todo = {each: scoring(each) for each in REWARDS if each != "similarity"}  # which requires a model
+    elif name.endswith((".yaml", ".yml")):
+        todo = {}
+        for spec in _of_recipe(name):
+            whole = scoring(spec, "sampling.reward")
+            todo |= {part: Scoring({part: function}, (1.0,)) for part, function in whole.parts.items()}
+            todo |= {" + ".join(whole.parts): whole}
+    else:
+        todo = {name: scoring(name)}
+    proofs = [prove(each, found) for each, found in todo.items()]
+    rows = [(p.name, *("none" if v is None else f"{v:.4g}" for v in (p.gold, p.worst))) for p in proofs]
+    console.table(("reward", "gold", "worst"), rows, values={"rewards": [vars(p) for p in proofs]})
+    if faults := [f"{proof.name}: {fault}" for proof in proofs for fault in proof.faults]:
+        raise ConfigError(faults)
+    console.done("each is at its maximum on the gold outcome")
+
+
+def rescore(
+    run: RunOption,
+    reward: Annotated[
+        str | None,
+        typer.Option(help="A name, FILE.py:function, {parts: ...} as YAML, or a recipe's file; else the run's own."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a run's samples new rewards without an LM call, and make its pairs again."""
+    from leret.core.progress import shown
+    from leret.core.runs import Run
+    from leret.sampling.rescore import rescore as stage
+
+    with shown() as progress:
+        report = stage(Run.open(run), None if reward is None else _spec(reward), progress=progress)
+    console.done(f"{report.changed:,} of {report.samples:,} samples have another reward")
+    console.facts(report)
+
+
+def _of_recipe(path: str) -> tuple[str | RewardSettings, ...]:
+    from leret.config.load import load_recipe
+    from leret.config.sampling import SamplingRecipe
+
+    return load_recipe(path, SamplingRecipe, check=console.known_names()).sampling.rewards
+
+
+def _spec(text: str) -> str | RewardSettings:
+    """What ``--reward`` names."""
+    from pydantic import ValidationError
+
+    from leret.config.sampling import RewardSettings
+    from leret.core.errors import ConfigError
+    from leret.core.yaml import parse
+
+    if text.endswith((".yaml", ".yml")):
+        return _of_recipe(text)[0]
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        return RewardSettings.model_validate(parse(text, "--reward").value)
+    except ValidationError as error:
+        faults = [f"--reward {'.'.join(map(str, one['loc']))}: {one['msg'].lower()}" for one in error.errors()]
+        raise ConfigError(faults) from error

@@ -1,0 +1,181 @@
+"""What a program's answer is worth against the reference answers of its task. Higher is better; each is at most 1.
+
+The answer is the prediction's field ``answer``, or the one that a recipe names as ``field``, or its only text. Of
+several references the best counts. None where the task has no reference answer, or the program goes on; a program that
+ended without an answer is worth 0.
+
+`em` and `f1` normalise as the official scripts of SQuAD, HotpotQA, MuSiQue and 2WikiMultihopQA do: lower case, no
+punctuation, no articles, single spaces.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+from leret.core.errors import ConfigError, import_optional
+from leret.core.types import Outcome
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_YES_NO = {"yes", "no", "noanswer"}
+
+
+def normalised(text: str) -> str:
+    """An answer as the official scripts compare it.
+
+    >>> normalised("The  Beatles!")
+    'beatles'
+
+    Source: SQuAD 1.1's evaluation script; those of HotpotQA, MuSiQue and 2WikiMultihopQA do the same.
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(answer: str, reference: str) -> float:
+    """1 where two answers are equal once normalised, else 0."""
+    return float(normalised(answer) == normalised(reference))
+
+
+def token_f1(answer: str, reference: str, yes_no: bool = True) -> float:
+    """Harmonic mean of precision and recall of the answer's words, each as often as it stands in both.
+
+    >>> round(token_f1("the film Ed Wood", "Ed Wood"), 2)
+    0.8
+
+    ``yes_no``: an answer or a reference that is yes, no or noanswer counts whole or not at all, as in the scripts of
+    HotpotQA and 2WikiMultihopQA; SQuAD and MuSiQue have no such rule. Where one is empty, both have to be (SQuAD 2.0,
+    MuSiQue).
+    """
+    one, other = normalised(answer), normalised(reference)
+    if one == other:
+        return 1.0
+    if not one or not other or (yes_no and not _YES_NO.isdisjoint((one, other))):
+        return 0.0
+    words, wanted = one.split(), other.split()
+    n_common = (Counter(words) & Counter(wanted)).total()
+    return 2 * n_common / (len(words) + len(wanted))
+
+
+def answer_of(outcome: Outcome, field: str | None = None) -> str | None:
+    """The text that the program answered; None where it goes on, empty where it ended without one."""
+    prediction: Any = outcome.prediction
+    if prediction is None or isinstance(prediction, str):
+        return prediction
+    values = dict(prediction.items()) if hasattr(prediction, "items") else vars(prediction)
+    texts = [value for value in values.values() if isinstance(value, str)]
+    only = texts[0] if field is None and len(texts) == 1 else ""
+    return str(values.get(field or "answer", only))
+
+
+def em(outcome: Outcome, field: str | None = None) -> float | None:
+    """`exact_match` of the answer with the best of the references."""
+    return _best(outcome, field, exact_match)
+
+
+def f1(outcome: Outcome, field: str | None = None, yes_no: bool = True) -> float | None:
+    """`token_f1` of the answer with the best of the references."""
+    return _best(outcome, field, partial(token_f1, yes_no=yes_no))
+
+
+def babi_em(outcome: Outcome, field: str | None = None) -> float | None:
+    """1 where the words of answer and reference are equal, in their order: bAbI joins a list's items by commas."""
+    return _best(outcome, field, lambda answer, reference: float(_words(answer) == _words(reference)))
+
+
+def rouge(kind: str) -> Callable[..., float | None]:
+    """ROUGE's F measure (``rouge1``, ``rouge2``, ``rougeL``) by Google's rouge-score; ``stem``: of stems of words."""
+
+    def value(outcome: Outcome, field: str | None = None, stem: bool = False) -> float | None:
+        return _best(outcome, field, lambda a, r: float(_rouge_scorer(kind, stem).score(r, a)[kind].fmeasure))
+
+    return value
+
+
+def bleu(outcome: Outcome, field: str | None = None) -> float | None:
+    """Sentence BLEU by sacrebleu, against all references at once, with its smoothing; in [0, 1]."""
+    answer, references = answer_of(outcome, field), outcome.task.answers
+    if answer is None or not references:
+        return None
+    score = import_optional("sacrebleu", "sacrebleu", "answers").sentence_bleu(answer, list(references)).score
+    return min(1.0, float(score) / 100)  # it gives 100.00000000000004 for equal texts
+
+
+def similarity(outcome: Outcome, model: str, field: str | None = None) -> float | None:
+    """Cosine of the answer's embedding with that of the nearest reference, by a sentence-transformers model.
+
+    Args:
+        outcome: of a program's end.
+        model: a directory, or a name on the Hugging Face hub; it runs on the CPU.
+        field: of the prediction, see above.
+    """
+    answer, references = answer_of(outcome, field), outcome.task.answers
+    if answer is None or not references:
+        return None
+    if not answer.strip():
+        return 0.0
+    vector, *others = _embeddings(model, (answer, *references))
+    return max(math.fsum(a * b for a, b in zip(vector, other, strict=True)) for other in others)
+
+
+def length(outcome: Outcome, s: float = 1.0, field: str | None = None) -> float | None:
+    """exp(-s |1 - ratio|), of words in the answer to words in the reference; s is doubled where the ratio is below 1.
+
+    Of several references the nearest in length counts. Source: LAPDOG's length penalty of generations.
+    """
+    answer, references = answer_of(outcome, field), outcome.task.answers
+    if answer is None or not references:
+        return None
+    ratios = [len(answer.split()) / max(1, len(reference.split())) for reference in references]
+    return max(math.exp(-(2 * s if ratio < 1 else s) * abs(1 - ratio)) for ratio in ratios)
+
+
+def _best(outcome: Outcome, field: str | None, compare: Callable[[str, str], float]) -> float | None:
+    answer, references = answer_of(outcome, field), outcome.task.answers
+    if answer is None or not references:
+        return None
+    return max(compare(answer, reference) for reference in references) if answer.strip() else 0.0
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+@lru_cache
+def _rouge_scorer(kind: str, stem: bool) -> Any:
+    library = import_optional("rouge_score.rouge_scorer", "rouge-score", "answers")
+    return library.RougeScorer([kind], use_stemmer=stem)
+
+
+@lru_cache(maxsize=4096)
+def _embeddings(model: str, texts: Sequence[str]) -> list[list[float]]:
+    vectors: list[list[float]] = _encoder(model).encode(list(texts), normalize_embeddings=True).tolist()
+    return vectors
+
+
+@lru_cache(maxsize=2)
+def _encoder(model: str) -> Any:
+    library = import_optional("sentence_transformers", "sentence-transformers", "dense")
+    try:
+        return library.SentenceTransformer(model, device="cpu")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"similarity: model {model!r} cannot be opened ({error}); name another") from error
+
+
+ANSWERS: Mapping[str, Callable[..., float | None]] = {
+    "em": em,
+    "f1": f1,
+    "babi_em": babi_em,
+    "rouge1": rouge("rouge1"),
+    "rouge2": rouge("rouge2"),
+    "rougeL": rouge("rougeL"),
+    "bleu": bleu,
+    "similarity": similarity,
+    "length": length,
+}
+"""By their names in recipes; all of them read the prediction."""

@@ -1,0 +1,180 @@
+"""KTO on single completions, desirable or not by their group, through TRL's KTOTrainer.
+
+The reference model is the initial policy.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from leret.config.training import TrainingRecipe
+from leret.core.errors import TrainingError
+from leret.core.runs import Run
+from leret.sampling.preferences.pairs import distinct
+from leret.training.algorithms.base import (
+    Algorithm,
+    TrainerInputs,
+    completion_logps,
+    new_adapter,
+    rows_dataset,
+    trainer_arguments,
+)
+from leret.training.data import Encoded, TrainingExample, finished_states, plain
+
+if TYPE_CHECKING:
+    import torch
+
+
+class KTORecipe(TrainingRecipe):
+    """Kahneman-Tversky optimization."""
+
+    algorithm: Literal["kto"] = "kto"
+    per_device_train_batch_size: int = Field(16, ge=2, description="completions a batch and device")
+    beta: float = Field(0.1, gt=0, description="strength of the tie to the initial policy")
+    baseline: Literal["mean"] | float = Field(
+        "mean", description="desirable above, undesirable below: the mean reward of the state, or this reward"
+    )
+    desirable_weight: float = Field(1.0, gt=0)
+    undesirable_weight: float = Field(1.0, gt=0)
+
+
+def kto_loss(
+    policy: torch.Tensor,
+    reference: torch.Tensor,
+    desirable: torch.Tensor,
+    kl: torch.Tensor,
+    beta: float,
+    weights: tuple[float, float] = (1.0, 1.0),
+) -> torch.Tensor:
+    """KTO: the weight of a completion less its value, which is counted from the reference point ``kl``.
+
+    Args:
+        policy: (n,) log-probability of each completion under the policy, summed over its tokens.
+        reference: (n,) the same under the reference model.
+        desirable: (n,) of bool.
+        kl: () estimate of the policy's divergence from the reference, 0 or more; no gradient goes through it.
+        beta: risk aversion.
+        weights: of desirable and of undesirable completions.
+
+    Returns:
+        (n,) losses between 0 and the weights.
+
+    Source: Ethayarajh et al. 2024, arXiv 2402.01306, eq. 7.
+    """
+    import torch
+
+    above = torch.where(desirable, 1.0, -1.0).to(policy) * (policy - reference - kl.detach())
+    return torch.where(desirable, *weights).to(policy) * (1 - torch.sigmoid(beta * above))
+
+
+def read_examples(recipe: KTORecipe, run: Run) -> list[TrainingExample]:
+    """The different completions of each state, in an order drawn with the seed; those at the state's mean are left out.
+
+    The order is fixed here: TRL reads the rows as they come, since each one's mismatched completion is its neighbour's.
+    """
+    examples = []
+    for group in finished_states(run, recipe.predictors):
+        rewards = [sample.reward for sample in group.samples if sample.reward is not None]
+        at_mean = recipe.baseline == "mean"
+        for sample in distinct(group.samples):
+            score = float(sample.reward or 0.0) - (fmean(rewards) if at_mean else float(recipe.baseline))
+            if score or not at_mean:
+                messages, text = plain(group.state.messages), str(sample.completion)
+                examples.append(TrainingExample(group.state.question_id, messages, (text,), (score,)))
+    n_desirable = sum(example.scores[0] >= 0 for example in examples)
+    if n_desirable in (0, len(examples)):
+        raise TrainingError(
+            f"the run has {n_desirable} desirable and {len(examples) - n_desirable} undesirable completions, and KTO "
+            "needs both: sample more questions, prompts or samples a state, or set `baseline` between their rewards"
+        )
+    random.Random(recipe.seed).shuffle(examples)
+    return examples
+
+
+class CompletionCollator:
+    """Batches rows of `kto_rows` for TRL's KTOTrainer."""
+
+    def __init__(self, pad: int) -> None:
+        self.pad = pad
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Sequences with their own completions, and, prefixed with ``KL_``, with the mismatched ones."""
+        import torch
+
+        from leret.training.packing import collate
+
+        batch: dict[str, Any] = {"label": torch.tensor([row["label"] for row in rows])}
+        for prefix, completion in (("", "completion_tokens"), ("KL_", "mismatched_tokens")):
+            side = collate([(row["prompt_tokens"], row[completion]) for row in rows], self.pad, packed=False)
+            batch |= {prefix + name: value for name, value in side.items()}
+        reference = [name for name in ("ref_logps", "ref_KL_logps") if name in rows[0]]
+        return batch | {name: torch.tensor([row[name] for row in rows]) for name in reference}
+
+
+def make_trainer(recipe: KTORecipe, inputs: TrainerInputs) -> Any:
+    """TRL's KTOTrainer over rows of ids; it computes the reference's log-probabilities before it returns."""
+    from trl import KTOConfig, KTOTrainer
+
+    arguments = KTOConfig(
+        **trainer_arguments(recipe, inputs),
+        beta=recipe.beta,
+        desirable_weight=recipe.desirable_weight,
+        undesirable_weight=recipe.undesirable_weight,
+        precompute_ref_log_probs=True,
+    )
+    return KTOTrainer(
+        model=inputs.model,
+        args=arguments,
+        data_collator=CompletionCollator(inputs.tokenizer.pad_token_id),
+        train_dataset=rows_dataset(kto_rows(inputs.examples), inputs.directory, arguments),
+        processing_class=inputs.tokenizer,
+        peft_config=new_adapter(recipe.lora, inputs.model),
+    )
+
+
+def kto_rows(examples: Sequence[Encoded]) -> dict[str, list[Any]]:
+    """Columns of ids for `CompletionCollator`, and the text columns that TRL encodes, which are empty.
+
+    The reference point is estimated on prompts with the completion of the row before, cut to the longest row's length.
+    """
+    completions = [example.completions[0] for example in examples]
+    longest = max(example.length for example in examples)
+    mismatched = zip(examples, completions[-1:] + completions[:-1], strict=True)
+    return {name: [""] * len(examples) for name in ("prompt", "completion")} | {
+        "prompt_tokens": [example.prompt for example in examples],
+        "completion_tokens": completions,
+        "mismatched_tokens": [ids[: longest - len(example.prompt)] for example, ids in mismatched],
+        "label": [example.scores[0] >= 0 for example in examples],
+    }
+
+
+def oracle_loss(recipe: KTORecipe, model: Any, rows: Sequence[Mapping[str, Any]]) -> float:
+    """The mean of `kto_loss`, its reference point estimated on the mismatched completions of these rows."""
+    import torch
+
+    def sums(column: str) -> torch.Tensor:
+        return torch.stack([completion_logps(model, row["prompt_tokens"], row[column]).sum() for row in rows])
+
+    def column(name: str) -> torch.Tensor:
+        return torch.tensor([row[name] for row in rows], device=next(model.parameters()).device)
+
+    kl = (sums("mismatched_tokens") - column("ref_KL_logps")).mean().clamp(min=0)
+    weights = recipe.desirable_weight, recipe.undesirable_weight
+    losses = kto_loss(sums("completion_tokens"), column("ref_logps"), column("label"), kl, recipe.beta, weights)
+    return float(losses.mean())
+
+
+def describe(recipe: KTORecipe) -> str:
+    """For the model card."""
+    against = "the mean reward of their state" if recipe.baseline == "mean" else f"a reward of {recipe.baseline:g}"
+    return (
+        f"Kahneman-Tversky optimization (arXiv 2402.01306) on completions above and below {against}, beta {recipe.beta}"
+    )
+
+
+KTO = Algorithm(KTORecipe, read_examples, make_trainer, oracle_loss, describe)

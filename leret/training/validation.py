@@ -1,0 +1,122 @@
+"""Validation while a policy is trained: the run's program on held-out tasks, greedy, zero-shot, as `leret eval` does.
+
+The tasks are of the data's split dev, or of its split train and then left out of training; never of split test. The
+best policy of a training is chosen on them, so `leret eval` refuses them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Collection, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from leret.config.training import TrainingRecipe
+from leret.core.errors import DataError, PolicyError, TrainingError
+from leret.core.runs import Run
+from leret.core.types import Outcome, Rollout, Task, digest
+from leret.datasets.splits import rank_of
+from leret.policies.base import Policy
+from leret.rewards import reward
+
+if TYPE_CHECKING:
+    from leret.sampling.rollouts.environment import Environment
+
+_OTHER = "set eval_split: train, which leaves eval_tasks tasks out of the training, or remove eval_steps"
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Tasks, and the environment that a program answers them in; the environment is opened at the first use."""
+
+    environment: Environment
+    tasks: Sequence[Task]
+    measure: str
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """Of the tasks: nothing is trained on them."""
+        return frozenset(task.id for task in self.tasks)
+
+    @property
+    def digest(self) -> str:
+        """Names the tasks."""
+        return digest(sorted(self.ids))
+
+    def run(self, policy: Policy) -> dict[str, float]:
+        """Means over the tasks, in [0, 1]: ``eval_MEASURE`` and ``eval_unparsed``; the policy is closed."""
+        return self.figures(asyncio.run(self._rollouts(policy)))
+
+    def run_model(self, model: Any, tokenizer: Any, step: int) -> dict[str, float]:
+        """`run` of a causal LM in memory, which may be in training."""
+        from leret.policies.local.policy import LocalPolicy
+
+        thinking = self.environment.recipe.policy.model_dump().get("enable_thinking")
+        name = f"step {step}"
+        return self.run(LocalPolicy.over(model, tokenizer, name=name, digest=digest(name), enable_thinking=thinking))
+
+    def figures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """What the rollouts are worth; an outage is not scored, and more of them than results are an error."""
+        from leret.sampling.rollouts.rollout import BOUNDARIES
+
+        done = [rollout for rollout in rollouts if rollout.error is None]
+        if 2 * len(done) < len(rollouts):
+            failure = next(r.failure for r in rollouts if r.error is not None and r.failure)
+            raise BOUNDARIES.get(failure.kind, PolicyError)(
+                f"{len(rollouts) - len(done)} of {len(rollouts)} tasks failed in the validation; the first: "
+                f"{failure.message}. Correct the cause and run the same command again"
+            )
+        tasks, value = {task.id: task for task in self.tasks}, reward(self.measure)
+        values = [value(_outcome(tasks[rollout.question_id], rollout)) for rollout in done]
+        scored = [float(v) for v in values if v is not None]
+        if not scored:
+            raise TrainingError(f"metric_for_best_model: no task of the validation has a {self.measure}; name another")
+        unparsed = sum(rollout.unparsed for rollout in done) / len(done)
+        return {f"eval_{self.measure}": sum(scored) / len(scored), "eval_unparsed": unparsed}
+
+    async def _rollouts(self, policy: Policy) -> list[Rollout]:
+        from leret.retrieval.batching import SearchBatcher
+        from leret.sampling.rollouts.rollout import PolicyActor, RolloutRunner
+
+        environment = self.environment
+        searches = SearchBatcher(environment.retriever)
+        actor = PolicyActor(policy, environment.formatter, environment.recipe.policy.max_tokens)
+        try:
+            async with aclosing(policy):
+                return await RolloutRunner(environment.runner(searches), actor).run(self.tasks)
+        finally:
+            searches.close()
+
+
+def open_validation(recipe: TrainingRecipe, run: Run, trained: Collection[str]) -> Validation | None:
+    """The validation that a recipe asks for; of split train, tasks that are not among the ``trained`` come first.
+
+    Raises:
+        TrainingError: there is no task to validate on.
+        ConfigError: the measure is unknown.
+    """
+    if recipe.eval_steps is None:
+        return None
+    from leret.sampling.rollouts.environment import Environment
+
+    reward(recipe.metric_for_best_model, "metric_for_best_model")
+    environment = Environment.open(run)
+    held_out = set(json.loads(run.held_out.read_text(encoding="utf-8")))
+    seed = environment.recipe.data.seed
+    try:
+        split = environment.questions(recipe.eval_split, check=False)
+    except DataError as error:
+        raise TrainingError(f"eval_split: {error}; {_OTHER}") from error
+    tasks = [task for task in split if task.id not in held_out and (task.gold or task.answers)]
+    if not tasks:
+        raise TrainingError(f"eval_split: no task of {recipe.eval_split} has gold documents or answers; {_OTHER}")
+    tasks.sort(key=lambda task: (task.id in trained, rank_of(task.id, seed, "validation")))
+    return Validation(environment, tasks[: recipe.eval_tasks], recipe.metric_for_best_model)
+
+
+def _outcome(task: Task, rollout: Rollout) -> Outcome:
+    last = rollout.steps[-1] if rollout.steps else None
+    text, outputs = (last.completion or "", last.outputs or {}) if last else ("", {})
+    return Outcome(task, text, outputs, rollout.ranking, rollout.prediction, len(rollout.steps))

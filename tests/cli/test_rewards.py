@@ -1,0 +1,40 @@
+"""`leret rewards` and `leret rescore`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from leret.rewards import REWARDS
+from tests.cli.test_app import leret
+
+
+def test_all_rewards_are_listed() -> None:
+    code, out = leret("rewards", "list", "--json")
+    assert (code, json.loads(out)["rewards"]) == (0, list(REWARDS))
+
+
+def test_a_reward_of_the_users_own_is_tested_by_name_and_by_recipe(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("def good(o):\n    return len(o.doc_ids and o.outputs) - o.n_steps\n\n\ndef bad(o):\n    return 1\n")
+    code, out = leret("rewards", "test", f"{own}:good")
+    assert (code, "at its maximum" in out) == (0, True), out
+    code, out = leret("rewards", "test", f"{own}:bad")
+    assert (code, "worth no less" in out) == (2, True), out
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(
+        "data: {kind: world}\nprogram: {adapter: {kind: compact}}\n"
+        "sampling: {samples: 2, reward: {parts: {recall@5: 1, own.py:good: 0.1}}}\n"
+    )
+    code, out = leret("rewards", "test", recipe)
+    assert (code, "recall@5 + own.py:good" in out) == (0, True), out
+
+
+def test_a_run_is_rescored_and_a_wrong_reward_is_refused(tmp_path: Path, small: list[str]) -> None:
+    code, out = leret("sample", "sampling/demo.yaml", "--run", tmp_path / "r", *small)
+    assert code == 0, out
+    for reward, says in (("apx", "unknown measure 'apx'"), ("{parts: {ap: 1}, mixr: std}", "mixr")):
+        code, out = leret("rescore", "--run", tmp_path / "r", "--reward", reward)
+        assert (code, says in out) == (2, True), out
+    code, out = leret("rescore", "--run", tmp_path / "r", "--reward", "{parts: {ap: 2}}", "--json")
+    assert (code, json.loads(out.splitlines()[-1])["samples"] > 0) == (0, True), out

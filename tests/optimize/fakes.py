@@ -1,0 +1,155 @@
+"""Policies that need no weights, programs over them, and BetterTogether as a process that may be killed.
+
+python -m tests.optimize.fakes RUN_DIR LOG [N]      # prints the result; killed by its Nth request for samples
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import dspy
+import pytest
+from dspy.teleprompt import BetterTogether, BootstrapFewShotWithRandomSearch
+
+import leret
+from leret.optimize import teleprompter
+from leret.policies.base import Completion
+from leret.policies.checkpoints import find_model
+from leret.policies.dspy_lm import PolicyEngine
+from leret.policies.load import SERVED
+from tests.sampling.fakes import WORDS, FakePolicy, FakeRetriever
+
+PAIRS = {word: (word, WORDS[(i + 1) % 6]) for i, word in enumerate(WORDS)}
+
+
+def example(i, **fields):
+    word = WORDS[i % 6]
+    given = {"question": f"what follows {word} number {i}", "gold": list(PAIRS[word])} | fields
+    return dspy.Example(**given).with_inputs("question")
+
+
+TRAIN, VAL = [example(i) for i in range(8)], [example(i) for i in range(20, 26)]
+
+
+def recall(example, prediction, trace=None):
+    return len(set(prediction.found) & set(example.gold)) / len(example.gold)
+
+
+class Words(FakePolicy):
+    """Words that depend on the prompt and the seed; those of the question once it is ``trained``."""
+
+    def __init__(self, name, trained=False, text=None):
+        super().__init__()
+        self.name = self.digest = name
+        self.trained, self.text = trained, text
+
+    def _one(self, request, seed):
+        question = request.messages[-1]["content"]
+        made = super()._one(request, seed)
+        known = next((" ".join(PAIRS[word]) for word in question.split() if word in PAIRS), "alpha beta")
+        good = self.trained and (not request.temperature or seed % 3)
+        text = self.text if self.text is not None else known if good else made.text
+        return Completion(text, "stop", 1, 2)
+
+
+class Writer(dspy.Module):
+    """Writes two queries, and answers with what they found."""
+
+    def __init__(self):
+        super().__init__()
+        self.write = dspy.Predict("question, context: list[str] -> query")
+        self.search = leret.Search(k=2)
+
+    def forward(self, question):
+        found = self.search(self.write(question=question, context=[]).query)
+        found = self.search(self.write(question=question, context=found.passages).query, found)
+        return dspy.Prediction(found=found.doc_ids)
+
+
+class Answering(Writer):
+    """Writes a query, and answers by another predictor."""
+
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question, context: list[str] -> answer")
+
+    def forward(self, question):
+        found = self.search(self.write(question=question, context=[]).query)
+        answer = self.answer(question=question, context=found.passages).answer
+        return dspy.Prediction(found=found.doc_ids, answer=answer)
+
+
+def fake_lm(name="words", policy=None, **settings):
+    engine = PolicyEngine(policy or Words(name))
+    return leret.LM(name, engine=engine, **{"finetuning_model": "leret/demo", "max_tokens": 8, **settings})
+
+
+def student_of(kind=Writer, lm=None, **lms):
+    program = kind()
+    program.set_lm(lm or fake_lm())
+    for name, other in lms.items():
+        getattr(program, name).lm = other
+    return program
+
+
+def leret_of(run_dir=None, **settings):
+    return leret.LeReT(**{"reward": "ap", "metric": recall, "run_dir": run_dir, "samples": 3, **settings})
+
+
+def fake_training(patch):
+    """What is trained, noted; each training gives a policy that writes the question's words."""
+    made = []
+
+    def train(start, examples, keys, run_dir, progress):
+        directory = run_dir / "policies" / f"{keys['algorithm']}-{len(made)}"
+        made.append({"start": start, "examples": examples, **keys, "directory": str(directory)})
+        patch.setitem(SERVED, str(directory), Words(str(directory), trained=True))
+        return directory
+
+    patch.setattr(teleprompter, "train_examples", train)
+    patch.setattr(teleprompter, "find_model", lambda name: None if "policies" in name else find_model(name))
+    return made
+
+
+def together(run_dir, policy=None, strategy="p -> w -> p"):
+    p = BootstrapFewShotWithRandomSearch(
+        metric=recall, num_candidate_programs=1, max_bootstrapped_demos=1, max_labeled_demos=0, num_threads=1
+    )
+    with dspy.context(adapter=leret.CompactAdapter(), rm=FakeRetriever(), lm=fake_lm()):
+        return BetterTogether(metric=recall, p=p, w=leret_of(run_dir)).compile(
+            student_of(lm=fake_lm(policy=policy)), trainset=list(TRAIN), valset=VAL, strategy=strategy, seed=0
+        )
+
+
+def result_of(best, run_dir):
+    """Scores, LMs and demos of all candidates, without the place of the run."""
+    found = [
+        (one["strategy"], one["score"], [(part.lm.model, part.demos) for part in one["program"].predictors()])
+        for one in best.candidate_programs
+    ]
+    return json.loads(json.dumps(found, default=dict).replace(str(run_dir), "RUN"))
+
+
+class Mortal(Words):
+    """Notes the seeds of every request, and ends its process by the ``last`` one for several samples."""
+
+    def __init__(self, log, last=0):
+        super().__init__("words")
+        self.log, self.last, self.n = log, last, 0
+
+    async def complete(self, request):
+        self.n += len(request.seeds) > 1
+        if self.n == self.last > 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with self.log.open("a") as file:
+            file.write(f"{json.dumps(request.seeds)}\n")
+        return await super().complete(request)
+
+
+if __name__ == "__main__":
+    place, log, *last = sys.argv[1:]
+    with pytest.MonkeyPatch.context() as patch:
+        fake_training(patch)
+        print(json.dumps(result_of(together(place, Mortal(Path(log), *map(int, last))), place)))

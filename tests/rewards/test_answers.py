@@ -1,0 +1,112 @@
+"""Answer rewards: by hand, and against the libraries that define them."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from leret.core.errors import ConfigError
+from leret.core.types import Outcome, Task
+from leret.rewards import REWARDS, answers, reward
+from leret.rewards.answers import ANSWERS, answer_of, normalised, token_f1
+
+
+def outcome(answer, *references, **values):
+    prediction = None if answer is None else {"answer": answer, "passages": ["a"]}
+    return Outcome(Task("q", {"question": "?"}, answers=references), prediction=prediction, **values)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("The  Beatles!", "beatles"), ("an A.B. of the 1,000", "ab of 1000"), ("theatre", "theatre"), ("?!", "")],
+)
+def test_answers_are_normalised_as_the_official_scripts_do(text, expected):
+    assert normalised(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "yes_no", "expected"),
+    [
+        ("the film Ed Wood", "Ed Wood", True, 2 * (2 / 3) * 1 / (2 / 3 + 1)),
+        ("Ed Ed Wood", "Ed Wood", True, 0.8),  # a word counts as often as it stands in both
+        ("Plan 9", "Ed Wood", True, 0),
+        ("yes", "yes", True, 1),
+        ("yes it is", "yes", True, 0),  # HotpotQA, 2WikiMultihopQA
+        ("yes it is", "yes", False, 0.5),  # SQuAD, MuSiQue
+        ("", "Ed Wood", True, 0),
+        ("The", "a", True, 1),  # both are empty once normalised
+    ],
+)
+def test_f1_by_hand(answer, reference, yes_no, expected):
+    assert token_f1(answer, reference, yes_no) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "references", "expected"),
+    [
+        ("em", "the Ed Wood", ("x", "Ed Wood"), 1),
+        ("em", "Ed", ("Ed Wood",), 0),
+        ("f1", "Ed", ("x", "Ed Wood"), 2 / 3),
+        ("babi_em", "Hallway, kitchen", ("hallway,kitchen",), 1),
+        ("babi_em", "kitchen, hallway", ("hallway,kitchen",), 0),
+        ("length", "a b c d", ("a b", "x"), math.exp(-1)),
+        ("length", "a", ("a b",), math.exp(-1)),  # s is doubled below 1: 2 * 1/2
+        ("length", "a b", ("a b",), 1),
+    ],
+)
+def test_an_answer_is_worth_what_the_best_reference_gives(name, answer, references, expected):
+    assert reward(name)(outcome(answer, *references)) == pytest.approx(expected)
+
+
+def test_rouge_is_that_of_rouge_score():
+    from rouge_score.rouge_scorer import RougeScorer
+
+    kinds, pair = ["rouge1", "rouge2", "rougeL"], ("the small cats sat on a mat", "a small cat sat on the red mat")
+    for stem in (False, True):
+        expected = RougeScorer(kinds, use_stemmer=stem).score(pair[1], pair[0])
+        found = {kind: ANSWERS[kind](outcome(pair[0], "nothing of it", pair[1]), stem=stem) for kind in kinds}
+        assert found == pytest.approx({kind: expected[kind].fmeasure for kind in kinds})
+
+
+def test_bleu_is_that_of_sacrebleu_between_0_and_1():
+    from sacrebleu import sentence_bleu
+
+    answer, references = "the cat sat on the mat today", ["the cat sat on the mat", "a cat was on the mat"]
+    expected = sentence_bleu(answer, references).score / 100
+    assert ANSWERS["bleu"](outcome(answer, *references)) == pytest.approx(expected)
+    assert ANSWERS["bleu"](outcome("one two three four", "one two three four")) == 1.0
+
+
+def test_similarity_is_the_cosine_with_the_nearest_reference(monkeypatch):
+    vectors = {"yes": [1.0, 0.0], "no": [0.0, 1.0], "maybe": [0.6, 0.8]}
+    monkeypatch.setattr(answers, "_embeddings", lambda model, texts: [vectors[text] for text in texts])
+    assert ANSWERS["similarity"](outcome("yes", "no", "maybe"), model="m") == pytest.approx(0.6)
+
+
+def test_similarity_names_its_model():
+    with pytest.raises(ConfigError, match="reward: similarity requires model"):
+        reward("similarity", "reward")
+
+
+@pytest.mark.parametrize("name", [name for name in ANSWERS if name != "similarity"])
+def test_without_references_or_an_end_there_is_no_value(name):
+    assert REWARDS[name](outcome("yes")) is None
+    assert REWARDS[name](outcome(None, "yes")) is None
+    assert REWARDS[name](outcome("", "yes")) == pytest.approx(math.exp(-2) if name == "length" else 0)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "field", "expected"),
+    [
+        (None, None, None),
+        ("yes", None, "yes"),
+        ({"answer": "yes", "query": "x"}, None, "yes"),
+        ({"reply": "yes", "passages": []}, None, "yes"),  # the only text
+        ({"reply": "yes", "query": "x"}, None, ""),
+        ({"reply": "yes", "query": "x"}, "reply", "yes"),
+        (SimpleNamespace(answer="yes"), None, "yes"),
+        ({"answer": 3}, None, "3"),
+    ],
+)
+def test_the_answer_of_a_prediction(prediction, field, expected):
+    assert answer_of(Outcome(Task("q", {}), prediction=prediction), field) == expected

@@ -1,0 +1,130 @@
+"""Every mixer equals NumPy written out, and what is undefined otherwise is defined."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from leret.rewards.combine import MIXERS, OF_GROUP, mix
+
+RNG = np.random.default_rng(0)
+MATRICES = [RNG.normal(size=(int(RNG.integers(2, 17)), int(RNG.integers(1, 6)))) for _ in range(50)]
+NAN = np.nan
+
+
+def mixed(name, rows, scale=None):
+    matrix = np.array(rows, dtype=float)
+    return mix(name, matrix, np.ones(matrix.shape[1]) if scale is None else np.array(scale))
+
+
+def std(matrix):
+    deviations = np.sqrt(((matrix - matrix.mean(0)) ** 2).sum(0) / len(matrix))
+    return (matrix * deviations).sum(1) / deviations.sum()
+
+
+def pca(matrix):
+    centred = matrix - matrix.mean(0)
+    axis = np.linalg.svd(centred)[2][0]
+    return matrix @ (axis * np.sign(np.cov(centred @ axis, centred.mean(1))[0, 1]))
+
+
+def l2(matrix):
+    return np.sqrt((matrix.clip(min=0) ** 2).sum(1)) - np.sqrt((matrix.clip(max=0) ** 2).sum(1))
+
+
+def normalize_then_sum(matrix):
+    return ((matrix - matrix.mean(0)) / matrix.std(0)).sum(1)
+
+
+WRITTEN_OUT = {
+    "weights": lambda matrix: matrix.sum(1),
+    "uniform": lambda matrix: matrix.sum(1) / matrix.shape[1],
+    "std": std,
+    "pca": pca,
+    "l2": l2,
+    "normalize_then_sum": normalize_then_sum,
+}
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_mixer_equals_numpy_written_out(name):
+    for matrix in MATRICES:
+        np.testing.assert_allclose(mixed(name, matrix), WRITTEN_OUT[name](matrix), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_weights_come_before_a_mixer_and_after_a_normalisation(name):
+    for matrix in MATRICES:
+        scale = RNG.uniform(0.1, 3, size=matrix.shape[1])
+        if name == "normalize_then_sum":
+            expected = (((matrix - matrix.mean(0)) / matrix.std(0)) * scale).sum(1)
+        else:
+            expected = WRITTEN_OUT[name](matrix * scale)
+        np.testing.assert_allclose(mixed(name, matrix, scale), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("weights", [3, 3, 3]),
+        ("uniform", [1.5, 1.5, 1.5]),
+        ("std", [1.5, 1.5, 1.5]),
+        ("pca", [3 / 2**0.5] * 3),
+        ("l2", [5**0.5] * 3),
+        ("normalize_then_sum", [0, 0, 0]),
+    ],
+)
+def test_without_any_spread_all_samples_have_one_reward(name, expected):
+    np.testing.assert_allclose(mixed(name, [[1, 2]] * 3), expected)
+    np.testing.assert_allclose(mixed(name, [[1, 2]]), expected[:1])  # nor has one sample alone
+
+
+@pytest.mark.parametrize("name", sorted(OF_GROUP))
+def test_a_part_without_spread_tells_no_samples_apart(name):
+    one = mixed(name, [[0, 1], [1, 1], [3, 1]])
+    order = np.argsort(one)
+    assert order.tolist() == [0, 1, 2]
+    assert np.isfinite(one).all()
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_part_that_applies_to_no_sample_is_left_out(name):
+    np.testing.assert_allclose(mixed(name, [[1, NAN, 2], [4, NAN, 1]]), mixed(name, [[1, 2], [4, 1]]))
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_sample_to_which_nothing_applies_has_no_reward(name):
+    rewards = mixed(name, [[1, 2], [NAN, NAN], [2, 4]])
+    assert np.isnan(rewards).tolist() == [False, True, False]
+    assert np.isnan(mixed(name, [[NAN, NAN]])).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [("weights", 1, 6), ("uniform", 1, 3), ("l2", 1, 20**0.5)],
+)
+def test_a_missing_part_is_passed_over(name, first, second):
+    np.testing.assert_allclose(mixed(name, [[1, NAN], [2, 4]]), [first, second])
+
+
+@pytest.mark.parametrize("name", sorted(OF_GROUP))
+def test_a_missing_part_is_the_mean_of_the_group(name):
+    np.testing.assert_allclose(mixed(name, [[1, NAN], [2, 4], [5, 2]]), mixed(name, [[1, 3], [2, 4], [5, 2]]))
+
+
+def test_the_first_component_grows_with_the_mean():
+    for matrix in MATRICES:
+        growth = np.cov(mixed("pca", matrix), matrix.mean(1))[0, 1]
+        assert growth > -1e-12
+
+
+def test_negative_parts_are_worth_less():
+    worse, better = mixed("l2", [[-3.5, 0], [-1, 0]])
+    assert worse < better < mixed("l2", [[0, 0]])[0]
+
+
+def test_no_mixer_warns():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name in MIXERS:
+            mixed(name, [[NAN, 1], [NAN, NAN]])

@@ -1,0 +1,27 @@
+"""`leret rewards test`: a reward that is not at its maximum on the gold outcome is found."""
+
+import pytest
+
+from leret.rewards import REWARDS, Scoring, scoring
+from leret.rewards.proof import prove
+
+
+@pytest.mark.parametrize("name", [name for name in REWARDS if name != "similarity"])
+def test_every_reward_is_at_its_maximum_on_the_gold_outcome(name):
+    proof = prove(name, scoring(name))
+    assert proof.faults == ()
+    assert proof.gold == {"deepretrieval": 5, "steps": 0}.get(name, 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda outcome: 1.0, "worth no less"),
+        (lambda outcome: -float(bool(outcome.outputs)), "nothing parsed"),
+        (lambda outcome: float(outcome.n_steps), "six LM calls is worth 6"),
+        (lambda outcome: None, "no value for the gold outcome"),
+    ],
+)
+def test_a_reward_that_prefers_something_else_is_found(function, says):
+    faults = prove("own", Scoring({"own": function}, (1.0,))).faults
+    assert any(says in fault for fault in faults)

@@ -1,0 +1,144 @@
+"""Rewards of several parts, by form, in tiers, and of the user's own."""
+
+import math
+
+import pytest
+
+from leret.config.sampling import RewardSettings
+from leret.core.errors import ConfigError
+from leret.core.types import Outcome, Passage, Task
+from leret.rewards import faults, reward, scoring
+from leret.rewards.form import TIERS
+from leret.rewards.functions import source_digest
+
+
+def outcome(n_found=0, n_gold=20, **values):
+    gold = tuple(f"d{i}" for i in range(n_gold))
+    return Outcome(Task("q", {}, gold), ranking=tuple(Passage(d, "", "", 0.0) for d in gold[:n_found]), **values)
+
+
+def spec(parts, **values):
+    return RewardSettings.model_validate({"parts": parts, **values})
+
+
+@pytest.mark.parametrize(
+    ("n_found", "worth"),
+    [(20, 5), (14, 5), (13, 4), (10, 4), (9, 3), (8, 3), (7, 1), (6, 1), (5, 0.5), (2, 0.5), (1, 0.1), (0, -3.5)],
+)
+def test_deepretrieval_rewards_recall_in_tiers(n_found, worth):
+    assert reward("deepretrieval")(outcome(n_found)) == worth
+    assert min(least for least, _ in TIERS) == 0.05
+
+
+def test_deepretrieval_takes_a_cut_off_and_needs_gold():
+    assert reward("deepretrieval@1")(outcome(20)) == 0.1
+    assert reward("deepretrieval")(outcome(0, 0)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "think", "worth"),
+    [
+        ("x", False, 1),
+        ("<think>so</think> x", True, 1),
+        ("<think>so\n\nmany\n</think>\nx", True, 1),
+        ("x", True, 0),
+        ("<think>so</think>", True, 0),
+        ("<think></think>x", True, 0),
+        ("<think>a</think><think>b</think> x", True, 0),
+        ("x <think>so</think>", True, 0),
+    ],
+)
+def test_a_format_is_there_or_not(text, think, worth):
+    one = spec({"format": {"think": think}})
+    assert reward(one)(outcome(text=text, outputs={"query": "x"})) == worth
+    assert reward(one)(outcome(text=text)) == 0  # nothing was parsed
+
+
+def test_steps_cost_one_each():
+    assert [reward("steps")(outcome(n_steps=n)) for n in (1, 2, 4)] == [0, -1, -3]
+
+
+def test_parts_stay_apart_and_those_that_do_not_apply_are_left_out():
+    found = scoring(spec({"recall": 2, "steps": 0.5, "f1": 9}))
+    values = found.values(outcome(10, n_steps=3))
+    assert values == {"recall": 0.5, "steps": -2}
+    assert found.mix([values, {}]) == [0.0, None]
+    assert reward(spec({"recall": 2, "steps": 0.5}))(outcome(10, n_steps=3)) == 0
+
+
+@pytest.mark.parametrize("mixer", ["std", "pca", "normalize_then_sum"])
+def test_an_outcome_alone_is_the_sum_by_weights(mixer):
+    assert reward(spec({"recall": 2, "steps": 0.5}, mixer=mixer))(outcome(10, n_steps=2)) == 0.5
+
+
+def test_parts_have_short_forms_and_settings():
+    assert spec(["recall@5", "format"]).parts == spec({"recall@5": 1.0, "format": {"weight": 1}}).parts
+    assert reward(spec({"near": {"function": "length", "s": 2, "weight": 3}}))(
+        Outcome(Task("q", {}, answers=("a b",)), prediction="a b c")
+    ) == pytest.approx(3 * math.exp(-1))
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (spec({"recal": 1}), ["parts.recal: unknown measure 'recal'"]),
+        (spec({"recall@0": 1}), ["unknown measure 'recall@0'"]),
+        (spec({"steps@3": 1}), ["unknown measure 'steps@3'"]),
+        (spec({"ap": {"s": 1}}), ["ap takes no s; its settings are: k"]),
+        (spec({"ap": 1, "similarity": 1}), ["similarity requires model"]),
+        (spec({"ap": 1}, mixer="mean"), ["mixer: unknown mixer 'mean'; available: weights, uniform"]),
+        (spec({"ap": 1, "format": 2}, mixer="uniform"), ["uniform takes all parts alike"]),
+        (spec({"x": 1, "y": 1}), ["parts.x", "parts.y"]),
+    ],
+)
+def test_all_faults_of_a_reward_are_listed(value, says):
+    found = list(faults(value))
+    assert [text in fault for text, fault in zip(says, found, strict=True)] == [True] * len(says)
+    with pytest.raises(ConfigError, match=r"sampling\.reward"):
+        scoring(value, "sampling.reward")
+
+
+@pytest.fixture
+def own(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text("def titles(outcome, least=1):\n    return float(len(outcome.ranking) >= least)\n")
+    return path
+
+
+def test_a_function_in_a_file_is_a_reward(own):
+    name = f"{own}:titles"
+    assert reward(name)(outcome(1)) == 1
+    assert list(scoring(name).parts) == ["own.py:titles"]
+    assert reward(spec({name: {"least": 2}}))(outcome(1)) == 0
+
+
+def test_an_edited_file_is_another_reward(own):
+    name, before = f"{own}:titles", source_digest(f"{own}:titles")
+    assert reward(name)(outcome(1)) == 1
+    own.write_text("def titles(outcome):\n    return 7\n")
+    assert reward(name)(outcome(1)) == 7
+    assert source_digest(name) != before
+
+
+def test_a_function_of_a_module_is_a_reward():
+    assert reward("tests.rewards.own_reward:found")(outcome(3)) == 3
+    assert source_digest("tests.rewards.own_reward:found") is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nowhere.py:f", r"nowhere\.py does not run: FileNotFoundError"),
+        ("no.such.module:f", "no.such.module does not run: ModuleNotFoundError"),
+        ("tests.rewards.own_reward:other", "has no function 'other'; it has found"),
+    ],
+)
+def test_a_function_that_is_not_there_is_refused(name, says):
+    with pytest.raises(ConfigError, match=f"reward: .*{says}"):
+        reward(name, "reward")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_reward_is_a_finite_number(value):
+    with pytest.raises(ConfigError, match=r"own is .* for question q; give a finite number"):
+        scoring(lambda outcome: value, "own").values(outcome())

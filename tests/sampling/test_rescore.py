@@ -1,0 +1,116 @@
+"""`leret rescore`: what is stored gets the rewards that it would have been sampled with."""
+
+import pytest
+
+from leret.config.sampling import RewardSettings
+from leret.core.errors import ConfigError, RunError
+from leret.core.runs import Run
+from leret.sampling.rescore import rescore
+from leret.sampling.stage import sample
+from tests.sampling.fakes import FakePolicy, content, policy_is, preferences, recipe_of
+from tests.sampling.preferences.conftest import rows_of
+
+OWN = """
+def titles(outcome):
+    return sum(len(p.title + p.text) for p in outcome.ranking) + len(outcome.text)
+
+
+def ended(outcome):
+    return 0.0 if outcome.prediction is None else float(len(outcome.prediction.context[0]))
+"""
+PARTS = {"parts": {"recall@1": 1.0, "rr": 0.5, "steps": 0.1}}
+
+
+def sampled(directory, reward="ap", junk=0.1, **recipe):
+    run = Run.create(directory)
+    with policy_is(FakePolicy(junk=junk)):
+        sample(recipe_of(data={"limit": 10}, **{"prompts": 1, "samples": 6, "reward": reward, **recipe}), run)
+    return run
+
+
+@pytest.fixture
+def own(tmp_path, made):
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    return path
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        "recall@1",
+        "deepretrieval",
+        PARTS,
+        PARTS | {"mixer": "pca", "unparsed_reward": -2},
+        PARTS | {"mixer": "normalize_then_sum"},
+        "own.py:titles",
+        {"parts": {"ap": 1, "own.py:ended": 0.25}, "mixer": "std"},
+    ],
+)
+def test_pairs_equal_those_of_a_run_sampled_with_that_reward(tmp_path, own, reward):
+    spec = reward if isinstance(reward, str) else RewardSettings.model_validate(reward)
+    there, here = sampled(tmp_path / "there", reward), sampled(tmp_path / "here")
+    asked = len(content(here))
+    report = rescore(here, spec)
+    other = {(group.state.id, group.samples[0].id): group.samples for group in content(there)}
+    both = [group for group in content(here) if (group.state.id, group.samples[0].id) in other]
+    assert len(both) >= 10  # all first states, and those after a choice that is the same
+    for group in both:
+        assert group.samples == other[group.state.id, group.samples[0].id]
+    states = {group.state.id for group in both}
+    pairs = [[row for row in rows_of(run) if row["state_id"] in states] for run in (here, there)]
+    assert pairs[0] == pairs[1]
+    assert pairs[0]
+    assert report.states == asked
+    assert (report.other_choices > 0) == bool(report.notes) == (len(both) < asked or report.other_choices > 0)
+
+
+def test_the_old_reward_again_brings_back_the_old_run(tmp_path, made):
+    run = sampled(tmp_path / "run")
+    before, pairs = content(run), preferences(run)
+    assert rescore(run, "deepretrieval").changed > 0
+    assert preferences(run) != pairs
+    report = rescore(run, "ap")
+    assert (content(run), preferences(run)) == (before, pairs)
+    assert (report.other_choices, report.notes) == (0, ())
+    assert rescore(run).changed == 0
+
+
+def test_sampling_goes_on_under_the_new_reward_alone(tmp_path, made):
+    run = sampled(tmp_path / "run")
+    rescore(run, "recall@1")
+    with pytest.raises(RunError, match=r"sampling\.reward: 'recall@1' in the run, 'ap' in the recipe"):
+        sampled(tmp_path / "run")
+    assert content(sampled(tmp_path / "run", "recall@1")) == content(run)
+
+
+def test_an_edited_function_counts_after_rescoring(tmp_path, own):
+    run = sampled(tmp_path / "run", "own.py:titles")
+    own.write_text("def titles(outcome):\n    return -1\n")
+    with pytest.raises(RunError, match="reward: its content has changed"):
+        sampled(tmp_path / "run", "own.py:titles")
+    rescore(run)
+    assert {s.reward for group in content(run) for s in group.samples} == {-1, None}
+    sampled(tmp_path / "run", "own.py:titles")
+
+
+def test_the_reward_of_the_end_stays_beside_a_new_one_of_the_step(tmp_path, made):
+    run = sampled(tmp_path / "run", credit="both", final="rr", final_weight=0.25)
+    rescore(run, "recall@1")
+    for sample_ in (s for group in content(run) for s in group.samples if s.reward is not None):
+        parts = sample_.components
+        assert parts["step"] == parts["recall@1"]
+        assert sample_.reward == pytest.approx(0.25 * parts["final"] + 0.75 * parts["step"])
+
+
+def test_what_cannot_be_rescored_is_refused_and_nothing_changes(tmp_path, made):
+    run = sampled(tmp_path / "run")
+    before = content(run)
+    with pytest.raises(ConfigError, match="--reward: unknown measure 'apx'"):
+        rescore(run, "apx")
+    with pytest.raises(ConfigError, match="f1 has no value for question"):
+        rescore(run, "f1")  # its tasks have no reference answers
+    assert content(run) == before
+    final = sampled(tmp_path / "final", credit="final")
+    with pytest.raises(ConfigError, match="credit is final"):
+        rescore(final, "recall@1")

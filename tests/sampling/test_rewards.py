@@ -1,0 +1,96 @@
+"""Rewards on their way from a recipe through samples and next states to pairs."""
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from leret.core.errors import RunError
+from leret.core.runs import Run
+from leret.rewards.combine import MIXERS, OF_GROUP, mix
+from leret.sampling.stage import sample
+from tests.sampling.fakes import FakePolicy, content, policy_is, preferences, recipe_of
+
+PARTS = {"recall@1": 1.0, "rr": 0.5, "steps": 0.1}
+ALONE = {"prompts": 1, "samples": 6}
+
+
+def sampled(directory, policy=None, **recipe):
+    run = Run.create(directory)
+    with policy_is(policy or FakePolicy()):
+        sample(recipe_of(data={"limit": 8}, **{**ALONE, **recipe}), run)
+    return run
+
+
+def pairs_of(run):
+    return pq.read_table(run.preferences / "train.parquet").to_pylist()
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_sample_keeps_its_parts_and_gets_what_the_mixer_makes_of_its_state(tmp_path, made, mixer):
+    parts = PARTS if mixer != "uniform" else list(PARTS)
+    run = sampled(tmp_path / "run", reward={"parts": parts, "mixer": mixer})
+    scale = np.array([1.0] * 3 if mixer == "uniform" else list(PARTS.values()))
+    for group in content(run):
+        assert {tuple(sample.components) for sample in group.samples} == {(*PARTS, "recall", "ap")}
+        matrix = np.array([[sample.components[name] for name in PARTS] for sample in group.samples])
+        expected = mix(mixer, matrix, scale)
+        assert [sample.reward for sample in group.samples] == pytest.approx(expected.tolist(), abs=1e-12)
+
+
+@pytest.mark.parametrize("mixer", sorted(OF_GROUP))
+def test_a_run_that_met_outages_ends_with_the_rewards_of_one_that_did_not(tmp_path, made, mixer):
+    recipe = {"reward": {"parts": PARTS, "mixer": mixer}, "prompts": 3, "samples": 2, "max_error_rate": 1.0}
+    bank = {"train_questions": 4, "dev_questions": 4, "candidates": 3, "max_demos": 1}
+    whole = sampled(tmp_path / "whole", **recipe, bank=bank)
+    recipe["bank"] = {"path": str(whole.prompts), "candidates": 3}
+    n_asked = iter(range(10_000))
+    run = sampled(tmp_path / "run", FakePolicy(fail=lambda request: next(n_asked) % 9 == 5), **recipe)
+    assert any(one.failure for group in content(run) for one in group.samples)
+    again = sampled(tmp_path / "run", **recipe)
+    assert [group.samples for group in content(again)] == [group.samples for group in content(whole)]
+    assert preferences(again) == preferences(whole)
+
+
+def test_rewards_from_minus_3_5_to_5_make_pairs(tmp_path, made):
+    run = sampled(tmp_path / "run", reward="deepretrieval")
+    rewards = {sample.reward for group in content(run) for sample in group.samples}
+    assert rewards == {-3.5, 4.0, 5.0}  # of two gold documents none, one or both are found
+    pairs = {(row["score_chosen"], row["score_rejected"]) for row in pairs_of(run)}
+    assert pairs == {(4.0, -3.5), (5.0, 4.0)} | pairs & {(5.0, -3.5)}
+
+
+def test_a_completion_that_does_not_parse_is_rejected_at_its_price(tmp_path, made):
+    priced = sampled(tmp_path / "a", FakePolicy(junk=0.2), reward={"parts": {"ap": 1}, "unparsed_reward": -4})
+    free = sampled(tmp_path / "b", FakePolicy(junk=0.2), reward="ap")
+    worst = [row for row in pairs_of(priced) if row["score_rejected"] == -4]
+    assert worst
+    assert {row["rejected"][0]["content"] for row in worst} == {""}
+    assert [row for row in pairs_of(priced) if row["score_rejected"] != -4] == pairs_of(free)
+    assert "-4" in (priced.preferences / "README.md").read_text()
+    assert all(one.reward is None for group in content(priced) for one in group.samples if one.failure)
+
+
+def test_final_parts_are_kept_apart_and_mixed_over_the_state(tmp_path, made):
+    final = {"parts": ["recall", "rr", "steps"], "mixer": "pca"}
+    run = sampled(tmp_path / "run", reward="recall@1", final=final, credit="both", final_weight=0.25)
+    group = content(run)[0]
+    matrix = np.array([[s.components[f"final.{name}"] for name in final["parts"]] for s in group.samples])
+    finals, steps = mix("pca", matrix, np.ones(3)), [s.components["recall@1"] for s in group.samples]
+    assert [s.components["final"] for s in group.samples] == pytest.approx(finals.tolist())
+    expected = [0.25 * final + 0.75 * step for final, step in zip(finals, steps, strict=True)]
+    assert [s.reward for s in group.samples] == pytest.approx(expected)
+
+
+def test_a_reward_of_the_users_own_sees_what_was_found_and_its_edit_is_noticed(tmp_path, made):
+    own = tmp_path / "own.py"
+    own.write_text(
+        "def titles(outcome):\n"
+        "    assert outcome.task.text.startswith('what follows') and outcome.text and outcome.outputs['query']\n"
+        "    return sum(len(p.title + p.text) for p in outcome.ranking) + outcome.n_steps\n"
+    )
+    recipe = {"reward": {"parts": {f"{own}:titles": 1}}}
+    run = sampled(tmp_path / "run", **recipe)
+    assert min(s.reward for group in content(run) for s in group.samples) > 5
+    own.write_text("def titles(outcome):\n    return 0\n")
+    with pytest.raises(RunError, match="reward: its content has changed"):
+        sampled(tmp_path / "run", **recipe)

@@ -1,0 +1,83 @@
+"""TRL's KTO trainer, as it is built here, against the loss written out; which completions are desirable."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from leret.core.errors import TrainingError
+from leret.training.algorithms.kto import KTORecipe, kto_loss, kto_rows, read_examples
+from leret.training.data import Encoded
+from leret.training.stage import train
+from tests.training.training_runs import logp, moved, sampled_run, trainer_of
+
+ROWS = [
+    Encoded([3, 40, 41, 42, 4], ([50, 51, 52, 53, 54, 5],), (0.5,)),
+    Encoded([3, 43, 4], ([61, 62, 63, 5],), (-0.5,)),
+    Encoded([3, 44, 45, 46, 47, 48, 4], ([55, 5],), (0.0,)),  # at a baseline that is a number: desirable
+]
+
+
+def test_kto_of_three_completions_by_hand():
+    # reference point 0.5; desirable: 1 - s(0.1 (2 - 0.5)); undesirable: 2 - 2 s(0.1 (0.5 - 1)), 2 - 2 s(0.1 (0.5 + 4))
+    numbers = [torch.tensor(x, dtype=torch.float64) for x in ([-3.0, -1.0, -9.0], [-5.0, -2.0, -5.0])]
+    losses = kto_loss(*numbers, torch.tensor([True, False, False]), torch.tensor(0.5), 0.1, (1.0, 2.0))
+    expected = [1 / (1 + math.exp(0.15)), 2 / (1 + math.exp(-0.05)), 2 / (1 + math.exp(0.45))]
+    assert losses.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("scale", [0.05, -0.05], ids=["kl", "no-kl"])
+def test_kto_of_trl_with_moved_weights_is_the_loss_written_out(base, tmp_path, scale):
+    reference = AutoModelForCausalLM.from_pretrained(base)
+    policy = moved(reference, scale)
+    recipe = KTORecipe(beta=0.1, desirable_weight=1.5)
+    trainer = trainer_of(recipe, AutoModelForCausalLM.from_pretrained(base), base, tmp_path, ROWS)
+    trainer.model.load_state_dict(policy.state_dict())
+    found = trainer.compute_loss(trainer.model, trainer.data_collator([trainer.train_dataset[i] for i in range(3)]))
+    found.backward()
+
+    def column(model, shift):
+        pairs = zip(ROWS, [ROWS[(i - shift) % 3].completions[0] for i in range(3)], strict=True)
+        return torch.stack([logp(model, row.prompt, ids) for row, ids in pairs])
+
+    kl = (column(policy, 1) - column(reference, 1)).mean().clamp(min=0)
+    labels = torch.tensor([True, False, True])
+    expected = kto_loss(column(policy, 0), column(reference, 0).detach(), labels, kl, 0.1, (1.5, 1.0)).mean()
+    expected.backward()
+    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    for ours, theirs in zip(policy.parameters(), trainer.model.parameters(), strict=True):
+        assert torch.allclose(ours.grad, theirs.grad, rtol=1e-3, atol=1e-3 * float(ours.grad.abs().max()))
+
+
+def test_a_mismatched_completion_is_the_one_before_and_no_longer_than_the_longest_row():
+    rows = kto_rows([Encoded([1, 2, 3], ([4],), (1.0,)), Encoded([1], ([5, 6, 7],), (-1.0,))])
+    assert rows["mismatched_tokens"] == [[5], [4]]
+    assert rows["label"] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "scores"),
+    [("mean", {0.5: 24, -0.5: 24}), (0.5, {0.5: 24, 0.0: 24, -0.5: 24}), (0.75, {0.25: 24, -0.25: 24, -0.75: 24})],
+)
+def test_completions_are_measured_by_their_states_mean_or_by_a_reward(run, baseline, scores):
+    examples = read_examples(KTORecipe(baseline=baseline), run)  # rewards 1, 0.5 and 0 at 24 states
+    assert Counter(example.scores[0] for example in examples) == scores
+    assert len({example.question_id for example in examples[:8]}) > 4, "neighbours are of other states"
+    assert examples == read_examples(KTORecipe(baseline=baseline), run)
+    assert examples != read_examples(KTORecipe(baseline=baseline, seed=1), run)
+
+
+@pytest.mark.parametrize("baseline", ["mean", -1.0])
+def test_completions_of_one_kind_alone_are_refused(tmp_path, base, baseline):
+    run = sampled_run(tmp_path / "run", base, spread=False)
+    with pytest.raises(TrainingError, match=r"desirable and .* undesirable completions, and KTO needs both"):
+        read_examples(KTORecipe(baseline=baseline), run)
+
+
+def test_kto_raises_what_is_desirable_over_what_is_not(run):
+    recipe = KTORecipe(learning_rate=1e-3, per_device_train_batch_size=8, num_train_epochs=4, logging_steps=1)
+    report = train(recipe, run)
+    assert (report.examples, report.steps) == (48, 24)
+    assert report.loss_last < report.loss_first == pytest.approx(0.5)

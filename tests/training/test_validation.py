@@ -1,0 +1,178 @@
+"""Validation while training: on which tasks, which step is kept, and that nothing else changes by it."""
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from leret.config.load import load_recipe
+from leret.config.sampling import SamplingRecipe
+from leret.core.errors import DataError, RetrievalError, TrainingError
+from leret.core.runs import Run
+from leret.core.types import Failure, Rollout, digest
+from leret.evaluation.stage import evaluate
+from leret.policies.base import Request
+from leret.policies.local.policy import LocalPolicy
+from leret.sampling.rollouts.environment import Environment
+from leret.sampling.stage import sample
+from leret.training.algorithms.preference import IPORecipe
+from leret.training.algorithms.sft import SFTRecipe
+from leret.training.stage import make_job, train, train_job
+from leret.training.validation import open_validation
+from tests.evaluation.eval_fakes import asks
+from tests.training.training_runs import Stopper, changed, fail, interrupt, sampled_run
+
+ROOT = Path(__file__).parents[2]
+KEYS = {"learning_rate": 1e-3, "num_train_epochs": 2, "save_steps": 5, "logging_steps": 2, "eval_steps": 2}
+SFT = SFTRecipe(per_device_train_batch_size=4, **KEYS)
+IPO = IPORecipe(per_device_train_batch_size=8, **KEYS)
+PROMPTS = ("the red book", "question: who wrote the song ?", "new york city")
+
+
+@dataclass(frozen=True)
+class Scribble:
+    """A validation that decodes for real, and whose figure hangs on every token that is written."""
+
+    figures: tuple[float, ...] = ()  # in place of it, by the step
+
+    def run_model(self, model, tokenizer, step):
+        policy = LocalPolicy.over(model, tokenizer, name="scribble", digest=str(step))
+        asked = [Request(({"role": "user", "content": text},), (0,), 0.0, 8) for text in PROMPTS]
+        texts = [completion.text for [completion] in policy.complete_many(asked)]
+        policy.close()
+        drawn = int(digest(texts)[:4], 16) / 16**4
+        return {"eval_recall": self.figures[step // 2] if self.figures else drawn, "eval_unparsed": 0.0}
+
+    ids = frozenset()
+
+
+def job_of(run, recipe, *figures):
+    plain = make_job(changed(recipe, eval_steps=None), run)  # a run by hand has no program to validate
+    return replace(plain, recipe=recipe, validation=Scribble(figures))
+
+
+def trained(run, recipe, *figures, progress=None):
+    report, _ = train_job(job_of(run, recipe, *figures), progress)
+    return load_file(report.path / "model.safetensors"), json.loads((report.path / "training.json").read_text())
+
+
+def curve(record):
+    return [(e["step"], e["eval_recall"]) for e in record["log_history"] if "eval_recall" in e]
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_the_best_step_is_published_with_its_curve(run, tmp_path, base):
+    last, _ = trained(sampled_run(tmp_path / "other", base), changed(SFT, eval_steps=None))
+    weights, record = trained(run, SFT, 0.5, 0.5, 0.4, 0.7, 0.6, 0.5, 0.7)
+    assert curve(record) == [(0, 0.5), (2, 0.5), (4, 0.4), (6, 0.7), (8, 0.6), (10, 0.5), (12, 0.7)]
+    assert (record["best_step"], record["steps"]) == (6, 12)
+    assert not same(weights, last)
+    six, _ = trained(sampled_run(tmp_path / "six", base), SFT, 0.1, 0.1, 0.2, 0.3, 0.2, 0.2, 0.2)
+    assert same(weights, six)
+    assert "those of step 6, the best of the validation" in (run.policies / "sft" / "README.md").read_text()
+    increasing, _ = trained(sampled_run(tmp_path / "up", base), SFT, *(0.1 * i for i in range(7)))
+    assert same(increasing, last), "a validation changes no weight"
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from leret.core.runs import Run
+from tests.training.test_validation import SFT, trained
+from tests.training.training_runs import Stopper
+trained(Run.open(Path(sys.argv[1])), SFT, progress=Stopper(9, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+"""
+
+
+def kill(run):
+    command = [sys.executable, "-c", KILLED, str(run.path)]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=240, check=False)
+    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+
+
+def crash(run):
+    with pytest.raises(ZeroDivisionError):
+        trained(run, IPO, progress=Stopper(11, fail))
+
+
+@pytest.mark.parametrize(("recipe", "stop"), [(SFT, kill), (IPO, crash)], ids=["sft", "ipo"])
+def test_a_stopped_training_keeps_the_same_best_step_and_bits(run, tmp_path, base, recipe, stop):
+    expected, whole = trained(sampled_run(tmp_path / "straight", base), recipe)
+    stop(run)
+    weights, record = trained(run, recipe)
+    assert same(weights, expected)
+    assert (record["best_step"], curve(record)) == (whole["best_step"], curve(whole))
+
+
+def test_an_interrupted_training_in_a_moved_run_keeps_its_best(run, tmp_path):
+    figures = (0.5, 0.9, 0.1, 0.1, 0.1, 0.1, 0.1)
+    with pytest.raises(KeyboardInterrupt):
+        trained(run, SFT, *figures, progress=Stopper(6, interrupt))
+    moved = Run(run.path.rename(tmp_path / "moved"))
+    _, record = trained(moved, SFT, *figures)
+    assert record["best_step"] == 2
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A run of the demo's world and policy, sampled on a few questions."""
+    small = ("data.options={n_dev: 24}", "data.limit=12", "sampling.prompts=1", "sampling.samples=3")
+    recipe = load_recipe(str(ROOT / "sampling" / "demo.yaml"), SamplingRecipe, small)
+    run = Run.create(tmp_path_factory.mktemp("world") / "run")
+    sample(recipe, run)
+    return run
+
+
+def test_a_policy_is_validated_as_it_is_evaluated_and_not_on_the_same_tasks(world):
+    dev = asks("base", split="dev", evaluation="dev")
+    [row] = [row for row in evaluate(dev, world).summary["rows"] if row["system"] == "base"]
+    recipe = SFTRecipe(learning_rate=1e-3, eval_steps=2, eval_tasks=24, per_device_train_batch_size=4)
+    report = train(recipe, world)
+    record = json.loads((report.path / "training.json").read_text())
+    figures = dict(curve(record))
+    assert figures[0] == pytest.approx(row["hops"][-1]["recall"])
+    assert len(set(figures.values())) > 1
+    assert len(record["validation"]) == 24
+    with pytest.raises(DataError, match="24 questions are in the training data"):
+        evaluate(asks("base", split="dev", evaluation="again"), world)
+
+
+def test_validation_tasks_are_not_trained_on_and_not_of_split_test(world):
+    recipe = SFTRecipe(eval_steps=5, eval_split="train", eval_tasks=100_000, require_spread=False)
+    test = set(json.loads(world.held_out.read_text()))
+    chosen = open_validation(recipe, world, ())
+    assert chosen is not None
+    assert chosen.ids
+    assert not chosen.ids & test
+    with pytest.raises(TrainingError, match="eval_tasks"):
+        make_job(recipe, world)
+    few = make_job(changed(recipe, eval_tasks=8), world)
+    assert few.validation.ids.isdisjoint(example.question_id for example in few.examples)
+    assert few.examples == make_job(changed(recipe, eval_steps=None), world).examples, "other tasks of the split do"
+
+
+def test_a_split_without_tasks_is_refused_with_what_to_do(world, monkeypatch):
+    def none(self, split=None, limit=None, check=True):
+        raise DataError(f"no question in split {split}")
+
+    monkeypatch.setattr(Environment, "questions", none)
+    with pytest.raises(TrainingError, match=r"eval_split: no question in split dev; set eval_split: train"):
+        open_validation(SFTRecipe(eval_steps=5), world, ())
+
+
+def test_an_outage_is_not_scored_as_a_failure_to_find(world):
+    chosen = open_validation(SFTRecipe(eval_steps=5, eval_split="train", eval_tasks=4), world, ())
+    lost = [Rollout(task.id, (), False, Failure("retrieval", "down")) for task in chosen.tasks]
+    unparsed = [Rollout(task.id, (), False, Failure("parse", "?")) for task in chosen.tasks]
+    assert chosen.figures([*unparsed[:3], lost[3]]) == {"eval_recall": 0.0, "eval_unparsed": 1.0}
+    with pytest.raises(RetrievalError, match="3 of 4 tasks failed in the validation; the first: down"):
+        chosen.figures([*lost[:3], unparsed[3]])
