@@ -11,7 +11,7 @@ the recall of gold documents on held-out questions, greedily; the interval is of
 program on the same questions (paired bootstrap, 95 %). The agent (react) is scored by the mean of recall and exact
 match of its answer. Prints Markdown; what is done is kept under --out.
 
---parsed instead counts what the untrained programs' adapter could read of the completions, at temperature 1.
+--parsed instead counts what the untrained programs' adapter could read of the completions, as they are sampled.
 """
 
 import argparse
@@ -138,9 +138,9 @@ class React(dspy.Module):
 
 
 PROGRAMS = {"two": Two, "tutorial": Tutorial, "branch": Branch, "async": Async, "react": React}
-POLICIES = {  # adapter, tokens of a completion, of a training example
-    "demo": (leret.CompactAdapter(), 16, 512),
-    "agent": (leret.CompactAdapter(outputs=True), 96, 1024),
+POLICIES = {  # adapter, sampling, tokens of a training example
+    "demo": (leret.CompactAdapter(), {"max_tokens": 16}, 512),
+    "agent": (leret.CompactAdapter(outputs=True), {"max_tokens": 96, "temperature": 0.7}, 1024),
 }
 
 
@@ -178,7 +178,7 @@ def recall(example, prediction, trace=None):
 
 def student_of(name, policy):
     program = PROGRAMS[name]()
-    program.set_lm(leret.LM(policy, max_tokens=POLICIES[policy][1]))
+    program.set_lm(leret.LM(policy, **POLICIES[policy][1]))
     if name == "tutorial" and policy == "demo":
         program.append_notes.lm = EngineLM("notes", take_notes)
     return program
@@ -197,7 +197,7 @@ def world(seed, cache):
 
 
 def score(program, examples, temperature=0.0):
-    """(n_examples,) recall; what does not run counts 0."""
+    """(n_examples,) recall, greedy unless said otherwise; what does not run counts 0."""
     cold = program.deepcopy()
     for predictor, own in zip(cold.predictors(), program.predictors(), strict=True):
         predictor.lm = own.lm.copy(temperature=temperature)
@@ -284,7 +284,11 @@ def print_parsed(options):
             splits, rm = world(seed, options.out / "cache")
             calls = Calls()
             with dspy.context(adapter=POLICIES[options.policy][0], rm=rm, callbacks=[calls]):
-                values = score(student_of(name, options.policy), splits["test"][: options.test], temperature=1.0)
+                values = score(
+                    student_of(name, options.policy),
+                    splits["test"][: options.test],
+                    temperature=POLICIES[options.policy][1].get("temperature", 1.0),
+                )
             share = f"{calls.n_parsed / calls.n:.3f} | {np.mean(values):.3f}"
             print(f"| {name} | {seed} | {calls.n} | {share} |", flush=True)
 

@@ -56,7 +56,7 @@ def main(questions, corpus, directory, model="agent", **settings):
     examples = [dspy.Example({name: row[name] for name in fields}).with_inputs("question") for row in read(questions)]
     n_val = len(examples) // 3
     student = Researcher(corpus)
-    student.set_lm(leret.LM(model, max_tokens=96 if model == "agent" else 256))
+    student.set_lm(leret.LM(model, max_tokens=96 if model == "agent" else 256, temperature=0.7))
     optimizer = leret.LeReT(reward="recall", metric=same_answer, **settings)
     optimized = optimizer.compile(student, trainset=examples[n_val:], valset=examples[:n_val])
     optimized.save(directory)

@@ -99,7 +99,7 @@ class Parsed(BaseCallback):
 @pytest.mark.parametrize("kind", [Agent, Tutorial])
 def test_what_agent_writes_can_be_read(kind: type[dspy.Module]) -> None:
     documents, questions = generate(77, 12, 0, 0)
-    heard, lm = Parsed(), leret.LM("agent", max_tokens=96)
+    heard, lm = Parsed(), leret.LM("agent", max_tokens=96, temperature=0.7)
     settings = {"adapter": leret.CompactAdapter(outputs=True), "rm": BM25.build(Corpus(documents)), "lm": lm}
     examples = [dspy.Example(question=task.text).with_inputs("question") for task in questions]
     with dspy.context(**settings, callbacks=[heard]):
