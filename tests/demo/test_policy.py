@@ -9,6 +9,7 @@ import dspy
 import pytest
 import torch
 from dspy.utils.callback import BaseCallback
+from hatchling.builders.wheel import WheelBuilder
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import leret
@@ -30,6 +31,12 @@ def shipped(name: str) -> Path:
 
 def test_both_together_are_small() -> None:
     assert sum(file.stat().st_size for name in POLICIES for file in shipped(name).iterdir()) <= 8_000_000
+
+
+def test_a_wheel_holds_both() -> None:
+    root = shipped("demo").parents[2]
+    held = {Path(file.path) for file in WheelBuilder(str(root)).recurse_included_files()}
+    assert {file for name in POLICIES for file in shipped(name).iterdir()} <= {root / path for path in held}
 
 
 @pytest.mark.parametrize("name", POLICIES)
