@@ -2,6 +2,7 @@
 
     python benchmarks/kills.py [--kills 20] [--faults 0.3] [--questions 400] [--samples 1]
     OMP_NUM_THREADS=1 python benchmarks/kills.py --recipe sampling/demo.yaml [--kills 20] [--questions 60]
+    OMP_NUM_THREADS=1 python benchmarks/kills.py --train grpo --run RUN [--kills 10]   # or ppo; RUN: sampled
 
 Every session is a process of its own that ends by SIGKILL, at a moment drawn between its first request and the run's
 last one; the next session goes on. At the end the samples, the visits and the bytes of the preferences must be those
@@ -14,6 +15,9 @@ committed, are allowed and counted; repeats of requests that got a faulty answer
 
 With --recipe, the recipe's own policy is sampled, in the process that is killed; a kill falls where the store holds a
 share of the samples that is drawn, and up to a second later, the making of the bank included.
+
+With --train, `leret train` is killed after a drawn checkpoint and up to three seconds later. Weights and log must be
+those of a training that nobody touched, to the last bit.
 
 Exit code 0 where everything holds, 1 where something does not.
 """
@@ -243,6 +247,42 @@ def compare_local(file: Path, n_questions: int, n_kills: int, seed: int) -> tupl
         shutil.rmtree(directory)
 
 
+def compare_training(algorithm: str, run: Path, n_kills: int, seed: int) -> bool:
+    """Whether an online training that was killed ends as one that was not."""
+    size = {"max_steps": 44, "num_generations": 4, "temperature": 1.0, "max_completion_length": 16, "save_steps": 2,
+            "learning_rate": 1e-3, "logging_steps": 1, "max_length": 512}  # fmt: skip
+    rng, policies = random.Random(seed), run / "policies"
+
+    def begin(name: str) -> subprocess.Popen[bytes]:
+        given = [word for key, value in {**size, "name": name}.items() for word in ("--set", f"{key}={value}")]
+        command = [sys.executable, "-m", "leret", "train", f"training/{algorithm}.yaml", "--run", str(run), *given]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+    def rounds() -> int:
+        steps = (policies / f".killed-{algorithm}").glob("checkpoint-*/trainer_state.json")
+        return max((int(path.parent.name.partition("-")[2]) for path in steps), default=0)
+
+    whole, n_rounds = policies / f"whole-{algorithm}", size["max_steps"] // (4 if algorithm == "ppo" else 1)
+    if begin(whole.name).wait():
+        raise SystemExit("the training failed")
+    at = []
+    for moment in sorted(rng.uniform(0, n_rounds - 2) for _ in range(n_kills)):
+        process = begin(f"killed-{algorithm}")
+        while rounds() < moment and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 3))
+        process.kill()
+        process.wait()
+        at.append(rounds())
+    begin(f"killed-{algorithm}").wait()
+    killed = policies / f"killed-{algorithm}"
+    logs = [json.loads((path / "training.json").read_text())["log_history"] for path in (whole, killed)]
+    weights = [(path / "model.safetensors").read_bytes() for path in (whole, killed)]
+    print(f"{algorithm}: killed after checkpoints {at} of {n_rounds} rounds; logs equal: {logs[0] == logs[1]}, "
+          f"weights equal: {weights[0] == weights[1]}")  # fmt: skip
+    return logs[0] == logs[1] and weights[0] == weights[1]
+
+
 def compare(
     n_questions: int, n_samples: int, n_kills: int, faults: float, seed: int, stall_s: float, timeout_s: float
 ) -> tuple[Outcome, bool]:
@@ -265,6 +305,8 @@ def compare(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", type=Path, help="sample its policy, in the process that is killed")
+    parser.add_argument("--train", choices=["grpo", "rloo", "ppo"], help="an online algorithm, in --run")
+    parser.add_argument("--run", type=Path, help="of --train: sampled, with an sft policy")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--questions", type=int, default=400)
     parser.add_argument("--samples", type=int, default=1, help="completions a prompt and state")
@@ -273,6 +315,8 @@ def main() -> None:
     parser.add_argument("--timeout-s", type=float, default=60.0, help="policy.timeout_s")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
+    if asked.train is not None:
+        sys.exit(0 if compare_training(asked.train, asked.run, asked.kills, asked.seed) else 1)
     preload()
     if asked.recipe is not None:
         outcome, same = compare_local(asked.recipe, asked.questions, asked.kills, asked.seed)

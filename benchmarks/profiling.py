@@ -15,6 +15,7 @@ PLACES = (
     ("leret/policies/", "HTTP: request, reply, JSON (aiohttp below it)"),
     ("leret/http/", "HTTP: request, reply, JSON (aiohttp below it)"),
     ("leret/programs/replay", "replaying the program"),
+    ("leret/programs/needs", "replaying the program"),
     ("leret/programs/search", "replaying the program"),
     ("pipelines/multihop", "replaying the program"),
     ("leret/programs/", "messages and parsing (DSPy's adapter below it)"),

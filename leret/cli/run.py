@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
@@ -29,7 +29,7 @@ def train(
         typer.Option(metavar="CONFIG", help="In several processes: fsdp, zero3, multi, a file, or accelerate's own."),
     ] = None,
 ) -> None:
-    """Train the policy on a run's samples: sft, dpo, ipo or kto."""
+    """Train the policy on a run's samples (sft, dpo, ipo, kto) or on fresh ones (grpo, rloo, ppo)."""
     from leret.config.load import load_recipe
     from leret.core.runs import Run
     from leret.training.algorithms import TrainingRecipe
@@ -139,6 +139,10 @@ def run(
     rounds: Annotated[
         int, typer.Option(min=1, help="Each samples its own part of the questions from what the last one trained.")
     ] = 1,
+    serve: Annotated[
+        Literal["vllm", "sglang"] | None,
+        typer.Option(help="Sample through a server of each round's policy, started here.", show_default="no server"),
+    ] = None,
     overrides: Overrides = None,
     skip_invalid: SkipInvalid = False,
     dry_run: DryRun = False,
@@ -163,7 +167,7 @@ def run(
     for step in steps:
         console.done(step.title)
         with shown() as progress:
-            report = run_stage(step, opened, progress=progress)
+            report = run_stage(step, opened, serve=serve, progress=progress)
         if step.stage == "eval" and report is not None:
             show(cast("EvalReport", report))
         elif report is not None:

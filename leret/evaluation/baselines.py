@@ -17,8 +17,8 @@ from leret.core.errors import ConfigError, RetrievalError
 from leret.core.types import Document, Failure, Hop, LMCall, Passage, Rollout, Task
 from leret.evaluation.results import ScoredHop, first_runs
 from leret.policies.base import Policy, Request
+from leret.programs.needs import NeedsCompletion, Step
 from leret.programs.prompts import Formatter
-from leret.programs.replay import NeedsCompletion, Step
 from leret.retrieval.base import Retriever
 from leret.retrieval.fusion import reciprocal_rank_fusion
 from leret.sampling.rollouts.rollout import seed_of

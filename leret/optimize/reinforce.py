@@ -1,14 +1,13 @@
 """GRPO on the groups that ``dspy.GRPO`` hands over: a step of the optimizer for each call.
 
-A loop of its own, since TRL's trainer has one batch size for a whole training, while the number of DSPy's groups
-follows from the program and differs by step; the loss is TRL's, as the tests compare.
+Updates of leret's own (`leret.training.online.update`), since TRL's trainer has one batch size for a whole training,
+while the number of DSPy's groups follows from the program and differs by step.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
-import math
 import shutil
 import tempfile
 import time
@@ -25,14 +24,14 @@ from leret.core.errors import TrainingError
 from leret.core.runs import versions
 from leret.optimize.finetune import ONE_TRAINING, default_run_dir, initial_policy, validated
 from leret.policies.dspy_lm import PolicyEngine
-from leret.training.algorithms.base import new_adapter
 from leret.training.checkpoints import CheckpointDirectory, TrainingRecord
-from leret.training.data import Encoded, TokenEncoder, TrainingExample, end_token
-from leret.training.model import InitialPolicy, load_for_training, pick_device, positions, save_policy, stop_ids
+from leret.training.data import TokenEncoder, TrainingExample, end_token
+from leret.training.model import InitialPolicy, pick_device, positions, save_policy, stop_ids
+from leret.training.online.recipe import Objective
 from leret.training.process import training_process
 
 if TYPE_CHECKING:
-    import torch
+    from leret.training.online.update import RolloutBatch
 
 N_IDS = 1024
 """Groups of a step at most. More ids than groups: DSPy then sends each group of the step at least once."""
@@ -58,56 +57,31 @@ class GRPOSettings(Settings):
     enable_thinking: bool | None = None
 
 
-def group_advantages(rewards: Sequence[float], scale: bool) -> list[float]:
-    """A group's rewards less their mean, over their standard deviation (of a sample) where ``scale``."""
-    mean = math.fsum(rewards) / len(rewards)
-    deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / max(1, len(rewards) - 1))
-    return [(reward - mean) / (deviation + 1e-4 if scale else 1.0) for reward in rewards]
-
-
-def grpo_loss(logps: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, n_tokens: int) -> torch.Tensor:
-    """GRPO on fresh samples: their ratio to the policy that drew them is 1, and has the policy's gradient.
-
-    Args:
-        logps: (n_sequences, length) natural log-probabilities of tokens.
-        advantages: (n_sequences,).
-        mask: (n_sequences, length) 1 on the tokens of completions, 0 elsewhere.
-        n_tokens: of the completions of the whole step, of which this may be a part.
-
-    Source: Shao et al. 2024, arXiv 2402.03300, eq. 3, without KL; averaged over tokens as Yu et al. 2025, arXiv
-    2503.14476, eq. 8.
-    """
-    ratio = (logps - logps.detach()).exp()
-    return -(ratio * advantages[:, None] * mask).sum() / n_tokens
-
-
 class GRPOTraining:
     """A policy in training, in memory from step to step; ``log`` has an entry for each."""
 
     def __init__(self, initial: InitialPolicy, settings: GRPOSettings) -> None:
         import torch
 
-        from leret.training.packing import share_prompts
+        from leret.training.online.update import Update, load_trainable
 
         self.initial, self.settings, self.device = initial, settings, pick_device(settings.device)
         self.log: list[dict[str, float]] = []
         self.n_samples, self._began = 0, time.monotonic()
         torch.manual_seed(settings.seed)
-        model, self.tokenizer = load_for_training(initial, settings.lora, settings.dtype)
-        if (adapter := new_adapter(settings.lora, model)) is not None:
-            from peft import get_peft_model
-
-            model = get_peft_model(model, adapter)
-        self._packed = self.device == "cpu" and share_prompts(model)
-        if self.device != "cpu":
-            model.enable_input_require_grads()  # a frozen base has no gradient to be recomputed otherwise
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        self.model = model.to(self.device)
-        end = end_token(self.tokenizer, stop_ids(model))
+        self.model, self.tokenizer = load_trainable(initial, settings.lora, settings.dtype, self.device)
+        end = end_token(self.tokenizer, stop_ids(self.model))
         self._encoder = TokenEncoder(self.tokenizer, end, settings.enable_thinking)
-        self._limit = min(settings.max_length, positions(model) or settings.max_length)
-        trained = [weight for weight in model.parameters() if weight.requires_grad]
-        self._optimizer = torch.optim.AdamW(trained, lr=settings.learning_rate, weight_decay=0.0)
+        self._limit = min(settings.max_length, positions(self.model) or settings.max_length)
+        self._update = Update(
+            self.model,
+            self.tokenizer.pad_token_id,
+            Objective(),
+            learning_rate=settings.learning_rate,
+            max_grad_norm=settings.max_grad_norm,
+            batch_size=settings.per_device_train_batch_size,
+            bfloat16=settings.dtype == "bfloat16",
+        )
 
     def step(self, groups: Sequence[Group]) -> bool:
         """Take one optimizer step on the groups; False where none has two rewards, and nothing changes.
@@ -115,28 +89,16 @@ class GRPOTraining:
         Raises:
             TrainingError: no sample fits into the policy, or the loss is no number.
         """
-        import torch
-
-        samples = [sample for group in groups for sample in self._encode(group)]
-        if groups and not samples:
-            raise TrainingError(f"no sample fits into {self._limit} tokens; raise max_length, or shorten the prompts")
-        if not any(advantage for _, advantage in samples):
+        if not groups:
             return False
-        n_tokens, size = sum(len(one.completions[0]) for one, _ in samples), self.settings.per_device_train_batch_size
-        self._optimizer.zero_grad()
-        total = 0.0
-        for start in range(0, len(samples), size):
-            loss = self._loss(samples[start : start + size], n_tokens)
-            loss.backward()
-            total += loss.item()
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm))
-        if not math.isfinite(total + norm):
-            raise TrainingError(f"the loss is {total}, the norm of its gradient {norm}; lower learning_rate")
-        self._optimizer.step()
+        batch = self._batch(groups)
+        found = self._update.step(batch)
+        if not found:
+            return False
         rewards = [float(one["reward"]) for group in groups for one in group]
-        entry = {"loss": total, "grad_norm": norm, "reward": sum(rewards) / len(rewards)}
+        entry = {"loss": found["loss"], "grad_norm": found["grad_norm"], "reward": sum(rewards) / len(rewards)}
         self.log.append({"step": len(self.log) + 1, **entry})
-        self.n_samples += len(samples)
+        self.n_samples += len(batch.sequences)
         return True
 
     def save(self, place: CheckpointDirectory) -> None:
@@ -160,27 +122,25 @@ class GRPOTraining:
         record.write(place.final, method, self.initial.base_model, hasattr(self.model, "peft_config"))
         place.publish()
 
-    def _encode(self, group: Group) -> list[tuple[Encoded, float]]:
+    def _batch(self, groups: Sequence[Group]) -> RolloutBatch:
         """The samples that are short enough, each with its advantage in the whole group."""
-        talks = [(tuple(one["messages"]), (one["completion"]["content"],)) for one in group]
-        encoded = self._encoder.encode([TrainingExample("", *talk) for talk in talks])
-        advantages = group_advantages([float(one["reward"]) for one in group], self.settings.scale_rewards)
-        return [pair for pair in zip(encoded, advantages, strict=True) if pair[0].length <= self._limit]
-
-    def _loss(self, samples: Sequence[tuple[Encoded, float]], n_tokens: int) -> torch.Tensor:
         import torch
-        from accelerate.utils import send_to_device
 
-        from leret.training.packing import collate
+        from leret.training.online.advantages import group_relative
+        from leret.training.online.update import RolloutBatch
 
-        sequences = [(one.prompt, one.completions[0]) for one, _ in samples]
-        batch = send_to_device(collate(sequences, self.tokenizer.pad_token_id, packed=self._packed), self.device)
-        mask, targets = batch.pop("completion_mask")[:, 1:], batch["input_ids"][:, 1:, None]
-        bfloat16 = self.settings.dtype == "bfloat16"
-        with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=bfloat16):
-            logits = self.model(**batch, use_cache=False).logits[:, :-1].float()
-        logps = torch.log_softmax(logits, dim=-1).gather(-1, targets)[..., 0]
-        return grpo_loss(logps, torch.tensor([value for _, value in samples], device=self.device), mask, n_tokens)
+        talks = [(tuple(one["messages"]), (one["completion"]["content"],)) for group in groups for one in group]
+        encoded = self._encoder.encode([TrainingExample("", *talk) for talk in talks])
+        rewards = torch.tensor([float(one["reward"]) for group in groups for one in group], dtype=torch.float64)
+        numbers = torch.tensor([number for number, group in enumerate(groups) for _ in group])
+        advantages = group_relative(rewards, numbers, "group" if self.settings.scale_rewards else "none")
+        fits = [place for place, one in enumerate(encoded) if one.length <= self._limit]
+        if not fits:
+            raise TrainingError(f"no sample fits into {self._limit} tokens; raise max_length, or shorten the prompts")
+        sequences = [(encoded[place].prompt, encoded[place].completions[0]) for place in fits]
+        batch = RolloutBatch.of(sequences, numbers[fits].to(self.device))
+        batch.advantages = advantages[fits].to(batch.mask)[:, None] * batch.mask
+        return batch
 
 
 class GRPOJob(ReinforceJob):

@@ -9,6 +9,7 @@ or the round is refused.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -95,15 +96,19 @@ def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[Round
 
 
 def run_stage(
-    stage: RoundStage, run: Run, *, progress: Progress | None = None
+    stage: RoundStage, run: Run, *, serve: str | None = None, progress: Progress | None = None
 ) -> SampleReport | TrainReport | EvalReport | None:
-    """Run one stage, unless it is done; the report of the stage, None where it was left out."""
+    """Run one stage, unless it is done; the report of the stage, None where it was left out.
+
+    ``serve`` names an engine (vllm): a server of the policy's weights is started for a sampling, and stopped after it.
+    """
     if stage.done:
         return None
     if isinstance(stage.recipe, SamplingRecipe):
         from leret.sampling.stage import sample
 
-        return sample(_served(stage, stage.recipe), run, base_dir=Path.cwd(), progress=progress)
+        with _server(stage.recipe.policy, serve):
+            return sample(_served(stage, stage.recipe), run, base_dir=Path.cwd(), progress=progress)
     if isinstance(stage.recipe, TrainingRecipe):
         from leret.training.stage import train
 
@@ -149,6 +154,23 @@ def _policy(settings: PolicySettings, run: Run, number: int, previous: str) -> P
     """The settings of a round's policy; of a served one, ``model`` is its directory until `_served` has a name."""
     directory = str((run.policies / previous).resolve())
     return settings if number == 1 else settings.model_copy(update={"model": directory})
+
+
+@contextmanager
+def _server(settings: PolicySettings, engine: str | None) -> Iterator[None]:
+    if engine is None:
+        yield
+        return
+    if not isinstance(settings, LocalPolicySettings):
+        raise ConfigError(f"--serve {engine}: policy.kind {settings.kind} has its server; leave --serve out")
+    from leret.optimize.provider import LM
+
+    lm = LM(settings.model, enable_thinking=settings.enable_thinking, launch_kwargs={"engine": engine})
+    lm.launch()
+    try:
+        yield
+    finally:
+        lm.kill()
 
 
 def _served(stage: RoundStage, recipe: SamplingRecipe) -> SamplingRecipe:

@@ -44,8 +44,8 @@ from leret.optimize.inputs import (
     step_reward,
 )
 from leret.policies.checkpoints import find_model
+from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT, Prompt
-from leret.programs.replay import NeedsCompletion
 from leret.programs.saved import with_save
 from leret.programs.search import Search, search_tool
 from leret.retrieval.base import Retriever

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from leret.core.bundled import policy_directory
 from leret.core.errors import PolicyError
 from leret.core.types import digest
 from leret.policies.base import Policy
+from leret.policies.checkpoints import find_model, model_digest
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.remote.openai import OpenAIPolicy
 from leret.policies.remote.tgi import TgiPolicy
@@ -85,6 +87,16 @@ def make_policy(settings: PolicySettings) -> Policy:
         PolicyError: the model cannot be loaded.
     """
     return POLICIES[settings.kind].make(settings)
+
+
+def sampled_policy(settings: PolicySettings) -> Policy:
+    """As `make_policy`; a server that was started here for the model is asked instead, under the weights' digest."""
+    served = SERVED.get(settings.model) if isinstance(settings, LocalPolicySettings) else None
+    if served is None:
+        return make_policy(settings)
+    policy: Any = copy(served)
+    policy.digest = model_digest(demo_policy() if settings.model == "demo" else find_model(settings.model))
+    return policy  # type: ignore[no-any-return]
 
 
 async def probe(settings: PolicySettings) -> None:

@@ -32,8 +32,9 @@ from leret.core.dspy_internals import (
 from leret.core.errors import ProgramError, ReplayError
 from leret.core.types import Ranking, Task
 from leret.policies.base import Messages
+from leret.programs.needs import Finished, NeedsCompletion, Step, tool_key
 from leret.programs.prompts import ZERO_SHOT, Prompt
-from leret.programs.replay import Finished, NeedsCompletion, SearchResults, Step, bound_inputs, tool_key
+from leret.programs.replay import SearchResults, bound_inputs
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.base import Retriever
 

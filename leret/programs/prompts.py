@@ -27,7 +27,8 @@ from leret.core.errors import ProgramError, RunError
 from leret.core.types import digest
 from leret.policies.base import Messages
 from leret.programs.adapters import CompactAdapter
-from leret.programs.replay import PLAIN, NeedsCompletion, PredictorCall, Replay, Step
+from leret.programs.needs import PLAIN, NeedsCompletion, PredictorCall, Step
+from leret.programs.replay import Replay
 
 _PROOFS = 3
 """Messages of a prompt that are formatted both ways."""

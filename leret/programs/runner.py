@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +13,9 @@ import dspy
 from leret.core.aio import started
 from leret.core.errors import LeretError, ProgramError, ReplayError, RetrievalError
 from leret.core.types import State, Task, digest
+from leret.programs.needs import Finished, NeedsCompletion, NeedsSearch, Step, difference, place
 from leret.programs.prompts import Formatter
-from leret.programs.replay import Finished, NeedsCompletion, NeedsSearch, Replay, SearchResults, Step, difference, place
+from leret.programs.replay import Replay, SearchResults
 from leret.retrieval.batching import SearchBatcher
 
 MAX_STEPS = 64
@@ -37,6 +39,26 @@ class ProgramRunner:
     formatter: Formatter
     searches: SearchBatcher | None
     _own: dict[int, SearchBatcher] = field(default_factory=dict)
+    _waits: set[object] = field(default_factory=set)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no task waits for a search, or for a call in a thread."""
+        return not self._waits
+
+    async def in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
+        """What a call that may block gives."""
+        with self._waiting():
+            return await asyncio.to_thread(call, *args)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        mark = object()
+        self._waits.add(mark)
+        try:
+            yield
+        finally:
+            self._waits.discard(mark)
 
     @classmethod
     def over(
@@ -116,7 +138,7 @@ class ProgramRunner:
     async def _search(self, need: NeedsSearch) -> object:
         if need.ask is not None:
             try:
-                return await asyncio.to_thread(need.ask)
+                return await self.in_thread(need.ask)
             except LeretError:
                 raise
             except Exception as error:
@@ -126,5 +148,6 @@ class ProgramRunner:
             if need.retriever is None:
                 raise ProgramError("a leret.Search has no retriever: pass one as Search(retriever=...)")
             searches = self._own.setdefault(id(need.retriever), SearchBatcher(need.retriever))
-        [ranking] = await searches.search([need.query], need.k)
+        with self._waiting():
+            [ranking] = await searches.search([need.query], need.k)
         return ranking

@@ -20,7 +20,7 @@ from leret.sampling.rollouts.scheduler import LOOKED_AT
 from leret.sampling.store.store import Store
 
 if TYPE_CHECKING:
-    from leret.programs.replay import NeedsCompletion
+    from leret.programs.needs import NeedsCompletion
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,8 @@ def _lengths(bench: Environment, questions: Sequence[Task]) -> tuple[int | None,
 
     policy, formatter, settings = bench.recipe.policy, bench.formatter, bench.recipe.sampling
     path = policy_directory(policy.model) or Path(policy.model)
-    positions = read_model_json(path / "config.json").get("max_position_embeddings") if path.is_dir() else None
+    config = read_model_json(path / "config.json") if path.is_dir() else {}
+    positions = config.get("max_position_embeddings", config.get("n_positions"))  # GPT-2's name
     if not isinstance(policy, LocalPolicySettings) or positions is None:
         return None, None
     tokenizer = load_tokenizer(path, policy.template)

@@ -189,7 +189,8 @@ async def _ends(
     runner: ProgramRunner, task: Task, groups: Sequence[StateSamples], chosen: Mapping[int, str | None]
 ) -> dict[str, Any]:
     """What the program returned after each sample with which it ended, by the sample's id."""
-    from leret.programs.replay import Finished, NeedsCompletion, SearchResults, Step
+    from leret.programs.needs import Finished, NeedsCompletion, Step
+    from leret.programs.replay import SearchResults
 
     path: tuple[Step, ...] = ()
     results: SearchResults = {}

@@ -46,8 +46,9 @@ if TYPE_CHECKING:
 
     from leret.core.usage import UsageByPrompt
     from leret.policies.base import Policy
+    from leret.programs.needs import Step
     from leret.programs.prompts import Prompt
-    from leret.programs.replay import SearchResults, Step
+    from leret.programs.replay import SearchResults
     from leret.programs.runner import ProgramRunner
     from leret.retrieval.batching import SearchBatcher
     from leret.sampling.rollouts.branching import SamplingPlan
@@ -147,7 +148,7 @@ def _left_out(plan: SamplingPlan, runner: ProgramRunner) -> list[str]:
 
 
 async def with_credit(
-    plan: SamplingPlan, runner: ProgramRunner, store: Store, tasks: Iterable[Task], run: Run | None = None
+    plan: SamplingPlan, runner: ProgramRunner, store: Store | None, tasks: Iterable[Task], run: Run | None = None
 ) -> SamplingPlan:
     """The plan with what credit ``auto`` goes by: noted in the run, or learnt on paths of the first tasks."""
     from leret.sampling.rollouts.branching import StateSampler
@@ -238,7 +239,7 @@ def opened(
         refuse_changes(run, recipe, {"retriever": digests["retriever"]})
         if bench.skipped:
             run.event("sample", "skipped", **bench.skipped)
-        yield bench, _scorable(questions, recipe), digests
+        yield bench, scorable(questions, recipe), digests
 
 
 def begin(
@@ -248,9 +249,9 @@ def begin(
 
     The policy of the run's recipe stays the one of the first round: the base of all others.
     """
-    from leret.policies.load import make_policy
+    from leret.policies.load import sampled_policy
 
-    policy = make_policy(bench.recipe.policy)
+    policy = sampled_policy(bench.recipe.policy)
     if policy_digest not in {None, policy.digest}:
         raise RunError(f"policy.model: {bench.recipe.policy.model} is another model here than where sampling was begun")
     with FileLock(run.setup_lock):
@@ -318,7 +319,7 @@ async def sample_session(
         await policy.aclose()
 
 
-def _scorable(questions: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
+def scorable(questions: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
     """Tasks that a part of the reward applies to: gold documents for a measure of rankings, references for f1."""
     spec = recipe.sampling.whole_reward
     if function_names(spec):  # of which nobody knows what it needs

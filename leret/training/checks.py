@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -36,12 +36,12 @@ _STATES = 8
 _EXAMPLES = 16
 
 
-def refuse_leaks(run: Run, examples: Sequence[TrainingExample]) -> None:
-    """Refuse examples of questions that evaluation holds back, by their ids or their texts, as sampling noted them."""
+def refuse_leaks(run: Run, question_ids: Iterable[str]) -> None:
+    """Refuse questions that evaluation holds back, by their ids or their texts, as sampling noted them."""
     if not run.held_out.is_file():
         raise TrainingError(f"{run.held_out} is missing: what evaluation holds back; `leret sample` writes it")
     held_out = set(json.loads(run.held_out.read_text(encoding="utf-8")))
-    leaked = sorted(held_out & {example.question_id for example in examples})
+    leaked = sorted(held_out.intersection(question_ids))
     if leaked:
         raise TrainingError(
             f"{len(leaked)} questions of the training data, or their texts, are in the evaluation split: "

@@ -1,4 +1,4 @@
-"""`leret train`: a policy from a run's samples, through TRL's trainers.
+"""`leret train`: a policy from a run's samples, through TRL's trainers, or from fresh samples of its tasks (`online`).
 
 `train` makes a `TrainingJob` of a recipe and a run, and `fit` trains it: model and tokenizer (`model`), ids as the
 sampler made them (`data`), refusals (`checks`), the algorithm's trainer (`algorithms`), checkpoints and the finished
@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from leret.config.base import free_keys
 from leret.config.training import TrainingRecipe
@@ -22,13 +22,15 @@ from leret.core.errors import TrainingError
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run, versions
 from leret.core.stages import check_resumable
+from leret.core.types import Task
 from leret.training.alarms import best_step, first_alarms
-from leret.training.algorithms import ALGORITHMS
+from leret.training.algorithms import ALGORITHMS, OnlineAlgorithm
 from leret.training.algorithms.base import TrainerInputs
 from leret.training.callbacks import check_trackers, monitored, training_callback
 from leret.training.checkpoints import CheckpointDirectory, TrainingRecord, TrainReport, checkpoint_step
 from leret.training.checks import check_loss, check_parity, refuse_leaks
 from leret.training.data import Encoded, TokenEncoder, TrainingExample, end_token, examples_digest
+from leret.training.memory import check_memory, estimate_memory
 from leret.training.model import (
     InitialPolicy,
     find_initial,
@@ -39,6 +41,7 @@ from leret.training.model import (
     stop_ids,
     training_record,
 )
+from leret.training.online.recipe import OnlineRecipe
 from leret.training.process import Interrupt, training_process
 from leret.training.validation import Validation, open_validation
 
@@ -50,7 +53,7 @@ class TrainPlan:
     name: str
     algorithm: str
     initial: str
-    examples: int  # before those that are too long are dropped
+    examples: int  # before those that are too long are dropped; of an online algorithm, tasks
     steps: int  # on one device, at most
     done: bool
     resumes_at: int  # step of the checkpoint to go on from; 0 for a fresh start
@@ -70,6 +73,8 @@ class TrainingJob:
     check: Callable[[TokenEncoder, Sequence[Encoded]], None]  # refuses examples that were not sampled so
     validation: Validation | None = None
     event: Callable[..., None] | None = None  # of `Run.event`, for alarms
+    run: Run | None = None  # of an online algorithm, which samples its tasks instead of reading examples
+    tasks: Sequence[Task] = ()
 
 
 def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None) -> TrainReport:
@@ -124,12 +129,15 @@ def plan(recipe: TrainingRecipe, run: Run) -> TrainPlan:
     if done:
         _finished(job)
     batches = -(-len(job.examples) // (recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps))
+    steps = job.max_steps or max(1, round(batches * recipe.num_train_epochs))
+    if isinstance(recipe, OnlineRecipe):
+        steps = recipe.n_steps(len(job.tasks))
     return TrainPlan(
         name=recipe.policy_name,
         algorithm=recipe.algorithm,
         initial=str(job.initial.directory),
-        examples=len(job.examples),
-        steps=job.max_steps or max(1, round(batches * recipe.num_train_epochs)),
+        examples=len(job.examples or job.tasks),
+        steps=steps,
         done=done,
         resumes_at=checkpoint_step(job.directory.checkpoint()),
     )
@@ -138,9 +146,11 @@ def plan(recipe: TrainingRecipe, run: Run) -> TrainPlan:
 def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
     """What a recipe asks for, resolved in a run."""
     check_trackers(recipe)
-    initial = find_initial(run, recipe.init_from)
-    examples = ALGORITHMS[recipe.algorithm].read_examples(recipe, run)
-    refuse_leaks(run, examples)
+    initial, algorithm = find_initial(run, recipe.init_from), ALGORITHMS[recipe.algorithm]
+    if isinstance(algorithm, OnlineAlgorithm):
+        return _online_job(recipe, run, initial)
+    examples = algorithm.read_examples(recipe, run)
+    refuse_leaks(run, [example.question_id for example in examples])
     validation = open_validation(recipe, run, {example.question_id for example in examples})
     digests = {"data": examples_digest(examples), "parent": initial.digest}
     if validation is not None:
@@ -161,6 +171,37 @@ def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
         check=partial(check_parity, run, initial, examples),
         validation=validation,
         event=partial(run.event, "train"),
+    )
+
+
+def _online_job(recipe: TrainingRecipe, run: Run, initial: InitialPolicy) -> TrainingJob:
+    from leret.sampling.rollouts.environment import Environment, questions_digest, refuse_changed_files
+    from leret.training.online.rounds import training_tasks
+
+    with Environment.open(run) as bench:
+        refuse_changed_files(run, bench)
+        tasks = training_tasks(bench, cast(OnlineRecipe, recipe))
+        digests = {"program": bench.program_digest, "parent": initial.digest}
+    refuse_leaks(run, [task.id for task in tasks])
+    validation = open_validation(recipe, run, {task.id for task in tasks})
+    if validation is not None:
+        digests["validation"] = validation.digest
+        tasks = [task for task in tasks if task.id not in validation.ids]
+        if not tasks:
+            raise TrainingError("eval_tasks: all of the run's tasks are of the validation; lower it")
+    return TrainingJob(
+        recipe,
+        initial,
+        (),
+        CheckpointDirectory(run.policies, recipe.policy_name),
+        key={"recipe": recipe.model_dump(mode="json"), "digest": {"data": questions_digest(tasks), **digests}},
+        max_steps=None,
+        enable_thinking=None,
+        check=lambda *_: None,
+        validation=validation,
+        event=partial(run.event, "train"),
+        run=run,
+        tasks=tasks,
     )
 
 
@@ -224,9 +265,19 @@ def fit(
     began = time.monotonic()
     recipe, directory = job.recipe, job.directory
     algorithm, device = ALGORITHMS[recipe.algorithm], pick_device(recipe.device)
+    if isinstance(algorithm, OnlineAlgorithm):
+        from leret.training.online.loop import fit_online
+
+        if job.run is None:
+            raise TrainingError(
+                f"algorithm: {recipe.algorithm} samples a run's tasks afresh; for examples: sft, dpo, ipo"
+            )
+        given = cast(OnlineRecipe, recipe), algorithm, job.initial, job.run, job.tasks, directory, job.key
+        return fit_online(*given, progress, interrupt, validation=job.validation, event=job.event), True
     with training_process(directory.path, recipe.threads if device == "cpu" else None):
         model, tokenizer = load_for_training(job.initial, recipe.lora, recipe.dtype)
         examples = _encode(job, model, tokenizer)
+        check_memory(estimate_memory(model, recipe, examples, device), recipe, device)
         inputs = TrainerInputs(model, tokenizer, examples, directory.path, device, job.max_steps)
         trainer = algorithm.make_trainer(recipe, inputs)
         difference = check_loss(trainer, recipe, algorithm)

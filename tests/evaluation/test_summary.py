@@ -1,6 +1,7 @@
 """summary.json by hand."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,6 +72,14 @@ def test_a_last_answer_that_does_not_parse_is_no_hop():
     (only,) = made["rows"]
     assert (made["n_hops"], [hop["recall"] for hop in only["hops"]]) == (2, [0.5, 1.0])
     assert (only["unparsed"], only["lm_calls"]) == (1, 3)
+
+
+def test_answers_are_scored_after_the_last_hop_where_the_measures_name_them(summary):
+    assert [one["answer"] for one in summary["rows"]] == [None] * 3
+    ends = [replace(row(f"q{i}", 2, 1.0), measures={"recall": 1.0, "em": i % 2, "f1": 0.75}) for i in range(2)]
+    found = SystemResults("key", [row("q0", 1, 0.5), row("q1", 1, 0.5), *ends])
+    made = summarise([(system("base", [])[0], found)], QUESTIONS[:2], ["recall", "em", "f1"], "base", Statistics(20))
+    assert made["rows"][0]["answer"] == {"em": 0.5, "f1": 0.75}
 
 
 def test_the_tables_of_the_console(summary):

@@ -1,19 +1,16 @@
-"""GRPO's step against TRL's, and the job against DSPy's queue of groups."""
+"""A step of dspy.GRPO, and the job against DSPy's queue of groups; updates: tests/training/online."""
 
 import json
 import math
 from pathlib import Path
 
 import pytest
-import torch
 from dspy.clients.utils_finetune import TrainDataFormat
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leret.core.errors import TrainingError
-from leret.optimize import reinforce
 from leret.optimize.finetune import initial_policy
-from leret.optimize.reinforce import N_IDS, GRPOJob, GRPOSettings, GRPOTraining, group_advantages
+from leret.optimize.reinforce import N_IDS, GRPOJob, GRPOSettings, GRPOTraining
 from tests.optimize.conftest import greedy
 
 TEXTS = ("paris", "london is a city", "the new york", "alice bob")
@@ -41,57 +38,16 @@ def job(lm, tmp_path):
     made.terminate()
 
 
-def test_advantages_are_a_groups_own():
-    assert group_advantages([1.0, 0.0], scale=False) == [0.5, -0.5]
-    assert group_advantages([3.0, 1.0], scale=True) == pytest.approx(
-        [1 / (math.sqrt(2) + 1e-4), -1 / (math.sqrt(2) + 1e-4)]
-    )
-    assert group_advantages([0.25] * 3, scale=True) == [0.0] * 3
-    assert group_advantages([1.0], scale=True) == [0.0]
-
-
-@pytest.mark.parametrize(("size", "device"), [(16, "cpu"), (3, "cpu:0")])  # packed; padded, as on a GPU
-def test_loss_and_gradient_are_those_of_trl(weights, tmp_path, monkeypatch, size, device):
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
-
-    monkeypatch.setattr(reinforce, "pick_device", lambda _: device)
-    mine = GRPOTraining(initial_policy(str(weights)), GRPOSettings(**SETTINGS, per_device_train_batch_size=size))
-    samples = [pair for one in (group(), group("where", (0.0, 1.0))) for pair in mine._encode(one)]
-    n_tokens = sum(len(one.completions[0]) for one, _ in samples)
-    parts = [mine._loss(samples[i : i + size], n_tokens) for i in range(0, len(samples), size)]
-    torch.stack(parts).sum().backward()
-
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(weights), AutoTokenizer.from_pretrained(weights)
-    arguments = {"use_cpu": True, "bf16": False, "report_to": [], "beta": 0.0, "num_generations": 2}
-    trainer = GRPOTrainer(
-        model=model,
-        reward_funcs=lambda **_: [0.0],
-        args=GRPOConfig(output_dir=str(tmp_path), per_device_train_batch_size=2, **arguments),
-        train_dataset=Dataset.from_list([{"prompt": "a"}] * 2),
-        processing_class=tokenizer,
-    )
-    trainer.current_gradient_accumulation_steps = 1
-    left = max(len(one.prompt) for one, _ in samples)
-    right = max(len(one.completions[0]) for one, _ in samples)
-    prompts = [([0] * (left - len(one.prompt)) + one.prompt, one.prompt) for one, _ in samples]
-    ends = [(one.completions[0] + [0] * (right - len(one.completions[0])), one.completions[0]) for one, _ in samples]
-    theirs = trainer._compute_loss(
-        model,
-        {
-            "prompt_ids": torch.tensor([ids for ids, _ in prompts]),
-            "prompt_mask": torch.tensor([[0] * (left - len(own)) + [1] * len(own) for _, own in prompts]),
-            "completion_ids": torch.tensor([ids for ids, _ in ends]),
-            "completion_mask": torch.tensor([[1] * len(own) + [0] * (right - len(own)) for _, own in ends]),
-            "advantages": torch.tensor([advantage for _, advantage in samples]),
-            "num_items_in_batch": torch.tensor(n_tokens),
-        },
-    )
-    theirs.backward()
-    assert float(sum(parts).detach()) == pytest.approx(float(theirs.detach()), abs=1e-5)
-    found = dict(mine.model.named_parameters())
-    for name, weight in model.named_parameters():
-        assert torch.allclose(found[name].grad, weight.grad, atol=1e-5), name
+@pytest.mark.parametrize("scale", [True, False])
+def test_a_step_is_an_update_by_the_advantages_of_its_groups(weights, monkeypatch, scale):
+    mine, seen = GRPOTraining(initial_policy(str(weights)), GRPOSettings(**SETTINGS, scale_rewards=scale)), []
+    monkeypatch.setattr(mine._update, "step", lambda batch: seen.append(batch) or {"loss": 0.0, "grad_norm": 0.0})
+    assert mine.step([group(), group("where", (0.0, 1.0))])
+    [batch] = seen
+    assert batch.groups.tolist() == [0, 0, 0, 0, 1, 1]
+    by = [0.4787 + 1e-4] * 4 + [0.5**0.5 + 1e-4] * 2 if scale else [1.0] * 6
+    expected = [x / y for x, y in zip((0.625, -0.375, 0.125, -0.375, -0.5, 0.5), by, strict=True)]
+    assert batch.advantages[:, 0].tolist() == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_step_gives_the_lm_new_weights_in_place_and_frees_those_before(job, lm, weights):

@@ -1,7 +1,9 @@
 """The loop: what is scheduled, round by round."""
 
 import asyncio
+import json
 import shutil
+import sys
 
 import pytest
 
@@ -9,12 +11,16 @@ from leret.config.evaluation import EvalRecipe
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, PolicyError
 from leret.core.runs import Run
-from leret.optimize.rounds import _served, schedule
+from leret.optimize.rounds import _served, run_stage, schedule
+from leret.policies.checkpoints import model_digest
 from leret.policies.serving.model import resolve_policy
+from leret.sampling.store.store import Store
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from tests.http.servers import serving
 from tests.policies.servers import ChatServer
+from tests.policies.serving.conftest import FAKE, gone
+from tests.tiny import tiny_policy
 
 
 def sampling(**policy):
@@ -81,6 +87,31 @@ def test_a_served_policy_stays_served_under_the_name_of_its_weights(tmp_path, we
     with pytest.raises(PolicyError, match=rf"does not serve {name}.*serves m.*leret serve policy .*sft` in its place"):
         asyncio.run(asked_of("m"))
     assert {path for path, _ in asked} == {"/v1/models"}, "no sample is asked of the old weights"
+
+
+def test_a_server_of_each_rounds_weights_is_started_for_its_sampling(tmp_path, weights, monkeypatch):
+    engine = tmp_path / "engine"
+    engine.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$@"\n')
+    engine.chmod(0o755)
+    for name, value in {"LERET_VLLM": engine, "FAKE_ENGINE": "well", "FAKE_RECORD": tmp_path / "record"}.items():
+        monkeypatch.setenv(name, str(value))
+    run = Run.create(tmp_path / "r")
+    recipe = SamplingRecipe.model_validate({
+        "data": {"kind": "world", "limit": 4}, "policy": {"model": str(weights), "max_tokens": 4},
+        "program": {"adapter": {"kind": "compact"}}, "sampling": {"prompts": 1, "samples": 2},
+    })  # fmt: skip
+    second = tiny_policy(run.policies / "sft", seed=1)
+    for step, directory in zip(schedule([recipe, SFT], run, rounds=2)[::2], (weights, second), strict=True):
+        run_stage(step, run, serve="vllm")
+        started = json.loads((tmp_path / "record" / "start.json").read_text())["arguments"]
+        assert str(directory) in started
+        assert run.manifest()["rounds"][-1]["digest"] == model_digest(directory), "as in this process"
+        assert gone(json.loads((tmp_path / "record" / "pids.json").read_text()))
+    with Store(run.store, read_only=True) as store:
+        assert {sample.completion for group in store.groups() for sample in group.samples} == {"Paris"}
+    served = sampling(kind="openai", model="m", urls=["http://127.0.0.1:1/v1"])
+    with pytest.raises(ConfigError, match="has its server; leave --serve out"):
+        run_stage(schedule([served], Run(tmp_path))[0], run, serve="vllm")
 
 
 def test_a_round_that_a_later_one_has_followed_is_done(tmp_path):

@@ -8,8 +8,9 @@ import pytest
 
 from leret.core.types import Passage, Task
 from leret.programs.checks import check_path, made_up
+from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT, Formatter
-from leret.programs.replay import NeedsCompletion, Replay
+from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
 

@@ -14,7 +14,7 @@ from leret.config.policy import LocalPolicySettings
 from leret.core.bundled import policy_directory
 from leret.core.errors import PolicyError
 from leret.core.usage import UsageMeter
-from leret.policies.base import Completion, Request
+from leret.policies.base import Completion, Messages, Request
 from leret.policies.checkpoints import LoadedModel, find_model, load_model, model_digest
 from leret.policies.local.batching import BatchWorker
 from leret.policies.local.chat_template import PromptEncoder
@@ -162,6 +162,10 @@ class LocalPolicy:
         for future in futures:
             future.add_done_callback(lambda done: self._count(done, began))
         return futures
+
+    def prompt_ids(self, messages: Messages) -> tuple[int, ...]:
+        """The prompt as it is sampled from; `PromptTooLongError` where it takes all of the model's positions."""
+        return self._encoder.encode(messages).token_ids
 
     def close(self) -> None:
         """Finish what is queued and stop the worker. May be called twice."""

@@ -16,8 +16,9 @@ from leret.core.errors import ConfigError, PolicyError, ProgramError, RetrievalE
 from leret.core.types import Failure, Outcome, Sample, State, Task, digest, json_encoder
 from leret.core.usage import UsageByPrompt
 from leret.policies.base import Completion, Messages, Policy, Request
+from leret.programs.needs import Finished, NeedsCompletion, Step
 from leret.programs.prompts import ZERO_SHOT, Prompt
-from leret.programs.replay import Finished, NeedsCompletion, SearchResults, Step
+from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
 from leret.rewards import Reward, RewardSpec, reward, scoring, values_of
 from leret.sampling.rollouts.credit import Crediting
@@ -126,7 +127,7 @@ class BranchPoint:
 
 
 class StateSampler:
-    """Makes the samples of a state, each of them once in the life of a run.
+    """Makes the samples of a state, each of them once in the life of a run; without a store, at every call.
 
     Attributes:
         roles: of the program's predictors; ``credits`` of those that are sampled.
@@ -135,7 +136,7 @@ class StateSampler:
     """
 
     def __init__(
-        self, runner: ProgramRunner, store: Store, plan: SamplingPlan, usage: UsageByPrompt | None = None
+        self, runner: ProgramRunner, store: Store | None, plan: SamplingPlan, usage: UsageByPrompt | None = None
     ) -> None:
         self.usage = usage or UsageByPrompt()
         self.roles = plan.roles(runner)
@@ -158,7 +159,7 @@ class StateSampler:
         assert isinstance(point.need, NeedsCompletion)
         role = self._plan.role_of(point.need)
         stored: dict[str, Sample] = {}
-        if not point.fresh:
+        if self._store is not None and not point.fresh:
             found = self._store.samples_at(state.question_id, state.step, state.id, self.policy_digest)
             stored = {sample.id: sample for sample in found}
         prompts, draw = self._plan.prompts if role.sampled else (ZERO_SHOT,), state.draw
@@ -167,7 +168,9 @@ class StateSampler:
         if not self._crediting.needs_group:
             return samples
         regrouped = self._crediting.regrouped(samples)  # an outage that was tried again changes the others' rewards
-        self._store.put_rewards(new for new, old in zip(regrouped, samples, strict=True) if new.reward != old.reward)
+        if self._store is not None:
+            changed = [new for new, old in zip(regrouped, samples, strict=True) if new.reward != old.reward]
+            self._store.put_rewards(changed)
         return regrouped
 
     async def next_point(self, point: BranchPoint, state: State, sample: Sample) -> BranchPoint:
@@ -213,7 +216,8 @@ class StateSampler:
         new = await self._score(point, state, role, new, await self._complete(point, state, role, prompt, new))
         for i, sample in zip(todo, new, strict=True):
             samples[i] = sample
-        self._store.put_samples(new, params)
+        if self._store is not None:
+            self._store.put_samples(new, params)
         return samples
 
     def _decoding(self, role: Role) -> tuple[float, int]:
@@ -352,7 +356,7 @@ class StateSampler:
         last, n_steps = end.steps[-1], len(end.steps)
         outputs = last.outputs[0] if isinstance(last.outputs, list) and last.outputs else {}
         outcome = Outcome(point.task, last.text or "", outputs, end.need.ranking, end.need.prediction, n_steps)
-        values = await asyncio.to_thread(final.values, outcome)
+        values: dict[str, float] = await self._runner.in_thread(final.values, outcome)
         if not values:
             raise ConfigError(f"the final reward has no value for task {point.task.id}; leave such tasks out")
         return values

@@ -13,8 +13,9 @@ from leret.core.aio import for_each
 from leret.core.errors import LeretError, PolicyError, ProgramError, RetrievalError
 from leret.core.types import Failure, Hop, LMCall, Ranking, Rollout, Task, digest, merge
 from leret.policies.base import Policy, PromptTooLongError, Request
+from leret.programs.needs import Finished, NeedsCompletion, Step
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
-from leret.programs.replay import Finished, NeedsCompletion, SearchResults, Step
+from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
 from leret.programs.search import SearchCall
 

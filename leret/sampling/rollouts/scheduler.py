@@ -21,7 +21,8 @@ from leret.core.errors import PolicyError, ProgramError, RetrievalError, RunErro
 from leret.core.memory import gc_frozen
 from leret.core.progress import Progress, Silent
 from leret.core.types import Failure, Sample, Task
-from leret.programs.replay import NeedsCompletion, SearchResults, Step
+from leret.programs.needs import NeedsCompletion, Step
+from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
 from leret.sampling.rollouts.branching import BranchPoint, StateSampler
 from leret.sampling.rollouts.rollout import BOUNDARIES, failure_of

@@ -1,0 +1,143 @@
+"""Every algorithm on the demo's world at as many fresh samples: recall and AP after the last hop, and CPU-seconds.
+
+    python benchmarks/online.py sweep RUNS [--world 1] [--algorithms grpo,ppo]  # rates, on dev of another world
+    python benchmarks/online.py table RUNS [--world 0] [--seeds 0,1,2] [--init sft]  # the best rates, on test
+
+RUNS is a directory for the runs; what is there is not done again, so the commands can be stopped and given again, and
+several of them may share the work by ``--algorithms``. Sampling draws 9,600 completions; offline algorithms train on
+them, online ones draw 9,600 of their own. CPU-seconds are of the whole training process, its start included.
+
+The rates of ``table`` are in RATES: the best of ``sweep``, which prints them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from leret.config.evaluation import EvalRecipe
+from leret.config.load import load_recipe
+from leret.core.runs import Run
+from leret.evaluation.stage import evaluate
+
+SMALL = {"max_length": 512, "logging_steps": 5, "save_steps": 1000}
+PAIRS = {**SMALL, "num_train_epochs": 2, "warmup_ratio": 0.05}
+ROUNDS = {**SMALL, "max_steps": 150, "questions_per_round": 4, "num_generations": 8, "temperature": 1.0, "top_p": 1.0,
+          "max_completion_length": 16, "warmup_ratio": 0.0}  # fmt: skip
+BIG_ROUNDS = {**ROUNDS, "max_steps": 288, "questions_per_round": 33, "num_iterations": 2, "num_mini_batches": 8,
+              "warmup_ratio": 0.1}  # fmt: skip
+ALGORITHMS: dict[str, tuple[str, dict[str, Any], tuple[float, ...]]] = {
+    "dpo": ("dpo", PAIRS, (2e-4, 5e-4, 1e-3)),
+    "ipo-sequence": ("ipo", {**PAIRS, "reduction": "sequence"}, (2e-4, 5e-4, 1e-3)),
+    "ipo-token": ("ipo", {**PAIRS, "reduction": "token"}, (2e-4, 5e-4, 1e-3)),
+    "kto": ("kto", PAIRS, (2e-4, 5e-4, 1e-3)),
+    "grpo": ("grpo", ROUNDS, (1e-3, 2e-3, 4e-3)),
+    "rloo": ("rloo", {**ROUNDS, "beta": 0.0}, (5e-4, 1e-3, 2e-3)),
+    "ppo": ("ppo", BIG_ROUNDS, (5e-4, 1e-3, 2e-3)),
+}
+"""Recipe, keys that differ from it, rates to try."""
+
+RATES = {"dpo": 5e-4, "ipo-sequence": 1e-3, "ipo-token": 1e-3, "kto": 5e-4, "grpo": 2e-3, "rloo": 1e-3, "ppo": 1e-3}
+
+
+def leret(*words: str) -> float:
+    """Run a command of leret on one thread; CPU-seconds of its process and those that it started."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "leret", *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"leret {' '.join(words)} ended with status {status}; give it by hand to see why")
+    return usage.ru_utime + usage.ru_stime
+
+
+def prepared(runs: Path, world: int, seed: int) -> Run:
+    """A sampled run with its sft policy."""
+    path = runs / f"world-{world}-{seed}"
+    keys = (f"data.seed={world}", f"sampling.seed={seed}")
+    if not (path / "sample.done").is_file():
+        leret("sample", "sampling/demo.yaml", "--run", str(path), *(word for key in keys for word in ("--set", key)))
+    if not (path / "policies" / "sft").is_dir():
+        leret("train", "training/demo-sft.yaml", "--run", str(path), "--set", f"seed={seed}")
+    return Run.open(path)
+
+
+def trained(run: Run, algorithm: str, rate: float, init: str, seed: int) -> str:
+    """The name of a policy, trained where it is not there; its CPU-seconds are kept beside it."""
+    recipe, keys, _ = ALGORITHMS[algorithm]
+    name = f"{algorithm}-{init}-{rate:g}"
+    if not (run.policies / name).is_dir():
+        given = {**keys, "name": name, "init_from": init, "learning_rate": rate, "seed": seed}
+        words = [word for key, value in given.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+        seconds = leret("train", f"training/{recipe}.yaml", "--run", str(run.path), *words)
+        (run.policies / name / "cpu_seconds").write_text(str(seconds))
+    return name
+
+
+def measured(run: Run, names: list[str], split: str) -> dict[str, dict[str, float]]:
+    """Recall and AP after the last hop, with the half width of recall's interval."""
+    recipe = load_recipe("eval/demo.yaml", EvalRecipe, [f"split={split}", f"systems={json.dumps(names)}"])
+    rows = evaluate(recipe, run).summary["rows"]
+    last = {row["system"]: row["hops"][-1] for row in rows}
+    return {n: {"recall": last[n]["recall"], "ap": last[n]["ap"], "ci": last[n]["recall_ci"]} for n in names}
+
+
+def facts(run: Run, name: str) -> str:
+    """CPU-seconds, and the examples or the completions that were learnt from."""
+    record = json.loads((run.policies / name / "training.json").read_text())
+    seconds = float((run.policies / name / "cpu_seconds").read_text())
+    return f"{seconds:6.0f} CPU s {record['examples']:7,} examples"
+
+
+def sweep(runs: Path, world: int, algorithms: list[str], init: str) -> None:
+    """Each algorithm at each rate, on the dev split."""
+    run = prepared(runs, world, 0)
+    for algorithm in algorithms:
+        names = {rate: trained(run, algorithm, rate, init, 0) for rate in ALGORITHMS[algorithm][2]}
+        found = measured(run, [init, *names.values()], "dev")
+        for rate, name in names.items():
+            row = found[name]
+            print(f"{algorithm:13s} {rate:7g}  recall {row['recall']:.3f}  AP {row['ap']:.3f}", facts(run, name))
+        best = max(names, key=lambda rate: found[names[rate]]["recall"])
+        print(f"{algorithm:13s} best: {best:g}  ({init}: {found[init]['recall']:.3f})", flush=True)
+
+
+def table(runs: Path, world: int, seeds: list[int], algorithms: list[str], init: str) -> None:
+    """The best rates on the test split, a row for each seed."""
+    for seed in seeds:
+        run = prepared(runs, world, seed)
+        names = [trained(run, algorithm, RATES[algorithm], init, seed) for algorithm in algorithms]
+        for name, row in measured(run, ["base", "sft", *names], "test").items():
+            more = facts(run, name) if name in names else ""
+            print(
+                f"seed {seed}  {name:22s} recall {row['recall']:.3f} {row['ci']}  AP {row['ap']:.3f} ", more, flush=True
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["sweep", "table"])
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--world", type=int)
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--algorithms", default=",".join(ALGORITHMS))
+    parser.add_argument("--init", default="sft", choices=["sft", "base"])
+    given = parser.parse_args()
+    algorithms = given.algorithms.split(",")
+    if given.what == "sweep":
+        sweep(given.runs, 1 if given.world is None else given.world, algorithms, given.init)
+    else:
+        seeds = [int(seed) for seed in given.seeds.split(",")]
+        table(given.runs, given.world or 0, seeds, algorithms, given.init)
+
+
+if __name__ == "__main__":
+    main()

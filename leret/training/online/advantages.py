@@ -1,0 +1,99 @@
+"""What a completion is worth beside others: estimators of the advantage, and the filter of rollouts.
+
+``groups`` (n,) numbers the state of each completion, from 0; the members of a group need not stand together, and
+groups may be of different sizes. Tensors over tokens are as in `leret.training.online.losses`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+_SMALL = 1e-4
+"""Added to a standard deviation; TRL's."""
+
+
+def group_means(values: Tensor, groups: Tensor) -> Tensor:
+    """The mean of its group, for each of (n,) or (n, m) values."""
+    n_groups = int(groups.max()) + 1
+    sums = values.new_zeros(n_groups, *values.shape[1:]).index_add_(0, groups, values)
+    sizes = torch.bincount(groups, minlength=n_groups).to(values.dtype)
+    return (sums / sizes.view(-1, *[1] * (values.dim() - 1)).clamp(min=1))[groups]
+
+
+def group_deviations(values: Tensor, groups: Tensor) -> Tensor:
+    """The standard deviation (of a sample) in its group, for each of (n,) values; 0 where it is alone."""
+    squares = group_means((values - group_means(values, groups)) ** 2, groups)
+    sizes = torch.bincount(groups)[groups].to(values.dtype)
+    return (squares * sizes / (sizes - 1).clamp(min=1)).sqrt()
+
+
+def centred(values: Tensor, groups: Tensor) -> Tensor:
+    """Values (n,) less the mean of their group; exactly 0 in a group of equal ones, where Adam would amplify less."""
+    distance = values - group_means(values, groups)
+    return distance.masked_fill(distance.abs() <= 1e-12 * values.abs(), 0.0)
+
+
+def group_relative(rewards: Tensor, groups: Tensor, scale: Literal["group", "batch", "none"]) -> Tensor:
+    """Rewards (n,) less the mean of their group, over the standard deviation of the group, of all of them, or of none.
+
+    Source: Shao et al. 2024, arXiv 2402.03300, section 4.1.2; without the deviation: Liu et al. 2025, arXiv 2503.20783.
+    """
+    distance = centred(rewards, groups)
+    if scale == "none" or len(rewards) < 2:
+        return distance
+    deviation = rewards.std() if scale == "batch" else group_deviations(rewards, groups)
+    return distance / (deviation + _SMALL)
+
+
+def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
+    """Rewards (n,) less the mean of the others of their group; 0 where there are no others.
+
+    Source: Ahmadian et al. 2024, arXiv 2402.14740, eq. 8 (Kool et al. 2019).
+    """
+    sizes = torch.bincount(groups)[groups].to(rewards.dtype)
+    return centred(rewards, groups) * sizes / (sizes - 1).clamp(min=1)
+
+
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
+    """Generalised advantage estimates (n, width) of tokens; the value behind a completion's last token is 0.
+
+    Args:
+        rewards: (n, width) of each token.
+        values: (n, width) expected before each token.
+        mask: (n, width).
+        gamma: discount a token.
+        lam: 0 trusts the values, 1 the rewards.
+
+    Source: Schulman et al. 2015, arXiv 1506.02438, eq. 16.
+    """
+    rewards, values = rewards * mask, values * mask
+    following = torch.nn.functional.pad(values, (0, 1))[:, 1:]
+    delta = (rewards + gamma * following - values) * mask
+    advantages = torch.zeros_like(delta)
+    last = delta.new_zeros(len(delta))
+    for t in reversed(range(delta.shape[1])):
+        last = delta[:, t] + gamma * lam * last
+        advantages[:, t] = last
+    return advantages * mask
+
+
+def whiten(values: Tensor, mask: Tensor) -> Tensor:
+    """Values of mean 0 and variance 1 (of a sample) over the mask; 0 where there is one alone."""
+    n = mask.sum()
+    mean = (values * mask).sum() / n
+    variance = (((values - mean) * mask) ** 2).sum() / (n - 1).clamp(min=1)
+    return (values - mean) * mask * torch.rsqrt(variance + 1e-8)
+
+
+def on_one_side(parts: Tensor, groups: Tensor, side: Literal["above", "below", "either"]) -> Tensor:
+    """Whether all parts (n, n_parts) of a completion's reward are above (below) the mean of its group: (n,) bool.
+
+    A part that is the same in the whole group is on both sides.
+    """
+    distance = parts - group_means(parts, groups)
+    close = 1e-9 * (1 + parts.abs())
+    above, below = (distance >= -close).all(1), (distance <= close).all(1)
+    return above | below if side == "either" else above if side == "above" else below

@@ -1,0 +1,288 @@
+"""A round's samples: whole runs of the program with the policy as it is, or the states that the run has stored.
+
+Bits must not depend on the clock: what is decoded together decides a logit's last digits, and in rare cases a token.
+So a round's policy waits until nothing else can go on, and then completes all that is asked for, in a fixed order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor, tensor
+
+from leret.config.sampling import SamplingSettings
+from leret.core.aio import gathered
+from leret.core.errors import ProgramError, RetrievalError
+from leret.core.runs import Run
+from leret.core.types import Sample, State, Task
+from leret.policies.base import Completion, PromptTooLongError, Request
+from leret.policies.local.policy import LocalPolicy
+from leret.programs.needs import NeedsCompletion
+from leret.programs.prompts import ZERO_SHOT
+from leret.programs.replay import SearchResults
+from leret.rewards import scoring
+from leret.sampling.rollouts.branching import BranchPoint, Role, SamplingPlan, StateSampler
+from leret.sampling.rollouts.environment import Environment
+from leret.sampling.rollouts.rollout import failure_of, seed_of
+from leret.sampling.rollouts.scheduler import SamplingStats, refuse_failures
+from leret.sampling.rollouts.selection import select_next
+from leret.sampling.stage import scorable, with_credit
+from leret.sampling.store.store import Store
+from leret.training.online.recipe import OnlineRecipe
+
+if TYPE_CHECKING:
+    from leret.programs.runner import ProgramRunner
+
+_QUIET = 32
+"""Turns of the event loop in which nothing new is asked: as many as a search's answer may need to become a request."""
+
+Group = tuple[State, Sequence[Sample]]
+
+
+@dataclass(slots=True)
+class Sampled:
+    """The completions of a round that have a reward or a price; those of one state stand together.
+
+    Attributes:
+        sequences: ids of prompt and completion; the end token, where it was reached, is the last.
+        groups: (n,) number of the state, from 0.
+        rewards: (n,) float32.
+        parts: (n, n_parts) of the rewards.
+        facts: for the log: means over the round, by TRL's names where it has them.
+    """
+
+    sequences: Sequence[tuple[Sequence[int], Sequence[int]]]
+    groups: Tensor
+    rewards: Tensor
+    parts: Tensor
+    facts: dict[str, float]
+
+
+class RoundPolicy:
+    """A live policy that completes, in one batch, what a round's tasks ask for at one time.
+
+    Attributes:
+        made: prompt ids and completion by seed.
+    """
+
+    def __init__(self, policy: LocalPolicy, idle: Callable[[], bool]) -> None:
+        self.name, self.digest = policy.name, policy.digest
+        self.made: dict[int, tuple[Sequence[int], Completion]] = {}
+        self._policy, self._idle = policy, idle
+        self._waiting: list[tuple[Request, asyncio.Future[list[Completion]]]] = []
+        self._answering: asyncio.Task[None] | None = None
+
+    async def complete(self, request: Request) -> list[Completion]:
+        """One completion a seed; raises what the policy does."""
+        future: asyncio.Future[list[Completion]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, future))
+        if self._answering is None:
+            self._answering = asyncio.create_task(self._answer())
+        return await future
+
+    async def aclose(self) -> None:
+        """The model is another's."""
+
+    async def _answer(self) -> None:
+        n_waiting = n_quiet = 0
+        while n_quiet < _QUIET:
+            await asyncio.sleep(0 if self._idle() else 0.0005)
+            n_quiet = n_quiet + 1 if self._idle() and len(self._waiting) == n_waiting else 0
+            n_waiting = len(self._waiting)
+        asked, self._waiting, self._answering = self._waiting, [], None
+        asked.sort(key=lambda one: (json.dumps(one[0].messages), one[0].seeds))
+        try:
+            fitting = [(request, ids, future) for request, future in asked if (ids := self._ids(request, future))]
+            made = self._policy.complete_many([request for request, _, _ in fitting])
+        except Exception as error:
+            for _, future in asked:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (request, ids, future), completions in zip(fitting, made, strict=True):
+            self.made |= {seed: (ids, one) for seed, one in zip(request.seeds, completions, strict=True)}
+            future.set_result(completions)
+
+    def _ids(self, request: Request, future: asyncio.Future[list[Completion]]) -> Sequence[int]:
+        try:
+            return self._policy.prompt_ids(request.messages)
+        except PromptTooLongError as error:
+            future.set_exception(error)
+            return ()
+
+
+def training_tasks(bench: Environment, recipe: OnlineRecipe) -> list[Task]:
+    """The tasks of the run's sampling that the reward applies to; `DataError` where there is none."""
+    data, settings = bench.recipe.data, scored_by(bench, recipe)
+    questions = bench.questions(data.split, data.limit, part=data.part)
+    return scorable(questions, bench.recipe.model_copy(update={"sampling": settings}))
+
+
+def scored_by(bench: Environment, recipe: OnlineRecipe) -> SamplingSettings:
+    """The run's settings of sampling, with the training's own reward and credit."""
+    own = {"credit": recipe.credit, "reward": recipe.reward, "final": recipe.reward}
+    given = {name: value for name, value in own.items() if value is not None}
+    return bench.recipe.sampling.model_copy(update=given)
+
+
+def round_of(n_tasks: int, size: int, seed: int, number: int) -> list[int]:
+    """Places of a round's tasks: a new order in every pass over them."""
+    places = range(number * size, (number + 1) * size)
+    orders = {epoch: random.Random(f"{seed} {epoch}").sample(range(n_tasks), n_tasks)
+              for epoch in {place // n_tasks for place in places}}  # fmt: skip
+    return [orders[place // n_tasks][place % n_tasks] for place in places]
+
+
+class RoundSampler:
+    """Samples rounds of a run's tasks; ``policy`` is live, and its digest another in each round."""
+
+    def __init__(self, recipe: OnlineRecipe, bench: Environment, run: Run, policy: LocalPolicy) -> None:
+        from leret.retrieval.batching import SearchBatcher
+
+        self.recipe, self.policy, self.stats = recipe, policy, SamplingStats()
+        self._bench, self._run, self._settings = bench, run, scored_by(bench, recipe)
+        self._scoring = scoring(self._settings.reward)
+        self._searches = SearchBatcher(bench.retriever)
+        self._runner: ProgramRunner = bench.runner(self._searches)
+        self._paths = _stored_paths(run) if recipe.states == "stored" else None
+        self._plan: SamplingPlan | None = None
+
+    @property
+    def temperature(self) -> float:
+        """Of sampling."""
+        return self.recipe.temperature or self._bench.recipe.policy.temperature
+
+    def close(self) -> None:
+        """End the thread of the searches."""
+        self._searches.close()
+
+    def sample(self, tasks: Sequence[Task], number: int) -> Sampled:
+        """One round; its samples follow from the recipe's seed, its number and the policy.
+
+        Raises:
+            LeretError: more failed than the run's ``sampling.max_error_rate`` allows.
+        """
+        return asyncio.run(self._sample(tasks, number))
+
+    async def _sample(self, tasks: Sequence[Task], number: int) -> Sampled:
+        policy = RoundPolicy(self.policy, lambda: self._runner.idle)
+        plan = await self._plan_of(policy, tasks, seed_of(self.recipe.seed, "round", number))
+        sampler = StateSampler(self._runner, None, plan)
+        walks = await gathered(self._walk(sampler, plan, task) for task in tasks)
+        groups = [group for walk in walks for group in walk]
+        for _, samples in groups:
+            self.stats.count(samples)
+        refuse_failures(self.stats, self._bench.recipe.sampling.max_error_rate, max_unparsed_rate=1.0)
+        return self._collect(groups, policy)
+
+    async def _plan_of(self, policy: RoundPolicy, tasks: Sequence[Task], seed: int) -> SamplingPlan:
+        recipe, lm, settings = self.recipe, self._bench.recipe.policy, self._settings
+        plan = SamplingPlan(
+            (ZERO_SHOT,), recipe.num_generations, seed, self.temperature, recipe.top_p or lm.top_p,
+            recipe.max_completion_length or lm.max_tokens,
+            role=lambda need: Role(policy, need.predictor in (recipe.predictors or {need.predictor}), settings.credit),
+            reward=settings.reward, final=settings.end_reward, n_continuations=settings.n_continuations,
+            final_weight=settings.final_weight, searched=None if self._plan is None else self._plan.searched,
+        )  # fmt: skip
+        if self._plan is None:
+            plan = await with_credit(plan, self._runner, None, tasks, self._run)
+        self._plan = plan
+        return plan
+
+    async def _walk(self, sampler: StateSampler, plan: SamplingPlan, task: Task) -> list[Group]:
+        """The states of one run of the program, each with its samples."""
+        groups: list[Group] = []
+        results: SearchResults = {}
+        path = None if self._paths is None else self._paths.get(task.id, {})
+        try:
+            point = BranchPoint(task, await self._runner.advance(task, (), results), results=results, fresh=True)
+            while isinstance(point.need, NeedsCompletion):
+                state = self._runner.state(task, point.need, len(point.steps), point.parent)
+                samples = await sampler.sample_state(point, state)
+                groups.append((state, samples))
+                if path is None:
+                    to_end = bool(sampler.credits - {"step"})
+                    chosen = select_next(samples, task, plan.seed, state.draw, through_solved=to_end)
+                else:
+                    chosen = path.get(state.step)
+                if chosen is None:
+                    break
+                point = await sampler.next_point(point, state, chosen)
+        except (RetrievalError, ProgramError) as error:
+            self.stats.fail(failure_of(error))
+        return groups
+
+    def _collect(self, groups: Sequence[Group], policy: RoundPolicy) -> Sampled:
+        numbers: list[int] = []
+        members: list[tuple[Sample, float]] = []
+        for number, (_, samples) in enumerate(self._scored(groups)):
+            members += samples
+            numbers += [number] * len(samples)
+        made = [policy.made[sample.seed] for sample, _ in members]
+        rewards = tensor([value for _, value in members])
+        found = [sample for _, samples in groups for sample in samples if sample.completion is not None]
+        written = [policy.made[sample.seed][1] for sample in found]
+        n_tokens = max(1, sum(len(one.token_ids or ()) for one in written))
+        facts = {
+            "completions/mean_length": n_tokens / max(1, len(written)),
+            "completions/clipped_ratio": sum(one.finish_reason == "length" for one in written) / max(1, len(written)),
+            "completions/unparsed": sum(_unparsed(sample) for sample in found) / max(1, len(found)),
+            "completions/distinct": _distinct(groups),
+            "entropy": -sum(sum(one.logprobs or ()) for one in written) / n_tokens,
+            "num_samples": float(len(found)),
+        }
+        names, parts = self._parts([one for one, _ in members])
+        facts |= {f"rewards/{name}/mean": float(parts[:, i].mean()) for i, name in enumerate(names) if len(names) > 1}
+        sequences = [(ids, one.token_ids or ()) for ids, one in made]
+        return Sampled(sequences, tensor(numbers), rewards, parts, facts)
+
+    def _parts(self, samples: Sequence[Sample]) -> tuple[list[str], Tensor]:
+        """Names, and (n, n_parts) values, that all samples with a reward have; 0 where a completion does not parse."""
+        whole = [set(sample.components) for sample in samples if sample.reward is not None]
+        common = set.intersection(*whole) if whole else set[str]()
+        names = sorted(name for name in common if name in self._scoring.parts or name.startswith("final"))
+        values = [[sample.components.get(name, 0.0) for name in names] for sample in samples]
+        return names, tensor(values).reshape(len(samples), len(names))
+
+    def _scored(self, groups: Sequence[Group]) -> list[tuple[State, list[tuple[Sample, float]]]]:
+        """Samples with rewards; a completion that does not parse has its price; those of an outage are left out."""
+        scored = []
+        for state, samples in groups:
+            known = [sample.reward for sample in samples if sample.reward is not None]
+            price = (
+                self._scoring.unparsed_reward if self.recipe.unparsed_reward is None else self.recipe.unparsed_reward
+            )
+            least = min([0.0, *known]) if price is None else price
+            valid = [one for one in samples if one.is_sampled and (one.reward is not None or _unparsed(one))]
+            if valid:
+                scored.append((state, [(one, least if one.reward is None else one.reward) for one in valid]))
+        return scored
+
+
+def _stored_paths(run: Run) -> dict[str, dict[int, Sample]]:
+    """The samples that went on, by question and step, of the policy that the run sampled last."""
+    digest = run.manifest().get("digests", {}).get("policy")
+    with Store(run.store, read_only=True) as store:
+        paths: dict[str, dict[int, Sample]] = {}
+        for group in store.finished(digest):
+            chosen = {step.step: step.chosen for step in store.visits(group.policy_digest, group.state.question_id)}
+            for sample in group.samples:
+                if sample.id == chosen.get(group.state.step):
+                    paths.setdefault(group.state.question_id, {})[group.state.step] = sample
+    return paths
+
+
+def _unparsed(sample: Sample) -> bool:
+    return sample.failure is not None and sample.failure.kind == "parse"
+
+
+def _distinct(groups: Sequence[Group]) -> float:
+    """Different completions among those of a state: the share, a mean over states."""
+    texts = [[sample.completion for sample in samples if sample.completion is not None] for _, samples in groups]
+    shares = [len(set(own)) / len(own) for own in texts if own]
+    return sum(shares) / max(1, len(shares))

@@ -1,0 +1,66 @@
+"""Two places of a program are one where the program asks for the same after the same searches."""
+
+import dspy
+import pytest
+
+from leret.core.types import Passage
+from leret.programs.needs import (
+    Finished,
+    NeedsCompletion,
+    NeedsSearch,
+    PredictorCall,
+    Step,
+    asked_instead,
+    difference,
+    order,
+    place,
+)
+from leret.programs.search import SearchCall
+
+A, B = (SearchCall(1, ("q",), ((Passage(name, "", "", 1.0),),)) for name in "ab")
+
+
+def need(predictor="write", *, searches=(), **inputs):
+    return NeedsCompletion(PredictorCall(predictor, inputs), searches)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        (need(x="1"), need(x="2"), 'write.x was "1", and on the same path "2"'),
+        (need(searches=(A,)), need(searches=(B,)), "found [['a']] and then [['b']]"),
+        (need(), need("read"), "a call of write for {} and then to a call of read for {}"),
+        (need(), NeedsSearch(("q", 3)), 'then to a search for ["q", 3]'),
+        (Finished({"a": 1}, ()), Finished({"a": 2}, ()), 'its end with {"a": 1}'),
+    ],
+)
+def test_what_differs_is_told_with_both_values(one, other, told):
+    assert place(one) == place(one)
+    assert place(one) != place(other)
+    assert told in difference(one, other)
+
+
+def test_a_prediction_is_compared_by_its_fields_and_an_object_by_its_name():
+    assert place(Finished(dspy.Prediction(a=print), ())) == place(Finished({"a": print}, ()))
+
+
+def test_equal_inputs_ask_the_same_whatever_they_are_made_of():
+    call = PredictorCall("write", {"x": (1, 2)})
+    assert call.asks_as(PredictorCall("write", {"x": [1, 2]}))
+    assert not call.asks_as(PredictorCall("write", {"x": (1, 2)}, wording="other"))
+
+
+def test_a_step_that_is_not_asked_for_is_told_with_what_is_asked_instead():
+    step = Step(PredictorCall("write", {"x": "1"}), [{"query": "q"}])
+    assert asked_instead(step, [need(x="2")]) == 'write.x was "1", and on the same path "2"'
+    assert "no longer on the same path" in asked_instead(step, [NeedsSearch("q")])
+
+
+def test_of_branches_side_by_side_a_search_goes_first():
+    needs = [need("b"), need("a", x="2"), need("a", x="1"), NeedsSearch("q")]
+    assert sorted(needs, key=order) == needs[::-1]
+
+
+def test_outputs_that_a_program_could_change_are_nested():
+    call = PredictorCall("write", {})
+    assert [Step(call, outputs).is_nested for outputs in ([{"a": "x", "b": None}], [{"a": ["x"]}])] == [False, True]

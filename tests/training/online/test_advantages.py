@@ -1,0 +1,82 @@
+"""Estimators against their definitions; GAE against the sum that it is, and in benchmarks against torchrl's."""
+
+import random
+import statistics
+
+import pytest
+import torch
+
+from leret.training.online.advantages import gae, group_relative, leave_one_out, on_one_side, whiten
+
+
+def case(seed: int, n: int = 23):
+    rng = random.Random(seed)
+    groups = [rng.randrange(5) for _ in range(n - 5)] + list(range(5))
+    return [rng.uniform(-3.5, 5) for _ in range(n)], groups
+
+
+def members(rewards, groups, number):
+    return [reward for reward, group in zip(rewards, groups, strict=True) if group == number]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_a_reward_is_compared_with_its_group(seed, scale):
+    rewards, groups = case(seed)
+    found = group_relative(torch.tensor(rewards).double(), torch.tensor(groups), scale)
+    for reward, group, value in zip(rewards, groups, found.tolist(), strict=True):
+        own = members(rewards, groups, group)
+        within = statistics.stdev(own) if len(own) > 1 else 0.0
+        by = {"group": within + 1e-4, "batch": statistics.stdev(rewards) + 1e-4, "none": 1.0}[scale]
+        assert value == pytest.approx((reward - statistics.fmean(own)) / by, abs=2e-6)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_reward_is_compared_with_the_others(seed):
+    rewards, groups = case(seed)
+    found = leave_one_out(torch.tensor(rewards).double(), torch.tensor(groups))
+    for place, value in enumerate(found.tolist()):
+        others = [r for i, r in enumerate(rewards) if groups[i] == groups[place] and i != place]
+        expected = rewards[place] - statistics.fmean(others) if others else 0.0
+        assert value == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("estimate", [lambda *x: group_relative(*x, "group"), leave_one_out])
+def test_equal_rewards_are_worth_exactly_nothing(estimate):
+    for value in (0.1, 1 / 3, -3.5, 0.0):
+        assert not estimate(torch.full((7,), value).double(), torch.zeros(7).long()).any()
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_gae_is_the_weighted_sum_of_errors(seed):
+    rng = random.Random(seed)
+    width, gamma, lam = rng.randint(1, 9), rng.choice([1.0, 0.97]), rng.choice([0.0, 0.5, 0.95, 1.0])
+    lengths = [rng.randint(1, width) for _ in range(3)]
+    rewards, values = torch.randn(2, 3, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    mask = torch.tensor([[t < n for t in range(width)] for n in lengths]).double()
+    found = gae(rewards, values, mask, gamma, lam)
+    for i, n in enumerate(lengths):
+        v = [*values[i, :n].tolist(), 0.0]
+        errors = [float(rewards[i, t]) + gamma * v[t + 1] - v[t] for t in range(n)]
+        for t in range(n):
+            expected = sum((gamma * lam) ** (s - t) * errors[s] for s in range(t, n))
+            assert float(found[i, t]) == pytest.approx(expected, abs=1e-6)
+        assert not found[i, n:].any()
+
+
+def test_whitened_values_have_mean_0_and_variance_1():
+    values, mask = torch.randn(4, 6, dtype=torch.float64), torch.ones(4, 6).double()
+    mask[1:, 3:] = 0
+    found = whiten(values, mask)
+    inside = found[mask > 0]
+    assert (float(inside.mean()), float(inside.var())) == pytest.approx((0.0, 1.0), abs=1e-6)
+    assert not found[mask == 0].any()
+    assert float(whiten(torch.tensor([[3.0]]), torch.ones(1, 1))) == 0.0
+
+
+def test_a_rollout_is_kept_where_all_parts_agree():
+    parts = torch.tensor([[1.0, 1.0, 5.0], [0.0, 0.0, 5.0], [1.0, 0.0, 5.0], [7.0, 8.0, 9.0]])
+    groups = torch.tensor([0, 0, 0, 1])
+    assert on_one_side(parts, groups, "above").tolist() == [True, False, False, True]
+    assert on_one_side(parts, groups, "below").tolist() == [False, True, False, True]
+    assert on_one_side(parts, groups, "either").tolist() == [True, True, False, True]

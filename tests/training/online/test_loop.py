@@ -1,0 +1,137 @@
+"""A training on fresh samples from a run to a policy, whatever stops it on the way."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+from safetensors.torch import load_file
+
+from leret.core.errors import RunError, TrainingError
+from leret.training.algorithms.grpo import GRPORecipe
+from leret.training.algorithms.ppo import PPORecipe
+from leret.training.algorithms.rloo import RLOORecipe
+from leret.training.stage import plan, train
+from tests.sampling.fakes import ROOT
+from tests.training.training_runs import Stopper, changed, interrupt, train_ids
+
+SMALL = {
+    "num_train_epochs": 1.0,
+    "questions_per_round": 2,
+    "num_generations": 4,
+    "max_completion_length": 6,
+    "per_device_train_batch_size": 16,
+    "learning_rate": 1e-3,
+    "save_steps": 2,
+    "logging_steps": 1,
+    "device": "cpu",
+}
+GRPO, RLOO, PPO = GRPORecipe(**SMALL), RLOORecipe(**SMALL), PPORecipe(**SMALL, num_mini_batches=2)
+RECIPES = pytest.mark.parametrize("recipe", [GRPO, PPO], ids=["grpo", "ppo"])
+
+
+def bits(report):
+    weights = load_file(report.path / "model.safetensors")
+    record = json.loads((report.path / "training.json").read_text())
+    return {name: weight.numpy().tobytes() for name, weight in weights.items()}, record["log_history"]
+
+
+def log(report):
+    return json.loads((report.path / "training.json").read_text())["log_history"]
+
+
+@pytest.mark.parametrize("recipe", [GRPO, RLOO, PPO], ids=["grpo", "rloo", "ppo"])
+def test_a_run_becomes_a_policy_that_is_not_trained_again(run, base, recipe):
+    assert plan(recipe, run).steps == recipe.n_steps(12)
+    report = train(recipe, run)
+    first = load_file(base / "model.safetensors")
+    assert any(bits(report)[0][name] != weight.numpy().tobytes() for name, weight in first.items())
+    entries = log(report)
+    assert [entry["step"] for entry in entries] == [*range(1, 7)]
+    names = {"reward", "reward_std", "frac_reward_zero_std", "entropy", "completions/mean_length", "learning_rate"}
+    names |= {"clip_ratio/region_mean", "loss", "grad_norm"}
+    if recipe is not GRPO:
+        names |= {"kl", "objective/kl", "objective/rlhf_reward", "policy/entropy", "val/ratio", "loss/policy_avg"}
+    if recipe is PPO:
+        names.add("loss/value_avg")
+    assert names <= set.union(*map(set, entries))
+    assert {"README.md", "training.json", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in report.path.iterdir()
+    }
+    assert report.examples == 6 * 2 * 2 * 4  # rounds, questions, steps of the program, completions
+    assert train(recipe, run).already
+    with pytest.raises(RunError, match="learning_rate"):
+        train(changed(recipe, learning_rate=0.5), run)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from leret.core.runs import Run
+from leret.training.stage import train
+from tests.training.online import test_loop
+from tests.training.training_runs import Stopper
+recipe = getattr(test_loop, sys.argv[2])
+train(recipe, Run.open(Path(sys.argv[1])), progress=Stopper(5, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+"""
+
+
+@RECIPES
+def test_a_killed_training_that_goes_on_ends_in_the_same_bits(run, recipe):
+    command = [sys.executable, "-c", KILLED, str(run.path), recipe.algorithm.upper()]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False)
+    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+    resumed = train(recipe, run)
+    assert resumed.resumed_from == 4
+    straight = train(changed(recipe, name="straight"), run)
+    assert bits(resumed) == bits(straight)
+
+
+def test_an_interrupted_training_leaves_a_checkpoint(run):
+    with pytest.raises(KeyboardInterrupt):
+        train(GRPO, run, progress=Stopper(3, interrupt))
+    assert plan(GRPO, run).resumes_at == 3
+    assert train(GRPO, run).resumed_from == 3
+
+
+@pytest.mark.parametrize(("beta", "near"), [(10.0, True), (0.0, False)])
+def test_the_penalty_keeps_the_policy_near_the_initial_one(run, beta, near):
+    given = changed(GRPO, beta=beta or 1e-12, max_steps=10, learning_rate=2e-4)
+    last = log(train(given, run))[-1]["kl"]
+    assert (last < 0.01) is near
+
+
+def test_an_adapter_is_trained_against_its_own_base(run):
+    report = train(changed(GRPO, lora={"r": 2, "alpha": 4}, beta=0.1, learning_rate=1e-2), run)
+    assert (report.path / "adapter_model.safetensors").is_file()
+    assert log(report)[-1]["kl"] > 0
+
+
+def test_a_question_that_is_held_back_is_refused(run):
+    run.held_out.write_text(json.dumps(train_ids(1)))
+    with pytest.raises(TrainingError, match="evaluation split"):
+        train(GRPO, run)
+
+
+def test_an_alarm_stops_a_training_with_a_checkpoint(run):
+    same = changed(GRPO, temperature=1e-3, on_alarm="stop", max_steps=8)  # all completions of a state are one
+    with pytest.raises(TrainingError, match=r"stopped at an alarm.*the groups have one reward"):
+        train(same, run)
+    assert plan(same, run).resumes_at == 3
+    assert "alarm" in [event["event"] for event in run.events()]
+
+
+def test_the_best_policy_of_the_validations_is_kept(run, monkeypatch):
+    figures, seen = {0: 0.1, 2: 0.2, 4: 0.9, 6: 0.4}, {}
+
+    def run_model(self, model, tokenizer, step):
+        seen[step] = {name: weight.numpy().tobytes() for name, weight in model.state_dict().items()}
+        return {"eval_recall": figures[step], "eval_unparsed": 0.0}
+
+    monkeypatch.setattr("leret.training.validation.Validation.run_model", run_model)
+    report = train(changed(GRPO, eval_steps=2, eval_tasks=2, eval_split="train", max_steps=6, save_steps=1), run)
+    record = json.loads((report.path / "training.json").read_text())
+    assert (record["best_step"], len(record["validation"]), [*seen]) == (4, 2, [0, 2, 4, 6])
+    assert bits(report)[0].items() <= seen[4].items()
+    assert seen[4] != seen[6]

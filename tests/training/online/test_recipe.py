@@ -1,0 +1,42 @@
+"""Keys of online recipes: what they add up to, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from leret.config.load import load_recipe
+from leret.training.algorithms import ALGORITHMS, OnlineAlgorithm, TrainingRecipe
+from leret.training.algorithms.grpo import GRPORecipe
+from leret.training.algorithms.ppo import PPORecipe
+from leret.training.algorithms.rloo import RLOORecipe
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_keys_without_a_use_are_refused():
+    for keys in ({"gradient_accumulation_steps": 2}, {"match_steps_of": "ipo"}, {"target_kl": 1.0}):
+        with pytest.raises(ValueError, match=r"remove them|beta, which is 0"):
+            GRPORecipe(**keys)
+
+
+def test_rounds_are_counted_or_follow_from_passes():
+    recipe = GRPORecipe(questions_per_round=4, num_train_epochs=2, num_iterations=3, num_mini_batches=2)
+    assert (recipe.n_rounds(100), recipe.n_steps(100)) == (50, 300)
+    assert GRPORecipe(max_steps=7, num_iterations=2).n_rounds(100) == 4
+    assert GRPORecipe().n_rounds(1) == 1
+
+
+def test_an_objective_is_the_algorithms():
+    grpo, rloo, ppo = GRPORecipe(epsilon=0.1).objective, RLOORecipe().objective, PPORecipe().objective
+    assert (grpo.epsilon, grpo.epsilon_high, grpo.sequence_ratio, grpo.vf_coef) == (0.1, 0.1, False, 0.0)
+    assert (rloo.sequence_ratio, ppo.vf_coef, ppo.cliprange_value, ppo.loss_type) == (True, 0.1, 0.2, "token")
+
+
+@pytest.mark.parametrize("name", [name for name, one in ALGORITHMS.items() if isinstance(one, OnlineAlgorithm)])
+def test_shipped_recipes_name_every_key_of_the_algorithm_with_its_default(name):
+    path = ROOT / "training" / f"{name}.yaml"
+    shipped, default = load_recipe(str(path), TrainingRecipe, ()), ALGORITHMS[name].settings()
+    own = {key for key in type(default).model_fields if key not in TrainingRecipe.model_fields}
+    text = path.read_text(encoding="utf-8")
+    assert {key for key in own - {"kl_horizon", "loss_type"} if f"\n{key}:" not in text} == set()
+    assert {key for key in own if getattr(shipped, key) != getattr(default, key)} == set()

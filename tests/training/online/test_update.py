@@ -1,0 +1,228 @@
+"""One update equals TRL's on the same batch, for GRPO and RLOO, and the arithmetic of TRL 1.12's PPOTrainer."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from leret.config.training import LoraSettings
+from leret.core.errors import TrainingError
+from leret.policies.checkpoints import model_digest
+from leret.training.algorithms.ppo import PPORecipe, estimate
+from leret.training.model import InitialPolicy, save_policy
+from leret.training.online import update as module
+from leret.training.online.recipe import Objective
+from leret.training.online.rounds import Sampled
+from leret.training.online.update import Reference, RolloutBatch, Update, load_trainable
+
+SGD = (torch.optim.SGD, {})
+PROMPTS = ([3, 20, 21, 22, 4], [3, 30, 31, 32, 33, 34, 35, 4])
+
+
+def initial(path) -> InitialPolicy:
+    return InitialPolicy(path.name, path, model_digest(path))
+
+
+def make(path, objective=None, *, lora=None, with_reference=False, size=64, rate=0.0):
+    model, tokenizer = load_trainable(initial(path), lora, "float32", "cpu")
+    reference = Reference(model, initial(path), lora) if with_reference else None
+    settings = {"learning_rate": rate, "max_grad_norm": math.inf, "batch_size": size, "optimizer": SGD}
+    return Update(model, tokenizer.pad_token_id, objective or Objective(), reference=reference, **settings)
+
+
+def batch(lengths=(3, 7, 5, 2, 6, 4), seed=0) -> RolloutBatch:
+    """Two prompts with three completions each, and an advantage a completion."""
+    generator = torch.Generator().manual_seed(seed)
+    made = [torch.randint(6, 60, (n,), generator=generator).tolist() for n in lengths]
+    groups = torch.tensor([0, 0, 0, 1, 1, 1])
+    found = RolloutBatch.of([(PROMPTS[g], ids) for g, ids in zip(groups.tolist(), made, strict=True)], groups)
+    found.advantages = torch.tensor([1.0, -0.5, 0.2, -1.0, 0.7, 0.3])[:, None] * found.mask
+    return found
+
+
+def nudge(model, scale=0.02, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.add_(scale * torch.randn(weight.shape, generator=generator))
+
+
+def trl_inputs(given: RolloutBatch):
+    """As TRL's trainers hold a batch: prompts padded at the left, completions at the right."""
+    left, right = (max(len(pair[side]) for pair in given.sequences) for side in (0, 1))
+    prompts = [([0] * (left - len(ids)) + ids, len(ids)) for ids, _ in given.sequences]
+    return {
+        "prompt_ids": torch.tensor([ids for ids, _ in prompts]),
+        "prompt_mask": torch.tensor([[0] * (left - n) + [1] * n for _, n in prompts]),
+        "completion_ids": torch.tensor([ids + [0] * (right - len(ids)) for _, ids in given.sequences]),
+        "completion_mask": given.mask.long(),
+        "advantages": given.advantages[:, 0],
+        "num_items_in_batch": given.mask.sum(),
+    }
+
+
+def trl_trainer(path, tmp_path, kind, model, **keys):
+    import trl
+    from datasets import Dataset
+
+    config = getattr(trl, f"{kind}Config")(
+        output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], num_generations=2,
+        per_device_train_batch_size=2, **keys,
+    )  # fmt: skip
+    trainer = getattr(trl, f"{kind}Trainer")(
+        model=model, reward_funcs=lambda **_: [0.0], args=config,
+        train_dataset=Dataset.from_list([{"prompt": "a"}] * 2), processing_class=AutoTokenizer.from_pretrained(path),
+    )  # fmt: skip
+    trainer.current_gradient_accumulation_steps = 1
+    return trainer
+
+
+def same_gradients(update, model, tolerance=1e-5):
+    found = dict(update.model.named_parameters())
+    for name, weight in model.named_parameters():
+        assert torch.allclose(found[name].grad.double(), weight.grad.double(), atol=tolerance), name
+
+
+@pytest.mark.parametrize(
+    ("packed", "size", "loss_type", "theirs", "beta"),
+    [
+        (True, 64, "dapo", "dapo", 0.0),
+        (False, 4, "dapo", "dapo", 0.1),
+        (True, 64, "sequence", "grpo", 0.1),
+        (False, 4, "token", "bnpo", 0.0),
+    ],
+)
+def test_one_update_of_grpo_is_that_of_trl(base, tmp_path, monkeypatch, packed, size, loss_type, theirs, beta):
+    if not packed:
+        monkeypatch.setattr(module, "share_prompts", lambda model: False)
+    given = batch()
+    update = make(base, Objective(loss_type=loss_type), with_reference=True, size=size)
+    if beta:
+        given.old_logps = update.evaluate(given)[0]
+        given.reference = given.old_logps + 0.3 * torch.randn_like(given.mask) * given.mask
+        nudge(update.model)
+    found = update.step(given, beta)
+
+    model = AutoModelForCausalLM.from_pretrained(base)
+    trainer = trl_trainer(base, tmp_path, "GRPO", model, beta=beta, loss_type=theirs)
+    inputs = trl_inputs(given)
+    if beta:
+        nudge(model)
+        inputs |= {"old_per_token_logps": given.old_logps, "ref_per_token_logps": given.reference}
+    loss = trainer._compute_loss(model, inputs)
+    loss.backward()
+    assert found["loss"] == pytest.approx(float(loss.detach()), abs=1e-5)
+    same_gradients(update, model)
+
+
+def test_one_update_of_rloo_is_that_of_trl(base, tmp_path):
+    given, update = batch(), make(base, Objective(sequence_ratio=True))
+    given.old_logps = update.evaluate(given)[0]
+    nudge(update.model, 0.005)
+    found = update.step(given)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    trainer = trl_trainer(base, tmp_path, "RLOO", model, beta=0.0)
+    nudge(model, 0.005)
+    loss = trainer._compute_loss(model, {**trl_inputs(given), "old_logps": given.old_logps.sum(1)})
+    loss.backward()
+    assert found["loss"] == pytest.approx(float(loss.detach()), abs=1e-5)
+    same_gradients(update, model)
+
+
+def ppo_oracle(model, head, given: RolloutBatch, scores, old_logps, old_values, reference):
+    """What TRL 1.12 computes where all completions fill their room, in float64 from the plain forward."""
+    prompts, ids = zip(*given.sequences, strict=True)
+    logps, values = [], []
+    for prompt, completion in zip(prompts, ids, strict=True):
+        output = model(input_ids=torch.tensor([[*prompt, *completion]]), output_hidden_states=True)
+        at = slice(len(prompt) - 1, -1)
+        chances = output.logits[0, at].log_softmax(-1)
+        logps.append(chances.gather(-1, torch.tensor(completion)[:, None])[:, 0])
+        values.append((output.hidden_states[-1][0, at] @ head.weight.double().T)[:, 0] + head.bias.double())
+    new, value = torch.stack(logps), torch.stack(values)
+    rewards = -0.05 * (old_logps - reference)
+    rewards[:, -1] += scores
+    width, last, reverse = rewards.shape[1], torch.zeros(len(rewards)).double(), []
+    for t in range(width - 1, -1, -1):
+        following = old_values[:, t + 1] if t < width - 1 else 0.0
+        last = rewards[:, t] + following - old_values[:, t] + 0.95 * last
+        reverse.append(last)
+    advantages = torch.stack(reverse[::-1], dim=1)
+    returns = advantages + old_values
+    advantages = (advantages - advantages.mean()) * torch.rsqrt(advantages.var() + 1e-8)
+    near = torch.clamp(value, old_values - 0.2, old_values + 0.2)
+    of_values = 0.5 * torch.maximum((value - returns) ** 2, (near - returns) ** 2).mean()
+    ratio = (new - old_logps).exp()
+    of_policy = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2)).mean()
+    return of_policy + 0.1 * of_values, of_policy, of_values
+
+
+def test_one_update_of_ppo_is_that_of_trl_1_12(base):
+    recipe = PPORecipe(learning_rate=1e-3)
+    update = make(base, recipe.objective, with_reference=True)
+    head = update.value_head
+    torch.nn.init.normal_(head.weight, std=0.1, generator=torch.Generator().manual_seed(0))
+    given = batch(lengths=(5,) * 6)
+    nudge(update.model, seed=3)
+    given.old_logps, given.values = update.evaluate(given)
+    given.reference = update.evaluate(given, reference=True)[0]
+    scores = torch.tensor([1.0, 0.5, 0.0, -3.5, 5.0, 0.25])
+    parts = Sampled(given.sequences, given.groups, scores, scores[:, None], {})
+    estimate(recipe, parts, given, recipe.beta)
+    nudge(update.model, 0.01, seed=4)
+    found = update.step(given)
+
+    model = AutoModelForCausalLM.from_pretrained(base).double()
+    model.load_state_dict({name: weight.double() for name, weight in update.model.state_dict().items()})
+    tables = [table.double() for table in (given.old_logps, given.values, given.reference)]
+    loss, of_policy, of_values = ppo_oracle(model, head, given, scores.double(), *tables)
+    loss.backward()
+    assert found["loss"] == pytest.approx(float(loss.detach()), abs=1e-5)
+    assert found["policy_loss"] == pytest.approx(float(of_policy.detach()), abs=1e-5)
+    assert found["value_loss"] == pytest.approx(float(of_values.detach()), abs=1e-5)
+    same_gradients(update, model)
+
+
+def test_completions_without_an_advantage_are_not_run_and_change_nothing(base, monkeypatch):
+    given, whole = batch(), batch()
+    given.advantages[3:] = whole.advantages[3:] = 0
+    update, run = make(base), []
+    forward = update._forward
+    monkeypatch.setattr(update, "_forward", lambda model, part: run.extend(part.sequences) or forward(model, part))
+    loss = update.step(given)["loss"]
+    other = make(base, Objective(entropy_coef=1e-12))
+    assert other.step(whole)["loss"] == pytest.approx(loss, abs=1e-6)
+    same_gradients(update, other.model)
+    assert len(run) == 3
+    given.advantages[:] = 0
+    assert update.step(given) == {}
+
+
+def test_a_loss_that_is_no_number_is_an_error(base):
+    given = batch()
+    given.advantages[0, 0] = math.nan
+    with pytest.raises(TrainingError, match=r"the loss is nan.*lower learning_rate"):
+        make(base).step(given)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_the_reference_of_an_adapter_is_the_initial_policy_without_a_second_base(base, tmp_path, saved):
+    lora, path = LoraSettings(r=2, alpha=4), base
+    if saved:
+        model, tokenizer = load_trainable(initial(base), lora, "float32", "cpu")
+        nudge(model, 0.1)
+        path = tmp_path / "adapter"
+        save_policy(model, tokenizer, path)
+    update = make(path, lora=lora, with_reference=True, rate=0.5)
+    given = batch()
+    first = update.evaluate(given)[0]
+    assert torch.equal(update.evaluate(given, reference=True)[0], first)
+    n_base = sum(weight.numel() for name, weight in update.model.named_parameters() if "lora" not in name)
+    update.step(dataclasses.replace(given))
+    assert not torch.allclose(update.evaluate(given)[0], first, atol=1e-4)
+    assert torch.equal(update.evaluate(given, reference=True)[0], first)
+    assert n_base == sum(weight.numel() for weight in AutoModelForCausalLM.from_pretrained(base).parameters())
+    assert all("lora" in name for name in update.trained())
