@@ -95,7 +95,7 @@ def sampled_policy(settings: PolicySettings) -> Policy:
     if served is None:
         return make_policy(settings)
     policy: Any = copy(served)
-    policy.digest = model_digest(demo_policy() if settings.model == "demo" else find_model(settings.model))
+    policy.digest = model_digest(find_model(settings.model))
     return policy  # type: ignore[no-any-return]
 
 
