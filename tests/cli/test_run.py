@@ -64,7 +64,7 @@ def test_two_rounds_sample_two_halves_and_the_report_shows_them(tmp_path: Path, 
 def test_one_file_runs_without_a_name_for_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     plan = json.loads(succeeds("run", "query-augmentation", "--dry-run", "--json"))
-    assert [step.split(": ")[1].split()[0] for step in plan.values()] == ["sample", "train", "train", "eval"]
+    assert [step.split(": ")[1].split()[0] for step in plan.values()] == ["sample", "train", "eval"]
     assert list(tmp_path.iterdir()) == []
 
 
