@@ -64,9 +64,10 @@ def test_multihop_is_optimized_saved_and_loaded(saved):
 
 
 def test_the_researcher_is_an_agent_that_is_optimized_and_saved(place):
-    settings = SMALL | {"train_kwargs": SMALL["train_kwargs"] | {"max_length": 1024}}
+    settings = SMALL | {"samples": 2, "train_kwargs": SMALL["train_kwargs"] | {"max_length": 1024}}
+    Path("few.jsonl").write_text("".join(Path("questions.jsonl").read_text().splitlines(keepends=True)[:9]))
     optimized = import_module("researcher").main(
-        "questions.jsonl", "corpus.jsonl", "saved/researcher", run_dir="runs/researcher", **settings
+        "few.jsonl", "corpus.jsonl", "saved/researcher", run_dir="runs/researcher", **settings
     )
     assert {candidate["stage"] for candidate in optimized.candidate_programs} == {"student", "sft"}
     again = leret.load("saved/researcher").program

@@ -120,7 +120,7 @@ def _call(scene: Scene, outputs: list[dict[str, Any]], notes: Sequence[str] = ()
     if rng.random() < 0.5:
         outputs = [{name: value for name, value in one.items() if name != "reasoning"} for one in outputs]
     types = ", ".join(f"{name}: {'list[str]' if isinstance(one, list) else 'str'}" for name, one in outputs[0].items())
-    inputs = {asked: scene.question.text, "notes": list(notes)} if notes else {asked: scene.question.text}
+    inputs: dict[str, Any] = {asked: scene.question.text, **({"notes": list(notes)} if notes else {})}
     titled = rng.random() < 0.7
     inputs[context] = [f"{p.title} | {p.text}" if p.title and titled else p.text for p in scene.found]
     return _signature(f"{', '.join(inputs)} -> {types}"), inputs, outputs
