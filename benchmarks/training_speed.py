@@ -116,6 +116,7 @@ def main():
             for side in sides if turn % 2 else reversed(sides):
                 arguments = ("--out", given.out, "--steps", given.steps, "--one", side, algorithm, turn)
                 figures[side, algorithm].append(measured(*arguments))
+                print(algorithm, side, turn, figures[side, algorithm][-1], file=sys.stderr, flush=True)
     print("| training | by | CPU-seconds, median (range) | seconds | last loss | throughput against TRL |")
     print("|---|---|---|---|---|---|")
     for (side, algorithm), turns in figures.items():

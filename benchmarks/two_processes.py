@@ -2,7 +2,8 @@
 
     python benchmarks/two_processes.py --out runs/bench/two-processes
 
-The two share a batch in halves. The policy is the demo's; each training takes a few steps. Prints Markdown.
+The two share a batch in halves, and whole batches alone are looked at: at the end of an epoch accelerate repeats
+examples, so that both have as many. The policy is the demo's. Prints Markdown.
 """
 
 import argparse
@@ -18,13 +19,17 @@ BATCH = 16
 
 
 def leret(run, *arguments, processes=1):
-    launch = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--master_port=29611"]
-    start = [] if processes == 1 else launch
-    command = [sys.executable, *start, "-m", "leret", *arguments, "--run", str(run)]
-    on_cpu = os.environ | {"ACCELERATE_USE_CPU": "1"}
-    done = subprocess.run(command, check=False, env=on_cpu, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\n{done.stderr[-3000:]}")
+    command = [sys.executable, "-m", "leret", *arguments, "--run", str(run)]
+    group = {"ACCELERATE_USE_CPU": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29611"}
+    started = []
+    for rank in range(processes):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
+        environment = os.environ | (group | place if processes > 1 else {})
+        started.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    for process in started:
+        _, told = process.communicate()
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)}\n{told[-3000:]}")
 
 
 def losses(run, algorithm, steps, processes):
@@ -42,7 +47,7 @@ def losses(run, algorithm, steps, processes):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--algorithms", nargs="+", default=["sft", "dpo", "ipo", "kto"])
     given = parser.parse_args()
     os.chdir(root())

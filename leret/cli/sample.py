@@ -130,14 +130,24 @@ def export(
     to: Annotated[Literal["jsonl", "parquet"], typer.Option(help="The format.")] = "jsonl",
     messages: Annotated[bool, typer.Option("--messages", help="Add the messages of each sample's state.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE where it is there.")] = False,
+    form: Annotated[
+        Literal["samples", "sft", "kto"], typer.Option(help="All samples, or what TRL's trainer of that name reads.")
+    ] = "samples",
 ) -> None:
-    """Write one row a sample: question, step, prompt, completion, query, ranking, reward, error."""
+    """Write a row a sample (question, step, completion, query, ranking, reward, error), or the rows of a training."""
     from leret.core.runs import Run
-    from leret.sampling.store.export import export_store
+    from leret.sampling.store.export import export_rows, export_store
 
-    opened = Run.open(run)
-    if str(out) == "-":
-        export_store(opened, to, sys.stdout, messages=messages)
-        return
-    n = export_store(opened, to, out, messages=messages, force=force)
-    console.done(f"{n:,} samples in {out}")
+    opened, file = Run.open(run), sys.stdout if str(out) == "-" else out
+    if form == "samples":
+        n = export_store(opened, to, file, messages=messages, force=force)
+    else:
+        from leret.training.algorithms import kto, sft
+        from leret.training.data import completion_rows
+
+        targets = form == "sft"
+        examples = sft.read_examples(sft.SFTRecipe(), opened) if targets else kto.read_examples(kto.KTORecipe(), opened)
+        rows, columns = completion_rows(examples, labelled=not targets)
+        n = export_rows(rows, columns, to, file, force=force)
+    if file is out:
+        console.done(f"{n:,} {'samples' if form == 'samples' else 'rows'} in {out}")

@@ -116,6 +116,26 @@ def read_preferences(directory: Path, predictors: Collection[str] | None = None)
     return examples
 
 
+def completion_rows(
+    examples: Sequence[TrainingExample], *, labelled: bool
+) -> tuple[Iterator[dict[str, Any]], dict[str, str]]:
+    """Rows for other programs, conversational as TRL reads them, with their columns' types as in `export_rows`.
+
+    ``label`` is true for a desirable completion, as KTO has it.
+    """
+    columns = {"prompt": "messages", "completion": "messages", "question_id": "string"}
+    rows = (
+        {
+            "prompt": list(example.prompt),
+            "completion": [{"role": "assistant", "content": example.completions[0]}],
+            "question_id": example.question_id,
+        }
+        | ({"label": example.scores[0] >= 0} if labelled else {})
+        for example in examples
+    )
+    return rows, columns | ({"label": "bool"} if labelled else {})
+
+
 def examples_digest(examples: Sequence[TrainingExample]) -> str:
     """Names what is trained on: the prompts, completions and scores in order."""
     name = hashlib.blake2b(digest_size=16)

@@ -1,10 +1,14 @@
 """Examples as the sampler's ids: a prompt, a completion, one end token."""
 
+import json
+
 import pyarrow
 import pyarrow.parquet
 import pytest
 from transformers import AutoTokenizer
+from typer.testing import CliRunner
 
+from leret.cli.app import app
 from leret.core.bundled import demo_policy
 from leret.core.errors import TrainingError
 from leret.training.data import TokenEncoder, TrainingExample, end_token, read_preferences
@@ -69,3 +73,18 @@ def test_preferences_that_cannot_be_read_are_named(run, damage, says):
     damage(run.preferences / "train.parquet")
     with pytest.raises(TrainingError, match=f"{says}.*leret pairs"):
         read_preferences(run.preferences)
+
+
+@pytest.mark.parametrize(("form", "columns"), [("sft", set()), ("kto", {"label"})])
+def test_an_export_has_the_rows_that_a_trainer_of_trl_reads(run, tmp_path, form, columns):
+    for out in (tmp_path / "rows.jsonl", tmp_path / "rows.parquet"):
+        to = out.suffix.removeprefix(".")
+        arguments = ["store", "export", "--run", str(run.path), "--out", str(out), "--to", to, "--form", form]
+        assert CliRunner().invoke(app, arguments).exit_code == 0
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert rows == pyarrow.parquet.read_table(tmp_path / "rows.parquet").to_pylist()
+    assert len(rows) == {"sft": 24, "kto": 48}[form]
+    assert set(rows[0]) == {"prompt", "completion", "question_id"} | columns
+    assert rows[0]["completion"][0]["role"] == "assistant"
+    if form == "kto":
+        assert sum(row["label"] for row in rows) == 24

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from leret.config.sampling import RewardSettings, SamplingRecipe
+from leret.config.sampling import RewardSettings, SamplingSettings
 from leret.core.errors import RunError
 from leret.core.files import atomic_file, write_atomically
 from leret.core.runs import Run
@@ -63,8 +63,8 @@ def build_preferences(
 
 def unparsed_reward(run: Run) -> float | None:
     """The price of a completion that does not parse, by the recipe that the run was sampled with."""
-    section = run.manifest().get("sampling")
-    reward = None if section is None else SamplingRecipe.model_validate(section).sampling.whole_reward
+    section = run.manifest().get("sampling") or {}
+    reward = SamplingSettings.model_validate(section.get("sampling", {})).whole_reward
     return reward.unparsed_reward if isinstance(reward, RewardSettings) else None
 
 

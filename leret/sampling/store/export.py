@@ -53,24 +53,29 @@ def export_store(run: Run, to: Format, out: Path | IO[str], *, messages: bool = 
         force: replace a file that is there.
     """
     columns = {name: kind for name, kind in COLUMNS.items() if messages or name != "messages"}
-    if isinstance(out, Path):
-        if out.exists() and not force:
-            raise ConfigError(f"--out {out}: is there already; name another file, or add --force to replace it")
-        if out.is_dir() or not out.parent.is_dir():
-            raise ConfigError(f"--out {out}: is a directory, or lies in none; name a file in one that is there")
-    elif to == "parquet":
-        raise ConfigError("--out -: Parquet cannot be written to standard output; name a file")
     with closing(connect(run.store, read_only=True)) as database:
         database.execute("BEGIN")  # one view of the store, whatever is added meanwhile
-        rows = _rows(database, run.store, columns)
-        if not isinstance(out, Path):
-            return _write_lines(rows, out)
-        try:
-            with atomic_file(out, "wb" if to == "parquet" else "w") as file:
-                return write_parquet(rows, file, columns) if to == "parquet" else _write_lines(rows, file)
-        except OSError as error:
-            reason = error.strerror or error
-            raise RunError(f"{out} cannot be written: {reason}; nothing is left of it").failed() from error
+        return export_rows(_rows(database, run.store, columns), columns, to, out, force=force)
+
+
+def export_rows(
+    rows: Iterator[dict[str, Any]], columns: Mapping[str, str], to: Format, out: Path | IO[str], *, force: bool = False
+) -> int:
+    """Write rows whose ``columns`` are as in `COLUMNS`; the other arguments are those of `export_store`."""
+    if not isinstance(out, Path):
+        if to == "parquet":
+            raise ConfigError("--out -: Parquet cannot be written to standard output; name a file")
+        return _write_lines(rows, out)
+    if out.exists() and not force:
+        raise ConfigError(f"--out {out}: is there already; name another file, or add --force to replace it")
+    if out.is_dir() or not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: is a directory, or lies in none; name a file in one that is there")
+    try:
+        with atomic_file(out, "wb" if to == "parquet" else "w") as file:
+            return write_parquet(rows, file, columns) if to == "parquet" else _write_lines(rows, file)
+    except OSError as error:
+        reason = error.strerror or error
+        raise RunError(f"{out} cannot be written: {reason}; nothing is left of it").failed() from error
 
 
 def write_parquet(rows: Iterator[dict[str, Any]], file: IO[bytes], columns: Mapping[str, str]) -> int:

@@ -15,7 +15,9 @@ from pydantic import Field
 from leret.config.training import TrainingRecipe
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
+from leret.sampling.preferences.dataset import unparsed_reward
 from leret.sampling.preferences.pairs import distinct
+from leret.sampling.rollouts.credit import with_price
 from leret.training.algorithms.base import (
     Algorithm,
     TrainerInputs,
@@ -75,13 +77,15 @@ def kto_loss(
 def read_examples(recipe: KTORecipe, run: Run) -> list[TrainingExample]:
     """The different completions of each state, in an order drawn with the seed; those at the state's mean are left out.
 
+    A completion that does not parse is one of them where the run's reward has a price for it, ``unparsed_reward``.
     The order is fixed here: TRL reads the rows as they come, since each one's mismatched completion is its neighbour's.
     """
-    examples = []
+    examples, price = [], unparsed_reward(run)
     for group in finished_states(run, recipe.predictors):
-        rewards = [sample.reward for sample in group.samples if sample.reward is not None]
+        samples = with_price(group.samples, price)
+        rewards = [sample.reward for sample in samples if sample.reward is not None]
         at_mean = recipe.baseline == "mean"
-        for sample in distinct(group.samples):
+        for sample in distinct(samples):
             score = float(sample.reward or 0.0) - (fmean(rewards) if at_mean else float(recipe.baseline))
             if score or not at_mean:
                 messages, text = plain(group.state.messages), str(sample.completion)

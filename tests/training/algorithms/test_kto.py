@@ -2,16 +2,20 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from leret.core.errors import TrainingError
+from leret.core.types import Failure
+from leret.sampling.store.schema import SamplingParams
+from leret.sampling.store.store import Store
 from leret.training.algorithms.kto import KTORecipe, kto_loss, kto_rows, read_examples
 from leret.training.data import Encoded
 from leret.training.stage import train
-from tests.training.training_runs import logp, moved, sampled_run, trainer_of
+from tests.training.training_runs import POLICY, logp, moved, sampled_run, trainer_of
 
 ROWS = [
     Encoded([3, 40, 41, 42, 4], ([50, 51, 52, 53, 54, 5],), (0.5,)),
@@ -67,6 +71,20 @@ def test_completions_are_measured_by_their_states_mean_or_by_a_reward(run, basel
     assert len({example.question_id for example in examples[:8]}) > 4, "neighbours are of other states"
     assert examples == read_examples(KTORecipe(baseline=baseline), run)
     assert examples != read_examples(KTORecipe(baseline=baseline, seed=1), run)
+
+
+def test_what_does_not_parse_is_undesirable_where_it_has_a_price(run):
+    with Store(run.store) as store:
+        group = next(store.groups())
+        bad = replace(group.samples[0], id="bad", index=9, completion="no", reward=None, failure=Failure("parse", "x"))
+        store.put_samples([bad], SamplingParams("base", POLICY, "p", 1.0, 1.0, 16))
+    texts = {example.completions[0] for example in read_examples(KTORecipe(), run)}
+    assert "no" not in texts
+    section = run.manifest()["sampling"]
+    parts = {"reward": {"parts": {"ap": {"reward": "ap"}}, "unparsed_reward": -3.5}}
+    run.update(sampling={**section, "sampling": parts})
+    found = {example.completions[0]: example.scores[0] for example in read_examples(KTORecipe(), run)}
+    assert found["no"] == pytest.approx(-3.5 - (1.0 + 0.5 + 0.0 - 3.5) / 4)
 
 
 @pytest.mark.parametrize("baseline", ["mean", -1.0])
