@@ -195,6 +195,8 @@ def optimize(system, name, seed, splits, options, n_calls, out):
                 train_kwargs={"learning_rate": 1e-4, "max_length": 512, "seed": seed, "run_dir": out},
             )  # fmt: skip
             best = optimizer.compile(student, trainset=train)
+        elif system in ("MIPROv2", "GEPA"):
+            best = propose(system, student, train, val, seed, n_calls // a_val)
         else:
             optimizer = BootstrapFewShotWithRandomSearch(
                 metric=recall, metric_threshold=1.0, max_labeled_demos=0, max_bootstrapped_demos=3, num_threads=16,
@@ -205,6 +207,25 @@ def optimize(system, name, seed, splits, options, n_calls, out):
             for predictor, own in zip(best.predictors(), student.predictors(), strict=True):
                 predictor.lm = own.lm
     return best, calls.n
+
+
+def propose(system, student, train, val, seed, n_trials):
+    """Optimizers whose proposals are written by an LM: here by the program's own, which was pretrained on queries."""
+    lm, none = student.predictors()[0].lm, {"max_bootstrapped_demos": 0, "max_labeled_demos": 0}
+    if system == "MIPROv2":
+        optimizer = dspy.MIPROv2(
+            metric=recall, prompt_model=lm, task_model=lm, auto=None, num_candidates=6, num_threads=16, seed=seed,
+            max_errors=10**9, verbose=True, **none,
+        )  # fmt: skip
+        best = optimizer.compile(student, trainset=train, valset=val, num_trials=n_trials, minibatch=False, seed=seed)
+    else:
+        optimizer = dspy.GEPA(
+            metric=lambda example, prediction, trace=None, name=None, steps=None: recall(example, prediction),
+            reflection_lm=lm, max_metric_calls=n_trials * len(val), num_threads=16, seed=seed,
+        )  # fmt: skip
+        best = optimizer.compile(student, trainset=train, valset=val)
+    print([predictor.signature.instructions for predictor in best.predictors()])
+    return best
 
 
 def run(system, name, seed, options, n_calls):
