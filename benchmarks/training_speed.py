@@ -31,6 +31,8 @@ def sampled(path, n):
 
 
 def by_leret(run, algorithm, out, steps, packing):
+    from trl import DPOTrainer, SFTTrainer  # noqa: F401  imported before the clock starts, as on the other side
+
     from leret.training import packing as module
     from leret.training.algorithms import ALGORITHMS as TABLE
     from leret.training.stage import train
