@@ -2,12 +2,16 @@
 
     python benchmarks/optimizer.py --seeds 0 1 2 --out runs/bench/optimizer
     python benchmarks/optimizer.py --seeds 0 --systems LeReT LeReT-4 BootstrapFinetune GRPO BootstrapRS --programs two
+    python benchmarks/optimizer.py --policy agent --programs react tutorial --parsed
 
 LeReT samples six completions a call under the student's own prompt, LeReT-4 two under each of four prompts.
 
-The policy is the shipped one. Every seed is another world, another sampling and another training. A system is scored by
+The policy is a shipped one. Every seed is another world, another sampling and another training. A system is scored by
 the recall of gold documents on held-out questions, greedily; the interval is of its difference to the untrained
-program on the same questions (paired bootstrap, 95 %). Prints Markdown; what is done is kept under --out.
+program on the same questions (paired bootstrap, 95 %). The agent (react) is scored by the mean of recall and exact
+match of its answer. Prints Markdown; what is done is kept under --out.
+
+--parsed instead counts what the untrained programs' adapter could read of the completions, as they are sampled.
 """
 
 import argparse
@@ -64,7 +68,10 @@ class Two(dspy.Module):
 
 
 class Tutorial(dspy.Module):
-    """The shape of DSPy's multi-hop tutorial: notes grow from hop to hop. Another LM, which is frozen, takes them."""
+    """The shape of DSPy's multi-hop tutorial: notes grow from hop to hop.
+
+    Policy agent takes them, too; beside policy demo, another LM that is frozen does.
+    """
 
     def __init__(self):
         super().__init__()
@@ -112,7 +119,29 @@ class Async(dspy.Module):
         return dspy.Prediction(doc_ids=found.doc_ids)
 
 
-PROGRAMS = {"two": Two, "tutorial": Tutorial, "branch": Branch, "async": Async}
+class React(dspy.Module):
+    """An agent with a search tool, and its answer. For policy agent."""
+
+    def __init__(self):
+        super().__init__()
+        self.search = leret.Search(k=3)
+        self.agent = dspy.ReAct("question -> answer", tools=[self.look_up], max_iters=4)
+
+    def look_up(self, query: str) -> list[dict]:
+        """Passages for a query."""
+        return [{"doc_id": p.doc_id, "title": p.title, "text": p.text} for p in self.search(query).ranking]
+
+    def forward(self, question):
+        done = self.agent(question=question)
+        rows = [row for seen in done.trajectory.values() if isinstance(seen, list) for row in seen]
+        return dspy.Prediction(doc_ids=[row["doc_id"] for row in rows], answer=done.answer)
+
+
+PROGRAMS = {"two": Two, "tutorial": Tutorial, "branch": Branch, "async": Async, "react": React}
+POLICIES = {  # adapter, sampling, tokens of a training example
+    "demo": (leret.CompactAdapter(), {"max_tokens": 16}, 512),
+    "agent": (leret.CompactAdapter(outputs=True), {"max_tokens": 96, "temperature": 0.7}, 1024),
+}
 
 
 def take_notes(request):
@@ -129,22 +158,28 @@ class Finetune(BootstrapFinetune):
 
 
 class Calls(BaseCallback):
-    """Counts the calls of LMs."""
+    """Counts the calls of LMs, and what of them parsed."""
 
-    n = 0
+    n = n_parsed = 0
 
     def on_lm_start(self, call_id, instance, inputs):
         self.n += 1
 
+    def on_adapter_parse_end(self, call_id, outputs, exception=None):
+        self.n_parsed += exception is None
+
 
 def recall(example, prediction, trace=None):
-    return len(set(prediction.doc_ids) & set(example.gold)) / len(example.gold)
+    found = len(set(prediction.doc_ids) & set(example.gold)) / len(example.gold)
+    if "answer" not in prediction:
+        return found
+    return (found + (prediction.answer.lower() in [answer.lower() for answer in example.answers])) / 2
 
 
-def student_of(name):
+def student_of(name, policy):
     program = PROGRAMS[name]()
-    program.set_lm(leret.LM("demo", max_tokens=16))
-    if name == "tutorial":
+    program.set_lm(leret.LM(policy, **POLICIES[policy][1]))
+    if name == "tutorial" and policy == "demo":
         program.append_notes.lm = EngineLM("notes", take_notes)
     return program
 
@@ -154,15 +189,18 @@ def world(seed, cache):
     splits = {}
     for split in ("train", "dev", "test"):
         tasks = load_tasks(data.model_copy(update={"split": split}))
-        splits[split] = [dspy.Example(question=t.text, gold=list(t.gold)).with_inputs("question") for t in tasks]
+        splits[split] = [
+            dspy.Example(question=t.text, gold=list(t.gold), answers=list(t.answers)).with_inputs("question")
+            for t in tasks
+        ]
     return splits, load_retriever(BM25Settings(k=3), load_corpus(data), cache)
 
 
-def score(program, examples):
-    """(n_examples,) recall, greedy; what does not run counts 0."""
+def score(program, examples, temperature=0.0):
+    """(n_examples,) recall, greedy unless said otherwise; what does not run counts 0."""
     cold = program.deepcopy()
     for predictor, own in zip(cold.predictors(), program.predictors(), strict=True):
-        predictor.lm = own.lm.copy(temperature=0.0)
+        predictor.lm = own.lm.copy(temperature=temperature)
 
     def run(**inputs):
         return asyncio.run(cold.acall(**inputs)) if isinstance(program, Async) else cold(**inputs)
@@ -173,15 +211,20 @@ def score(program, examples):
 
 def optimize(system, name, seed, splits, options, n_calls, out):
     """The optimized program, and LM calls; ``n_calls`` are LeReT's."""
-    student, train, val = student_of(name), splits["train"][: options.train], splits["dev"][: options.val]
-    calls, keys = Calls(), {**TRAINING["sft"], "max_length": 512, "warmup_ratio": 0.05, "seed": seed}
-    a_run = 4 if name == "tutorial" else 2
+    student, train, val = (
+        student_of(name, options.policy),
+        splits["train"][: options.train],
+        splits["dev"][: options.val],
+    )
+    training = {**TRAINING, "max_length": POLICIES[options.policy][2]}
+    calls, keys = Calls(), {**TRAINING["sft"], "max_length": training["max_length"], "warmup_ratio": 0.05, "seed": seed}
+    a_run = 4 if name in ("tutorial", "react") else 2
     a_val = a_run * len(val)
     with dspy.context(callbacks=[calls]):
         if system in ("LeReT", "LeReT-4"):
             n_prompts = 4 if system == "LeReT-4" else 1
             how = {"prompts": n_prompts, "samples": options.samples if n_prompts == 1 else 2}
-            optimizer = leret.LeReT(reward="ap", metric=recall, seed=seed, run_dir=out, train_kwargs=TRAINING, **how)
+            optimizer = leret.LeReT(reward="ap", metric=recall, seed=seed, run_dir=out, train_kwargs=training, **how)
             best = optimizer.compile(student, trainset=train, valset=val)
             return best, sum(entry.get("lm_calls", 0) for entry in best.trial_logs)
         if system == "BootstrapFinetune":
@@ -192,9 +235,12 @@ def optimize(system, name, seed, splits, options, n_calls, out):
             optimizer = GRPO(
                 metric=recall, exclude_demos=True, num_threads=16, seed=seed, num_dspy_examples_per_grpo_step=8,
                 num_rollouts_per_grpo_step=8, num_train_steps=max(1, round(n_calls / (a_run * 64))),
-                train_kwargs={"learning_rate": 1e-4, "max_length": 512, "seed": seed, "run_dir": out},
+                train_kwargs={"learning_rate": 1e-4, "max_length": training["max_length"], "seed": seed,
+                              "run_dir": out},
             )  # fmt: skip
             best = optimizer.compile(student, trainset=train)
+        elif system in ("MIPROv2", "GEPA"):
+            best = propose(system, student, train, val, seed, n_calls // a_val)
         else:
             optimizer = BootstrapFewShotWithRandomSearch(
                 metric=recall, metric_threshold=1.0, max_labeled_demos=0, max_bootstrapped_demos=3, num_threads=16,
@@ -207,17 +253,36 @@ def optimize(system, name, seed, splits, options, n_calls, out):
     return best, calls.n
 
 
+def propose(system, student, train, val, seed, n_trials):
+    """Optimizers whose proposals are written by an LM: here by the program's own, which was pretrained on queries."""
+    lm, none = student.predictors()[0].lm, {"max_bootstrapped_demos": 0, "max_labeled_demos": 0}
+    if system == "MIPROv2":
+        optimizer = dspy.MIPROv2(
+            metric=recall, prompt_model=lm, task_model=lm, auto=None, num_candidates=6, num_threads=16, seed=seed,
+            max_errors=10**9, verbose=True, **none,
+        )  # fmt: skip
+        best = optimizer.compile(student, trainset=train, valset=val, num_trials=n_trials, minibatch=False, seed=seed)
+    else:
+        optimizer = dspy.GEPA(
+            metric=lambda example, prediction, trace=None, name=None, steps=None: recall(example, prediction),
+            reflection_lm=lm, max_metric_calls=n_trials * len(val), num_threads=16, seed=seed,
+        )  # fmt: skip
+        best = optimizer.compile(student, trainset=train, valset=val)
+    print([predictor.signature.instructions for predictor in best.predictors()])
+    return best
+
+
 def run(system, name, seed, options, n_calls):
-    out = (options.out / f"{name}-{seed}-{system}").resolve()
+    out = (options.out / f"{name}-{seed}-{system}{'' if options.policy == 'demo' else '-' + options.policy}").resolve()
     done = out / "row.json"
     if done.is_file():
         return json.loads(done.read_text())
     splits, rm = world(seed, options.out / "cache")
     began = time.time()
-    with dspy.context(adapter=leret.CompactAdapter(), rm=rm):
+    with dspy.context(adapter=POLICIES[options.policy][0], rm=rm):
         try:
             best, calls = (
-                (student_of(name), 0)
+                (student_of(name, options.policy), 0)
                 if system == "base"
                 else optimize(system, name, seed, splits, options, n_calls, out / "run")
             )
@@ -232,6 +297,23 @@ def run(system, name, seed, options, n_calls):
     return row
 
 
+def print_parsed(options):
+    print("| program | seed | calls | parsed | score, sampled |")
+    print("|---|---|---|---|---|")
+    for name in options.programs:
+        for seed in options.seeds:
+            splits, rm = world(seed, options.out / "cache")
+            calls = Calls()
+            with dspy.context(adapter=POLICIES[options.policy][0], rm=rm, callbacks=[calls]):
+                values = score(
+                    student_of(name, options.policy),
+                    splits["test"][: options.test],
+                    temperature=POLICIES[options.policy][1].get("temperature", 1.0),
+                )
+            share = f"{calls.n_parsed / calls.n:.3f} | {np.mean(values):.3f}"
+            print(f"| {name} | {seed} | {calls.n} | {share} |", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -241,8 +323,12 @@ def main():
     parser.add_argument("--val", type=int, default=50)
     parser.add_argument("--test", type=int, default=300)
     parser.add_argument("--samples", type=int, default=6)
+    parser.add_argument("--policy", choices=POLICIES, default="demo")
+    parser.add_argument("--parsed", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("runs/bench/optimizer"))
     options = parser.parse_args()
+    if options.parsed:
+        return print_parsed(options)
     print("| program | seed | system | recall | difference to base (95 %) | LM calls | seconds |")
     print("|---|---|---|---|---|---|---|")
     for name in options.programs:

@@ -31,6 +31,8 @@ def sampled(path, n):
 
 
 def by_leret(run, algorithm, out, steps, packing):
+    from trl import DPOTrainer, SFTTrainer  # noqa: F401  imported before the clock starts, as on the other side
+
     from leret.training import packing as module
     from leret.training.algorithms import ALGORITHMS as TABLE
     from leret.training.stage import train
@@ -50,7 +52,7 @@ def by_trl(run, algorithm, out, steps):
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
-    from leret.core.bundled import demo_policy
+    from leret.core.bundled import policy_directory
     from leret.training.algorithms import ALGORITHMS as TABLE
 
     torch.set_num_threads(1)
@@ -67,7 +69,9 @@ def by_trl(run, algorithm, out, steps):
         "gradient_checkpointing": False, "save_strategy": "no", "report_to": [], "disable_tqdm": True,
         "dataloader_pin_memory": False, "lr_scheduler_type": "linear", "optim": "adamw_torch_fused",
     }  # fmt: skip
-    model, tokenizer = (kind.from_pretrained(demo_policy()) for kind in (AutoModelForCausalLM, AutoTokenizer))
+    model, tokenizer = (
+        kind.from_pretrained(policy_directory("demo")) for kind in (AutoModelForCausalLM, AutoTokenizer)
+    )
     if algorithm == "sft":
         arguments = SFTConfig(**same, completion_only_loss=True)
         trainer = SFTTrainer(model, args=arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)

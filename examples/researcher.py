@@ -1,9 +1,11 @@
 """A ReAct researcher: an agent with a search tool, optimized by what its searches find and by its answer.
 
-    python examples/researcher.py questions.jsonl corpus.jsonl saved/researcher MODEL_DIRECTORY
+    python examples/researcher.py questions.jsonl corpus.jsonl saved/researcher [MODEL_DIRECTORY]
 
 questions.jsonl: {"question": "...", "answer": "...", "relevant_doc_ids": ["d7"]} a line; corpus.jsonl: {"doc_id": "d7",
 "title": "...", "text": "..."}. Any function that returns rows is a search tool under `leret.search_tool`.
+
+Without a model it is `agent`, which comes with leret and knows the words of its generated worlds.
 """
 
 import json
@@ -47,13 +49,14 @@ def same_answer(example, prediction, trace=None):
     return example.answer.strip().lower() == (prediction.answer or "").strip().lower()
 
 
-def main(questions, corpus, directory, model, **settings):
-    dspy.configure(adapter=dspy.ChatAdapter(use_json_adapter_fallback=False))
+def main(questions, corpus, directory, model="agent", **settings):
+    small = leret.CompactAdapter(outputs=True)  # fields and the outputs' names: all that a small model can follow
+    dspy.configure(adapter=small if model == "agent" else dspy.ChatAdapter(use_json_adapter_fallback=False))
     fields = ("question", "answer", "relevant_doc_ids")
     examples = [dspy.Example({name: row[name] for name in fields}).with_inputs("question") for row in read(questions)]
     n_val = len(examples) // 3
     student = Researcher(corpus)
-    student.set_lm(leret.LM(model, max_tokens=256))
+    student.set_lm(leret.LM(model, max_tokens=96 if model == "agent" else 256, temperature=0.7))
     optimizer = leret.LeReT(reward="recall", metric=same_answer, **settings)
     optimized = optimizer.compile(student, trainset=examples[n_val:], valset=examples[:n_val])
     optimized.save(directory)

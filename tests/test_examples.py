@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 
@@ -12,15 +10,11 @@ import dspy
 import pytest
 
 import leret
-from leret.config.policy import OpenAIPolicySettings
 from leret.config.retriever import BM25Settings
 from leret.datasets.corpus import Corpus
 from leret.datasets.world.generate import generate
-from leret.policies.load import SERVED, make_policy
 from leret.retrieval.load import build_index
 from tests.datasets.writing import json_lines
-from tests.sampling.fakes import SeededServer
-from tests.tiny import tiny_policy
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SMALL = {
@@ -69,35 +63,17 @@ def test_multihop_is_optimized_saved_and_loaded(saved):
     assert before == after
 
 
-def research(body):
-    """A researcher's next message: look something up, finish, answer."""
-    system, user = (body["messages"][i]["content"] for i in (0, -1))
-    rng = random.Random(json.dumps([body["messages"], body["seed"]]))
-    step = {"next_thought": "let me see", "next_tool_name": "finish", "next_tool_args": "{}"}
-    if "next_tool_name" not in system:
-        step = {"reasoning": "it is said so", "answer": rng.choice(["violin", "piano"])}
-    elif "observation_0" not in user:
-        query = " ".join(rng.sample(user.split(), 4)).replace('"', "")
-        step |= {"next_tool_name": "look_up", "next_tool_args": json.dumps({"query": query})}
-    content = "\n\n".join(f"[[ ## {name} ## ]]\n{value}" for name, value in [*step.items(), ("completed", "")])
-    return {"choices": [{"index": 0, "message": {"content": content}, "finish_reason": "stop"}]}
-
-
-def test_the_researcher_is_sampled_from_a_server_trained_here_and_saved(tmp_path, monkeypatch):
-    policy = tiny_policy(tmp_path / "tiny")
-    config = json.loads((policy / "config.json").read_text())
-    (policy / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
-    with closing(SeededServer()) as server:
-        server.lie = research
-        served = make_policy(OpenAIPolicySettings(model="seeded", urls=(server.url,)))
-        monkeypatch.setitem(SERVED, str(policy), served)  # as after leret.Provider().launch(lm, {"engine": "vllm"})
-        settings = SMALL | {"train_kwargs": {"max_length": 4096, "learning_rate": 1e-3}}
-        optimized = import_module("researcher").main(
-            "questions.jsonl", "corpus.jsonl", "saved/researcher", str(policy), run_dir="runs/researcher", **settings
-        )
-    assert [candidate["stage"] for candidate in optimized.candidate_programs] == ["student", "sft"]
+def test_the_researcher_is_an_agent_that_is_optimized_and_saved(place):
+    settings = SMALL | {"samples": 2, "train_kwargs": SMALL["train_kwargs"] | {"max_length": 1024}}
+    Path("few.jsonl").write_text("".join(Path("questions.jsonl").read_text().splitlines(keepends=True)[:9]))
+    optimized = import_module("researcher").main(
+        "few.jsonl", "corpus.jsonl", "saved/researcher", run_dir="runs/researcher", **settings
+    )
+    assert {candidate["stage"] for candidate in optimized.candidate_programs} == {"student", "sft"}
     again = leret.load("saved/researcher").program
     assert (type(again).__name__, again.max_iters) == ("Researcher", 4)
+    question = json.loads(Path("questions.jsonl").read_text().splitlines()[0])["question"]
+    assert again(question=question).trajectory["tool_name_0"] in ("look_up", "finish")
 
 
 @pytest.mark.usefixtures("saved")

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from leret.core.bundled import POLICIES
 from leret.core.errors import LeretError
 from leret.core.progress import plain
 
@@ -69,9 +70,9 @@ def done(text: str) -> None:
 
 def warn_of_demo(kind: str, model: str) -> None:
     """Warn where the shipped policy, in this process or served, meets data that it knows no word of."""
-    if kind != "world" and re.fullmatch("demo(-[0-9a-f]{8})?", model):
+    if kind != "world" and re.fullmatch(f"({'|'.join(POLICIES)})(-[0-9a-f]{{8}})?", model):
         told = "finds next to nothing in other data; `leret init` writes a recipe with another policy"
-        complain(f"policy.model demo knows the words of leret's generated world alone, and {told}", "warning: ")
+        complain(f"policy.model {model} knows the words of leret's generated world alone, and {told}", "warning: ")
 
 
 def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:

@@ -60,7 +60,7 @@ def pretrain(
 def init(
     questions: Annotated[str, typer.Option(metavar="PATH", help="The question file, a BEIR folder, or hf:NAME.")],
     corpus: Annotated[str | None, typer.Option(metavar="PATH", help="The corpus, where it is another file.")] = None,
-    policy: Annotated[str | None, typer.Option(help="demo, a directory or a URL; made from MiniLM if absent.")] = None,
+    policy: Annotated[str | None, typer.Option(help="A directory, URL, demo or agent; else made from MiniLM.")] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Of a URL: the served model.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Gets sample.yaml and eval.yaml.")] = Path(),
 ) -> None:
@@ -121,10 +121,9 @@ def _rendered(template: Path, values: Mapping[str, Any]) -> str:
 
 
 def _is_small(model: str) -> bool:
-    from leret.core.bundled import demo_policy
     from leret.policies.checkpoints import find_model
 
-    path = demo_policy() if model == "demo" else find_model(model)
+    path = find_model(model)
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     return size <= _SMALL_BYTES and not (path / "adapter_config.json").is_file()
 

@@ -263,8 +263,8 @@ def _clashes_of_sampling(recipe: SamplingRecipe) -> Iterator[Clash]:
     if data.kind in QUESTIONS_ALONE and not data.corpus and recipe.retriever.needs_corpus:
         told = f"missing; kind {data.kind} has questions alone, and retriever {recipe.retriever.kind} needs a corpus"
         yield ("data.corpus", "data.kind", "retriever.kind"), told
-    if policy.kind == "local" and policy.model == "demo" and adapter != "compact":
-        told = f"policy.model demo reads only prompts of kind compact, not {adapter}; set it, or name another model"
+    if policy.kind == "local" and policy.model in shipped.POLICIES and adapter != "compact":
+        told = f"policy.model {policy.model} reads only prompts of kind compact, not {adapter}; set it, or name another"
         yield ("program.adapter.kind", "policy.model"), told
     if settings.prompts * settings.samples < 2:
         told = "one prompt and one sample give one completion a state, and nothing to compare it with"

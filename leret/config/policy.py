@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from leret.config.base import BaseUrls, Free, KindSettings, RecipePath
+from leret.core.bundled import POLICIES
 
 TOGETHER_URL = "https://api.together.ai/v1"
 
@@ -42,8 +43,8 @@ class LocalPolicySettings(PolicySettings):
     model: Annotated[
         str,
         Free(),
-        RecipePath("model directory", "download the model there, or correct the path", hub=True, names=("demo",)),
-    ] = Field("demo", description="model directory, name on the hub, or `demo` (shipped)")
+        RecipePath("model directory", "download the model there, or correct the path", hub=True, names=tuple(POLICIES)),
+    ] = Field("demo", description="model directory, name on the hub, or `demo`, `agent` (shipped)")
     enable_thinking: Thinking = None
     template: Literal["plain"] | None = Field(
         None, description="plain: of a base model that has no chat template (GPT-2), the texts of the messages by lines"

@@ -30,6 +30,7 @@ class AdapterSettings(Settings):
     items: PositiveInt = Field(6, description="compact: passages kept")
     demo_items: NonNegativeInt = Field(0, description="compact: passages kept in a demo")
     instructions: bool = Field(False, description="compact: send the signature's instructions")
+    outputs: bool = Field(False, description="compact: name the outputs at the end of a call, as policy agent reads it")
 
 
 def _with_class(path: str) -> str:
@@ -153,7 +154,7 @@ class SamplingSettings(Settings):
 class PretrainSettings(Settings):
     """How `leret pretrain` builds a small policy from gold-blind demonstrations."""
 
-    kind: Literal["scratch", "minilm"] = Field(description="scratch or minilm")
+    kind: Literal["scratch", "agent", "minilm"] = Field(description="scratch (makes demo), agent or minilm")
     steps: PositiveInt | None = None
     minutes: float | None = Field(None, gt=0, description="CPU-minutes, one thread; the schedule is scaled to it")
     seed: int = 0

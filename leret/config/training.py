@@ -26,7 +26,7 @@ class TrainingRecipe(KindSettings):
 
     algorithm: str
     name: str | None = Field(None, description="of the policy in R/policies; the algorithm's name when absent")
-    init_from: str = Field("base", description="base, the name of a policy of the run, a model directory, or demo")
+    init_from: str = Field("base", description="base, the name of a policy of the run, a directory, demo or agent")
     predictors: tuple[str, ...] | None = Field(None, description="train on samples of these predictors alone")
     match_steps_of: str | None = Field(None, description="a control: train as many steps as this policy took in all")
     max_steps: PositiveInt | None = Field(None, description="optimizer steps, instead of num_train_epochs")

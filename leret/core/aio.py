@@ -120,10 +120,3 @@ def suppress_output(logger: str) -> Iterator[None]:
                 yield
         finally:
             log.setLevel(level)
-
-
-@contextmanager
-def suppress_threads(prefix: str) -> Iterator[None]:
-    """Drop what a library's own threads print."""
-    with muted([thread.ident or 0 for thread in threading.enumerate() if thread.name.startswith(prefix)]):
-        yield

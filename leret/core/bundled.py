@@ -74,9 +74,15 @@ def purpose(name: str) -> str:
     return words.strip().split(". ")[0].rstrip(".")
 
 
-def demo_policy() -> Path:
-    """The directory of the small policy that comes with leret."""
-    path = Path(__file__).resolve().parents[1] / "demo" / "policy"
+POLICIES = {"demo": "policy", "agent": "agent"}
+"""The small policies that come with leret: name, and folder under ``leret/demo``."""
+
+
+def policy_directory(name: str | Path) -> Path | None:
+    """The directory of a policy that comes with leret; None where none is named so."""
+    if not isinstance(name, str) or name not in POLICIES:
+        return None
+    path = Path(__file__).resolve().parents[1] / "demo" / POLICIES[name]
     if not (path / "config.json").is_file():
-        raise PolicyError(f"the demo policy is not in {path}; install leret again, or rebuild it with `leret pretrain`")
+        raise PolicyError(f"policy {name} is not in {path}; install leret again, or rebuild it with `leret pretrain`")
     return path

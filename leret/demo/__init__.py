@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from leret.evaluation.stage import EvalReport
 
 
-TRAININGS = ("demo-sft", "demo-ipo", "demo-sft-more")
-"""Training recipes, in order: the control takes as many steps as the two before it."""
+TRAININGS = ("demo-sft", "demo-ipo", "demo-sft-more", "demo-grpo")
+"""Training recipes, in order: the control takes as many steps as the two before it; the last one samples afresh."""
 
 
 def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> EvalReport:

@@ -12,7 +12,6 @@ from leret.config.base import free_keys
 from leret.config.evaluation import EvalRecipe
 from leret.config.policy import PolicySettings
 from leret.config.sampling import SamplingRecipe
-from leret.core.bundled import demo_policy
 from leret.core.errors import ConfigError, DataError
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
@@ -202,7 +201,7 @@ def policies_of(base: PolicySettings) -> Policies:
         settings = settings_of(system, base)
         if settings.kind != "local":
             return make_policy(settings).digest
-        return model_digest(demo_policy() if settings.model == "demo" else find_model(settings.model))
+        return model_digest(find_model(settings.model))
 
     return Policies(name, lambda system: make_policy(settings_of(system, base)))
 

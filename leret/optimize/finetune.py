@@ -13,7 +13,6 @@ from pydantic import ValidationError
 
 from leret.config.base import Settings
 from leret.config.messages import describe
-from leret.core.bundled import demo_policy
 from leret.core.dspy_internals import TrainingJob, TrainingStatus, get_finetune_directory
 from leret.core.errors import TrainingError
 from leret.core.progress import Progress
@@ -146,9 +145,8 @@ def initial_policy(model: str) -> InitialPolicy:
 
 
 def directory_of(model: str) -> str:
-    """The directory, or the repository of the hub, that an LM's name means."""
-    name = model.removeprefix("leret/")
-    return str(demo_policy()) if name == "demo" else name
+    """What an LM's name means: a directory, a repository of the hub, or a policy that comes with leret."""
+    return model.removeprefix("leret/")
 
 
 def default_run_dir() -> Path:

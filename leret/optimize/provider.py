@@ -12,6 +12,7 @@ import dspy
 from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
 from leret.core import dspy_internals
 from leret.core.aio import submit
+from leret.core.bundled import POLICIES
 from leret.core.dspy_internals import TrainDataFormat
 from leret.core.errors import ConfigError, TrainingError
 from leret.optimize.finetune import FinetuneJob, default_run_dir, train_examples
@@ -93,10 +94,10 @@ class Provider(dspy_internals.Provider):
 class LM(PolicyLM):
     """A ``dspy.LM`` over a policy in this process, which DSPy's optimizers can train.
 
-    Its weights follow its name: ``lm.copy(model=...)`` and ``lm.model = ...`` take a directory, or ``demo``.
+    Its weights follow its name: ``lm.copy(model=...)`` and ``lm.model = ...`` take a directory, ``demo`` or ``agent``.
 
     Args:
-        model: a model or adapter directory, a repository of the Hugging Face hub, or ``demo``, which comes with leret.
+        model: a model or adapter directory, a repository of the Hugging Face hub, or ``demo`` or ``agent``.
         kwargs: of ``dspy.LM``, and ``device``, ``dtype``, ``enable_thinking`` and ``template`` as in a recipe's
             ``policy``. The cache is off: it knows a model by its name, not by its weights.
     """
@@ -110,7 +111,7 @@ class LM(PolicyLM):
         **kwargs: Any,
     ) -> None:
         name = str(model).removeprefix("leret/")
-        name = str(Path(name).resolve()) if name != "demo" and Path(name).is_dir() else name
+        name = str(Path(name).resolve()) if name not in POLICIES and Path(name).is_dir() else name
         own = {key: kwargs.pop(key) for key in ("device", "dtype", "enable_thinking", "template") if key in kwargs}
         engine = engine or PolicyEngine(settings=LocalPolicySettings.model_validate({"model": name, **own}))
         asked = {"temperature": 1.0, "max_tokens": engine.settings.max_tokens, "cache": False, **kwargs}

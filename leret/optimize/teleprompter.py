@@ -392,7 +392,7 @@ class CompileJob:
             "dspy": installed_version("dspy"),
             "student": digest(student),
             **{name: getattr(settings, name) for name in _SETTINGS},
-            **{name: getattr(value, "__qualname__", value) for name, value in functions.items()},
+            **{name: _name(value) if callable(value) else value for name, value in functions.items()},
             "algorithms": list(settings.algorithms),
             "digest": {name: digest(value) for name, value in digests.items()},
         }
@@ -489,4 +489,8 @@ def _source(thing: Any) -> str:
     try:
         return inspect.getsource(thing)
     except (OSError, TypeError):
-        return str(getattr(thing, "__qualname__", type(thing).__qualname__))
+        return _name(thing)
+
+
+def _name(thing: Any) -> str:
+    return str(getattr(thing, "__qualname__", type(thing).__qualname__))

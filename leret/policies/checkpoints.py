@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leret.core.bundled import policy_directory
 from leret.core.errors import PolicyError
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -34,8 +35,12 @@ class LoadedModel:
 
 
 def find_model(name: str | Path) -> Path:
-    """The directory of a model named by its path or Hugging Face repository; `PolicyError` without safetensors."""
-    path = Path(name)
+    """The directory of a model named by its path, its Hugging Face repository, or as one that comes with leret.
+
+    Raises:
+        PolicyError: there is none, or it has no safetensors.
+    """
+    path = policy_directory(name) or Path(name)
     if not path.is_dir():
         path = _from_hub(str(name))
     if not (path / "config.json").is_file() and not (path / "adapter_config.json").is_file():

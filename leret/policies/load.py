@@ -20,7 +20,7 @@ from leret.config.policy import (
     TgiPolicySettings,
     TogetherPolicySettings,
 )
-from leret.core.bundled import demo_policy
+from leret.core.bundled import policy_directory
 from leret.core.errors import PolicyError
 from leret.core.types import digest
 from leret.policies.base import Policy
@@ -38,12 +38,11 @@ _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.
 
 
 def _local(settings: LocalPolicySettings) -> Policy:
-    demo = settings.model == "demo"
     return LocalPolicy(
-        demo_policy() if demo else settings.model,
+        settings.model,
         device=settings.device,
         dtype=settings.dtype,
-        name="demo" if demo else None,
+        name=settings.model if policy_directory(settings.model) else None,
         enable_thinking=settings.enable_thinking,
         template=settings.template,
         price_prompt=settings.price_prompt,
@@ -96,7 +95,7 @@ def sampled_policy(settings: PolicySettings) -> Policy:
     if served is None:
         return make_policy(settings)
     policy: Any = copy(served)
-    policy.digest = model_digest(demo_policy() if settings.model == "demo" else find_model(settings.model))
+    policy.digest = model_digest(find_model(settings.model))
     return policy  # type: ignore[no-any-return]
 
 

@@ -21,7 +21,7 @@ import dspy
 from leret.config.base import located, portable
 from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings
 from leret.core.aio import submit
-from leret.core.bundled import demo_policy
+from leret.core.bundled import POLICIES
 from leret.core.classes import class_at, path_of
 from leret.core.dspy_internals import LM_ATTRIBUTES
 from leret.core.errors import ConfigError, PolicyError, ProgramError
@@ -105,10 +105,9 @@ def policy_record(
     """
     record: dict[str, Any] = {"config": dict(config)}
     if isinstance(settings, LocalPolicySettings):
-        demo = settings.model == "demo"
-        path = demo_policy() if demo else find_model(settings.model).resolve()
+        path = find_model(settings.model).resolve()
         mark = f"-{model_digest(path)[:8]}"
-        record["name"] = f"{'demo' if demo else path.name.removesuffix(mark)}{mark}"
+        record["name"] = f"{settings.model if settings.model in POLICIES else path.name.removesuffix(mark)}{mark}"
         record["template"] = template_digest(path)
         encoder = PromptEncoder(load_tokenizer(path, settings.template), None, path.name, settings.enable_thinking)
         record["n_tokens"] = len(encoder.encode(_PROBE).token_ids)
@@ -185,7 +184,7 @@ def _check_files(settings: PolicySettings, record: Mapping[str, Any]) -> None:
     """Refuse a policy whose directory is gone, or whose chat template has changed."""
     name, again = record["name"], "or say where it is served: leret.load(..., serve=URL)"
     try:
-        path = demo_policy() if settings.model == "demo" else find_model(settings.model)
+        path = find_model(settings.model)
     except PolicyError as error:
         raise PolicyError(f"the policy {name} of this program is missing: {error}; put it back, {again}") from error
     if template_digest(path) != record["template"]:

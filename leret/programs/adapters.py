@@ -8,9 +8,10 @@ bare value of the output field (or one ``name: value`` line a field where a sign
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import dspy
 
@@ -30,18 +31,26 @@ class CompactAdapter(dspy.ChatAdapter):
         items: items kept of a list-valued input; the first ones.
         demo_items: items kept of a list-valued input in a demo; 0 leaves the field out.
         instructions: send the signature's instructions as a system message.
+        outputs: end a call with the names of the outputs, the choices of a ``Literal`` and other types than text; a
+            policy that answers several signatures tells them apart by it.
     """
 
     def __init__(
-        self, words_per_item: int = 40, items: int = 6, demo_items: int = 0, instructions: bool = False
+        self,
+        words_per_item: int = 40,
+        items: int = 6,
+        demo_items: int = 0,
+        instructions: bool = False,
+        outputs: bool = False,
     ) -> None:
         super().__init__(use_json_adapter_fallback=False)
         self.words_per_item, self.items, self.demo_items = words_per_item, items, demo_items
-        self.instructions = instructions
+        self.instructions, self.outputs = instructions, outputs
 
     def settings(self) -> dict[str, Any]:
         """The arguments that rebuild this adapter."""
-        return {name: getattr(self, name) for name in ("words_per_item", "items", "demo_items", "instructions")}
+        names = ("words_per_item", "items", "demo_items", "instructions", "outputs")
+        return {name: getattr(self, name) for name in names}
 
     def format(
         self, signature: type[dspy.Signature], demos: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any]
@@ -53,10 +62,21 @@ class CompactAdapter(dspy.ChatAdapter):
         for demo in demos:
             if all(name in demo for name in signature.output_fields):
                 answer = self.format_assistant_message_content(signature, demo)
-                messages.append({"role": "user", "content": self._inputs(signature, demo, self.demo_items)})
+                messages.append({"role": "user", "content": self._call(signature, demo, self.demo_items)})
                 messages.append({"role": "assistant", "content": answer})
-        messages.append({"role": "user", "content": self._inputs(signature, inputs, self.items)})
+        messages.append({"role": "user", "content": self._call(signature, inputs, self.items)})
         return messages
+
+    def format_user_message_content(
+        self,
+        signature: type[dspy.Signature],
+        inputs: dict[str, Any],
+        prefix: str = "",
+        suffix: str = "",
+        main_request: bool = False,
+    ) -> str:
+        """Fields and nothing else; `dspy.ReAct` lays a trajectory out so."""
+        return "\n".join(filter(None, (prefix, self._inputs(signature, inputs, self.items), suffix)))
 
     def format_assistant_message_content(
         self, signature: type[dspy.Signature], outputs: Mapping[str, Any], missing_field_message: str | None = None
@@ -75,24 +95,53 @@ class CompactAdapter(dspy.ChatAdapter):
         if missing:
             raise AdapterParseError("CompactAdapter", signature, completion, f"no value for {', '.join(missing)}")
         try:
-            return {name: parse_value(raw[name], signature.output_fields[name].annotation) for name in names}
+            return {name: _bare(parse_value(raw[name], signature.output_fields[name].annotation)) for name in names}
         except Exception as error:
             raise AdapterParseError("CompactAdapter", signature, completion, str(error)) from error
+
+    def _call(self, signature: type[dspy.Signature], values: Mapping[str, Any], items: int) -> str:
+        text = self._inputs(signature, values, items)
+        if not self.outputs:
+            return text
+        return f"{text}\noutputs: {', '.join(_described(*field) for field in signature.output_fields.items())}"
 
     def _inputs(self, signature: type[dspy.Signature], values: Mapping[str, Any], items: int) -> str:
         lines = []
         for name in signature.input_fields:
             value = values.get(name)
             if isinstance(value, list | tuple):
-                kept = [" ".join(str(item).split()[: self.words_per_item]) for item in value[:items]]
+                kept = [" ".join(_item(item).split()[: self.words_per_item]) for item in value[:items]]
                 lines += [f"{name}:", *kept] if kept else []
             elif value is not None:
                 lines.append(f"{name}: {_line(value)}")
         return "\n".join(lines)
 
 
+def _item(value: Any) -> str:
+    """A list's item; of a row, its values."""
+    return " | ".join(map(str, value.values())) if isinstance(value, Mapping) else str(value)
+
+
 def _line(value: Any) -> str:
-    return " ".join("" if value is None else str(value).split())
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping | list) else value
+    return " ".join("" if text is None else str(text).split())
+
+
+def _described(name: str, field: Any) -> str:
+    kind = get_origin(field.annotation) or field.annotation
+    if kind is str:
+        return name
+    choices = " | ".join(map(str, get_args(field.annotation))) if kind is Literal else getattr(kind, "__name__", kind)
+    return f"{name} ({choices})"
+
+
+def _bare(value: Any) -> Any:
+    """Without the spaces that a policy whose tokens are words writes beside every quotation mark."""
+    if isinstance(value, dict):
+        return {_bare(name): _bare(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_bare(one) for one in value]
+    return value.strip() if isinstance(value, str) else value
 
 
 def _labelled(names: Sequence[str], completion: str) -> dict[str, str]:

@@ -105,7 +105,7 @@ def _run_stock(
         predictor.signature = formatter.signature(name, prompt)
         if name in prompt.demos:
             predictor.demos = [dict(demo) for demo in prompt.demos[name]]
-    observer = _Remembered(results, None if runner.searches is None else runner.searches.retriever)
+    observer = SearchMemory(results, None if runner.searches is None else runner.searches.retriever)
     try:
         settings = {**QUIET, "trace": [], "callbacks": callbacks, "adapter": proxy, "lm": lm, "rm": runner.replay.rm}
         with suppress_output("dspy"), carrying(observer, **settings):
@@ -129,18 +129,23 @@ class _ForeignLMs(BaseCallback):
             self.found = str(getattr(instance, "model", type(instance).__name__))
 
 
-class _Remembered:
-    """Answers searches as the path did."""
+class SearchMemory:
+    """Answers searches of a program that is not replayed: from known results, else by asking, once each.
+
+    Attributes:
+        rankings: that `leret.Search` added to its unions, in order.
+    """
 
     def __init__(self, results: SearchResults, retriever: Retriever | None) -> None:
         self._results, self._retriever = results, retriever
+        self.rankings: list[Ranking] = []
 
     def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking:
         asked = self._retriever or retriever
         key = (query, k) if self._retriever is not None or asked is None else (query, k, id(asked))
         if key not in self._results:
             if asked is None:
-                raise ProgramError("a leret.Search has no retriever")
+                raise ProgramError("a leret.Search has no retriever: pass one as Search(retriever=...)")
             self._results[key] = asked.search([query], k)[0]
         ranking: Ranking = self._results[key]
         return ranking
@@ -152,7 +157,7 @@ class _Remembered:
         return copy.deepcopy(self._results[key])
 
     def add(self, queries: tuple[str, ...], added: tuple[Ranking, ...]) -> None:
-        """Nothing is noted."""
+        self.rankings.extend(added)
 
 
 async def made_up_path(

@@ -111,13 +111,13 @@ def _made_up_path(
 def _lengths(bench: Environment, questions: Sequence[Task]) -> tuple[int | None, int | None]:
     """Tokens of the longest of some prompts, with documents of the corpus as what is found; the policy's positions."""
     from leret.config.policy import LocalPolicySettings
-    from leret.core.bundled import demo_policy
+    from leret.core.bundled import policy_directory
     from leret.policies.checkpoints import load_tokenizer, read_model_json
     from leret.policies.local.chat_template import PromptEncoder
     from leret.programs.prompts import Prompt
 
     policy, formatter, settings = bench.recipe.policy, bench.formatter, bench.recipe.sampling
-    path = demo_policy() if policy.model == "demo" else Path(policy.model)
+    path = policy_directory(policy.model) or Path(policy.model)
     config = read_model_json(path / "config.json") if path.is_dir() else {}
     positions = config.get("max_position_embeddings", config.get("n_positions"))  # GPT-2's name
     if not isinstance(policy, LocalPolicySettings) or positions is None:

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import os
 import socket
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from leret.config.policy import LocalPolicySettings
 from leret.config.sampling import SamplingRecipe
-from leret.core.aio import suppress_threads
+from leret.core.aio import muted
 from leret.core.errors import ConfigError, LeretError, MissingDependency, RunError
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
@@ -135,7 +136,8 @@ class RayCluster:
         running: dict[Any, Shard] = {}
         progress.start("sampling", len(tasks))
         try:
-            with suppress_threads("ray_"):  # it prints a paragraph for every worker that dies
+            ray_threads = [one.ident or 0 for one in threading.enumerate() if one.name.startswith("ray_")]
+            with muted(ray_threads):  # they print a paragraph for every worker that dies
                 while left or running:
                     while left and len(running) < self.workers:
                         shard = left.pop()

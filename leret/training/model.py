@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from leret.config.training import LoraSettings
-from leret.core.bundled import demo_policy
+from leret.core.bundled import POLICIES
 from leret.core.errors import MissingDependency, PolicyError, TrainingError
 from leret.core.runs import Run
 from leret.policies.checkpoints import adapter_base, find_model, load_tokenizer, load_weights, model_digest
@@ -43,9 +43,7 @@ def find_initial(run: Run, init_from: str) -> InitialPolicy:
         model = _sampled_model(run)
     elif (trained / "training.json").is_file():
         model = str(trained)
-    elif init_from == "demo":
-        model = str(demo_policy())
-    elif Path(init_from).is_dir() or _HUB_NAME.fullmatch(init_from):
+    elif init_from in POLICIES or Path(init_from).is_dir() or _HUB_NAME.fullmatch(init_from):
         model = init_from
     else:
         known = sorted(path.parent.name for path in run.policies.glob("[!.]*/training.json"))
@@ -75,14 +73,12 @@ def training_record(directory: Path) -> dict[str, Any]:
 def _sampled_model(run: Run) -> str:
     policy: Mapping[str, Any] = run.section("sampling", "leret sample RECIPE").get("policy", {})
     model = str(policy.get("model", ""))
-    if model == "demo":
-        return str(demo_policy())
-    if Path(model).is_dir():
+    if model in POLICIES or Path(model).is_dir():
         return model
     if policy.get("kind") == "openai":
         raise TrainingError(
             f"the run was sampled from {model!r} on a server; training needs its weights: set init_from to their "
-            "directory, or to demo where that is the policy that was served"
+            "directory, or to demo or agent where that is the policy that was served"
         )
     if _HUB_NAME.fullmatch(model):
         return model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import signal
 import threading
 import warnings
@@ -28,7 +29,7 @@ def training_process(directory: Path, threads: int | None) -> Iterator[None]:
 
     n_threads, verbosity = torch.get_num_threads(), transformers.logging.get_verbosity()
     shown = not datasets.are_progress_bars_disabled(), transformers.logging.is_progress_bar_enabled()
-    logs = str(directory / "logs")
+    logs, state = str(directory / "logs"), random.getstate()  # trainers seed it, and others draw their ids from it
     quiet = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TENSORBOARD_LOGGING_DIR": logs, "WANDB_DIR": logs}
     with _environment(quiet), warnings.catch_warnings(), _disk_errors():
         warnings.simplefilter("ignore", FutureWarning)
@@ -40,6 +41,7 @@ def training_process(directory: Path, threads: int | None) -> Iterator[None]:
         try:
             yield
         finally:
+            random.setstate(state)
             torch.set_num_threads(n_threads)
             transformers.logging.set_verbosity(verbosity)
             if shown[0]:

@@ -165,3 +165,4 @@ def test_the_demo_learns_to_search(tmp_path: Path) -> None:
     assert 0.35 <= recall["raw-question"] <= 0.65
     assert recall["ipo"] >= recall["base"] + 0.15  # .196 on this seed, about .2 on three (benchmarks/RESULTS.md)
     assert recall["ipo"] > max(recall["raw-question"] + 0.20, recall["sft-more"])
+    assert recall["grpo"] > recall["ipo"]

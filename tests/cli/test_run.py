@@ -64,7 +64,7 @@ def test_two_rounds_sample_two_halves_and_the_report_shows_them(tmp_path: Path, 
 def test_one_file_runs_without_a_name_for_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     plan = json.loads(succeeds("run", "query-augmentation", "--dry-run", "--json"))
-    assert [step.split(": ")[1].split()[0] for step in plan.values()] == ["sample", "train", "train", "eval"]
+    assert [step.split(": ")[1].split()[0] for step in plan.values()] == ["sample", "train", "eval"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -75,6 +75,7 @@ def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path: Path, monkeypa
     for name, old, new in (
         ("sampling/demo.yaml", "split: train", "split: train\n  limit: 30"),
         ("sampling/demo.yaml", "prompts: 4", "prompts: 1"),
+        ("training/demo-grpo.yaml", "max_steps: 150", "max_steps: 2"),
         ("eval/demo.yaml", "limit: null", "limit: 5"),
         ("eval/demo.yaml", "resamples: 10000", "resamples: 100"),
     ):
@@ -83,7 +84,8 @@ def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path: Path, monkeypa
         Path(name).write_text(text.replace(old, new))
     succeeds("demo", "--seed", "1")
     rows = json.loads(Path("runs/demo/eval/summary.json").read_text())["rows"]
-    assert {row["system"] for row in rows} == {"raw-question", "oracle-titles", "base", "sft", "ipo", "sft-more"}
+    trained = {"sft", "ipo", "sft-more", "grpo"}
+    assert {row["system"] for row in rows} == {"raw-question", "oracle-titles", "base", *trained}
     assert Path("runs/demo/report.html").is_file()
     assert Path("runs/demo/program/program.json").is_file()
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from leret.core.aio import for_each, gathered, muted, suppress_output, suppress_threads
+from leret.core.aio import for_each, gathered, muted, suppress_output
 
 
 def test_items_are_taken_up_without_a_barrier():
@@ -60,7 +60,7 @@ def test_output_is_as_it_was_after_two_threads_that_held_theirs_back():
 
 
 def test_one_thread_is_held_back_and_the_others_are_heard(capsys):
-    with suppress_output("dspy"), suppress_threads("no thread"):
+    with suppress_output("dspy"), muted([]):
         print("mine")
         other = threading.Thread(target=print, args=("theirs",))
         other.start()

@@ -1,33 +1,115 @@
-"""The policy that ships with leret."""
+"""The policies that ship with leret."""
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+import dspy
+import pytest
 import torch
+from dspy.utils.callback import BaseCallback
+from hatchling.builders.wheel import WheelBuilder
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from leret.demo.pretrain.words import build_model, build_tokenizer, vocabulary
+import leret
+from leret.core.bundled import POLICIES, policy_directory
+from leret.datasets.corpus import Corpus
+from leret.datasets.world.generate import generate
+from leret.demo.pretrain import agent, words
+from leret.demo.pretrain.words import build_model, build_tokenizer
+from leret.retrieval.engines.bm25 import BM25
 
-POLICY = Path(str(files("leret.demo"))) / "policy"
+VOCABULARIES = {"demo": words.vocabulary, "agent": agent.vocabulary}
 
 
-def test_the_shipped_files_are_those_that_pretraining_builds() -> None:
-    assert (POLICY / "model.safetensors").stat().st_size <= 8_000_000
-    tokenizer = AutoTokenizer.from_pretrained(POLICY)
-    assert tokenizer.get_vocab() == {word: i for i, word in enumerate(vocabulary())}
+def shipped(name: str) -> Path:
+    path = policy_directory(name)
+    assert path is not None
+    return path
+
+
+def test_both_together_are_small() -> None:
+    assert sum(file.stat().st_size for name in POLICIES for file in shipped(name).iterdir()) <= 8_000_000
+
+
+def test_a_wheel_holds_both() -> None:
+    root = shipped("demo").parents[2]
+    held = {Path(file.path) for file in WheelBuilder(str(root)).recurse_included_files()}
+    assert {file for name in POLICIES for file in shipped(name).iterdir()} <= {root / path for path in held}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_shipped_files_are_those_that_pretraining_builds(name: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(shipped(name))
+    assert tokenizer.get_vocab() == {word: i for i, word in enumerate(VOCABULARIES[name]())}
     assert tokenizer.chat_template == build_tokenizer().chat_template
-    shipped, fresh = AutoModelForCausalLM.from_pretrained(POLICY), build_model(len(tokenizer), 0)
-    forms = [{name: (p.shape, p.dtype) for name, p in model.named_parameters()} for model in (shipped, fresh)]
+    model, fresh = AutoModelForCausalLM.from_pretrained(shipped(name)), build_model(len(tokenizer), 0)
+    forms = [{name: p.shape for name, p in one.named_parameters()} for one in (model, fresh)]
     assert forms[0] == forms[1]
     assert "lm_head.weight" in forms[0]  # untied: a server can then reload weights in place
+    assert model.dtype == (torch.float32 if name == "demo" else torch.float16)
 
 
-def test_greedy_completions_end_and_hold_no_unknown_word() -> None:
-    tokenizer, model = AutoTokenizer.from_pretrained(POLICY), AutoModelForCausalLM.from_pretrained(POLICY)
+@pytest.mark.parametrize("name", POLICIES)
+def test_greedy_completions_end_and_hold_no_unknown_word(name: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(shipped(name))
+    model = AutoModelForCausalLM.from_pretrained(shipped(name), dtype="float32")
     text = "<|user|>question: In which city was the director of the film The Golden Harbor born?<|end|><|assistant|>"
     prompt = torch.tensor([tokenizer(text)["input_ids"]])
     written = model.generate(prompt, max_new_tokens=32, do_sample=False)[0, prompt.shape[1] :].tolist()
     assert len(written) > 1
     assert (written[-1], tokenizer.unk_token_id in written) == (tokenizer.eos_token_id, False)
+
+
+class Tutorial(dspy.Module):
+    """DSPy's multi-hop tutorial."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generate_query = dspy.ChainOfThought("claim, notes -> query")
+        self.append_notes = dspy.ChainOfThought("claim, notes, context -> new_notes: list[str], titles: list[str]")
+        self.search = leret.Search(k=3)
+
+    def forward(self, question: str) -> Any:
+        notes: list[str] = []
+        for _ in range(2):
+            context = self.search(self.generate_query(claim=question, notes=notes).query).passages
+            notes.extend(self.append_notes(claim=question, notes=notes, context=context).new_notes)
+        return dspy.Prediction(notes=notes)
+
+
+class Agent(dspy.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.search = leret.Search(k=3)
+        self.agent = dspy.ReAct("question -> answer", tools=[self.look_up], max_iters=4)
+
+    def look_up(self, query: str) -> list[str]:
+        """Passages for a query."""
+        return self.search(query).passages
+
+    def forward(self, question: str) -> Any:
+        return self.agent(question=question)
+
+
+class Parsed(BaseCallback):
+    """Whether each completion could be read."""
+
+    def __init__(self) -> None:
+        self.calls: list[bool] = []
+
+    def on_adapter_parse_end(self, call_id: str, outputs: Any, exception: Exception | None = None) -> None:
+        self.calls.append(exception is None)
+
+
+@pytest.mark.parametrize("kind", [Agent, Tutorial])
+def test_what_agent_writes_can_be_read(kind: type[dspy.Module]) -> None:
+    documents, questions = generate(77, 12, 0, 0)
+    heard, lm = Parsed(), leret.LM("agent", max_tokens=96, temperature=0.7)
+    settings = {"adapter": leret.CompactAdapter(outputs=True), "rm": BM25.build(Corpus(documents)), "lm": lm}
+    examples = [dspy.Example(question=task.text).with_inputs("question") for task in questions]
+    with dspy.context(**settings, callbacks=[heard]):
+        dspy.Evaluate(devset=examples, metric=lambda *_: 1, num_threads=8, max_errors=99)(kind())
+    assert len(heard.calls) >= 2 * len(questions)
+    assert sum(heard.calls) / len(heard.calls) >= 0.8

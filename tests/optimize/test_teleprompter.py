@@ -32,6 +32,7 @@ from tests.optimize.fakes import (
     fake_lm,
     fake_training,
     leret_of,
+    recall,
     result_of,
     student_of,
     together,
@@ -97,8 +98,15 @@ def test_the_student_is_returned_where_nothing_was_better(monkeypatch, trainings
     assert any("nothing was better than the student (50 on valset)" in line for line in heard())
 
 
+class Recall:
+    """A metric that is no function, as `dspy.evaluate.SemanticF1` is none."""
+
+    def __call__(self, example, prediction, trace=None):
+        return recall(example, prediction)
+
+
 def test_without_a_valset_the_last_result_is_returned_unscored(trainings, heard):
-    best = leret_of().compile(student_of(), trainset=TRAIN)
+    best = leret_of(metric=Recall()).compile(student_of(), trainset=TRAIN)
     assert best.write.lm.model == f"leret/{trainings[-1]['directory']}"
     assert best.candidate_programs[0]["score"] is None
     assert any("there is no valset" in line for line in heard())

@@ -27,7 +27,40 @@ def test_demos_are_turns_without_their_context_after_instructions_where_asked_fo
     assert turns == [("system", "Be brief."), ("user", "question: p"), ("assistant", "x"), ("user", "question: q")]
 
 
-@pytest.mark.parametrize(("signature", "outputs"), [(ONE, {"query": "a b"}), (TWO, {"reasoning": "since", "n": 3})])
+def test_rows_are_shown_by_their_values_and_a_mapping_as_json():
+    signature = dspy.Signature("rows: list, arguments: dict -> x")
+    inputs = {"rows": [{"id": "d7", "title": "A"}], "arguments": {"query": "ü b"}}
+    shown = "rows:\nd7 | A\narguments: " + '{"query": "ü b"}'
+    assert CompactAdapter().format_user_message_content(signature, inputs) == shown
+    assert CompactAdapter().format(signature, [], inputs)[-1]["content"] == shown
+
+
+def test_a_call_ends_with_its_outputs_where_asked_for():
+    react = dspy.ReAct("question -> answer", tools=[dspy.Tool(lambda query: query, name="find")])
+    demo = {"question": "p", "trajectory": "", "next_thought": "t", "next_tool_name": "finish", "next_tool_args": {}}
+    messages = CompactAdapter(outputs=True).format(react.react.signature, [demo], {"question": "q", "trajectory": ""})
+    asked = "trajectory: \noutputs: next_thought, next_tool_name (find | finish), next_tool_args (dict)"
+    assert [message["content"] for message in messages] == [
+        f"question: p\n{asked}",
+        "next_thought: t\nnext_tool_name: finish\nnext_tool_args: {}",
+        f"question: q\n{asked}",
+    ]
+
+
+def test_spaces_beside_quotation_marks_are_no_part_of_a_value():
+    signature = dspy.Signature("q -> arguments: dict, names: list[str]")
+    parsed = CompactAdapter().parse(signature, 'arguments : { " query " : " a b " }\nnames : [ " c " , " d " ]')
+    assert parsed == {"arguments": {"query": "a b"}, "names": ["c", "d"]}
+
+
+@pytest.mark.parametrize(
+    ("signature", "outputs"),
+    [
+        (ONE, {"query": "a b"}),
+        (TWO, {"reasoning": "since", "n": 3}),
+        (dspy.Signature("q -> a: dict, b: list[str]"), {"a": {"query": 'say "x"'}, "b": ["c", "d, e"]}),
+    ],
+)
 def test_a_completion_parses_back(signature, outputs):
     adapter = CompactAdapter()
     assert adapter.parse(signature, adapter.format_assistant_message_content(signature, outputs)) == outputs

@@ -11,7 +11,6 @@ import torch
 from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, MistralConfig, MistralForCausalLM
 
 from leret.config.sampling import SamplingRecipe
-from leret.core.bundled import demo_policy
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.policies.base import Request
@@ -124,7 +123,7 @@ def test_the_trainer_gets_the_tokens_that_the_engine_sampled(original, encoder):
     """Prompt and completion ids of the engine, against those of the preference rows that reach TRL's loss."""
     with Store(original.store, read_only=True) as store:
         requests = [Request(group.state.messages, tuple(range(4)), 1.0, 12) for group in store.groups()]
-    policy = LocalPolicy(demo_policy(), threads=1)
+    policy = LocalPolicy("demo", threads=1)
     n = 0
     try:
         for request in requests:

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from leret.cli.app import app
-from leret.core.bundled import demo_policy
+from leret.core.bundled import policy_directory
 from leret.core.errors import TrainingError
 from leret.training.data import TokenEncoder, TrainingExample, end_token, read_preferences
 from tests.tiny import TEMPLATE
@@ -38,7 +38,7 @@ def test_the_end_token_is_the_one_that_the_template_writes(tokenizer):
 
 
 def test_a_policy_that_does_not_know_the_words_of_the_probe_has_an_end_token():
-    tokenizer = AutoTokenizer.from_pretrained(demo_policy())  # of a closed lexicon
+    tokenizer = AutoTokenizer.from_pretrained(policy_directory("demo"))  # of a closed lexicon
     assert tokenizer.decode(end_token(tokenizer, [tokenizer.eos_token_id])) == tokenizer.eos_token
 
 

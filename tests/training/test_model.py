@@ -8,7 +8,7 @@ from peft.tuners.lora import LoraModel
 from safetensors.torch import load_file
 
 from leret.config.training import LoraSettings
-from leret.core.bundled import demo_policy
+from leret.core.bundled import policy_directory
 from leret.core.errors import PolicyError, TrainingError
 from leret.policies.checkpoints import load_model
 from leret.policies.serving.model import write_merged
@@ -161,7 +161,8 @@ def test_a_base_without_weights_here_asks_for_a_directory(run, policy, error, sa
     run.update(sampling={**run.manifest()["sampling"], "policy": policy})
     with pytest.raises(error, match=says):
         train(SFT, run)
-    assert find_initial(run, "demo").directory == demo_policy().resolve()
+    for name in ("demo", "agent"):
+        assert find_initial(run, name).directory == policy_directory(name)
 
 
 def test_a_base_that_changed_since_it_was_sampled_is_refused(run):

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import random
 import signal
 from contextlib import suppress
 
@@ -13,13 +14,15 @@ from leret.training.process import Interrupt, training_process
 from tests.training.training_runs import interrupt
 
 
-def test_threads_logs_and_environment_are_put_back(tmp_path, monkeypatch):
+def test_threads_logs_environment_and_random_numbers_are_put_back(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_DIR", "mine")
-    before = dict(os.environ), torch.get_num_threads(), transformers.logging.get_verbosity()
+    before = dict(os.environ), torch.get_num_threads(), transformers.logging.get_verbosity(), random.getstate()
     with training_process(tmp_path, 1):
+        random.seed(0)
         assert torch.get_num_threads() == 1
         assert (os.environ["WANDB_DIR"], os.environ["TENSORBOARD_LOGGING_DIR"]) == ("mine", f"{tmp_path}/logs")
-    assert before == (dict(os.environ), torch.get_num_threads(), transformers.logging.get_verbosity())
+    after = dict(os.environ), torch.get_num_threads(), transformers.logging.get_verbosity(), random.getstate()
+    assert before == after
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ _LOOKING_UP = StreamSettings(
     hop1=_HOP1,
     hop2={"mention_near": 0.9, "mention_random": 0.05, "title": 0.05},
 )
-_MIXED = replace(
+MIXED = replace(
     _LOOKING_UP,
     demos=(0.4, 0.6),
     hop2={
@@ -99,7 +99,7 @@ def pretrain_scratch(
     second = replace(_SECOND, steps=max(1, steps - first.steps), seed=seed + 1)
     model = AutoModelForCausalLM.from_pretrained(out / _FIRST_PART, dtype="float32")
     looking_up = islice(rows(tokenizer, replace(_LOOKING_UP, seed=seed + 1)), round(_LOOKING_UP_ROWS * share))
-    stream = chain(looking_up, rows(tokenizer, replace(_MIXED, seed=seed + 2)))
+    stream = chain(looking_up, rows(tokenizer, replace(MIXED, seed=seed + 2)))
     later = report and (lambda step, figures: report(first.steps + step, figures))
     train(model, stream, second, out, probe=gate, report=later)
     shutil.copyfile(out / _FIRST_PART / "pretrain.jsonl", out / "pretrain-first.jsonl")
@@ -109,13 +109,19 @@ def pretrain_scratch(
     return out
 
 
-def _card(out: Path, seed: int, steps: int, n_parameters: int) -> str:
-    logs = [out / name for name in ("pretrain-first.jsonl", "pretrain.jsonl")]
+def training_facts(*logs: Path) -> tuple[str, str]:
+    """For a model card: what the training took, and a table of what was measured at its end."""
     lines = [json.loads(line) for log in logs for line in log.read_text(encoding="utf-8").splitlines()]
     figures = [line for line in lines if "bridge" in line][-1]
     minutes = sum(line.get("cpu_s", 0.0) for line in lines) / 60
     tokens = sum(line.get("tokens", 0.0) for line in lines) * _FIRST.log_every / 1e6
-    measured = "\n".join(f"| {name} | {figures[name]} |" for name in figures if name != "step")
+    rows = [f"| {name} | {figures[name]} |" for name in figures if name != "step"]
+    cost = f"{tokens:.1f} million tokens, {minutes:.0f} CPU-minutes on one thread"
+    return cost, "\n".join(["| measure | |", "|--|--|", *rows])
+
+
+def _card(out: Path, seed: int, steps: int, n_parameters: int) -> str:
+    cost, measured = training_facts(out / "pretrain-first.jsonl", out / "pretrain.jsonl")
     return f"""# A tiny search policy for `leret demo`
 
 A causal language model (Qwen3, {n_parameters:,} parameters, float32) that writes a search query for a question and the
@@ -123,8 +129,8 @@ passages found so far. It knows the words of leret's generated worlds and nothin
 which it never writes. It is made to be mediocre and diverse: reward teaches it the rest.
 A pair of heads that copies is written into its layers before training (`leret.demo.pretrain.words`).
 
-Made by `leret pretrain sampling/demo.yaml` from nothing: seed {seed}, {steps} steps, {tokens:.1f} million
-tokens, {minutes:.0f} CPU-minutes on one thread. Its worlds have seeds from {10**6 * (seed + 1)} on. What it was shown
+Made by `leret pretrain sampling/demo.yaml` from nothing: seed {seed}, {steps} steps,
+{cost}. Its worlds have seeds from {10**6 * (seed + 1)} on. What it was shown
 are queries by noisy rules that see the question and the passages and never a gold document: first in many styles, then
 mostly names looked up in the passages, at last the mixture that it ends with. The logs are `pretrain-first.jsonl` and
 `pretrain.jsonl`.
@@ -132,7 +138,5 @@ mostly names looked up in the passages, at last the mixture that it ends with. T
 At bridge questions of the held-out world {GATE_SEED} whose bridge stands in the context (what each figure is:
 `leret.demo.pretrain.probe`):
 
-| measure | |
-|--|--|
 {measured}
 """

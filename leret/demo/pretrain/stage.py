@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from leret.config.sampling import PretrainSettings, SamplingRecipe
+from leret.core.bundled import POLICIES
 from leret.core.errors import ConfigError
 from leret.core.progress import Progress, Silent
 
@@ -23,7 +24,7 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
 
     Args:
         recipe: its ``pretrain`` section says how; kind minilm also reads its data, the train split alone.
-        out: the model directory; None takes ``policy.model``, and ``policies/demo`` where that is the shipped one.
+        out: the model directory; None takes ``policy.model``, and ``policies/NAME`` where that is a shipped one.
         progress: hears of every line of the log.
     """
     settings = recipe.pretrain
@@ -38,18 +39,18 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
             f"pretrain: policy.model {model} is a name on a server ({recipe.policy.kind}), not a directory; "
             "say with --out where the new policy shall go"
         )
-    directory = out or Path("policies/demo" if model == "demo" else model)
+    directory = out or Path(f"policies/{model}" if model in POLICIES else model)
     with _reported(progress or Silent(), f"pretraining {directory.name}") as report:
         if settings.kind == "minilm":
             return _minilm(recipe, settings, directory, report)
-        from leret.demo.pretrain.scratch import pretrain_scratch
-
         if settings.options:
             names = ", ".join(settings.options)
-            raise ConfigError(f"pretrain.options: kind scratch has none, not {names}; remove them")
-        return pretrain_scratch(
-            directory, seed=settings.seed, steps=settings.steps, minutes=settings.minutes, report=report
-        )
+            raise ConfigError(f"pretrain.options: kind {settings.kind} has none, not {names}; remove them")
+        if settings.kind == "agent":
+            from leret.demo.pretrain.agent import pretrain_agent as build
+        else:
+            from leret.demo.pretrain.scratch import pretrain_scratch as build
+        return build(directory, seed=settings.seed, steps=settings.steps, minutes=settings.minutes, report=report)
 
 
 def _minilm(recipe: SamplingRecipe, settings: PretrainSettings, directory: Path, report: Report) -> Path:

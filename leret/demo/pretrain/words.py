@@ -9,6 +9,7 @@ of another kind it can only copy what it knows.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -54,8 +55,8 @@ def vocabulary() -> list[str]:
     return [*SPECIAL, *names, *sorted(others)]
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """The word tokenizer with its chat template.
+def build_tokenizer(words: Sequence[str] | None = None) -> PreTrainedTokenizerFast:
+    """The word tokenizer of a vocabulary, by default `vocabulary`, with its chat template.
 
     Every message is its role's token, its words and ``<|end|>``, so that a prompt's tokens are a prefix of the
     conversation's. Case is dropped, a line's end is a token, and decoding a completion and encoding it again gives the
@@ -63,7 +64,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     """
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-    known = {word: i for i, word in enumerate(vocabulary())}
+    known = {word: i for i, word in enumerate(words or vocabulary())}
     tokenizer = Tokenizer(models.WordLevel(known, unk_token="<|unk|>"))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_TOKEN), behavior="removed", invert=True)

@@ -9,8 +9,8 @@ where nothing else is to be learned.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from leret.core.types import Ranking, Task, merge
@@ -76,24 +76,28 @@ def write(style: str, scene: Scene) -> str:
     return STYLES[style](draft) or STYLES["entity"](draft) or scene.question.text
 
 
-def scenes(seed: int, settings: StreamSettings) -> list[Scene]:
-    """The questions of a new world, each with what queries in random styles find (k=3, nothing found twice)."""
+def start(seed: int, settings: StreamSettings) -> tuple[list[Scene], BM25]:
+    """The questions of a new world with nothing found yet, and its search."""
     documents, questions = generate(seed, settings.questions, 0, 0)
-    retriever = BM25.build(Corpus(documents))
     idf = corpus_idf(f"{document.title} {document.text}" for document in documents)
     rng = random.Random(f"scenes {seed}")
-    started = [Scene(question, (), idf, rng) for question in questions]
-    queries = [write(_draw(rng, settings.hop1), scene) for scene in started]
+    return [Scene(question, (), idf, rng) for question in questions], BM25.build(Corpus(documents))
+
+
+def scenes(seed: int, settings: StreamSettings) -> list[Scene]:
+    """The questions of a new world, each with what queries in random styles find (k=3, nothing found twice)."""
+    started, retriever = start(seed, settings)
+    rng = started[0].rng
+    queries = [write(draw(rng, settings.hop1), scene) for scene in started]
     found = [
-        Scene(scene.question, ranking, idf, rng)
-        for scene, ranking in zip(started, retriever.search(queries, 3), strict=True)
+        replace(scene, found=ranking) for scene, ranking in zip(started, retriever.search(queries, 3), strict=True)
     ]
     deep = [i for i in range(len(found)) if rng.random() < settings.deep]
-    queries = [write(_draw(rng, settings.hop2), found[i]) for i in deep]
+    queries = [write(draw(rng, settings.hop2), found[i]) for i in deep]
     for i, ranking in zip(deep, retriever.search(queries, 6), strict=True):
         seen = {passage.doc_id for passage in found[i].found}
         new = [passage for passage in ranking if passage.doc_id not in seen][:3]
-        found[i] = Scene(found[i].question, merge([found[i].found, new]), idf, rng)
+        found[i] = replace(found[i], found=merge([found[i].found, new]))
     return found
 
 
@@ -104,12 +108,21 @@ def encoded(
     return prompt_ids(tokenizer, Prompting().messages(scene.question.text, scene.found, demos))
 
 
-def rows(tokenizer: PreTrainedTokenizerFast, settings: StreamSettings) -> Iterator[Row]:
+Maker = Callable[["PreTrainedTokenizerFast", int, StreamSettings], list[Row]]
+"""The rows of the world of a seed."""
+
+
+def demo_rows(tokenizer: PreTrainedTokenizerFast, seed: int, settings: StreamSettings) -> list[Row]:
+    """Those of policy `demo`: queries alone."""
+    return query_rows(tokenizer, scenes(seed, settings), settings)
+
+
+def rows(tokenizer: PreTrainedTokenizerFast, settings: StreamSettings, make: Maker = demo_rows) -> Iterator[Row]:
     """An endless stream of rows, the same for the same arguments."""
     names = _Names(tokenizer)
     rng = random.Random(f"rows {settings.seed}")
     n = 0
-    for made in _of_worlds(tokenizer, settings, names, rng):
+    for made in _of_worlds(tokenizer, settings, names, rng, make):
         start, end = settings.lists
         share = end + (start - end) * max(0.0, 1 - n / settings.settled)
         while rng.random() < share:
@@ -120,18 +133,18 @@ def rows(tokenizer: PreTrainedTokenizerFast, settings: StreamSettings) -> Iterat
 
 
 def _of_worlds(
-    tokenizer: PreTrainedTokenizerFast, settings: StreamSettings, names: _Names, rng: random.Random
+    tokenizer: PreTrainedTokenizerFast, settings: StreamSettings, names: _Names, rng: random.Random, make: Maker
 ) -> Iterator[Row]:
     world = 10**6 * (settings.seed + 1)
     while True:
-        made = _of_scenes(tokenizer, scenes(world, settings), settings)
+        made = make(tokenizer, world, settings)
         for use in range(settings.uses):
             for row in rng.sample(made, len(made)):
                 yield names.exchanged(row, rng) if use else row
         world += 1
 
 
-def _of_scenes(tokenizer: PreTrainedTokenizerFast, found: Sequence[Scene], settings: StreamSettings) -> list[Row]:
+def query_rows(tokenizer: PreTrainedTokenizerFast, found: Sequence[Scene], settings: StreamSettings) -> list[Row]:
     """Rows at the first and at a later hop, zero-shot in mixed styles, and with demos in one style."""
 
     def targets(queries: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -143,17 +156,18 @@ def _of_scenes(tokenizer: PreTrainedTokenizerFast, found: Sequence[Scene], setti
         rng = scene.rng
         hops = ((scene.first(), settings.hop1, settings.demos[0], 5), (scene, settings.hop2, settings.demos[1], 8))
         for here, styles, with_demos, n in hops:
-            mixed = [write(_draw(rng, styles), here) for _ in range(n)]
+            mixed = [write(draw(rng, styles), here) for _ in range(n)]
             made.append(Row(encoded(tokenizer, here), targets(mixed)))
             if rng.random() < with_demos:
-                style = _draw(rng, settings.hop2)
+                style = draw(rng, settings.hop2)
                 others = rng.sample(found, rng.randint(1, 3))
                 demos = [{"question": o.question.text, "query": write(style, o)} for o in others]
                 made.append(Row(encoded(tokenizer, here, demos), targets([write(style, here) for _ in range(4)])))
     return made
 
 
-def _draw(rng: random.Random, styles: Mapping[str, float]) -> str:
+def draw(rng: random.Random, styles: Mapping[str, float]) -> str:
+    """The name of a style."""
     return rng.choices(list(styles), list(styles.values()))[0]
 
 

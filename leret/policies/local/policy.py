@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from leret.config.policy import LocalPolicySettings
+from leret.core.bundled import policy_directory
 from leret.core.errors import PolicyError
 from leret.core.usage import UsageMeter
 from leret.policies.base import Completion, Messages, Request
@@ -125,7 +126,7 @@ class LocalPolicy:
     @property
     def settings(self) -> LocalPolicySettings:
         """Of a recipe that loads this model again."""
-        model = "demo" if self.name == "demo" else str(self.path)
+        model = self.name if policy_directory(self.name) == self.path else str(self.path)
         return LocalPolicySettings.model_validate(
             {
                 "model": model,

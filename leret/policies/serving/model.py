@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leret.core.bundled import demo_policy
+from leret.core.bundled import POLICIES
 from leret.core.errors import ConfigError, PolicyError
 from leret.core.files import atomic_directory
 from leret.core.runs import Run
@@ -133,8 +133,8 @@ def _holds(target: Path, digest: str) -> bool:
 
 
 def _resolve(policy: str) -> tuple[str, Path | str]:
-    if policy == "demo":
-        return "demo", demo_policy()
+    if policy in POLICIES:
+        return policy, policy
     path = Path(policy)
     if (path / "run.yaml").is_file():
         raise PolicyError(f"{policy} is a run, not a policy; name one of its policies: {_known(Run(path))}")
@@ -142,8 +142,8 @@ def _resolve(policy: str) -> tuple[str, Path | str]:
         return path.resolve().name, path
     if not _HUB_NAME.fullmatch(policy) or len(path.parts) != 2 or path.parent.is_dir():
         raise PolicyError(
-            f"there is no policy {policy}; give a model directory, `demo`, a repository of the Hugging Face hub, or a "
-            "policy of a run with --run R"
+            f"there is no policy {policy}; give a model directory, `demo`, `agent`, a repository of the hub, "
+            "or a policy of a run with --run R"
         )
     return policy, policy
 
@@ -152,14 +152,12 @@ def _of_run(policy: str, run: Run) -> Path | str:
     if policy == "base":
         sampled: Mapping[str, Any] = run.section("sampling", "leret sample RECIPE").get("policy", {})
         model = str(sampled.get("model", ""))
-        if model == "demo":
-            return demo_policy()
-        if not Path(model).is_dir() and sampled.get("kind") != "local":
+        if model not in POLICIES and not Path(model).is_dir() and sampled.get("kind") != "local":
             raise PolicyError(
                 f"{run.path} was sampled from {model!r} on a server, and the run does not know where its weights are; "
                 "give their directory instead of `base`"
             )
-        return Path(model) if Path(model).is_dir() else model
+        return Path(model) if model not in POLICIES and Path(model).is_dir() else model
     path = run.policies / policy
     if not path.is_dir():
         raise PolicyError(f"{run.path} has no policy {policy!r}; it has {_known(run)}")

@@ -24,7 +24,8 @@ from leret.core.dspy_internals import (
     text_response,
 )
 from leret.core.errors import LeretError, PolicyError, ProgramError, RunError
-from leret.core.types import Outcome, Ranking, Rollout, Task, digest, merge
+from leret.core.types import Outcome, Rollout, Task, digest, merge
+from leret.programs.checks import SearchMemory
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import bound_inputs
 from leret.programs.search import as_rm
@@ -218,24 +219,6 @@ def outage_of(error: BaseException) -> LeretError | None:
     return PolicyError(f"{type(error).__name__}: {error}") if isinstance(error, LMError) else None
 
 
-@dataclass
-class _Recorder:
-    retriever: Retriever | None
-    searches: list[Ranking] = field(default_factory=list)
-
-    def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking:
-        found = self.retriever or retriever
-        if found is None:
-            raise ProgramError("a leret.Search has no retriever: pass one as Search(retriever=...)")
-        return found.search([query], k)[0]
-
-    def call_tool(self, name: str, arguments: Any, ask: Callable[[], Any]) -> Any:
-        return ask()
-
-    def add(self, queries: tuple[str, ...], added: tuple[Ranking, ...]) -> None:
-        self.searches.extend(added)
-
-
 class RetrievalStudent(dspy.Module):
     """Runs a program and returns what it retrieved: ``ranking``, and whether it came to its end (``complete``)."""
 
@@ -247,10 +230,10 @@ class RetrievalStudent(dspy.Module):
     def forward(self, task: Task) -> dspy.Prediction:
         for predictor, lm in zip(self.program.predictors(), dspy.settings.get("_leret_lms", ()), strict=False):
             predictor.lm = lm
-        recorder = _Recorder(self.monitor.retriever)
-        with carrying(recorder, rm=as_rm):
+        memory = SearchMemory({}, self.monitor.retriever)
+        with carrying(memory, rm=as_rm):
             result, complete = self.monitor.run(self.program, bound_inputs(self.program, task))
-        return dspy.Prediction(ranking=merge(recorder.searches), complete=complete, result=result)
+        return dspy.Prediction(ranking=merge(memory.rankings), complete=complete, result=result)
 
 
 def cached_completion_lm(rollouts: Iterable[Rollout], other: dspy.BaseLM, **settings: Any) -> dspy.LM:

@@ -8,10 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
+
+from pydantic import ValidationError
 
 from leret.config.base import RecipePath, free_keys, paths_in, with_paths
 from leret.config.sampling import SamplingRecipe
@@ -198,6 +201,8 @@ def refuse_changes(run: Run, recipe: SamplingRecipe, digests: Mapping[str, str])
     manifest = run.manifest()
     before = manifest.get("sampling")
     if before is not None:
+        with suppress(ValidationError):  # a key that came after the run has its default there
+            before = SamplingRecipe.model_validate(before).model_dump(mode="json")
         known = {name: value for name, value in manifest.get("digests", {}).items() if name in digests}
         now = {**recipe.model_dump(mode="json"), "digest": {name: digests[name] for name in known}}
         check_resumable(run.path, {**before, "digest": known}, now, free_keys(SamplingRecipe))

@@ -21,7 +21,7 @@ from leret.demo.pretrain.worlds import StreamSettings
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch, "make_gate", lambda tokenizer: make_gate(tokenizer, n=2))
     monkeypatch.setattr(scratch, "StreamSettings", partial(StreamSettings, questions=20))
-    for name in ("_LOOKING_UP", "_MIXED"):
+    for name in ("_LOOKING_UP", "MIXED"):
         monkeypatch.setattr(scratch, name, replace(getattr(scratch, name), questions=20))
 
 

@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from leret.config.sampling import SamplingRecipe
 from leret.core.errors import RunError
+from leret.core.runs import Run
+from leret.sampling.rollouts.environment import refuse_changes
 from leret.sampling.stage import sample
 from tests.sampling.fakes import recipe_of
 
@@ -23,6 +26,16 @@ def test_what_decides_a_sample_may_not_change(sampled, change, key):
         sample(recipe_of(**change), sampled, base_dir=sampled.path.parent)
     assert key in str(raised.value)
     assert "name a new run directory" in str(raised.value)
+
+
+def test_a_run_of_an_older_version_lacks_keys_that_have_their_defaults_now(sampled, tmp_path):
+    recorded, run = sampled.manifest()["sampling"], Run.create(tmp_path / "older")
+    del recorded["sampling"]["final_weight"]
+    run.update(sampling=recorded)
+    refuse_changes(run, SamplingRecipe.model_validate(recorded), {})
+    recorded["sampling"]["final_weight"] = 0.25
+    with pytest.raises(RunError, match=r"sampling\.final_weight: 0\.5 in the run, 0\.25"):
+        refuse_changes(run, SamplingRecipe.model_validate(recorded), {})
 
 
 @pytest.mark.parametrize(

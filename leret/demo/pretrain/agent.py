@@ -1,0 +1,239 @@
+"""The policy `agent`: `demo`, trained on to answer every call of a program that searches.
+
+Beside the demo's own rows it is shown ReAct steps, notes, reasons, answers, and queries from notes, all as
+``CompactAdapter(outputs=True)`` writes them, under many names. The demonstrators see the question and what was found,
+never a gold document, and when an agent stops is drawn: good and bad paths are for reward to tell apart.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dspy
+
+from leret.core.types import Passage, merge
+from leret.demo.pretrain import words
+from leret.demo.pretrain.examples import prompt_ids
+from leret.demo.pretrain.heuristics import content_words, names
+from leret.demo.pretrain.loop import LoopSettings, Report, Row, train
+from leret.demo.pretrain.probe import make_gate
+from leret.demo.pretrain.scratch import MIXED, STEPS_PER_MINUTE, training_facts
+from leret.demo.pretrain.worlds import Scene, StreamSettings, draw, query_rows, rows, scenes, start, write
+from leret.policies.checkpoints import find_model, load_weights
+from leret.programs.adapters import CompactAdapter
+from leret.retrieval.base import Retriever
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+QUESTIONS, CONTEXTS = ("question", "claim"), ("context", "notes", "passages", "documents")
+QUERIES, NOTES = ("query", "search_query"), ("new_notes", "note", "notes", "summary")
+TOOLS = (
+    *("search", "look_up", "lookup", "retrieve", "find", "search_tool", "search_corpus", "search_index"),
+    *("search_documents", "search_docs", "search_passages", "search_wikipedia", "search_wiki", "find_documents"),
+    *("find_passages", "get_passages", "get_documents", "wikipedia", "wiki", "bm25"),
+)
+"""Names that the policy can write: of fields, and of tools with the one argument ``query``."""
+
+_THOUGHTS = (
+    *("i look for {}", "i need to know more about {}", "let me search for {}", "next is {}", "who or what is {} ?"),
+    *("the question is about {}", "first find {}", "is there more on {} ?"),
+)
+_ENOUGH = ("this is enough to answer", "all of it is found", "i know the answer", "there is no more to look for")
+_REASONS = ("the passage on {} says so", "it is said of {}", "{} has the answer", "as i read about {}")
+_OTHERS = (
+    "reasoning answer titles trajectory outputs next_thought next_tool_name next_tool_args yes no list dict finish "
+    "completed"
+)
+_SAID = {  # what a question asks for, and how a passage says it
+    "city": r"(?:born in \d+|based|company) in (\w+)",
+    "university": r"(\w+ University)",
+    "award": r"won the (\w+ \w+)",
+    "instrument": r"played the (\w+)",
+    "year": r"\b(\d{4})\b",
+}
+_STOPS = (0.0, 0.15, 0.5, 0.85)
+"""Chance that an agent finishes after so many searches."""
+
+_ADAPTER = CompactAdapter(outputs=True)
+_TRAINING = LoopSettings(
+    steps=950, lr=2e-3, decay_from=0.3, prompt_weight=0.1, checkpoint_every=100, log_every=50, probe_every=950
+)
+_MIX = replace(MIXED, questions=200, uses=2, demos=(0.1, 0.1), lists=(0.0, 0.0))
+_Call = tuple[Any, Mapping[str, Any], list[dict[str, Any]]]
+"""A signature, inputs, and outputs that may follow."""
+
+
+def vocabulary() -> list[str]:
+    """The words of `demo` in their order, then those that are new."""
+    known = words.vocabulary()
+    steps = [f"{part}_{i}" for part in ("thought", "tool_name", "tool_args", "observation") for i in range(10)]
+    said = " ".join((*_THOUGHTS, *_ENOUGH, *_REASONS, _OTHERS)).replace("{}", "").split()
+    new = {*QUESTIONS, *CONTEXTS, *QUERIES, *NOTES, *TOOLS, *steps, *said, *'{}[]"()|:,.-'}
+    return [*known, *sorted(new - set(known))]
+
+
+def agent_rows(tokenizer: PreTrainedTokenizerFast, seed: int, settings: StreamSettings) -> list[Row]:
+    """Rows of a new world: the demo's, and every call of the programs that the policy is for."""
+    found, (begun, retriever) = scenes(seed, settings), start(seed, settings)
+    calls = [call for scene in found for call in _single_calls(scene, settings)]
+    calls += [call for scene in begun for call in _agent_calls(scene, retriever, settings)]
+    return query_rows(tokenizer, found, settings) + [_row(tokenizer, *call) for call in calls]
+
+
+def _row(tokenizer: PreTrainedTokenizerFast, signature: Any, inputs: Any, outputs: Sequence[Mapping[str, Any]]) -> Row:
+    texts = [_ADAPTER.format_assistant_message_content(signature, one) for one in outputs]
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    prompt = prompt_ids(tokenizer, _ADAPTER.format(signature, (), inputs))
+    return Row(prompt, tuple((*one, tokenizer.eos_token_id) for one in ids))
+
+
+def _single_calls(scene: Scene, settings: StreamSettings) -> Iterator[_Call]:
+    rng = scene.rng
+    noted = replace(scene, found=tuple(Passage("", "", note(scene)["note"], 0.0) for _ in range(rng.randint(1, 3))))
+    for shown, styles in ((scene.first(), settings.hop1), (scene, settings.hop2), (noted, settings.hop2)):
+        name = rng.choice(QUERIES)
+        queries = [write(draw(rng, styles), shown) for _ in range(6)]
+        yield _call(shown, [{"reasoning": _thought(rng, query), name: query} for query in queries])
+    name, taken = rng.choice(NOTES), [note(scene) for _ in range(5)]
+    outputs: list[dict[str, Any]] = [{"reasoning": one["reasoning"], name: one["note"]} for one in taken]
+    if rng.random() < 0.3:
+        outputs = [{"reasoning": one["reasoning"], name: [one["note"]], "titles": [one["title"]]} for one in taken]
+    before = [passage.text for passage in noted.found] if name != "notes" and rng.random() < 0.3 else []
+    yield _call(scene, outputs, before)
+    yield _call(scene, [answer(scene) for _ in range(4)])
+
+
+_signature = cache(dspy.Signature)
+
+
+def _call(scene: Scene, outputs: list[dict[str, Any]], notes: Sequence[str] = ()) -> _Call:
+    """A call on a scene, with notes beside the passages; one in two has no reasoning, three in ten no titles."""
+    rng, asked = scene.rng, scene.rng.choice(QUESTIONS)
+    context = rng.choice([name for name in CONTEXTS if name not in outputs[0] and (name != "notes" or not notes)])
+    if rng.random() < 0.5:
+        outputs = [{name: value for name, value in one.items() if name != "reasoning"} for one in outputs]
+    types = ", ".join(f"{name}: {'list[str]' if isinstance(one, list) else 'str'}" for name, one in outputs[0].items())
+    inputs: dict[str, Any] = {asked: scene.question.text, **({"notes": list(notes)} if notes else {})}
+    titled = rng.random() < 0.7
+    inputs[context] = [f"{p.title} | {p.text}" if p.title and titled else p.text for p in scene.found]
+    return _signature(f"{', '.join(inputs)} -> {types}"), inputs, outputs
+
+
+def _thought(rng: random.Random, query: str) -> str:
+    return rng.choice(_THOUGHTS).format(" ".join(query.split()[: rng.randint(1, 3)]))
+
+
+def note(scene: Scene) -> dict[str, str]:
+    """A clause of a passage, after its title or alone: often of the one that shares the question's rarest words."""
+    asked, rng = set(content_words(scene.question.text.lower())), scene.rng
+
+    def weight(text: str) -> float:
+        return sum(scene.idf(word) for word in sorted(asked & set(content_words(text.lower()))))
+
+    near = rng.random() < 0.5
+    passage = max(scene.found, key=lambda p: weight(p.text)) if near else rng.choice(scene.found)
+    clauses = [part.strip(" .") for part in re.split(r"(?<=\.)\s+|, | and ", passage.text)]
+    clauses = [part for part in clauses if len(part.split()) > 2] or [passage.text]
+    clause = max(clauses, key=weight) if near and rng.random() < 0.5 else rng.choice(clauses)
+    clause = " ".join(clause.split()[:16])
+    text = clause if rng.random() < 0.5 or passage.title in clause else f"{passage.title} : {clause}"
+    return {"reasoning": rng.choice(_REASONS).format(passage.title), "note": text, "title": passage.title}
+
+
+def answer(scene: Scene) -> dict[str, Any]:
+    """Something of the kind that is asked for, often from a passage that another passage names; else a name."""
+    rng, question = scene.rng, scene.question.text
+    linked = [p for p in scene.found if any(p.title in other.text for other in scene.found if other is not p)]
+    passage = rng.choice(linked if linked and rng.random() < 0.6 else scene.found)
+    kind = next((kind for kind in _SAID if kind in question and " or " not in question), None)
+    said = re.findall(_SAID[kind], passage.text) if kind else []
+    text = rng.choice(["yes", "no"] if question.startswith("Is ") else said or names(question) or [passage.title])
+    return {"reasoning": rng.choice(_REASONS).format(passage.title), "answer": text}
+
+
+@cache
+def _agent(asked: str, tool: str) -> dspy.ReAct:
+    return dspy.ReAct(f"{asked} -> answer", tools=[dspy.Tool(lambda query: query, name=tool)])
+
+
+def _agent_calls(scene: Scene, retriever: Retriever, settings: StreamSettings) -> Iterator[_Call]:
+    """The steps and the answer of an agent, whose tool returns passages or rows."""
+    rng, asked, tool = scene.rng, scene.rng.choice(QUESTIONS), scene.rng.choice(TOOLS)
+    agent, k, rows_of = _agent(asked, tool), rng.choice((2, 3)), rng.random() < 0.3
+    trajectory: dict[str, Any] = {}
+
+    def step(stop: float) -> dict[str, Any]:
+        if rng.random() < stop:
+            return {"next_thought": rng.choice(_ENOUGH), "next_tool_name": "finish", "next_tool_args": {}}
+        query = write(draw(rng, settings.hop2 if scene.found else settings.hop1), scene)
+        return {"next_thought": _thought(rng, query), "next_tool_name": tool, "next_tool_args": {"query": query}}
+
+    def inputs() -> dict[str, str]:
+        shown = _ADAPTER.format_user_message_content(_signature(f"{', '.join(trajectory)} -> x"), trajectory)
+        return {asked: scene.question.text, "trajectory": shown}
+
+    for n, stop in enumerate(_STOPS):
+        yield agent.react.signature, inputs(), [step(stop) for _ in range(5)]
+        taken = step(0.0)
+        [found] = retriever.search([taken["next_tool_args"]["query"]], k)
+        shown = [f"{p.title} | {p.text}" for p in found]
+        trajectory |= {f"{name.removeprefix('next_')}_{n}": value for name, value in taken.items()}
+        trajectory[f"observation_{n}"] = (
+            [{"id": p.doc_id, "text": t} for p, t in zip(found, shown, strict=True)] if rows_of else shown
+        )
+        scene = replace(scene, found=merge([scene.found, found]))
+        if rng.random() < 0.4:
+            break
+    trajectory |= {f"{name.removeprefix('next_')}_{n + 1}": value for name, value in step(1.0).items()}
+    trajectory[f"observation_{n + 1}"] = "Completed."
+    yield agent.extract.predict.signature, inputs(), [answer(scene) for _ in range(4)]
+
+
+def pretrain_agent(
+    out: Path, *, seed: int = 0, steps: int | None = None, minutes: float | None = None, report: Report | None = None
+) -> Path:
+    """Train `demo` on to `agent` in ``out``, or go on with it; the arguments are `pretrain_scratch`'s."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    steps = steps or (_TRAINING.steps if minutes is None else max(1, round(minutes * STEPS_PER_MINUTE)))
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = words.build_tokenizer(vocabulary())
+    tokenizer.save_pretrained(out)
+    model, demo = words.build_model(len(tokenizer), seed), load_weights(find_model("demo"), "float32").state_dict()
+    with torch.no_grad():
+        for name, weight in model.state_dict().items():
+            weight[: len(demo[name])] = demo[name]  # the rows of new words stay fresh
+    stream = rows(tokenizer, replace(_MIX, seed=seed + 10), agent_rows)
+    settings = replace(_TRAINING, steps=steps, seed=seed)
+    train(model, stream, settings, out, probe=make_gate(tokenizer), report=report)
+    AutoModelForCausalLM.from_pretrained(out, dtype=torch.float16).save_pretrained(out)
+    cost, measured = training_facts(out / "pretrain.jsonl")
+    card = _CARD.format(seed=seed, steps=steps, cost=cost, measured=measured, world=10**6 * (seed + 11))
+    (out / "README.md").write_text(card, encoding="utf-8")
+    return out
+
+
+_CARD = f"""# A tiny policy for programs that search
+
+`demo`, trained on to answer every call of a program, not queries alone: ReAct steps, notes, reasons, answers. It reads
+`leret.CompactAdapter(outputs=True)`, and knows the words of leret's generated worlds and these names:
+
+- fields: {", ".join((*QUESTIONS, *CONTEXTS, *QUERIES, *NOTES))}, reasoning, titles, answer
+- tools, with the one argument `query`: {", ".join(TOOLS)}
+
+Made by `leret pretrain sampling/demo.yaml --set pretrain.kind=agent --out policies/agent` from `demo`: seed {{seed}},
+{{steps}} steps, {{cost}}; saved in float16. Its worlds have seeds from {{world}} on. What it was shown is by noisy
+rules that see the question and what was found, and never a gold document. The log is `pretrain.jsonl`.
+
+As a writer of queries (what each figure is: `leret.demo.pretrain.probe`):
+
+{{measured}}
+"""
