@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +25,7 @@ from leret.core.stages import check_resumable
 from leret.core.types import Task
 from leret.training.alarms import best_step, first_alarms
 from leret.training.algorithms import ALGORITHMS, OnlineAlgorithm
-from leret.training.algorithms.base import TrainerInputs
+from leret.training.algorithms.base import Algorithm, TrainerInputs
 from leret.training.callbacks import check_trackers, monitored, training_callback
 from leret.training.checkpoints import CheckpointDirectory, TrainingRecord, TrainReport, checkpoint_step
 from leret.training.checks import check_loss, check_parity, refuse_leaks
@@ -41,7 +41,7 @@ from leret.training.model import (
     stop_ids,
     training_record,
 )
-from leret.training.online.recipe import OnlineRecipe
+from leret.training.online.recipe import OnlineRecipe, TwoEngines
 from leret.training.process import Interrupt, training_process
 from leret.training.validation import Validation, open_validation
 
@@ -252,7 +252,7 @@ def fit(
     began = time.monotonic()
     recipe, directory = job.recipe, job.directory
     algorithm, device = ALGORITHMS[recipe.algorithm], pick_device(recipe.device)
-    if isinstance(algorithm, OnlineAlgorithm):
+    if isinstance(algorithm, OnlineAlgorithm) and not cast(OnlineRecipe, recipe).by_trl:
         from leret.training.online.loop import fit_online
 
         if job.run is None:
@@ -261,13 +261,10 @@ def fit(
             )
         given = cast(OnlineRecipe, recipe), algorithm, job.initial, job.run, job.tasks, directory, job.key
         return fit_online(*given, progress, interrupt, validation=job.validation, event=job.event), True
-    with training_process(recipe.threads if device == "cpu" else None):
+    with training_process(recipe.threads if device == "cpu" else None), ExitStack() as opened:
         model, tokenizer = load_for_training(job.initial, recipe.lora, recipe.dtype)
-        examples = _encode(job, model, tokenizer)
-        check_memory(estimate_memory(model, recipe, examples, device), recipe, device)
-        inputs = TrainerInputs(model, tokenizer, examples, directory.path, device, job.max_steps)
-        trainer = algorithm.make_trainer(recipe, inputs)
-        difference = check_loss(trainer, recipe, algorithm)
+        make = _trl_online if isinstance(algorithm, OnlineAlgorithm) else _trainer
+        trainer, n_examples, difference = make(job, TrainerInputs(model, tokenizer, (), directory.path, device), opened)
         stop = interrupt or Interrupt()
         resumed_from = 0 if job.max_steps == 0 else _step(trainer, job, tokenizer, progress or Silent(), stop)
         steps, seconds = int(trainer.state.global_step), time.monotonic() - began
@@ -277,8 +274,8 @@ def fit(
             algorithm=recipe.algorithm,
             key=job.key,
             parent=recipe.init_from,
-            examples=len(examples),
-            dropped=len(job.examples) - len(examples),
+            examples=n_examples,
+            dropped=max(0, len(job.examples) - n_examples),
             steps=steps,
             total_steps=job.initial.total_steps + steps,
             seconds=round(seconds, 3),
@@ -292,6 +289,28 @@ def fit(
         _save(trainer, tokenizer, record, algorithm.describe(recipe), job)
     report = record.report(directory.policy, time.monotonic() - began, resumed_from=resumed_from)
     return report, bool(trainer.is_world_process_zero())
+
+
+def _trainer(job: TrainingJob, inputs: TrainerInputs, _: ExitStack) -> tuple[Any, int, float]:
+    """The trainer of examples, their number, and how far its loss is from the oracle's."""
+    recipe, algorithm = job.recipe, cast(Algorithm, ALGORITHMS[job.recipe.algorithm])
+    examples = _encode(job, inputs.model, inputs.tokenizer)
+    check_memory(estimate_memory(inputs.model, recipe, examples, inputs.device), recipe, inputs.device)
+    trainer = algorithm.make_trainer(recipe, replace(inputs, examples=examples, max_steps=job.max_steps))
+    return trainer, len(examples), check_loss(trainer, recipe, algorithm)
+
+
+def _trl_online(job: TrainingJob, inputs: TrainerInputs, opened: ExitStack) -> tuple[Any, int, float]:
+    """TRL's trainer of fresh samples, and the number of states; as many steps as our loop takes."""
+    from leret.sampling.rollouts.environment import Environment
+    from leret.training.online.trl import make_trainer
+
+    assert job.run is not None
+    recipe, bench = cast(TwoEngines, job.recipe), opened.enter_context(Environment.open(job.run))
+    inputs = replace(inputs, max_steps=recipe.n_steps(len(job.tasks)))
+    trainer, states = make_trainer(recipe, inputs, job.initial, bench, job.run, job.tasks)
+    opened.enter_context(closing(states))
+    return trainer, len(states.rows["state"]), 0.0
 
 
 def _encode(job: TrainingJob, model: Any, tokenizer: Any) -> list[Encoded]:

@@ -174,6 +174,15 @@ class StateSampler:
             self._store.put_rewards(changed)
         return regrouped
 
+    async def score(self, point: BranchPoint, state: State, texts: Sequence[str]) -> list[Sample]:
+        """What completions that others made come to, as the samples of a group; nothing is stored."""
+        assert isinstance(point.need, NeedsCompletion)
+        role, of = self._plan.role_of(point.need), (state.id, state.question_id, state.step, ZERO_SHOT.name)
+        blank = [Sample(digest(state.id, i), *of, index=i, seed=i) for i in range(len(texts))]
+        made = [Completion(text, "stop", 0, 0) for text in texts]
+        samples = await self._score(point, state, role, blank, made)
+        return self._crediting.regrouped(samples) if self._crediting.needs_group else samples
+
     async def next_point(self, point: BranchPoint, state: State, sample: Sample) -> BranchPoint:
         """Where a sample leads to; a program that was run there already is not run again."""
         assert isinstance(point.need, NeedsCompletion)
