@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +25,7 @@ from leret.core.stages import check_resumable
 from leret.core.types import Task
 from leret.training.alarms import best_step, first_alarms
 from leret.training.algorithms import ALGORITHMS, OnlineAlgorithm
-from leret.training.algorithms.base import TrainerInputs
+from leret.training.algorithms.base import Algorithm, TrainerInputs
 from leret.training.callbacks import check_trackers, monitored, training_callback
 from leret.training.checkpoints import CheckpointDirectory, TrainingRecord, TrainReport, checkpoint_step
 from leret.training.checks import check_loss, check_parity, refuse_leaks
@@ -41,7 +41,7 @@ from leret.training.model import (
     stop_ids,
     training_record,
 )
-from leret.training.online.recipe import OnlineRecipe
+from leret.training.online.recipe import OnlineRecipe, TwoEngines
 from leret.training.process import Interrupt, training_process
 from leret.training.validation import Validation, open_validation
 
@@ -147,19 +147,24 @@ def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
     """What a recipe asks for, resolved in a run."""
     check_trackers(recipe)
     initial, algorithm = find_initial(run, recipe.init_from), ALGORITHMS[recipe.algorithm]
+    examples: Sequence[TrainingExample] = ()
+    tasks: Sequence[Task] = ()
     if isinstance(algorithm, OnlineAlgorithm):
-        return _online_job(recipe, run, initial)
-    examples = algorithm.read_examples(recipe, run)
-    refuse_leaks(run, [example.question_id for example in examples])
-    validation = open_validation(recipe, run, {example.question_id for example in examples})
-    digests = {"data": examples_digest(examples), "parent": initial.digest}
+        tasks, digests = _tasks(cast(OnlineRecipe, recipe), run)
+        ids = {task.id for task in tasks}
+    else:
+        examples = algorithm.read_examples(recipe, run)
+        digests = {"data": examples_digest(examples)}
+        ids = {example.question_id for example in examples}
+    digests["parent"] = initial.digest
+    refuse_leaks(run, ids)
+    validation = open_validation(recipe, run, ids)
     if validation is not None:
         digests["validation"] = validation.digest
         examples = [example for example in examples if example.question_id not in validation.ids]
-        if not examples:
-            raise TrainingError(
-                f"eval_tasks: all of the run's examples are of the {len(validation.ids)} tasks; lower it"
-            )
+        tasks = [task for task in tasks if task.id not in validation.ids]
+        if not (examples or tasks):
+            raise TrainingError("eval_tasks: all that could be trained on is of the validation's tasks; lower it")
     return TrainingJob(
         recipe,
         initial,
@@ -171,38 +176,20 @@ def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
         check=partial(check_parity, run, initial, examples),
         validation=validation,
         event=partial(run.event, "train"),
+        run=run,
+        tasks=tasks,
     )
 
 
-def _online_job(recipe: TrainingRecipe, run: Run, initial: InitialPolicy) -> TrainingJob:
+def _tasks(recipe: OnlineRecipe, run: Run) -> tuple[Sequence[Task], dict[str, str]]:
+    """What an online algorithm samples, and the digests of it and of the program."""
     from leret.sampling.rollouts.environment import Environment, questions_digest, refuse_changed_files
     from leret.training.online.rounds import training_tasks
 
     with Environment.open(run) as bench:
         refuse_changed_files(run, bench)
-        tasks = training_tasks(bench, cast(OnlineRecipe, recipe))
-        digests = {"program": bench.program_digest, "parent": initial.digest}
-    refuse_leaks(run, [task.id for task in tasks])
-    validation = open_validation(recipe, run, {task.id for task in tasks})
-    if validation is not None:
-        digests["validation"] = validation.digest
-        tasks = [task for task in tasks if task.id not in validation.ids]
-        if not tasks:
-            raise TrainingError("eval_tasks: all of the run's tasks are of the validation; lower it")
-    return TrainingJob(
-        recipe,
-        initial,
-        (),
-        CheckpointDirectory(run.policies, recipe.policy_name),
-        key={"recipe": recipe.model_dump(mode="json"), "digest": {"data": questions_digest(tasks), **digests}},
-        max_steps=None,
-        enable_thinking=None,
-        check=lambda *_: None,
-        validation=validation,
-        event=partial(run.event, "train"),
-        run=run,
-        tasks=tasks,
-    )
+        tasks = training_tasks(bench, recipe)
+        return tasks, {"data": questions_digest(tasks), "program": bench.program_digest}
 
 
 def _matched_steps(run: Run, recipe: TrainingRecipe, initial: InitialPolicy) -> int | None:
@@ -265,7 +252,7 @@ def fit(
     began = time.monotonic()
     recipe, directory = job.recipe, job.directory
     algorithm, device = ALGORITHMS[recipe.algorithm], pick_device(recipe.device)
-    if isinstance(algorithm, OnlineAlgorithm):
+    if isinstance(algorithm, OnlineAlgorithm) and not cast(OnlineRecipe, recipe).by_trl:
         from leret.training.online.loop import fit_online
 
         if job.run is None:
@@ -274,13 +261,10 @@ def fit(
             )
         given = cast(OnlineRecipe, recipe), algorithm, job.initial, job.run, job.tasks, directory, job.key
         return fit_online(*given, progress, interrupt, validation=job.validation, event=job.event), True
-    with training_process(directory.path, recipe.threads if device == "cpu" else None):
+    with training_process(recipe.threads if device == "cpu" else None), ExitStack() as opened:
         model, tokenizer = load_for_training(job.initial, recipe.lora, recipe.dtype)
-        examples = _encode(job, model, tokenizer)
-        check_memory(estimate_memory(model, recipe, examples, device), recipe, device)
-        inputs = TrainerInputs(model, tokenizer, examples, directory.path, device, job.max_steps)
-        trainer = algorithm.make_trainer(recipe, inputs)
-        difference = check_loss(trainer, recipe, algorithm)
+        make = _trl_online if isinstance(algorithm, OnlineAlgorithm) else _trainer
+        trainer, n_examples, difference = make(job, TrainerInputs(model, tokenizer, (), directory.path, device), opened)
         stop = interrupt or Interrupt()
         resumed_from = 0 if job.max_steps == 0 else _step(trainer, job, tokenizer, progress or Silent(), stop)
         steps, seconds = int(trainer.state.global_step), time.monotonic() - began
@@ -290,8 +274,8 @@ def fit(
             algorithm=recipe.algorithm,
             key=job.key,
             parent=recipe.init_from,
-            examples=len(examples),
-            dropped=len(job.examples) - len(examples),
+            examples=n_examples,
+            dropped=max(0, len(job.examples) - n_examples),
             steps=steps,
             total_steps=job.initial.total_steps + steps,
             seconds=round(seconds, 3),
@@ -305,6 +289,28 @@ def fit(
         _save(trainer, tokenizer, record, algorithm.describe(recipe), job)
     report = record.report(directory.policy, time.monotonic() - began, resumed_from=resumed_from)
     return report, bool(trainer.is_world_process_zero())
+
+
+def _trainer(job: TrainingJob, inputs: TrainerInputs, _: ExitStack) -> tuple[Any, int, float]:
+    """The trainer of examples, their number, and how far its loss is from the oracle's."""
+    recipe, algorithm = job.recipe, cast(Algorithm, ALGORITHMS[job.recipe.algorithm])
+    examples = _encode(job, inputs.model, inputs.tokenizer)
+    check_memory(estimate_memory(inputs.model, recipe, examples, inputs.device), recipe, inputs.device)
+    trainer = algorithm.make_trainer(recipe, replace(inputs, examples=examples, max_steps=job.max_steps))
+    return trainer, len(examples), check_loss(trainer, recipe, algorithm)
+
+
+def _trl_online(job: TrainingJob, inputs: TrainerInputs, opened: ExitStack) -> tuple[Any, int, float]:
+    """TRL's trainer of fresh samples, and the number of states; as many steps as our loop takes."""
+    from leret.sampling.rollouts.environment import Environment
+    from leret.training.online.trl import make_trainer
+
+    assert job.run is not None
+    recipe, bench = cast(TwoEngines, job.recipe), opened.enter_context(Environment.open(job.run))
+    inputs = replace(inputs, max_steps=recipe.n_steps(len(job.tasks)))
+    trainer, states = make_trainer(recipe, inputs, job.initial, bench, job.run, job.tasks)
+    opened.enter_context(closing(states))
+    return trainer, len(states.rows["state"]), 0.0
 
 
 def _encode(job: TrainingJob, model: Any, tokenizer: Any) -> list[Encoded]:

@@ -32,10 +32,10 @@ def straight(tmp_path_factory, base):
     reports = {}
 
     def weights(recipe):
-        if recipe not in reports:
-            reports[recipe] = train(recipe, sampled_run(tmp_path_factory.mktemp("straight") / "run", base))
-        assert reports[recipe].steps == 12
-        return load_file(reports[recipe].path / "model.safetensors")
+        if (name := recipe.algorithm) not in reports:
+            reports[name] = train(recipe, sampled_run(tmp_path_factory.mktemp("straight") / "run", base))
+        assert reports[name].steps == 12
+        return load_file(reports[name].path / "model.safetensors")
 
     return weights
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from leret.training.online.recipe import OnlineAlgorithm, OnlineRecipe
+from leret.training.online.recipe import OnlineAlgorithm, TwoEngines
 
 if TYPE_CHECKING:
     from leret.training.online.rounds import Sampled
     from leret.training.online.update import RolloutBatch
 
 
-class GRPORecipe(OnlineRecipe):
+class GRPORecipe(TwoEngines):
     """Group relative policy optimization."""
 
     algorithm: Literal["grpo"] = "grpo"

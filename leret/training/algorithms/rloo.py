@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from leret.training.online.recipe import OnlineAlgorithm, OnlineRecipe
+from leret.training.online.recipe import OnlineAlgorithm, TwoEngines
 
 if TYPE_CHECKING:
     from leret.training.online.rounds import Sampled
     from leret.training.online.update import RolloutBatch
 
 
-class RLOORecipe(OnlineRecipe):
+class RLOORecipe(TwoEngines):
     """REINFORCE leave-one-out; the KL penalty is part of the reward, and the ratio is that of whole completions."""
 
     kl_in_reward: ClassVar[bool] = True

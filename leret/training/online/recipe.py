@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from leret.config.base import Free
 from leret.config.sampling import RewardKey
 from leret.config.training import TrainingRecipe
 
@@ -35,7 +36,7 @@ class OnlineRecipe(TrainingRecipe):
 
     learning_rate: float = Field(1e-6, gt=0)
     per_device_train_batch_size: PositiveInt = Field(64, description="completions that are in memory at once")
-    save_steps: PositiveInt = Field(50, description="rounds between checkpoints")
+    save_steps: Annotated[PositiveInt, Free()] = Field(50, description="rounds between checkpoints")
     logging_steps: PositiveInt = Field(5, description="rounds that an entry of the log is the mean of")
 
     states: Literal["live", "stored"] = Field("live", description="of the policy as it is, or of the run's samples")
@@ -66,6 +67,11 @@ class OnlineRecipe(TrainingRecipe):
     entropy_coef: float = 0.0
 
     @property
+    def by_trl(self) -> bool:
+        """Whether TRL's trainer does it, instead of our loop."""
+        return False
+
+    @property
     def objective(self) -> Objective:
         """What its updates minimise, at temperature 1 unless the recipe names one."""
         high = self.epsilon if self.epsilon_high is None else self.epsilon_high
@@ -84,13 +90,43 @@ class OnlineRecipe(TrainingRecipe):
 
     @model_validator(mode="after")
     def _has_no_use_for(self) -> OnlineRecipe:
-        if self.gradient_accumulation_steps != 1 or self.match_steps_of is not None:
+        if (self.gradient_accumulation_steps != 1 and not self.by_trl) or self.match_steps_of is not None:
             raise ValueError(
                 "gradient_accumulation_steps and match_steps_of are of algorithms on stored examples; remove them "
                 "(num_mini_batches sets what an optimizer step takes, max_steps their number)"
             )
         if self.target_kl is not None and not self.beta:
             raise ValueError("target_kl moves beta, which is 0; set beta to what it starts with")
+        return self
+
+
+class TwoEngines(OnlineRecipe):
+    """Of the algorithms that TRL has a trainer of, too; the keys of vLLM go to it as they are."""
+
+    engine: Literal["leret", "trl"] = Field("leret", description="our loop, or TRL's trainer on the stored states")
+    use_vllm: bool = Field(False, description="TRL samples with vLLM")
+    vllm_mode: Literal["server", "colocate"] = "server"
+    vllm_server_base_url: str | None = Field(None, description="of `trl vllm-serve`, on GPUs of its own")
+    vllm_gpu_memory_utilization: float = Field(0.3, gt=0, le=1, description="where it is colocated")
+    vllm_tensor_parallel_size: PositiveInt = 1
+
+    @property
+    def by_trl(self) -> bool:
+        return self.engine == "trl"
+
+    @model_validator(mode="after")
+    def _engine_has_it(self) -> TwoEngines:
+        if self.use_vllm and not self.by_trl:
+            raise ValueError("use_vllm is of engine: trl; set that too")
+        if not self.by_trl:
+            return self
+        if self.states != "stored":
+            raise ValueError("engine: trl trains on the states that the run has stored; set states: stored")
+        without = ["questions_per_round", "target_kl", "keep_rollouts", "kl_estimator"]
+        if self.sequence_ratio:
+            without += ["entropy_coef", "loss_type"]
+        if unknown := [name for name in without if getattr(self, name) != type(self).model_fields[name].default]:
+            raise ValueError(f"TRL's trainer has no {' or '.join(unknown)}; remove them, or set engine: leret")
         return self
 
 

@@ -231,15 +231,23 @@ class RoundSampler:
         facts = {
             "completions/mean_length": n_tokens / max(1, len(written)),
             "completions/clipped_ratio": sum(one.finish_reason == "length" for one in written) / max(1, len(written)),
-            "completions/unparsed": sum(_unparsed(sample) for sample in found) / max(1, len(found)),
-            "completions/distinct": _distinct(groups),
             "entropy": -sum(sum(one.logprobs or ()) for one in written) / n_tokens,
             "num_samples": float(len(found)),
         }
         names, parts = self._parts([one for one, _ in members])
-        facts |= {f"rewards/{name}/mean": float(parts[:, i].mean()) for i, name in enumerate(names) if len(names) > 1}
+        facts |= self._facts(groups, names, parts)
         sequences = [(ids, one.token_ids or ()) for ids, one in made]
         return Sampled(sequences, tensor(numbers), rewards, parts, facts)
+
+    def _facts(self, groups: Sequence[Group], names: Sequence[str], parts: Tensor) -> dict[str, float]:
+        """For the log, what TRL has no name for: shares of completions, and the mean of each part of the reward."""
+        found = [sample for _, samples in groups for sample in samples if sample.completion is not None]
+        n_unparsed = sum(_unparsed(sample) for sample in found)
+        means = {f"rewards/{name}/mean": float(parts[:, i].mean()) for i, name in enumerate(names) if len(names) > 1}
+        return {
+            "completions/unparsed": n_unparsed / max(1, len(found)),
+            "completions/distinct": _distinct(groups),
+        } | means
 
     def _parts(self, samples: Sequence[Sample]) -> tuple[list[str], Tensor]:
         """Names, and (n, n_parts) values, that all samples with a reward have; 0 where a completion does not parse."""

@@ -1,0 +1,145 @@
+"""TRL's trainers on a run's stored states: a policy, our rewards, and one search a batch."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from safetensors.torch import load_file
+
+from leret.core.errors import RetrievalError, TrainingError
+from leret.policies.local.policy import LocalPolicy
+from leret.sampling.rollouts.environment import Environment
+from leret.sampling.stage import sample
+from leret.training.algorithms.grpo import GRPORecipe
+from leret.training.algorithms.rloo import RLOORecipe
+from leret.training.online.rounds import training_tasks
+from leret.training.online.trl import StoredStates
+from leret.training.stage import plan, train
+from tests.sampling.fakes import recipe_of
+from tests.training.training_runs import Stopper, changed, fail
+
+KEYS = {
+    "engine": "trl",
+    "states": "stored",
+    "max_steps": 2,
+    "num_generations": 4,
+    "max_completion_length": 6,
+    "per_device_train_batch_size": 8,
+    "learning_rate": 1e-3,
+    "save_steps": 1,
+    "logging_steps": 1,
+    "device": "cpu",
+}
+GRPO = GRPORecipe(**KEYS)
+
+
+@pytest.fixture
+def sampled(run):
+    recipe = run.section("sampling", "")
+    sample(recipe_of(data=recipe["data"], policy=recipe["policy"], prompts=1), run)
+    return run
+
+
+class Recorded:
+    """Keeps what TRL asked of the reward function, and what it was told."""
+
+    def __init__(self, monkeypatch):
+        self.calls, inner = [], StoredStates.__call__
+
+        def call(states, completions, state, **more):
+            rewards = inner(states, completions, state, **more)
+            self.calls.append(([one[0]["content"] for one in completions], state, rewards))
+            return rewards
+
+        monkeypatch.setattr(StoredStates, "__call__", call)
+
+
+@pytest.mark.parametrize("recipe", [GRPO, RLOORecipe(**KEYS)], ids=["grpo", "rloo"])
+def test_two_steps_end_with_a_policy_and_our_rewards_in_the_log(sampled, base, recipe, monkeypatch):
+    seen = Recorded(monkeypatch)
+    assert plan(recipe, sampled).steps == 2
+    report = train(recipe, sampled)
+    weights, first = (load_file(path / "model.safetensors") for path in (report.path, base))
+    assert any(not weights[name].equal(first[name]) for name in weights)
+    record = json.loads((report.path / "training.json").read_text())
+    assert (report.steps, record["examples"]) == (2, 24)
+    logged = [entry["reward"] for entry in record["log_history"]]
+    assert logged == pytest.approx([sum(rewards) / 8 for _, _, rewards in seen.calls], abs=1e-6)
+    names = {"entropy", "frac_reward_zero_std", "completions/unparsed", "completions/distinct", "rewards/reward/mean"}
+    assert names <= set(record["log_history"][0])
+    assert train(recipe, sampled).already
+
+
+def test_a_stopped_training_goes_on_to_the_same_weights(sampled):
+    recipe = changed(GRPO, max_steps=4)
+    with pytest.raises(ZeroDivisionError):
+        train(recipe, sampled, progress=Stopper(3, fail))
+    resumed = train(recipe, sampled)
+    assert resumed.resumed_from == 2
+    straight = train(changed(recipe, name="straight"), sampled)
+    one, other = (load_file(report.path / "model.safetensors") for report in (resumed, straight))
+    assert all(one[name].equal(other[name]) for name in one)
+
+
+class Counted:
+    """A retriever whose calls are counted; it is away after some of them."""
+
+    def __init__(self, inner, away=False):
+        self.inner, self.batches, self.away = inner, [], away
+
+    def search(self, queries, k):
+        self.batches.append(list(queries))
+        if self.away:
+            raise RetrievalError("away")
+        return self.inner.search(queries, k)
+
+
+@pytest.fixture
+def scored(sampled, base):
+    """The reward function over a retriever that counts; the samples that our sampling stored."""
+    from leret.sampling.store.store import Store
+
+    with Environment.open(sampled) as bench, Store(sampled.store, read_only=True) as store:
+        bench.retriever = Counted(bench.retriever)
+        policy = LocalPolicy(base, threads=1)
+        states = StoredStates(GRPO, bench, sampled, policy, training_tasks(bench, GRPO))
+        bench.retriever.batches.clear()
+        yield states, bench.retriever, [one for group in store.finished() for one in group.samples]
+        states.close()
+
+
+def ask(states, samples):
+    turns = [[{"role": "assistant", "content": one.completion}] for one in samples]
+    state = SimpleNamespace(global_step=0)
+    return states(turns, [one.state_id for one in samples], trainer_state=state, log_metric=lambda name, value: None)
+
+
+def test_a_batch_is_scored_as_our_sampling_scored_it_in_one_call_of_the_retriever(scored):
+    states, retriever, samples = scored
+    assert ask(states, samples) == pytest.approx([one.reward for one in samples])
+    assert len({one.state_id for one in samples}) == 24
+    assert len(retriever.batches) == 1
+    assert ask(states, samples[::-1]) == pytest.approx([one.reward for one in samples[::-1]])
+
+
+def test_what_does_not_parse_has_the_price_of_the_recipe(scored):
+    states, _, samples = scored
+    states.recipe = changed(GRPO, unparsed_reward=-2.0)
+    assert ask(states, [samples[0], replace(samples[1], completion="")]) == [pytest.approx(samples[0].reward), -2.0]
+
+
+def test_an_outage_is_none(scored):
+    states, retriever, samples = scored
+    lenient = states._bench.recipe.sampling.model_copy(update={"max_error_rate": 1.0})
+    states._bench.recipe = states._bench.recipe.model_copy(update={"sampling": lenient})
+    retriever.away = True
+    asked = [(one.reward, found) for one, found in zip(samples, ask(states, samples), strict=True)]
+    assert {found for reward, found in asked if found != pytest.approx(reward)} == {None}  # the paths' own are known
+
+
+def test_more_completions_a_batch_than_the_states_give_are_refused(sampled):
+    with pytest.raises(TrainingError, match="24 states"):
+        train(changed(GRPO, per_device_train_batch_size=128), sampled)
+    with pytest.raises(TrainingError, match="divisible by num_generations"):
+        train(changed(GRPO, per_device_train_batch_size=6, name="other"), sampled)
