@@ -24,6 +24,7 @@ from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
 from leret.evaluation.systems import System, available, select, training_facts
 from leret.sampling.plan import steps_of
 from leret.sampling.rollouts.environment import Environment, questions_digest, recipe_stamps, refuse_changes
+from leret.sampling.rollouts.rollout import Decoding
 from leret.sampling.store.store import Store
 
 _RENAME = "give this evaluation another name: --set evaluation=NAME"
@@ -179,11 +180,8 @@ def open_evaluator(
         environment.formatter,
         retriever,
         environment.engine,
-        max_tokens=policy.max_tokens,
-        temperature=recipe.temperature,
-        top_p=policy.top_p,
+        Decoding(policy.max_tokens, recipe.temperature, policy.top_p, recipe.seed),
         samples=recipe.samples if recipe.temperature > 0 else 1,
-        seed=recipe.seed,
     )
     search = environment.recipe.retriever
     opened = [environment.corpus.digest, retriever.digest, environment.program_digest, search.k, search.exclude_seen]

@@ -36,7 +36,7 @@ from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.base import Retriever
 from leret.retrieval.batching import SearchBatcher
-from leret.sampling.rollouts.rollout import BOUNDARIES, Actor, PolicyActor, RolloutRunner
+from leret.sampling.rollouts.rollout import BOUNDARIES, Actor, Decoding, PolicyActor, RolloutRunner
 
 CONCURRENCY = 256
 """Questions in flight: what waits together is decoded together."""
@@ -52,18 +52,15 @@ class EvaluationSetup:
 
     Attributes:
         engine: the retriever without its cache, whose index RM3 reads.
-        samples: runs a question; 1 where ``temperature`` is 0, since all would be the same.
+        samples: runs a question; 1 at temperature 0, since all would be the same.
     """
 
     replay: Replay
     formatter: Formatter
     retriever: Retriever
     engine: Retriever
-    max_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
+    decoding: Decoding
     samples: int = 1
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -152,9 +149,8 @@ class Evaluator:
     def _key_of(self, system: System) -> str:
         if system.prompt is None:
             return digest(self.key, system.name, *map(self._key_of, system.parts))
-        setup = self.setup
-        sampling = [setup.max_tokens, setup.temperature, setup.top_p]
-        sampling += [setup.seed] if setup.temperature > 0 else []
+        own = self.setup.decoding
+        sampling = [own.max_tokens, own.temperature, own.top_p, *([own.seed] if own.temperature > 0 else [])]
         return digest(self.key, self.policies.digest(system), system.prompt.digest, sampling)
 
     def _ask(
@@ -181,9 +177,8 @@ class Evaluator:
         try:
             if system.prompt is not None:
                 policy, loop = self._policy(system)
-                settings = setup.max_tokens, setup.temperature, setup.top_p, setup.seed
-                own = PolicyActor(policy, setup.formatter, *settings, system.prompt)
-                actor = HydeActor(own) if system.name == HYDE else own
+                own = PolicyActor(policy, setup.formatter, setup.decoding, system.prompt)
+                actor = HydeActor(policy, setup.decoding) if system.name == HYDE else own
                 loop.run(self._run(setup.retriever, actor, todo, ended))
             elif system.parts:
                 for rollout in fuse([self.missing(part)[0].rows for part in system.parts], todo[0]):

@@ -139,14 +139,9 @@ def validated(settings: type[S], keys: Mapping[str, Any]) -> S:
 
 def initial_policy(model: str) -> InitialPolicy:
     """Where a training of an LM's model starts."""
-    path = find_model(directory_of(model)).resolve()
+    path = find_model(model.removeprefix("leret/")).resolve()
     steps = int(training_record(path).get("total_steps", 0))
     return InitialPolicy(model.rpartition("/")[2], path, model_digest(path), steps)
-
-
-def directory_of(model: str) -> str:
-    """What an LM's name means: a directory, a repository of the hub, or a policy that comes with leret."""
-    return model.removeprefix("leret/")
 
 
 def default_run_dir() -> Path:

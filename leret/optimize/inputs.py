@@ -14,7 +14,6 @@ from pydantic_core import to_jsonable_python
 from leret.core.dspy_internals import complete_messages
 from leret.core.errors import ConfigError, DataError, LeretError, PolicyError, ProgramError, reason
 from leret.core.types import Outcome, Task, digest
-from leret.optimize.finetune import directory_of
 from leret.optimize.provider import Provider
 from leret.policies.base import Completion, Request
 from leret.policies.checkpoints import find_model
@@ -188,7 +187,7 @@ def trained_lms(program: dspy.Module, n_samples: int) -> dict[str, dspy.LM]:
         if n_samples > 1 and lm.kwargs.get("temperature") == 0:
             raise ConfigError(f"{lm.model} has temperature 0, so all samples would be one; leret.LM(temperature=1.0)")
         try:
-            find_model(directory_of(lm.finetuning_model or lm.model))
+            find_model((lm.finetuning_model or lm.model).removeprefix("leret/"))
         except LeretError as error:
             raise PolicyError(
                 f"{lm.model} has no weights here to train ({error}); name their directory by "

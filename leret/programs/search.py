@@ -84,8 +84,7 @@ class Found:
     @property
     def passages(self) -> list[str]:
         """``title | text``: what goes into a prompt."""
-        ranking = merge(self.searches) if self.searches else ()
-        return [f"{p.title} | {p.text}" if p.title else p.text for p in ranking]
+        return [_shown(passage) for passage in self.ranking]
 
 
 class Search(dspy.Module):
@@ -194,10 +193,11 @@ def as_rm(query: str, k: int = 3, **kwargs: Any) -> list[dict[str, Any]]:
         raise ProgramError("no program is run by leret here")
     added = watching.search(query, k)
     watching.add((query,), (added,))
-    return [
-        dspy.dsp.utils.dotdict(long_text=f"{p.title} | {p.text}" if p.title else p.text, pid=p.doc_id, score=p.score)
-        for p in added
-    ]
+    return [dspy.dsp.utils.dotdict(long_text=_shown(p), pid=p.doc_id, score=p.score) for p in added]
+
+
+def _shown(passage: Passage) -> str:
+    return f"{passage.title} | {passage.text}" if passage.title else passage.text
 
 
 def _document_of(row: Any) -> str:

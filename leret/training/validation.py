@@ -75,11 +75,11 @@ class Validation:
 
     async def _rollouts(self, policy: Policy) -> list[Rollout]:
         from leret.retrieval.batching import SearchBatcher
-        from leret.sampling.rollouts.rollout import PolicyActor, RolloutRunner
+        from leret.sampling.rollouts.rollout import Decoding, PolicyActor, RolloutRunner
 
         environment = self.environment
         searches = SearchBatcher(environment.retriever)
-        actor = PolicyActor(policy, environment.formatter, environment.recipe.policy.max_tokens)
+        actor = PolicyActor(policy, environment.formatter, Decoding(environment.recipe.policy.max_tokens))
         try:
             async with aclosing(policy):
                 return await RolloutRunner(environment.runner(searches), actor).run(self.tasks)

@@ -16,6 +16,7 @@ from leret.policies.local.chat_template import PromptTooLongError
 from leret.programs import Search
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
 from leret.programs.replay import Replay
+from leret.sampling.rollouts.rollout import Decoding
 from tests.evaluation.eval_fakes import CORPUS, Planned, Rule, follow, parts_of, program
 from tests.programs.zoo import Agent
 from tests.sampling.fakes import FakeRetriever, questions
@@ -32,7 +33,9 @@ def make(tmp_path):
     run = Run.create(tmp_path / "run")
 
     def evaluator(rule=follow, questions=QUESTIONS, key="key", digest="d", parts=None, **more):
-        setup = EvaluationSetup(*(parts or program()), FakeRetriever(), FakeRetriever(), **{"max_tokens": 8, **more})
+        samples = more.pop("samples", 1)
+        decoding = Decoding(**{"max_tokens": 8, **more})
+        setup = EvaluationSetup(*(parts or program()), FakeRetriever(), FakeRetriever(), decoding, samples)
         opened = []
 
         class Ruled(Policies):

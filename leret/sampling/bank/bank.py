@@ -25,7 +25,7 @@ from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import reward
 from leret.sampling.rollouts.environment import Environment
-from leret.sampling.rollouts.rollout import PolicyActor, RolloutRunner
+from leret.sampling.rollouts.rollout import Decoding, PolicyActor, RolloutRunner
 from leret.sampling.rollouts.scheduler import refuse_unparsed
 
 _GOOD_SHARE = 0.25
@@ -136,7 +136,8 @@ async def _zero_shot(
     bench: Environment, policy: Policy, searches: SearchBatcher, train: Sequence[Task], progress: Progress
 ) -> list[Rollout]:
     lm, settings = bench.recipe.policy, bench.recipe.sampling
-    actor = PolicyActor(policy, bench.formatter, lm.max_tokens, settings.bank.temperature, lm.top_p, settings.seed)
+    decoding = Decoding(lm.max_tokens, settings.bank.temperature, lm.top_p, settings.seed)
+    actor = PolicyActor(policy, bench.formatter, decoding)
     rollouts = await RolloutRunner(bench.runner(searches), actor).run(
         train, concurrency=settings.concurrency, on_done=lambda rollout: progress.advance(1)
     )

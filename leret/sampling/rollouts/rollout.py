@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from leret.core.aio import for_each
 from leret.core.errors import LeretError, PolicyError, ProgramError, RetrievalError
 from leret.core.types import Failure, Hop, LMCall, Ranking, Rollout, Task, digest, merge
-from leret.policies.base import Policy, PromptTooLongError, Request
+from leret.policies.base import Messages, Policy, PromptTooLongError, Request
 from leret.programs.needs import Finished, NeedsCompletion, Step
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
 from leret.programs.replay import SearchResults
@@ -32,22 +32,32 @@ class Actor(Protocol):
 
 
 @dataclass(frozen=True)
+class Decoding:
+    """How completions are asked for; greedily at temperature 0."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def request(self, messages: Messages, *parts: Any) -> Request:
+        """For one completion, whose seed follows from the parts."""
+        return Request(messages, (seed_of(self.seed, *parts),), self.temperature, self.max_tokens, self.top_p)
+
+
+@dataclass(frozen=True)
 class PolicyActor:
     """Answers by a policy under one prompt; seed, task, step, prompt and index make the seed of every completion."""
 
     policy: Policy
     formatter: Formatter
-    max_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
+    decoding: Decoding
     prompt: Prompt = ZERO_SHOT
 
     async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]:
         """One completion, parsed."""
         messages = self.formatter.messages(need, self.prompt)
-        seed = seed_of(self.seed, task.id, step, self.prompt.digest, index)
-        request = Request(messages, (seed,), self.temperature, self.max_tokens, self.top_p)
+        request = self.decoding.request(messages, task.id, step, self.prompt.digest, index)
         [completion] = await self.policy.complete(request)
         made = self.formatter.step(need, completion.text)
         outputs = None if isinstance(made.outputs, Exception) else (made.outputs or [{}])[0]

@@ -10,7 +10,7 @@ from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
-from leret.sampling.rollouts.rollout import PolicyActor, RolloutRunner
+from leret.sampling.rollouts.rollout import Decoding, PolicyActor, RolloutRunner
 from tests.programs.conftest import Shelf, complete
 from tests.programs.zoo import Agent, Branch, Retrieving, Tool, Tutorial, TwoPredictors
 from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
@@ -19,7 +19,7 @@ from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
 def roll(replay, formatter, policy, retriever=None, n=12, **settings):
     async def main():
         searches = SearchBatcher(retriever or FakeRetriever())
-        actor = PolicyActor(policy, formatter, max_tokens=8, **settings)
+        actor = PolicyActor(policy, formatter, Decoding(8, **settings))
         runner = RolloutRunner(ProgramRunner(replay, formatter, searches), actor)
         try:
             return await runner.run(questions(n), concurrency=5)
