@@ -15,7 +15,8 @@ MODULES = figures.sources()
 
 LAYERS = [
     {"core", ""},  # "" is leret/__init__.py itself
-    {"config", "http", "rewards"},
+    {"config", "http"},
+    {"rewards"},
     {"datasets", "retrieval", "policies"},
     {"programs"},
     {"sampling"},

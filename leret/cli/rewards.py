@@ -88,18 +88,11 @@ def _of_recipe(path: str) -> tuple[str | RewardSettings, ...]:
 
 def _spec(text: str) -> str | RewardSettings:
     """What ``--reward`` names."""
-    from pydantic import ValidationError
-
-    from leret.config.sampling import RewardSettings
-    from leret.core.errors import ConfigError
+    from leret.config.load import flag_recipe
     from leret.core.yaml import parse
 
     if text.endswith((".yaml", ".yml")):
         return _of_recipe(text)[0]
-    if not text.lstrip().startswith("{"):
-        return text
-    try:
-        return RewardSettings.model_validate(parse(text, "--reward").value)
-    except ValidationError as error:
-        faults = [f"--reward {'.'.join(map(str, one['loc']))}: {one['msg'].lower()}" for one in error.errors()]
-        raise ConfigError(faults) from error
+    value = parse(text, "--reward").value if text.lstrip().startswith("{") else text
+    given = {"data": {"kind": "world"}, "sampling": {"reward": value}}
+    return flag_recipe(given, {"sampling.reward": "--reward"}).sampling.reward

@@ -164,7 +164,7 @@ class GRPOJob(ReinforceJob):
         self.directory = Path(tempfile.mkdtemp(prefix="grpo-", dir=policies))
         self._first = self.lm.model
         self.lm.kill()  # there may be memory for one of them
-        with ONE_TRAINING, training_process(self.directory, self._settings.threads):
+        with ONE_TRAINING, training_process(self._settings.threads):
             self._training: GRPOTraining | None = GRPOTraining(initial_policy(self._first), self._settings)
         self._state = TrainingStatus.running
         self._pending = list(itertools.islice(self._ids, N_IDS))
@@ -197,7 +197,7 @@ class GRPOJob(ReinforceJob):
             raise TrainingError(f"leret reinforces on data of format grpo_chat, not {train_data_format}")
         try:
             groups = self._new_groups(train_data)
-            with ONE_TRAINING, training_process(self.directory, self._settings.threads):
+            with ONE_TRAINING, training_process(self._settings.threads):
                 if self._training.step(groups):
                     self._publish(self._training)
         except BaseException:

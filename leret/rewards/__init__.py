@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from leret.config.sampling import RewardSettings
 from leret.core.errors import ConfigError
 from leret.core.types import Outcome
 from leret.rewards import form, ranking
@@ -26,7 +28,7 @@ from leret.rewards.combine import MIXERS, OF_GROUP, mix
 from leret.rewards.functions import is_function, load_function
 from leret.rewards.ranking import of_ranking
 
-__all__ = ["REWARDS", "Reward", "RewardSpec", "Scoring", "faults", "function_names", "reward", "scoring", "values_of"]
+__all__ = ["REWARDS", "Reward", "Scoring", "faults", "function_names", "names", "reward", "scoring", "values_of"]
 
 Reward = Callable[..., float | None]
 """Takes an `Outcome`, and perhaps a cut-off `k` and other settings."""
@@ -44,28 +46,6 @@ REWARDS: dict[str, Reward] = {
     "steps": form.steps,
 }
 """Rewards by their names in recipes, samples, summaries and reports."""
-
-
-class PartSpec(Protocol):
-    """One part of a recipe's reward: `leret.config.sampling.PartSettings`."""
-
-    @property
-    def weight(self) -> float: ...
-    @property
-    def function(self) -> str | None: ...
-    @property
-    def arguments(self) -> Mapping[str, Any]: ...
-
-
-class RewardSpec(Protocol):
-    """A recipe's reward of several parts: `leret.config.sampling.RewardSettings`."""
-
-    @property
-    def parts(self) -> Mapping[str, PartSpec]: ...
-    @property
-    def mixer(self) -> str: ...
-    @property
-    def unparsed_reward(self) -> float | None: ...
 
 
 @dataclass(frozen=True)
@@ -95,9 +75,6 @@ class Scoring:
 
     def mix(self, group: Sequence[Mapping[str, float]]) -> list[float | None]:
         """The rewards of a group, of the parts of each of its samples; None where no part applies."""
-        if len(self.parts) == 1 and self.mixer == "weights":
-            [name], [weight] = self.parts, self.weights
-            return [weight * values[name] if name in values else None for values in group]
         rows = [[values.get(name, np.nan) for name in self.parts] for values in group]
         mixed = mix(self.mixer, np.array(rows, dtype=float), np.array(self.weights))
         return [None if np.isnan(value) else float(value) for value in mixed]
@@ -117,7 +94,7 @@ def values_of(parts: Mapping[str, Reward], outcome: Outcome) -> dict[str, float]
     return values
 
 
-def reward(spec: str | RewardSpec | Reward, key: str = "") -> Reward:
+def reward(spec: str | RewardSettings | Reward, key: str = "") -> Reward:
     """A reward as a function of one outcome; arguments as of `scoring`.
 
     By its name it is the function itself: ``ap``; with a cut-off ``recall@10``; the user's own ``rewards.py:score``.
@@ -130,7 +107,7 @@ def reward(spec: str | RewardSpec | Reward, key: str = "") -> Reward:
     return lambda outcome: found.alone(found.values(outcome))
 
 
-def scoring(spec: str | RewardSpec | Reward, key: str = "reward") -> Scoring:
+def scoring(spec: str | RewardSettings | Reward, key: str = "reward") -> Scoring:
     """A reward with its parts.
 
     Args:
@@ -151,21 +128,22 @@ def scoring(spec: str | RewardSpec | Reward, key: str = "reward") -> Scoring:
     return Scoring(parts, tuple(part.weight for part in spec.parts.values()), spec.mixer, spec.unparsed_reward)
 
 
-def function_names(spec: str | RewardSpec) -> list[str]:
-    """The functions of the user's own in a reward."""
-    names = [spec] if isinstance(spec, str) else [part.function or name for name, part in spec.parts.items()]
-    return [name for name in names if is_function(name)]
+def names(spec: str | RewardSettings) -> list[str]:
+    """The names of the functions in a reward."""
+    return [name for _, name, _ in _parts(spec, "")]
 
 
-def faults(spec: str | RewardSpec, key: str = "", functions: bool = True) -> Iterator[str]:
+def function_names(spec: str | RewardSettings) -> list[str]:
+    """Those of the user's own."""
+    return [name for name in names(spec) if is_function(name)]
+
+
+def faults(spec: str | RewardSettings, key: str = "", functions: bool = True) -> Iterator[str]:
     """What is wrong with a recipe's reward; functions of the user's own are loaded for it, or passed over."""
-    named = {"": (spec, {})} if isinstance(spec, str) else {
-        name: (part.function or name, part.arguments) for name, part in spec.parts.items()
-    }  # fmt: skip
-    for part, (name, arguments) in named.items():
+    for place, name, arguments in _parts(spec, key):
         try:
             if functions or not is_function(name):
-                _named(name, ".".join(filter(None, (key, part and f"parts.{part}"))), arguments)
+                _named(name, place, arguments)
         except ConfigError as error:
             yield from error.problems
     if isinstance(spec, str):
@@ -177,31 +155,35 @@ def faults(spec: str | RewardSpec, key: str = "", functions: bool = True) -> Ite
         yield f"{place}: uniform takes all parts alike, and weights are given; leave them out, or take weights"
 
 
+def _parts(spec: str | RewardSettings, key: str) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """Each part's place in the recipe, the name of its function, and its settings."""
+    if isinstance(spec, str):
+        return [(key, spec, {})]
+    place = f"{key}.parts" if key else "parts"
+    return [(f"{place}.{name}", part.function or name, part.arguments) for name, part in spec.parts.items()]
+
+
 def _named(name: str, key: str, arguments: Mapping[str, Any] | None = None) -> Reward:
     place, settings = f"{key}: " if key else "", dict(arguments or {})
     if is_function(name):
-        found, at = load_function(name, key), ""
+        found = load_function(name, key)
     else:
-        base, at, cut = name.partition("@")
-        found = REWARDS.get(base, _unknown)
-        takes_cut = "k" in inspect.signature(found).parameters
-        if found is _unknown or (at and not (takes_cut and cut.isascii() and cut.isdecimal() and int(cut) > 0)):
+        base, _, cut = name.partition("@")
+        settings |= {"k": int(cut)} if re.fullmatch("[1-9][0-9]*", cut) else {}
+        if base not in REWARDS or ("@" in name and ("k" not in settings or "k" not in _settings(REWARDS[base]))):
             raise ConfigError(
                 f"{place}unknown measure {name!r}; available: {', '.join(REWARDS)}; "
                 "those of a ranking also with a cut-off, as in recall@10; your own as FILE.py:function"
             )
-        settings |= {"k": int(cut)} if at else {}
-    taken = dict(list(inspect.signature(found).parameters.items())[1:])
-    anything = any(p.kind is p.VAR_KEYWORD for p in taken.values())
-    strange = [] if anything else [setting for setting in settings if setting not in taken]
-    missing = [
-        n for n, p in taken.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD and n not in settings
-    ]
-    if strange or missing:
-        wrong = [*(f"takes no {n}" for n in strange), *(f"requires {n}" for n in missing)]
-        raise ConfigError(f"{place}{name} {' and '.join(wrong)}; its settings are: {', '.join(taken) or 'none'}")
+        found = REWARDS[base]
+    try:
+        inspect.signature(found).bind(None, **settings)
+    except TypeError as error:
+        known = ", ".join(_settings(found)) or "none"
+        raise ConfigError(f"{place}{name}: {error}; its settings are: {known}") from error
     return partial(found, **settings) if settings else found
 
 
-def _unknown(outcome: Outcome) -> None:
-    """In place of a reward that is not there."""
+def _settings(function: Reward) -> list[str]:
+    """What a reward takes beside the outcome."""
+    return list(inspect.signature(function).parameters)[1:]

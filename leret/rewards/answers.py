@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
+
 from leret.core.errors import ConfigError, import_optional
 from leret.core.types import Outcome
 
@@ -35,11 +37,6 @@ def normalised(text: str) -> str:
     Source: SQuAD 1.1's evaluation script; those of HotpotQA, MuSiQue and 2WikiMultihopQA do the same.
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
-
-
-def exact_match(answer: str, reference: str) -> float:
-    """1 where two answers are equal once normalised, else 0."""
-    return float(normalised(answer) == normalised(reference))
 
 
 def token_f1(answer: str, reference: str, yes_no: bool = True) -> float:
@@ -74,8 +71,8 @@ def answer_of(outcome: Outcome, field: str | None = None) -> str | None:
 
 
 def em(outcome: Outcome, field: str | None = None) -> float | None:
-    """`exact_match` of the answer with the best of the references."""
-    return _best(outcome, field, exact_match)
+    """1 where the answer and a reference are equal once normalised, else 0."""
+    return _best(outcome, field, lambda answer, reference: float(normalised(answer) == normalised(reference)))
 
 
 def f1(outcome: Outcome, field: str | None = None, yes_no: bool = True) -> float | None:
@@ -85,7 +82,8 @@ def f1(outcome: Outcome, field: str | None = None, yes_no: bool = True) -> float
 
 def babi_em(outcome: Outcome, field: str | None = None) -> float | None:
     """1 where the words of answer and reference are equal, in their order: bAbI joins a list's items by commas."""
-    return _best(outcome, field, lambda answer, reference: float(_words(answer) == _words(reference)))
+    words = re.compile(r"\w+").findall
+    return _best(outcome, field, lambda answer, reference: float(words(answer.lower()) == words(reference.lower())))
 
 
 def rouge(kind: str) -> Callable[..., float | None]:
@@ -99,28 +97,25 @@ def rouge(kind: str) -> Callable[..., float | None]:
 
 def bleu(outcome: Outcome, field: str | None = None) -> float | None:
     """Sentence BLEU by sacrebleu, against all references at once, with its smoothing; in [0, 1]."""
-    answer, references = answer_of(outcome, field), outcome.task.answers
-    if answer is None or not references:
-        return None
-    score = import_optional("sacrebleu", "sacrebleu", "answers").sentence_bleu(answer, list(references)).score
-    return min(1.0, float(score) / 100)  # it gives 100.00000000000004 for equal texts
+
+    def score(answer: str, references: Sequence[str]) -> float:
+        library = import_optional("sacrebleu", "sacrebleu", "answers")
+        return min(1.0, float(library.sentence_bleu(answer, list(references)).score) / 100)  # 100.00000000000004
+
+    return _scored(outcome, field, score)
 
 
 def similarity(outcome: Outcome, model: str, field: str | None = None) -> float | None:
     """Cosine of the answer's embedding with that of the nearest reference, by a sentence-transformers model.
 
-    Args:
-        outcome: of a program's end.
-        model: a directory, or a name on the Hugging Face hub; it runs on the CPU.
-        field: of the prediction, see above.
+    ``model``: a directory, or a name on the Hugging Face hub; it runs on the CPU.
     """
-    answer, references = answer_of(outcome, field), outcome.task.answers
-    if answer is None or not references:
-        return None
-    if not answer.strip():
-        return 0.0
-    vector, *others = _embeddings(model, (answer, *references))
-    return max(math.fsum(a * b for a, b in zip(vector, other, strict=True)) for other in others)
+
+    def score(answer: str, references: Sequence[str]) -> float:
+        vector, *others = _embeddings(model, (answer, *references))
+        return float(max(np.array(others) @ vector)) if answer.strip() else 0.0
+
+    return _scored(outcome, field, score)
 
 
 def length(outcome: Outcome, s: float = 1.0, field: str | None = None) -> float | None:
@@ -128,22 +123,21 @@ def length(outcome: Outcome, s: float = 1.0, field: str | None = None) -> float 
 
     Of several references the nearest in length counts. Source: LAPDOG's length penalty of generations.
     """
-    answer, references = answer_of(outcome, field), outcome.task.answers
-    if answer is None or not references:
-        return None
-    ratios = [len(answer.split()) / max(1, len(reference.split())) for reference in references]
-    return max(math.exp(-(2 * s if ratio < 1 else s) * abs(1 - ratio)) for ratio in ratios)
+
+    def score(answer: str, references: Sequence[str]) -> float:
+        ratios = [len(answer.split()) / max(1, len(reference.split())) for reference in references]
+        return max(math.exp(-(2 * s if ratio < 1 else s) * abs(1 - ratio)) for ratio in ratios)
+
+    return _scored(outcome, field, score)
 
 
 def _best(outcome: Outcome, field: str | None, compare: Callable[[str, str], float]) -> float | None:
+    return _scored(outcome, field, lambda a, references: max(compare(a, r) for r in references) if a.strip() else 0.0)
+
+
+def _scored(outcome: Outcome, field: str | None, score: Callable[[str, Sequence[str]], float]) -> float | None:
     answer, references = answer_of(outcome, field), outcome.task.answers
-    if answer is None or not references:
-        return None
-    return max(compare(answer, reference) for reference in references) if answer.strip() else 0.0
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
+    return None if answer is None or not references else score(answer, references)
 
 
 @lru_cache

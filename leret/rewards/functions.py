@@ -9,13 +9,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from leret.core.errors import ConfigError, reason
 from leret.core.types import digest
-
-FILE_MODULE = "leret_reward_"
-"""Begins the names of modules that are loaded from a file, which nothing can import by them."""
 
 
 def is_function(name: str) -> bool:
@@ -37,8 +34,7 @@ def load_function(name: str, key: str = "") -> Callable[..., Any]:
     if not callable(found):
         others = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
         raise ConfigError(f"{place}{where} has no function {attribute!r}; it has {', '.join(others) or 'none'}")
-    function: Callable[..., Any] = found
-    return function
+    return cast("Callable[..., Any]", found)
 
 
 def source_of(name: str) -> Path | None:
@@ -65,7 +61,7 @@ def source_digest(name: str) -> str | None:
 def _of_file(path: Path) -> ModuleType:
     """Run anew whenever its source is another than when it was last run."""
     source = path.read_bytes()
-    name = f"{FILE_MODULE}{digest(str(path.resolve()), hashlib.blake2b(source).hexdigest())}"
+    name = f"leret_reward_{digest(str(path.resolve()), hashlib.blake2b(source).hexdigest())}"  # that nothing imports
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None

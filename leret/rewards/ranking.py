@@ -16,8 +16,6 @@ from leret.core.types import Outcome
 
 Measure = Callable[[Sequence[str], Collection[str], int | None], float]
 
-_NO_GOLD = "a ranking without gold documents has no value"
-
 
 def of_ranking(measure: Measure) -> Callable[[Outcome, int | None], float | None]:
     """A measure as a reward of an outcome: of its ranking; None where the task has no gold documents."""
@@ -36,10 +34,7 @@ def recall(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) 
     >>> recall(["a", "x"], {"a", "b"})
     0.5
     """
-    if not gold:
-        raise ValueError(_NO_GOLD)
-    wanted = set(gold)
-    return len(wanted.intersection(doc_ids[:k])) / len(wanted)
+    return len(_hits(doc_ids, gold, k)) / len(set(gold))
 
 
 def ap(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
@@ -50,11 +45,7 @@ def ap(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> f
 
     Source: LeReT, section 4.2: sum over hits of (hits so far / rank), over the number of gold documents.
     """
-    if not gold:
-        raise ValueError(_NO_GOLD)
-    wanted = set(gold)
-    ranks = [rank for rank, doc_id in enumerate(dict.fromkeys(doc_ids[:k]), 1) if doc_id in wanted]
-    return sum([hits / rank for hits, rank in enumerate(ranks, 1)]) / len(wanted)
+    return sum(hits / rank for hits, rank in enumerate(_hits(doc_ids, gold, k), 1)) / len(set(gold))
 
 
 def rr(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
@@ -80,7 +71,7 @@ def ndcg(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) ->
     Source: Järvelin and Kekäläinen (2002), with the discount of trec_eval.
     """
     grades = gold if isinstance(gold, Mapping) else dict.fromkeys(gold, 1)
-    ranking = list(dict.fromkeys(doc_ids if k is None else doc_ids[:k]))
+    ranking = list(dict.fromkeys(doc_ids[:k]))
     found = [(rank, grades[ranking[rank - 1]]) for rank in _hits(doc_ids, gold, k)]
     return _gain(found) / _gain(list(enumerate(sorted(grades.values(), reverse=True), 1))[:k])
 
@@ -106,10 +97,9 @@ def all_found(doc_ids: Sequence[str], gold: Collection[str], k: int | None = Non
 def _hits(doc_ids: Sequence[str], gold: Collection[str], k: int | None) -> list[int]:
     """Ranks, from 1, of the gold documents in the ranking."""
     if not gold:
-        raise ValueError(_NO_GOLD)
+        raise ValueError("a ranking without gold documents has no value")
     wanted = set(gold)
-    ranking = dict.fromkeys(doc_ids if k is None else doc_ids[:k])
-    return [rank for rank, doc_id in enumerate(ranking, 1) if doc_id in wanted]
+    return [rank for rank, doc_id in enumerate(dict.fromkeys(doc_ids[:k]), 1) if doc_id in wanted]
 
 
 def _gain(found: Sequence[tuple[int, int]]) -> float:

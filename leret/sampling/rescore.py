@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -21,7 +22,8 @@ from leret.core.errors import ConfigError, RunError
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.types import Document, Outcome, Passage, Sample, Task
-from leret.rewards import Scoring, function_names, scoring, values_of
+from leret.retrieval.batching import SearchBatcher
+from leret.rewards import Scoring, function_names, names, scoring, values_of
 from leret.rewards.answers import ANSWERS
 from leret.rewards.functions import source_of
 from leret.sampling.preferences.dataset import build_preferences
@@ -99,9 +101,8 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
 
 def reads_prediction(spec: str | RewardSettings) -> bool:
     """Whether a reward may look at what the program returned; of a function, whether its file has the word."""
-    named = [spec] if isinstance(spec, str) else [part.function or name for name, part in spec.parts.items()]
     files = [path for name in function_names(spec) if (path := source_of(name)) is not None]
-    return any(name in ANSWERS for name in named) or any(b"prediction" in path.read_bytes() for path in files)
+    return any(name in ANSWERS for name in names(spec)) or any(b"prediction" in path.read_bytes() for path in files)
 
 
 class _Rescoring:
@@ -130,8 +131,10 @@ class _Rescoring:
     async def samples(self, progress: Progress) -> list[Sample]:
         """Those whose reward or parts are new."""
         changed: list[Sample] = []
-        runner, close = self._runner() if self._replays else (None, lambda: None)
-        try:
+        with ExitStack() as opened:
+            runner = None
+            if self._replays:
+                runner = self._bench.runner(opened.enter_context(closing(SearchBatcher(self._bench.retriever))))
             for (policy, name), found in groupby(
                 self._store.groups(), lambda group: (group.policy_digest, group.state.question_id)
             ):
@@ -143,8 +146,6 @@ class _Rescoring:
                 for group in groups:
                     changed += self._group(task, group, chosen.get(group.state.step), ends)
                 progress.advance(1)
-        finally:
-            close()
         return changed
 
     def _group(self, task: Task, group: StateSamples, chosen: str | None, ends: Mapping[str, Any]) -> list[Sample]:
@@ -167,9 +168,7 @@ class _Rescoring:
         return [one for one, before in zip(new, old, strict=True) if one != before]
 
     def _with_parts(self, task: Task, sample: Sample, prediction: Any) -> Sample:
-        documents = (
-            [self._corpus.get(doc_id) for doc_id in sample.doc_ids] if self._corpus else [None] * len(sample.doc_ids)
-        )
+        documents = [self._corpus.get(doc_id) for doc_id in sample.doc_ids]
         ranking = tuple(
             Passage(doc_id, document.title if document else "", document.text if document else "", score)
             for doc_id, score, document in zip(sample.doc_ids, sample.scores, documents, strict=True)
@@ -177,12 +176,6 @@ class _Rescoring:
         seen = Outcome(task, sample.completion or "", sample.outputs, ranking, prediction, sample.step + 1)
         rest = {n: v for n, v in sample.components.items() if n in _REST or n.startswith(PREFIX)}
         return replace(sample, components={**values_of(self._crediting.step.parts, seen), **rest})
-
-    def _runner(self) -> tuple[ProgramRunner, Any]:
-        from leret.retrieval.batching import SearchBatcher
-
-        searches = SearchBatcher(self._bench.retriever)
-        return self._bench.runner(searches), searches.close
 
 
 async def _ends(

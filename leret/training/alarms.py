@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 Log = Sequence[Mapping[str, Any]]
 
@@ -36,22 +37,13 @@ class Alarm:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A limit on one logged figure.
-
-    Attributes:
-        keys: its names in the log; an entry has one of them.
-        beyond: whether a value is, given the value at the start.
-        says: what is wrong, with ``{value}`` and ``{start}``.
-        advice: what to try.
-    """
+class Rule(NamedTuple):
+    """A limit on one logged figure."""
 
     name: str
-    keys: tuple[str, ...]
-    beyond: Callable[[float, float], bool]
-    says: str
-    advice: str
+    keys: tuple[str, ...]  # of the figure; an entry of the log has one of them
+    beyond: Callable[[float, float], bool]  # of a value, and of that at the start
+    message: str  # what is wrong, and what to try
 
 
 RULES = (
@@ -60,7 +52,7 @@ RULES = (
         "entropy",
         ("entropy", "policy/entropy"),
         lambda value, start: value < 0.2 * start,
-        "the policy's entropy fell from {start:.3g} to {value:.3g} nats a token: it writes one completion everywhere",
+        "the policy's entropy fell from {start:.3g} to {value:.3g} nats a token: it writes one completion everywhere; "
         "lower learning_rate, raise the KL coefficient, or sample at a higher temperature",
     ),
     # Of groups of four, the demo's best trainings end at .82.
@@ -68,28 +60,28 @@ RULES = (
         "zero_spread",
         ("frac_reward_zero_std",),
         lambda value, start: value > 0.9,
-        "{value:.0%} of the groups have one reward for all of their samples, and teach nothing",
+        "{value:.0%} of the groups have one reward for all of their samples, and teach nothing; "
         "sample more completions a state, at a higher temperature, or choose a reward with more levels",
     ),
     Rule(
         "duplicates",
         ("completions/distinct",),
         lambda value, start: value < 0.2,  # 2 different completions in a group of 8 are at .25
-        "of the completions of a group, {value:.0%} are different ones",
+        "of the completions of a group, {value:.0%} are different ones; "
         "sample at a higher temperature or with a larger top_p, or lower learning_rate",
     ),
     Rule(
         "unparsed",
         ("completions/unparsed", "eval_unparsed"),
         lambda value, start: value > 0.2,
-        "{value:.0%} of the completions are not in the program's format",
+        "{value:.0%} of the completions are not in the program's format; "
         "raise max_tokens where they are cut off, start from an sft policy, or lower learning_rate",
     ),
     Rule(
         "length",
         ("completions/mean_length",),
         lambda value, start: not 0.5 * start <= value <= 2 * start,
-        "the completions' mean length went from {start:.3g} to {value:.3g} tokens",
+        "the completions' mean length went from {start:.3g} to {value:.3g} tokens; "
         "add the reward `length`, raise the KL coefficient, or look at what the policy writes now",
     ),
     # Trainings that still gain recall stand at .75 (GRPO) and 1.3 (PPO) on the demo.
@@ -97,7 +89,7 @@ RULES = (
         "kl",
         ("kl",),
         lambda value, start: value > 2,
-        "the policy is {value:.3g} nats a token away from where it started",
+        "the policy is {value:.3g} nats a token away from where it started; "
         "raise the KL coefficient, or lower learning_rate",
     ),
     # A sequence's KL, of completions of some ten tokens at least; limits of TRL's PPO are of the same order.
@@ -105,7 +97,7 @@ RULES = (
         "kl",
         ("objective/kl",),
         lambda value, start: value > 20,
-        "the policy is {value:.3g} nats a completion away from where it started",
+        "the policy is {value:.3g} nats a completion away from where it started; "
         "raise the KL coefficient, or lower learning_rate",
     ),
     # TRL on its PPO: near 1 when all is well; 2 or .1 means that the updates are too large.
@@ -113,14 +105,14 @@ RULES = (
         "ratio",
         ("val/ratio",),
         lambda value, start: not 0.5 <= value <= 2,
-        "the updated policy gives the samples {value:.3g} times the probability they were drawn with",
+        "the updated policy gives the samples {value:.3g} times the probability they were drawn with; "
         "lower learning_rate, or take fewer epochs over a batch of samples",
     ),
     Rule(
         "ratio",
         ("clip_ratio/region_mean",),
         lambda value, start: value > 0.4,
-        "the loss is clipped at {value:.0%} of the tokens: the policy moves too far between two samplings",
+        "the loss is clipped at {value:.0%} of the tokens: the policy moves too far between two samplings; "
         "lower learning_rate, or take fewer epochs over a batch of samples",
     ),
 )
@@ -159,10 +151,10 @@ def _check(rule: Rule, log: Log) -> str | None:
         [float(entry[key]) for entry in islice((e for e in entries if e.get(key) is not None), ROW)]
         for entries in (reversed(log), log)
     )
-    start = sum(first) / len(first)
+    start = fmean(first)
     if len(last) < ROW or not all(rule.beyond(value, start) for value in last):
         return None
-    return f"{rule.says.format(value=last[0], start=start)}; {rule.advice}"
+    return rule.message.format(value=last[0], start=start)
 
 
 def _validation(log: Log, key: str) -> dict[str, str]:
@@ -178,7 +170,7 @@ def _validation(log: Log, key: str) -> dict[str, str]:
     name = key.removeprefix("eval_")
     top = places[values.index(best)]
     before, after = _scores(log[: top + 1])[-ROW:], _scores(log[top + 1 :])[-ROW:]
-    if before and after and sum(after) / len(after) > sum(before) / len(before):
+    if before and after and fmean(after) > fmean(before):
         found["overfitting"] = (
             f"validation {name} fell from {best:.3g} to {last:.3g} while the reward rose: the policy learns what the "
             "reward does not mean; look at what it writes, mend the reward, or raise the KL coefficient"

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,24 +32,15 @@ Validate = Callable[[int], Mapping[str, float]]
 """Takes the step; gives ``eval_MEASURE`` and ``eval_unparsed``."""
 
 
+@dataclass
 class Monitor:
-    """Reads a training's log as it grows: refuses what is no number, raises alarms, fills the trackers.
+    """Reads a training's log as it grows: refuses what is no number, raises alarms, fills the trackers."""
 
-    Args:
-        recipe: ``on_alarm``, the validation's measure, and what the trackers are given.
-        event: of `Run.event` without its stage; None where nobody keeps events.
-        trackers: of accelerate, started.
-
-    Attributes:
-        alarm: what the training is to be stopped for.
-    """
-
-    def __init__(
-        self, recipe: TrainingRecipe, event: Callable[..., None] | None = None, trackers: Sequence[Any] = ()
-    ) -> None:
-        self.recipe, self._event, self._trackers = recipe, event, trackers
-        self._raised: set[str] = set()
-        self.alarm: str | None = None
+    recipe: TrainingRecipe
+    event: Callable[..., None] | None = None  # of `Run.event` without its stage; None where nobody keeps events
+    trackers: Sequence[Any] = ()  # of accelerate, started
+    alarm: str | None = None  # what the training is to be stopped for
+    _raised: set[str] = field(default_factory=set)
 
     def begin(self, log: Log) -> None:
         """Start with the log of a checkpoint; TrainingError where an alarm in it is to stop the training."""
@@ -60,6 +52,8 @@ class Monitor:
 
     def see(self, log: Log) -> bool:
         """Look at a log whose last entry is new: whether to save and stop, and then to `check`."""
+        from transformers.integrations import rewrite_logs
+
         entry = log[-1]
         for name in ("loss", "grad_norm"):
             if (value := entry.get(name)) is not None and not math.isfinite(float(value)):
@@ -68,18 +62,17 @@ class Monitor:
                     "lower learning_rate or max_grad_norm, or look for a broken example"
                 ).failed()
         values = {n: float(v) for n, v in entry.items() if isinstance(v, int | float) and n not in ("step", "epoch")}
-        for tracker in self._trackers:
-            tracker.log(_rewritten(values), step=int(entry["step"]))
+        for tracker in self.trackers:
+            tracker.log(rewrite_logs(values), step=int(entry["step"]))  # train/loss, eval/recall
         for alarm in alarms(log, self.recipe.metric_for_best_model):
             if alarm.name in self._raised:
                 continue
             self._raised.add(alarm.name)
             text = f"step {alarm.step}: {alarm.message}"
             _LOG.warning("%s, %s", self.recipe.policy_name, text)
-            if self._event is not None:
-                self._event(
-                    "alarm", policy=self.recipe.policy_name, alarm=alarm.name, step=alarm.step, message=alarm.message
-                )
+            if self.event is not None:
+                facts = {"alarm": alarm.name, "step": alarm.step, "message": alarm.message}
+                self.event("alarm", policy=self.recipe.policy_name, **facts)
             if self.recipe.on_alarm == "stop":
                 self.alarm = self.alarm or text
         return self.alarm is not None
@@ -133,13 +126,6 @@ def _tracker(name: str, recipe: TrainingRecipe, logs: Path) -> Any:
         tracker = LOGGER_TYPE_TO_CLASS[name](recipe.project, name=run_name, config=config, **keys)
     tracker.start()
     return tracker
-
-
-def _rewritten(values: Mapping[str, float]) -> dict[str, float]:
-    """The names that users of transformers know: ``train/loss``, ``eval/recall``."""
-    from transformers.integrations import rewrite_logs
-
-    return dict(rewrite_logs(values))
 
 
 def training_callback(

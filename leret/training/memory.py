@@ -7,8 +7,7 @@ to a factor of `FACTOR` (a test compares it with what a training takes on a CPU)
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leret.config.training import TrainingRecipe
@@ -23,33 +22,14 @@ _STATES = {"adamw_torch_fused": 2, "adamw_torch": 2, "rmsprop": 1, "adafactor": 
 _LOG = logging.getLogger("leret")
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryEstimate:
-    """Bytes that a training needs beside what is in memory already."""
-
-    weights: int  # that have yet to be moved to the device
-    gradients: int
-    optimizer: int
-    activations: int
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return sum(asdict(self).values())
-
-
-def estimate_memory(model: Any, recipe: TrainingRecipe, examples: Sequence[Encoded], device: str) -> MemoryEstimate:
-    """What a training of a loaded model needs.
+def estimate_memory(model: Any, recipe: TrainingRecipe, examples: Sequence[Encoded], device: str) -> dict[str, int]:
+    """Bytes that a training of a loaded model needs, by what for; its weights only where they are yet to be moved.
 
     A layer keeps about ``16 h + 6 i`` numbers a token for the backward pass (h wide, its MLP i; as Korthikanti et al.
     2022, arXiv 2205.05198, section 4, without the attention's probabilities); with gradient checkpointing, as on a GPU,
     only h, and all of one layer; the output layer three times the vocabulary for each token of a completion.
 
-    Args:
-        model: full weights or an adapter of peft, in the memory of the CPU.
-        recipe: batch size, optimizer and dtype.
-        examples: those that are trained on; the longest make the largest batch.
-        device: cpu, or cuda, where the weights are moved to.
+    The longest examples make the largest batch; the model's weights are in the memory of the CPU.
     """
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     if recipe.lora is not None and not hasattr(model, "peft_config"):  # the trainer makes it, of all linear layers
@@ -68,28 +48,25 @@ def estimate_memory(model: Any, recipe: TrainingRecipe, examples: Sequence[Encod
         kept = n_tokens * (layers * h + width)
     size = 2 if recipe.dtype == "bfloat16" else 4
     held = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    return MemoryEstimate(
-        weights=0 if device == "cpu" else held,
-        gradients=4 * trained,
-        optimizer=4 * trained * _STATES[recipe.optim],
-        activations=kept * size + n_written * 3 * config.vocab_size * 4,
-    )
+    return {
+        "weights": 0 if device == "cpu" else held,
+        "gradients": 4 * trained,
+        "optimizer": 4 * trained * _STATES[recipe.optim],
+        "activations": kept * size + n_written * 3 * config.vocab_size * 4,
+    }
 
 
-def check_memory(estimate: MemoryEstimate, recipe: TrainingRecipe, device: str) -> None:
+def check_memory(estimate: Mapping[str, int], recipe: TrainingRecipe, device: str) -> None:
     """Warn, or refuse, where the device has less than a training needs; says which key to lower."""
-    available = _available(device)
-    if estimate.total <= available:
+    needed, available = sum(estimate.values()), _available(device)
+    if needed <= available:
         return
-    largest = max(asdict(estimate), key=lambda part: asdict(estimate)[part])
-    mend = (
-        "lower per_device_train_batch_size (and raise gradient_accumulation_steps), or max_length"
-        if largest == "activations"
-        else "set lora, or optim: adafactor"
-    )
-    parts = ", ".join(f"{name} {size / 2**30:.3g}" for name, size in asdict(estimate).items() if size)
-    text = f"needs about {estimate.total / 2**30:.3g} GiB ({parts}); {device} has {available / 2**30:.3g} left: {mend}"
-    if estimate.total > FACTOR * available:
+    mend = "set lora, or optim: adafactor"
+    if max(estimate.values()) == estimate["activations"]:
+        mend = "lower per_device_train_batch_size (and raise gradient_accumulation_steps), or max_length"
+    parts = ", ".join(f"{name} {size / 2**30:.3g}" for name, size in estimate.items() if size)
+    text = f"needs about {needed / 2**30:.3g} GiB ({parts}); {device} has {available / 2**30:.3g} left: {mend}"
+    if needed > FACTOR * available:
         raise TrainingError(f"{recipe.policy_name} {text}")
     _LOG.warning("%s %s", recipe.policy_name, text)
 

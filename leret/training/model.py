@@ -12,9 +12,10 @@ from typing import Any
 
 from leret.config.training import LoraSettings
 from leret.core.bundled import POLICIES
-from leret.core.errors import MissingDependency, PolicyError, TrainingError
+from leret.core.errors import MissingDependency, TrainingError
 from leret.core.runs import Run
 from leret.policies.checkpoints import adapter_base, find_model, load_tokenizer, load_weights, model_digest
+from leret.policies.serving.model import sampled_model
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -40,7 +41,7 @@ def find_initial(run: Run, init_from: str) -> InitialPolicy:
     """Resolve the recipe's ``init_from``; refused where it is unknown, damaged, or changed since it was sampled."""
     trained = run.policies / init_from
     if init_from == "base":
-        model = _sampled_model(run)
+        model = sampled_model(run)
     elif (trained / "training.json").is_file():
         model = str(trained)
     elif init_from in POLICIES or Path(init_from).is_dir() or _HUB_NAME.fullmatch(init_from):
@@ -68,21 +69,6 @@ def training_record(directory: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise TrainingError(f"{path} cannot be read ({error}); remove {directory} and train it again") from error
-
-
-def _sampled_model(run: Run) -> str:
-    policy: Mapping[str, Any] = run.section("sampling", "leret sample RECIPE").get("policy", {})
-    model = str(policy.get("model", ""))
-    if model in POLICIES or Path(model).is_dir():
-        return model
-    if policy.get("kind") == "openai":
-        raise TrainingError(
-            f"the run was sampled from {model!r} on a server; training needs its weights: set init_from to their "
-            "directory, or to demo or agent where that is the policy that was served"
-        )
-    if _HUB_NAME.fullmatch(model):
-        return model
-    raise PolicyError(f"the sampled policy {model} is no longer there; set init_from to the directory of its weights")
 
 
 def _check_unchanged(run: Run, path: Path, digest: str) -> None:

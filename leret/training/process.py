@@ -1,4 +1,4 @@
-"""Around a training: threads, environment, full disks, and an interrupt that leaves a checkpoint."""
+"""Around a training: threads, full disks, and an interrupt that leaves a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 
 _DISK = ("No space left", "PytorchStreamWriter", "unexpected pos", "iostream error", "File too large", "os error 28")
 
 
 @contextmanager
-def training_process(directory: Path, threads: int | None) -> Iterator[None]:
-    """One thread for equal bits, logs beside the checkpoints, and quiet libraries; all is put back afterwards.
+def training_process(threads: int | None) -> Iterator[None]:
+    """One thread for equal bits, and quiet libraries; all is put back afterwards.
 
-    TensorBoard and W&B write in ``directory/logs`` unless the environment says otherwise. A full disk, which each
-    library reports in its own way, is an OSError.
+    A full disk, which each library reports in its own way, is an OSError.
     """
     import datasets
     import torch
@@ -29,9 +27,8 @@ def training_process(directory: Path, threads: int | None) -> Iterator[None]:
 
     n_threads, verbosity = torch.get_num_threads(), transformers.logging.get_verbosity()
     shown = not datasets.are_progress_bars_disabled(), transformers.logging.is_progress_bar_enabled()
-    logs, state = str(directory / "logs"), random.getstate()  # trainers seed it, and others draw their ids from it
-    quiet = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TENSORBOARD_LOGGING_DIR": logs, "WANDB_DIR": logs}
-    with _environment(quiet), warnings.catch_warnings(), _disk_errors():
+    state = random.getstate()  # trainers seed it, and others draw their ids from it
+    with warnings.catch_warnings(), _disk_errors():
         warnings.simplefilter("ignore", FutureWarning)
         datasets.disable_progress_bars()
         transformers.logging.disable_progress_bar()
@@ -60,17 +57,6 @@ def _disk_errors() -> Iterator[None]:
         if any(sign in str(error) for sign in _DISK):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         raise
-
-
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    added = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
 
 
 class Interrupt:

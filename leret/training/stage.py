@@ -147,19 +147,24 @@ def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
     """What a recipe asks for, resolved in a run."""
     check_trackers(recipe)
     initial, algorithm = find_initial(run, recipe.init_from), ALGORITHMS[recipe.algorithm]
+    examples: Sequence[TrainingExample] = ()
+    tasks: Sequence[Task] = ()
     if isinstance(algorithm, OnlineAlgorithm):
-        return _online_job(recipe, run, initial)
-    examples = algorithm.read_examples(recipe, run)
-    refuse_leaks(run, [example.question_id for example in examples])
-    validation = open_validation(recipe, run, {example.question_id for example in examples})
-    digests = {"data": examples_digest(examples), "parent": initial.digest}
+        tasks, digests = _tasks(cast(OnlineRecipe, recipe), run)
+        ids = {task.id for task in tasks}
+    else:
+        examples = algorithm.read_examples(recipe, run)
+        digests = {"data": examples_digest(examples)}
+        ids = {example.question_id for example in examples}
+    digests["parent"] = initial.digest
+    refuse_leaks(run, ids)
+    validation = open_validation(recipe, run, ids)
     if validation is not None:
         digests["validation"] = validation.digest
         examples = [example for example in examples if example.question_id not in validation.ids]
-        if not examples:
-            raise TrainingError(
-                f"eval_tasks: all of the run's examples are of the {len(validation.ids)} tasks; lower it"
-            )
+        tasks = [task for task in tasks if task.id not in validation.ids]
+        if not (examples or tasks):
+            raise TrainingError("eval_tasks: all that could be trained on is of the validation's tasks; lower it")
     return TrainingJob(
         recipe,
         initial,
@@ -171,38 +176,20 @@ def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
         check=partial(check_parity, run, initial, examples),
         validation=validation,
         event=partial(run.event, "train"),
+        run=run,
+        tasks=tasks,
     )
 
 
-def _online_job(recipe: TrainingRecipe, run: Run, initial: InitialPolicy) -> TrainingJob:
+def _tasks(recipe: OnlineRecipe, run: Run) -> tuple[Sequence[Task], dict[str, str]]:
+    """What an online algorithm samples, and the digests of it and of the program."""
     from leret.sampling.rollouts.environment import Environment, questions_digest, refuse_changed_files
     from leret.training.online.rounds import training_tasks
 
     with Environment.open(run) as bench:
         refuse_changed_files(run, bench)
-        tasks = training_tasks(bench, cast(OnlineRecipe, recipe))
-        digests = {"program": bench.program_digest, "parent": initial.digest}
-    refuse_leaks(run, [task.id for task in tasks])
-    validation = open_validation(recipe, run, {task.id for task in tasks})
-    if validation is not None:
-        digests["validation"] = validation.digest
-        tasks = [task for task in tasks if task.id not in validation.ids]
-        if not tasks:
-            raise TrainingError("eval_tasks: all of the run's tasks are of the validation; lower it")
-    return TrainingJob(
-        recipe,
-        initial,
-        (),
-        CheckpointDirectory(run.policies, recipe.policy_name),
-        key={"recipe": recipe.model_dump(mode="json"), "digest": {"data": questions_digest(tasks), **digests}},
-        max_steps=None,
-        enable_thinking=None,
-        check=lambda *_: None,
-        validation=validation,
-        event=partial(run.event, "train"),
-        run=run,
-        tasks=tasks,
-    )
+        tasks = training_tasks(bench, recipe)
+        return tasks, {"data": questions_digest(tasks), "program": bench.program_digest}
 
 
 def _matched_steps(run: Run, recipe: TrainingRecipe, initial: InitialPolicy) -> int | None:
@@ -274,7 +261,7 @@ def fit(
             )
         given = cast(OnlineRecipe, recipe), algorithm, job.initial, job.run, job.tasks, directory, job.key
         return fit_online(*given, progress, interrupt, validation=job.validation, event=job.event), True
-    with training_process(directory.path, recipe.threads if device == "cpu" else None), ExitStack() as opened:
+    with training_process(recipe.threads if device == "cpu" else None), ExitStack() as opened:
         model, tokenizer = load_for_training(job.initial, recipe.lora, recipe.dtype)
         make = _trl_online if isinstance(algorithm, OnlineAlgorithm) else _trainer
         trainer, n_examples, difference = make(job, TrainerInputs(model, tokenizer, (), directory.path, device), opened)

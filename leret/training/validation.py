@@ -45,17 +45,14 @@ class Validation:
         """Names the tasks."""
         return digest(sorted(self.ids))
 
-    def run(self, policy: Policy) -> dict[str, float]:
-        """Means over the tasks, in [0, 1]: ``eval_MEASURE`` and ``eval_unparsed``; the policy is closed."""
-        return self.figures(asyncio.run(self._rollouts(policy)))
-
     def run_model(self, model: Any, tokenizer: Any, step: int) -> dict[str, float]:
-        """`run` of a causal LM in memory, which may be in training."""
+        """Means over the tasks, in [0, 1], of a causal LM, also in training: ``eval_MEASURE`` and ``eval_unparsed``."""
         from leret.policies.local.policy import LocalPolicy
 
         thinking = self.environment.recipe.policy.model_dump().get("enable_thinking")
         name = f"step {step}"
-        return self.run(LocalPolicy.over(model, tokenizer, name=name, digest=digest(name), enable_thinking=thinking))
+        policy = LocalPolicy.over(model, tokenizer, name=name, digest=digest(name), enable_thinking=thinking)
+        return self.figures(asyncio.run(self._rollouts(policy)))
 
     def figures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """What the rollouts are worth; an outage is not scored, and more of them than results are an error."""

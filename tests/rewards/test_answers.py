@@ -84,7 +84,7 @@ def test_similarity_is_the_cosine_with_the_nearest_reference(monkeypatch):
 
 
 def test_similarity_names_its_model():
-    with pytest.raises(ConfigError, match="reward: similarity requires model"):
+    with pytest.raises(ConfigError, match="reward: similarity: missing a required argument: 'model'"):
         reward("similarity", "reward")
 
 

@@ -1,9 +1,6 @@
 """Validation while training: on which tasks, which step is kept, and that nothing else changes by it."""
 
 import json
-import signal
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -76,38 +73,16 @@ def test_the_best_step_is_published_with_its_curve(run, tmp_path, base):
     assert curve(record) == [(0, 0.5), (2, 0.5), (4, 0.4), (6, 0.7), (8, 0.6), (10, 0.5), (12, 0.7)]
     assert (record["best_step"], record["steps"]) == (6, 12)
     assert not same(weights, last)
-    six, _ = trained(sampled_run(tmp_path / "six", base), SFT, 0.1, 0.1, 0.2, 0.3, 0.2, 0.2, 0.2)
-    assert same(weights, six)
     assert "those of step 6, the best of the validation" in (run.policies / "sft" / "README.md").read_text()
     increasing, _ = trained(sampled_run(tmp_path / "up", base), SFT, *(0.1 * i for i in range(7)))
     assert same(increasing, last), "a validation changes no weight"
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from leret.core.runs import Run
-from tests.training.test_validation import SFT, trained
-from tests.training.training_runs import Stopper
-trained(Run.open(Path(sys.argv[1])), SFT, progress=Stopper(9, lambda: os.kill(os.getpid(), signal.SIGKILL)))
-"""
-
-
-def kill(run):
-    command = [sys.executable, "-c", KILLED, str(run.path)]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=240, check=False)
-    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
-
-
-def crash(run):
-    with pytest.raises(ZeroDivisionError):
-        trained(run, IPO, progress=Stopper(11, fail))
-
-
-@pytest.mark.parametrize(("recipe", "stop"), [(SFT, kill), (IPO, crash)], ids=["sft", "ipo"])
-def test_a_stopped_training_keeps_the_same_best_step_and_bits(run, tmp_path, base, recipe, stop):
+@pytest.mark.parametrize("recipe", [SFT, IPO], ids=["sft", "ipo"])
+def test_a_stopped_training_keeps_the_same_best_step_and_bits(run, tmp_path, base, recipe):
     expected, whole = trained(sampled_run(tmp_path / "straight", base), recipe)
-    stop(run)
+    with pytest.raises(ZeroDivisionError):
+        trained(run, recipe, progress=Stopper(9, fail))
     weights, record = trained(run, recipe)
     assert same(weights, expected)
     assert (record["best_step"], curve(record)) == (whole["best_step"], curve(whole))

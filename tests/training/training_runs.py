@@ -76,7 +76,7 @@ def changed(recipe, **keys):
 def trainer_of(recipe, model, base, directory, pairs):
     """The trainer that a recipe's algorithm makes, on one thread."""
     inputs = TrainerInputs(model, AutoTokenizer.from_pretrained(base), pairs, directory, "cpu")
-    with training_process(directory, 1):
+    with training_process(1):
         return ALGORITHMS[recipe.algorithm].make_trainer(recipe, inputs)
 
 

@@ -56,7 +56,7 @@ def resolve_policy(policy: str, run: Run | None = None, name: str | None = None)
     if name is not None and not _FIT_NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r}: a served model's name is letters, digits, and - _ . / between them")
     stem, found = (policy, _of_run(policy, run)) if run is not None else _resolve(policy)
-    if isinstance(found, str):
+    if found not in POLICIES and not Path(found).is_dir():
         return ServedModel(name or found, found)
     path = find_model(found).resolve()
     name = name or f"{stem}-{model_digest(path)[:8]}"
@@ -132,14 +132,14 @@ def _holds(target: Path, digest: str) -> bool:
         return False
 
 
-def _resolve(policy: str) -> tuple[str, Path | str]:
+def _resolve(policy: str) -> tuple[str, str]:
     if policy in POLICIES:
         return policy, policy
     path = Path(policy)
     if (path / "run.yaml").is_file():
         raise PolicyError(f"{policy} is a run, not a policy; name one of its policies: {_known(Run(path))}")
     if path.is_dir():
-        return path.resolve().name, path
+        return path.resolve().name, policy
     if not _HUB_NAME.fullmatch(policy) or len(path.parts) != 2 or path.parent.is_dir():
         raise PolicyError(
             f"there is no policy {policy}; give a model directory, `demo`, `agent`, a repository of the hub, "
@@ -148,20 +148,29 @@ def _resolve(policy: str) -> tuple[str, Path | str]:
     return policy, policy
 
 
-def _of_run(policy: str, run: Run) -> Path | str:
+def sampled_model(run: Run) -> str:
+    """The weights that a run was sampled from: a shipped policy, a directory, or a repository of the hub."""
+    sampled: Mapping[str, Any] = run.section("sampling", "leret sample RECIPE").get("policy", {})
+    model = str(sampled.get("model", ""))
+    if model in POLICIES or Path(model).is_dir():
+        return model
+    if sampled.get("kind") != "local":
+        raise PolicyError(
+            f"{run.path} was sampled from {model!r} on a server, and the run does not know where its weights are; "
+            "give their directory instead of `base`, or demo or agent where that is the policy that was served"
+        )
+    if not _HUB_NAME.fullmatch(model):
+        raise PolicyError(f"the sampled policy {model} is no longer there; give a directory of its weights, not `base`")
+    return model
+
+
+def _of_run(policy: str, run: Run) -> str:
     if policy == "base":
-        sampled: Mapping[str, Any] = run.section("sampling", "leret sample RECIPE").get("policy", {})
-        model = str(sampled.get("model", ""))
-        if model not in POLICIES and not Path(model).is_dir() and sampled.get("kind") != "local":
-            raise PolicyError(
-                f"{run.path} was sampled from {model!r} on a server, and the run does not know where its weights are; "
-                "give their directory instead of `base`"
-            )
-        return Path(model) if model not in POLICIES and Path(model).is_dir() else model
+        return sampled_model(run)
     path = run.policies / policy
     if not path.is_dir():
         raise PolicyError(f"{run.path} has no policy {policy!r}; it has {_known(run)}")
-    return path
+    return str(path)
 
 
 def _known(run: Run) -> str:

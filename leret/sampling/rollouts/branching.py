@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic_core import to_jsonable_python
 
+from leret.config.sampling import RewardSettings
 from leret.core.aio import gathered, started
 from leret.core.errors import ConfigError, PolicyError, ProgramError, RetrievalError
 from leret.core.types import Failure, Outcome, Sample, State, Task, digest, json_encoder
@@ -20,7 +21,7 @@ from leret.programs.needs import Finished, NeedsCompletion, Step
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
-from leret.rewards import Reward, RewardSpec, reward, scoring, values_of
+from leret.rewards import Reward, reward, scoring, values_of
 from leret.sampling.rollouts.credit import Crediting
 from leret.sampling.rollouts.rollout import failure_of, seed_of, unparsed
 from leret.sampling.store.schema import SamplingParams, is_final, storable
@@ -73,8 +74,8 @@ class SamplingPlan:
     top_p: float
     max_tokens: int
     role: Callable[[NeedsCompletion], Role]
-    reward: str | RewardSpec | Reward = "ap"
-    final: str | RewardSpec | Reward | None = None
+    reward: str | RewardSettings | Reward = "ap"
+    final: str | RewardSettings | Reward | None = None
     n_continuations: int = 1
     final_weight: float = 0.5
     searched: Mapping[str, bool] | None = None

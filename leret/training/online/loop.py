@@ -223,7 +223,7 @@ def fit_online(
     """
     began, progress, interrupt = time.monotonic(), progress or Silent(), interrupt or Interrupt()
     device = pick_device(recipe.device)
-    with training_process(directory.path, recipe.threads if device == "cpu" else None), Environment.open(run) as bench:
+    with training_process(recipe.threads if device == "cpu" else None), Environment.open(run) as bench:
         training = OnlineTraining(recipe, algorithm, initial, bench, run, tasks, device)
         directory.drop_broken()
         checkpoint = directory.checkpoint()

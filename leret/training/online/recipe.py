@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from leret.config.base import Free
 from leret.config.sampling import RewardKey
 from leret.config.training import TrainingRecipe
 
@@ -35,7 +36,7 @@ class OnlineRecipe(TrainingRecipe):
 
     learning_rate: float = Field(1e-6, gt=0)
     per_device_train_batch_size: PositiveInt = Field(64, description="completions that are in memory at once")
-    save_steps: PositiveInt = Field(50, description="rounds between checkpoints")
+    save_steps: Annotated[PositiveInt, Free()] = Field(50, description="rounds between checkpoints")
     logging_steps: PositiveInt = Field(5, description="rounds that an entry of the log is the mean of")
 
     states: Literal["live", "stored"] = Field("live", description="of the policy as it is, or of the run's samples")

@@ -48,6 +48,9 @@ def test_full_weights_are_named_by_their_directory_and_their_digest(llama_dir: P
     assert [own.name.startswith("tiny-llama-") for own in (served, other)] == [True, True]
     assert other.name != served.name
     assert resolve_policy(str(llama_dir), name="mine").name == "mine"
+    shipped = resolve_policy("demo")
+    assert shipped.name.startswith("demo-")
+    assert Path(shipped.weights).is_dir()
     hub = resolve_policy("owner/model")  # left to the engine
     assert (hub.name, hub.weights) == ("owner/model", "owner/model")
 
