@@ -16,12 +16,12 @@ import dspy
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.types import Document, Failure, Hop, LMCall, Passage, Rollout, Task
 from leret.evaluation.results import ScoredHop, first_runs
-from leret.policies.base import Policy, Request
+from leret.policies.base import Request
 from leret.programs.needs import NeedsCompletion, Step
 from leret.programs.prompts import Formatter
 from leret.retrieval.base import Retriever
 from leret.retrieval.fusion import reciprocal_rank_fusion
-from leret.sampling.rollouts.rollout import seed_of
+from leret.sampling.rollouts.rollout import PolicyActor, seed_of
 
 _PASSAGE_TOKENS = 128
 """That HyDE's passage may have, where the policy's `max_tokens` are for a query."""
@@ -52,21 +52,18 @@ class HydeActor:
 
     The policy is asked for a passage that answers the question, and the passage is the query, at every step. The paper
     encodes it; here the run's retriever takes it as a text. Where the policy writes nothing, the question is the query.
+    ``own`` holds the policy, and how it is sampled.
     """
 
-    policy: Policy
-    max_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
+    own: PolicyActor
 
     async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]:
         """One passage."""
         asked = f"Write a short passage of an encyclopedia that answers the question.\nQuestion: {task.text}\nPassage:"
         messages = ({"role": "user", "content": asked},)
-        seed = seed_of(self.seed, task.id, step, "hyde", index)
-        length = max(self.max_tokens, _PASSAGE_TOKENS)
-        [completion] = await self.policy.complete(Request(messages, (seed,), self.temperature, length, self.top_p))
+        own, length = self.own, max(self.own.max_tokens, _PASSAGE_TOKENS)
+        seed = seed_of(own.seed, task.id, step, "hyde", index)
+        [completion] = await own.policy.complete(Request(messages, (seed,), own.temperature, length, own.top_p))
         passage = " ".join(completion.text.split()) or task.text
         outputs = answer_fields(need.predictor, need.call.signature, (passage,))
         return LMCall(need.predictor, need.inputs, messages, completion.text, outputs), Step(need.call, [outputs])

@@ -22,8 +22,6 @@ from leret.datasets.splits import refuse_doubles, refuse_leak
 from leret.evaluation.measures import all_measures
 from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
 from leret.evaluation.systems import System, available, select, training_facts
-from leret.policies.checkpoints import find_model, model_digest
-from leret.policies.load import make_policy
 from leret.sampling.plan import steps_of
 from leret.sampling.rollouts.environment import Environment, questions_digest, recipe_stamps, refuse_changes
 from leret.sampling.store.store import Store
@@ -123,7 +121,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     shared = [name for name in names if name == recipe.evaluation_name or (directory / name / "summary.json").is_file()]
     if shared:
         raise ConfigError(f"evaluation: {shared[0]!r} is a system and an evaluation of this run; {_RENAME}")
-    policies = policies_of(PolicySettings.model_validate(sampling["policy"]))
+    policies = Policies(PolicySettings.model_validate(sampling["policy"]))
     key = stage_key(
         recipe,
         "a hop is a search",  # in older evaluations it was an LM call; they are refused when their rows are read
@@ -192,25 +190,6 @@ def open_evaluator(
     where, policies, measures = (evaluation.run, evaluation.directory), evaluation.policies, evaluation.measures
     key = digest(opened, measures, data)
     return Evaluator(*where, setup, policies, tasks, environment.corpus, measures, key, progress)
-
-
-def policies_of(base: PolicySettings) -> Policies:
-    """How the run's policies are named and opened."""
-
-    def name(system: System) -> str:
-        settings = settings_of(system, base)
-        if settings.kind != "local":
-            return make_policy(settings).digest
-        return model_digest(find_model(settings.model))
-
-    return Policies(name, lambda system: make_policy(settings_of(system, base)))
-
-
-def settings_of(system: System | None, base: PolicySettings) -> PolicySettings:
-    """A policy's settings: the base's, but that a trained one always runs in this process."""
-    if system is None or system.directory is None:
-        return base
-    return base.in_process(str(system.directory.resolve()))
 
 
 def _of_split(tasks: Sequence[Task], split: str | None, seed: int) -> list[Task]:

@@ -25,10 +25,8 @@ _OURS = {"R": "recall", "AP": "ap", "RR": "rr", "nDCG": "ndcg", "Success": "succ
 """ir_measures' name of a measure, and that of our reward function."""
 
 _OTHERS = ("P", "Rprec")
-_DEEPEST = 2**31 - 1
-_THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
-_NEAR = {"map": "AP", "mrr": "RR", "precision": "P", **_THEIRS}
-"""What else they are called, in lower case."""
+_THEIRS = {ours: theirs for theirs, ours in _OURS.items()} | {"map": "AP", "mrr": "RR", "precision": "P"}
+"""What else they are called."""
 
 
 def parse_measures(names: Sequence[str]) -> dict[str, Any]:
@@ -42,14 +40,10 @@ def parse_measures(names: Sequence[str]) -> dict[str, Any]:
     problems = []
     for name in names:
         base, at, text = name.strip().partition("@")
-        base, cut = _THEIRS.get(base, base), int(text) if text.isdecimal() and len(text) <= 10 else 0
-        cut = cut if cut <= _DEEPEST else 0
-        known = base in _OURS or base in _OTHERS
-        if not known or (at and not cut) or (base == "Rprec" and at):
-            near = _NEAR.get(base.lower())
-            meant = f"did you mean {near}{at}{text}? There" if near and not known else "there"
-            such = f"{', '.join([*_OURS, *_OTHERS])}, as in R@10 and AP, with cut-offs from 1 to {_DEEPEST}"
-            problems.append(f"measures: {name!r} is none; {meant} are {such}")
+        base, cut = _THEIRS.get(base, base), int(text) if text.isdecimal() and len(text) < 10 else 0
+        if base not in {*_OURS, *_OTHERS} or (at and not cut) or (base == "Rprec" and at):
+            such = f"{', '.join([*_OURS, *_OTHERS])}, as in R@10 and AP, with cut-offs of 1 and more"
+            problems.append(f"measures: {name!r} is none; there are {such}")
         elif base in {"R", "P", "Success"} and not at:
             problems.append(f"measures: {name} needs a cut-off; write {base}@10, say")
         else:
@@ -63,21 +57,18 @@ def parse_measures(names: Sequence[str]) -> dict[str, Any]:
 def values(measures: Mapping[str, Any], questions: Sequence[Task], rankings: Sequence[Ranking]) -> NDArray[np.float64]:
     """Every measure of every question: (n_questions, n_measures); an empty ranking counts with 0.
 
-    Readers of TREC runs sort by score in single precision, so scores are made strictly decreasing. The C library under
-    ir_measures fails on a NUL or half a surrogate pair in an id: it gets numbers.
+    Readers of TREC runs sort by score in single precision, so scores are made strictly decreasing.
     """
     import ir_measures
 
     column = {name: i for i, name in enumerate(measures)}
-    doc_ids = [doc_id for q in questions for doc_id in q.gold] + [p.doc_id for ranking in rankings for p in ranking]
-    number = {doc_id: str(i) for i, doc_id in enumerate(dict.fromkeys(doc_ids))}
     qrels = [
-        ir_measures.Qrel(str(place), number[doc_id], grade)
+        ir_measures.Qrel(str(place), doc_id, grade)
         for place, question in enumerate(questions)
         for doc_id, grade in question.grades.items()
     ]
     run = [
-        ir_measures.ScoredDoc(str(place), number[passage.doc_id], score)
+        ir_measures.ScoredDoc(str(place), passage.doc_id, score)
         for place, ranking in enumerate(rankings)
         for passage, score in zip(ranking, strictly_decreasing([p.score for p in ranking]), strict=True)
     ]

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from leret.config.policy import PolicySettings
 from leret.core.errors import PolicyError
 from leret.core.progress import Progress
 from leret.core.runs import Run
@@ -28,6 +29,8 @@ from leret.evaluation.measures import Scorer
 from leret.evaluation.results import SystemResults, read_results, write_results
 from leret.evaluation.systems import HYDE, ORACLE, RM3, System
 from leret.policies.base import Policy
+from leret.policies.checkpoints import find_model, model_digest
+from leret.policies.load import make_policy
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
@@ -65,15 +68,26 @@ class EvaluationSetup:
 
 @dataclass(frozen=True)
 class Policies:
-    """The policies of a run: what they are, and how they are opened.
+    """The policies of a run, which was sampled from ``base``."""
 
-    Attributes:
-        digest: names what a system's policy computes, without loading it.
-        open: loads it, or connects to it.
-    """
+    base: PolicySettings
 
-    digest: Callable[[System], str]
-    open: Callable[[System], Policy]
+    def settings(self, system: System | None) -> PolicySettings:
+        """The base's, but that a trained policy always runs in this process."""
+        if system is None or system.directory is None:
+            return self.base
+        return self.base.in_process(str(system.directory.resolve()))
+
+    def digest(self, system: System) -> str:
+        """Names what a system's policy computes, without loading it."""
+        settings = self.settings(system)
+        if settings.kind != "local":
+            return make_policy(settings).digest
+        return model_digest(find_model(settings.model))
+
+    def open(self, system: System) -> Policy:
+        """Load it, or connect to it."""
+        return make_policy(self.settings(system))
 
 
 @dataclass
@@ -169,7 +183,7 @@ class Evaluator:
                 policy, loop = self._policy(system)
                 settings = setup.max_tokens, setup.temperature, setup.top_p, setup.seed
                 own = PolicyActor(policy, setup.formatter, *settings, system.prompt)
-                actor = HydeActor(policy, *settings) if system.name == HYDE else own
+                actor = HydeActor(own) if system.name == HYDE else own
                 loop.run(self._run(setup.retriever, actor, todo, ended))
             elif system.parts:
                 for rollout in fuse([self.missing(part)[0].rows for part in system.parts], todo[0]):

@@ -18,7 +18,7 @@ from leret.core.runs import Run
 from leret.core.stages import mark_completed
 from leret.core.types import Task
 from leret.evaluation.baselines import hyde_note
-from leret.evaluation.plan import Evaluation, held_out, open_evaluator, resolve, settings_of
+from leret.evaluation.plan import Evaluation, held_out, open_evaluator, resolve
 from leret.evaluation.report.content import examples
 from leret.evaluation.report.page import write_page
 from leret.evaluation.results import SystemResults, write_qrels, write_run
@@ -64,14 +64,15 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
     with Environment.open(run) as environment:
         tasks, data = held_out(evaluation, environment)
         evaluator = open_evaluator(evaluation, environment, tasks, data, progress or Silent())
-        asked, results = _evaluate_systems(evaluation, evaluator, environment.recipe.policy)
+        asked, results = _evaluate_systems(evaluation, evaluator)
         summary = _summary(evaluation, tasks, data, results)
         shown = _examples(evaluation, environment, tasks, results)
         with run.writing():
             write_qrels(evaluation.directory / "qrels.trec", tasks)
             _write_json(evaluation.directory / "examples.json", shown)
             if evaluation.delivers:
-                _deliver(run, environment, next((s for s in evaluation.systems if s.name == summary["focus"]), None))
+                hero = next((system for system in evaluation.systems if system.name == summary["focus"]), None)
+                _deliver(run, environment, evaluation.policies.settings(hero))
     run.update(eval=recipe.model_dump(mode="json"))
     write_page(run, page, summary, shown)
     with run.writing():
@@ -80,14 +81,12 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
     return EvalReport(summary, path, page, asked, seconds=time.monotonic() - began)
 
 
-def _evaluate_systems(
-    evaluation: Evaluation, evaluator: Evaluator, base: PolicySettings
-) -> tuple[tuple[str, ...], dict[str, SystemResults]]:
+def _evaluate_systems(evaluation: Evaluation, evaluator: Evaluator) -> tuple[tuple[str, ...], dict[str, SystemResults]]:
     """The names of the systems that anything was asked of, and the results of all; the evaluator is closed."""
     asked, results = [], {}
     try:
         incomplete = [s for s in evaluation.systems if s.prompt is not None and evaluator.missing(s)[1]]
-        for settings in {settings_of(system, base) for system in incomplete}:
+        for settings in {evaluation.policies.settings(system) for system in incomplete}:
             asyncio.run(probe(settings))
         for system in evaluation.systems:
             results[system.name], new = evaluator.evaluate(system)
@@ -138,8 +137,8 @@ def _examples(
     return examples(ours, theirs, tasks, environment.corpus, evaluation.recipe.examples)
 
 
-def _deliver(run: Run, environment: Environment, system: System | None) -> None:
-    """Write R/program: what `leret.load` needs to run the program with a policy; None is the base."""
+def _deliver(run: Run, environment: Environment, policy: PolicySettings) -> None:
+    """Write R/program: what `leret.load` needs to run the program with a policy."""
     settings = environment.recipe.retriever
     index = settings.index_directory(environment.cache)
     if index:
@@ -149,7 +148,7 @@ def _deliver(run: Run, environment: Environment, system: System | None) -> None:
         run.program,
         adapter=environment.adapter,
         source=environment.source,
-        policy=settings_of(system, environment.recipe.policy),
+        policy=policy,
         retriever=settings,
         data=environment.recipe.data,
     )

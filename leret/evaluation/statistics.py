@@ -74,7 +74,7 @@ def sign_flip_p(differences: Array, resamples: int = 10_000, seed: int = 0) -> A
     n_questions, n_columns = differences.shape
     filled = np.nan_to_num(differences)
     observed = np.abs(filled.sum(axis=0)) - _TIE
-    exact = n_questions < 63 and 2**n_questions <= resamples
+    exact = 2**n_questions <= resamples
     n_flips = 2**n_questions if exact else resamples
     rng = np.random.default_rng(seed)
     n_as_large = np.zeros(n_columns)

@@ -8,14 +8,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import dspy
+from dspy.teleprompt.bootstrap_finetune import prepare_teacher
 from pydantic_core import to_jsonable_python
 
 from leret.core.dspy_internals import complete_messages
-from leret.core.errors import DataError, LeretError, PolicyError, reason
+from leret.core.errors import ConfigError, DataError, LeretError, PolicyError, ProgramError, reason
 from leret.core.types import Outcome, Task, digest
+from leret.optimize.finetune import directory_of
 from leret.optimize.provider import Provider
 from leret.policies.base import Completion, Request
+from leret.policies.checkpoints import find_model
 from leret.policies.dspy_lm import policy_of
+from leret.programs.prompts import Prompt
 from leret.rewards import Reward
 from leret.rewards import reward as reward_named
 
@@ -107,6 +111,11 @@ def counted_lm(lm: dspy.BaseLM, budget: CallBudget, **changes: Any) -> dspy.Base
     return copied
 
 
+def greedy_lm(lm: dspy.BaseLM, budget: CallBudget) -> dspy.BaseLM:
+    """As `counted_lm`, greedy where leret has the weights; another LM keeps its settings."""
+    return counted_lm(lm, budget, **({"temperature": 0.0} if is_trainable(lm) else {}))
+
+
 def read_tasks(trainset: Iterable[dspy.Example], reward: str | RewardFunction | None) -> dict[Task, dspy.Example]:
     """Examples as tasks, in the order of their ids; equal examples are one task.
 
@@ -165,3 +174,31 @@ def _gold_of(example: dspy.Example) -> tuple[str, tuple[str, ...]]:
             listed = [value] if isinstance(value, str) else sorted(value) if isinstance(value, set) else value
             return field, tuple(dict.fromkeys(map(str, listed)))
     return "", ()
+
+
+def trained_lms(program: dspy.Module, n_samples: int) -> dict[str, dspy.LM]:
+    """The LMs that are trained, by the names of their predictors; what cannot be trained is refused."""
+    found = {name: predictor.lm for name, predictor in program.named_predictors() if is_trainable(predictor.lm)}
+    if not program.predictors():
+        raise ProgramError(f"{type(program).__name__} has no predictor to train; use dspy.Predict")
+    if not found:
+        models = sorted({str(predictor.lm.model) for predictor in program.predictors()})
+        raise PolicyError(f"none of the student's LMs can be trained ({', '.join(models)}); give it a leret.LM(...)")
+    for lm in set(found.values()):
+        if n_samples > 1 and lm.kwargs.get("temperature") == 0:
+            raise ConfigError(f"{lm.model} has temperature 0, so all samples would be one; leret.LM(temperature=1.0)")
+        try:
+            find_model(directory_of(lm.finetuning_model or lm.model))
+        except LeretError as error:
+            raise PolicyError(
+                f"{lm.model} has no weights here to train ({error}); name their directory by "
+                "leret.LM(finetuning_model=...), or freeze its predictors with another LM"
+            ) from error
+    return found
+
+
+def teacher_prompt(number: int, student: dspy.Module, teacher: dspy.Module) -> Prompt:
+    """A teacher's demos and instructions, as the prompt of that number."""
+    named = dict(prepare_teacher(student, teacher).named_predictors())
+    demos = {name: [dict(demo) for demo in predictor.demos] for name, predictor in named.items()}
+    return Prompt(str(number), demos, {name: predictor.signature.instructions for name, predictor in named.items()})

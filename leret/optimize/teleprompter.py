@@ -7,11 +7,7 @@ It makes the objects that leret's stages take: `sample_tasks` samples the studen
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
-import logging
 import sys
-import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -25,25 +21,27 @@ from dspy.teleprompt import bootstrap_finetune as stock
 from pydantic_core import to_jsonable_python
 
 from leret.config.sampling import SamplingSettings
-from leret.core.errors import ConfigError, LeretError, PolicyError, ProgramError, RunError, TrainingError, reason
-from leret.core.files import cache_directory
+from leret.core.errors import ConfigError, LeretError, PolicyError, ProgramError
 from leret.core.progress import Progress, Silent, shown
-from leret.core.runs import Run, installed_version
-from leret.core.stages import check_resumable
-from leret.core.types import Sample, digest
-from leret.optimize.finetune import directory_of, train_examples
+from leret.core.runs import installed_version
+from leret.core.types import digest
+from leret.optimize.finetune import train_examples
 from leret.optimize.inputs import (
     CallBudget,
     LMCallsSpent,
     RewardFunction,
     counted_lm,
     counted_policy,
-    is_trainable,
+    greedy_lm,
     read_tasks,
     refuse_recurring,
     step_reward,
+    teacher_prompt,
+    trained_lms,
 )
-from leret.policies.checkpoints import find_model
+from leret.optimize.learnt import training_examples
+from leret.optimize.student import begin_run, logger, name_of, source_of, student_digest
+from leret.optimize.valset import score
 from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.saved import with_save
@@ -53,18 +51,15 @@ from leret.retrieval.batching import SearchBatcher
 from leret.rewards import Reward
 from leret.rewards import reward as reward_named
 from leret.sampling.bank.bank import load_bank, save_bank
-from leret.sampling.bank.bootstrap import NEVER, THREADS, BankPlan, RunMonitor, bootstrap_prompts
-from leret.sampling.preferences.dataset import state_targets
-from leret.sampling.preferences.pairs import distinct, make_pairs
+from leret.sampling.bank.bootstrap import BankPlan, bootstrap_prompts
 from leret.sampling.rollouts.branching import Role, SamplingPlan
 from leret.sampling.rollouts.rollout import BOUNDARIES
 from leret.sampling.stage import sample_tasks
-from leret.sampling.store.schema import StateSamples
 from leret.sampling.store.store import Store
-from leret.training.algorithms import ALGORITHMS
 from leret.training.data import TrainingExample
 
-logger = logging.getLogger("dspy.teleprompt.leret")  # where DSPy's own optimizers log
+_ALGORITHMS = ("sft", "ipo", "dpo")
+"""Of those of `leret train`: what learns from the targets and pairs of samples that are there."""
 
 _SETTINGS = ("prompts", "samples", "n_continuations", "credit", "seed")
 """Arguments of `LeReT` that a run directory is begun with; beside them, reward, metric and algorithms."""
@@ -117,8 +112,8 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # a direct subclass, too
         self.reward, self.metric, self.credit = reward, metric, credit
         self.prompts, self.samples, self.n_continuations = prompts, samples, n_continuations
         self.algorithms, self.run_dir, self.seed, self.max_lm_calls = tuple(algorithms), run_dir, seed, max_lm_calls
-        if not self.algorithms or not set(self.algorithms) <= set(ALGORITHMS):
-            raise ConfigError(f"algorithms={self.algorithms!r}: give one or more of {', '.join(ALGORITHMS)}")
+        if not self.algorithms or not set(self.algorithms) <= set(_ALGORITHMS):
+            raise ConfigError(f"algorithms={self.algorithms!r}: give one or more of {', '.join(_ALGORITHMS)}")
         if credit not in (None, "step", "final", "both"):
             raise ConfigError(f"credit={credit!r}: give step, final or both, or leave it out")
         if reward is None and (metric is None or credit in ("step", "both")):
@@ -198,14 +193,14 @@ class CompileJob:
         self.examples = read_tasks(trainset, settings.reward)
         refuse_recurring(self.examples, self.valset)
         teachers = [teacher] if isinstance(teacher, dspy.Module) else list(teacher or ())
-        self.prompts = [ZERO_SHOT, *(_prompt(i, student, program) for i, program in enumerate(teachers, 1))]
+        self.prompts = [ZERO_SHOT, *(teacher_prompt(i, student, program) for i, program in enumerate(teachers, 1))]
         self.program = stock.copy_program_with_lms(student)
         self.adapter = dspy.settings.adapter or dspy.ChatAdapter()
         self.budget = CallBudget(settings.max_lm_calls)
         self.stopped: LeretError | None = None  # sampling, by max_lm_calls
-        self.trained = _trained_lms(self.program, settings.samples)
+        self.trained = trained_lms(self.program, settings.samples)
         self.policies = {n: counted_policy(p.lm, self.budget) for n, p in self.program.named_predictors()}
-        self.run = self._begin()
+        self.run = begin_run(settings.run_dir, self._identity())
         if len(self.examples) < len(trainset):
             self.log("trainset", f"{len(trainset) - len(self.examples)} examples recur and count once")
 
@@ -244,7 +239,8 @@ class CompileJob:
         """The student's prompt, and few-shot ones: half of the examples make demos, the others score them."""
         if (bank := load_bank(self.run)) is None:
             wanted, tasks = self.settings.prompts, list(self.examples)
-            warm, cold = ([self._counted(p.lm, greedy) for p in self.program.predictors()] for greedy in (False, True))
+            lms = [predictor.lm for predictor in self.program.predictors()]
+            warm, cold = ([make(lm, self.budget) for lm in lms] for make in (counted_lm, greedy_lm))
             self.progress.start("prompt bank", None)
             bank = bootstrap_prompts(
                 self.program.deepcopy(), self.adapter, cold, self._retriever(),
@@ -287,24 +283,20 @@ class CompileJob:
             if dspy.settings.lm is None:
                 raise ProgramError(f"{name} is made inside forward and has no LM: call dspy.configure(lm=...)")
             self.policies[name] = counted_policy(dspy.settings.lm, self.budget)
-        lm = next((lm for lm, names in self.trained.items() if name in names), None)
-        if lm is None:
+        if (lm := self.trained.get(name)) is None:
             return Role(self.policies[name], sampled=False)
         credit = self.settings.credit or ("auto" if self.settings.reward else "final")
         return Role(self.policies[name], True, credit, lm.kwargs.get("temperature"), lm.kwargs.get("max_tokens"))
 
     def training_examples(self) -> dict[str, dict[dspy.LM, list[TrainingExample]]]:
         """Targets and pairs by algorithm and LM, at the states of its predictors; refused where there is none."""
-        found = {name: {lm: list[TrainingExample]() for lm in self.trained} for name in self.settings.algorithms}
-        lms = {name: lm for lm, names in self.trained.items() for name in names}
         with Store(self.run.store, read_only=True) as store:
-            groups = [group for group in store.groups() if group.samples[0].is_sampled and group.state.predictor in lms]
-        for group in groups:
-            for algorithm, by_lm in found.items():
-                by_lm[lms[group.state.predictor]] += _examples_of(group, algorithm, self.settings.seed)
-        if not any(examples for by_lm in found.values() for examples in by_lm.values()):
-            raise self.stopped or _nothing_learnt(groups)
-        return found
+            sampled = (group for group in store.groups() if group.samples[0].is_sampled)
+            groups = [group for group in sampled if group.state.predictor in self.trained]
+        try:
+            return training_examples(groups, self.trained, self.settings.algorithms, self.settings.seed)
+        except LeretError as error:
+            raise (self.stopped or error) from None
 
     def train(
         self, algorithm: str, examples: Mapping[dspy.LM, Sequence[TrainingExample]], models: dict[dspy.LM, str]
@@ -314,7 +306,7 @@ class CompileJob:
             self.log(algorithm, f"{lm.model} on {len(own)} examples", lm=lm.model, examples=len(own))
             if own:
                 given = dict(self.settings.train_kwargs[lm] or {})
-                of_algorithm = {name: given.pop(name, {}) for name in ALGORITHMS}[algorithm]
+                of_algorithm = {name: given.pop(name, {}) for name in _ALGORITHMS}[algorithm]
                 thinking = lm.engine.settings.enable_thinking
                 keys = {"seed": self.settings.seed, "enable_thinking": thinking, **given, **of_algorithm}
                 keys["algorithm"], start = algorithm, models.get(lm) or lm.finetuning_model or lm.model
@@ -327,51 +319,19 @@ class CompileJob:
 
     def candidate(self, stage: str, program: dspy.Module) -> dict[str, Any]:
         """A program with its mean metric on the valset in percent: greedy; None without a valset."""
-        score = None
-        if self.valset:
-            before, scored = self.budget.spent, ScoredProgram(stock.copy_program_with_lms(program))
-            for predictor in scored.program.predictors():
-                predictor.lm = self._counted(predictor.lm, greedy=True)
-            metric = scored.watched(self.settings.metric, self.progress)
-            evaluate = dspy.Evaluate(devset=self.valset, metric=metric, num_threads=THREADS, max_errors=NEVER)
-            self.progress.start(f"valset, {stage}", len(self.valset))
-            score = evaluate(scored, callback_metadata={"optimizer": "LeReT", "stage": stage}).score
-            self.progress.finish()
-            scored.monitor.raise_first(f"valset, stage {stage}")
-            facts = {"score": score, "lm_calls": self.budget.spent - before}
-            self.log(stage, f"{score:g} on valset ({len(self.valset)} examples)", **facts)
-        return {"score": score, "program": program, "stage": stage}
+        found = None
+        if self.valset and self.settings.metric:
+            before = self.budget.spent
+            found = score(stage, program, self.valset, self.settings.metric, self.budget, self.progress)
+            text = f"{found:g} on valset ({len(self.valset)} examples)"
+            self.log(stage, text, score=found, lm_calls=self.budget.spent - before)
+        return {"score": found, "program": program, "stage": stage}
 
     def log(self, stage: str, text: str, **facts: Any) -> None:
         """Tell DSPy's log, ``trial_logs`` and the run what a stage came to."""
         logger.info("LeReT, %s: %s", stage, text)
         self.logs.append({"stage": stage, "text": text, **facts})
         self.run.event("optimize", stage, text=text, **facts)
-
-    def _counted(self, lm: dspy.BaseLM, greedy: bool) -> dspy.BaseLM:
-        """A copy whose calls count; of another LM than those that are trained as it is."""
-        return counted_lm(lm, self.budget, **({"temperature": 0.0} if greedy and is_trainable(lm) else {}))
-
-    def _begin(self) -> Run:
-        """The run of this student: ``run_dir``, or a directory in it where that was begun with another student."""
-        place, now = self.settings.run_dir, self._identity()
-        if place is None:
-            parent = cache_directory() / "optimize"
-            parent.mkdir(parents=True, exist_ok=True)
-            place = tempfile.mkdtemp(dir=parent)
-        run = Run.create(Path(place).resolve())
-        before = run.manifest().get("optimize")
-        if before is not None and before["student"] != now["student"]:
-            logger.info("LeReT: %s is of another student; what this one comes to is in its students/", run.path)
-            run = Run.create(run.path / "students" / now["student"][:12])
-            before = run.manifest().get("optimize")
-        if before is not None:
-            check_resumable(run.path, before, now, otherwise="give LeReT another run_dir")
-        elif run.store.exists():
-            raise RunError(f"{run.path} is a run of `leret sample`; give LeReT another run_dir")
-        else:
-            run.update(optimize=now)
-        return run
 
     def _identity(self) -> dict[str, Any]:
         """What a run is begun with: settings, data, and the student by its code, its prompts and its weights."""
@@ -380,117 +340,20 @@ class CompileJob:
         digests: dict[str, Any] = {
             "trainset": [[task.id, list(task.gold)] for task in self.examples],
             "teacher": [prompt.digest for prompt in self.prompts],
-            "adapter": [type(self.adapter).__qualname__, to_jsonable_python(vars(self.adapter), fallback=_source)],
-            **{name: _source(value) for name, value in functions.items() if callable(value)},
+            "adapter": [type(self.adapter).__qualname__, to_jsonable_python(vars(self.adapter), fallback=source_of)],
+            **{name: source_of(value) for name, value in functions.items() if callable(value)},
         }
-        student = [_source(type(module)) for _, module in self.program.named_sub_modules()], [
-            [name, predictor.signature.dump_state(), to_jsonable_python(predictor.demos, fallback=repr),
-             self.policies[name].digest, *map(predictor.lm.kwargs.get, ("temperature", "max_tokens"))]
-            for name, predictor in self.program.named_predictors()
-        ]  # fmt: skip
         return {
             "dspy": installed_version("dspy"),
-            "student": digest(student),
+            "student": student_digest(self.program, self.policies),
             **{name: getattr(settings, name) for name in _SETTINGS},
-            **{name: _name(value) if callable(value) else value for name, value in functions.items()},
+            **{name: name_of(value) if callable(value) else value for name, value in functions.items()},
             "algorithms": list(settings.algorithms),
             "digest": {name: digest(value) for name, value in digests.items()},
         }
-
-
-class ScoredProgram(dspy.Module):
-    """A program as `dspy.Evaluate` runs it: no prediction where the policy spoiled a run."""
-
-    def __init__(self, program: dspy.Module) -> None:
-        super().__init__()
-        self.program, self.monitor = program, RunMonitor()
-
-    def forward(self, **inputs: Any) -> Any:
-        return self.monitor.run(self.program, inputs)[0]
-
-    def watched(self, metric: Any, progress: Progress) -> Callable[..., float]:
-        """The metric; 0 where there is no prediction."""
-
-        @functools.wraps(metric)
-        def score(example: dspy.Example, prediction: Any, trace: Any = None) -> float:
-            progress.advance(1)
-            try:
-                return 0.0 if prediction is None else float(metric(example, prediction))
-            except Exception as error:
-                self.monitor.outage = ProgramError(f"the metric failed: {reason(error)}").with_traceback(
-                    error.__traceback__
-                )
-                raise
-
-        return score
-
-
-def _trained_lms(program: dspy.Module, n_samples: int) -> dict[dspy.LM, list[str]]:
-    """The LMs that are trained, with the names of their predictors."""
-    found: dict[dspy.LM, list[str]] = {}
-    for name, predictor in program.named_predictors():
-        if is_trainable(predictor.lm):
-            found.setdefault(predictor.lm, []).append(name)
-    if not program.predictors():
-        raise ProgramError(f"{type(program).__name__} has no predictor to train; use dspy.Predict")
-    if not found:
-        models = sorted({str(predictor.lm.model) for predictor in program.predictors()})
-        raise PolicyError(f"none of the student's LMs can be trained ({', '.join(models)}); give it a leret.LM(...)")
-    for lm in found:
-        if n_samples > 1 and lm.kwargs.get("temperature") == 0:
-            raise ConfigError(f"{lm.model} has temperature 0, so all samples would be one; leret.LM(temperature=1.0)")
-        try:
-            find_model(directory_of(lm.finetuning_model or lm.model))
-        except LeretError as error:
-            raise PolicyError(
-                f"{lm.model} has no weights here to train ({error}); name their directory by "
-                "leret.LM(finetuning_model=...), or freeze its predictors with another LM"
-            ) from error
-    return found
-
-
-def _prompt(number: int, student: dspy.Module, teacher: dspy.Module) -> Prompt:
-    named = dict(stock.prepare_teacher(student, teacher).named_predictors())
-    demos = {name: [dict(demo) for demo in predictor.demos] for name, predictor in named.items()}
-    return Prompt(str(number), demos, {name: predictor.signature.instructions for name, predictor in named.items()})
-
-
-def _examples_of(group: StateSamples, algorithm: str, seed: int) -> list[TrainingExample]:
-    """What an algorithm learns from one state, under the student's own prompt."""
-    rows: Sequence[tuple[Sample, ...]] = make_pairs(distinct(group.samples), "adjacent")
-    if algorithm == "sft":
-        rows = [(target,) for target in state_targets(group, seed=seed)]
-    messages = tuple(dict(message) for message in group.state.messages)
-    return [TrainingExample(group.state.question_id, messages, tuple(s.completion or "" for s in row)) for row in rows]
-
-
-def _nothing_learnt(groups: Sequence[StateSamples]) -> LeretError:
-    """Why there is no pair and no target."""
-    samples = [sample for group in groups for sample in group.samples]
-    unparsed = [one.failure for one in samples if one.failure is not None and one.failure.kind == "parse"]
-    if unparsed and len(unparsed) == len(samples):
-        return PolicyError(f"none of {len(samples)} completions parses; one of them: {unparsed[0].message}")
-    rewards = [sample.reward for sample in samples if sample.reward is not None]
-    mean = sum(rewards) / max(1, len(rewards))
-    return TrainingError(
-        f"no pair and no target: at none of {len(groups)} sampled states did two completions differ in reward "
-        f"({len(samples)} completions, {len(unparsed)} unparsed, mean reward {mean:.3f}); "
-        "raise samples or the LM's temperature, or take a reward that tells them apart"
-    )
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine to its end, in a thread of its own: this one may have an event loop already, as in a notebook."""
     with ThreadPoolExecutor(1, "leret-optimize") as thread:
         thread.submit(copy_context().run, asyncio.run, work).result()
-
-
-def _source(thing: Any) -> str:
-    try:
-        return inspect.getsource(thing)
-    except (OSError, TypeError):
-        return _name(thing)
-
-
-def _name(thing: Any) -> str:
-    return str(getattr(thing, "__qualname__", type(thing).__qualname__))

@@ -55,7 +55,7 @@ def find_model(name: str | Path) -> Path:
         raise PolicyError(
             f"{path} holds no *.safetensors{found}; save it again with save_pretrained(safe_serialization=True)"
         )
-    _check_weights(path, weights)
+    _check_whole(weights)
     pickled = sorted(file.name for file in path.glob("*.bin") if file.name != "training_args.bin")
     if (path / "adapter_config.json").is_file() and (pickled or path / "adapter_model.safetensors" not in weights):
         raise PolicyError(
@@ -86,8 +86,8 @@ def _from_hub(name: str) -> Path:
         ) from error
 
 
-def _check_weights(path: Path, weights: list[Path]) -> None:
-    """Every file has a whole header and all of its bytes, and what is loaded is among them, so in the digest."""
+def _check_whole(weights: list[Path]) -> None:
+    """Every file has a whole header and all of its bytes."""
     from safetensors import SafetensorError, safe_open
 
     for file in weights:
@@ -96,17 +96,6 @@ def _check_weights(path: Path, weights: list[Path]) -> None:
                 pass
         except (SafetensorError, OSError) as error:
             raise PolicyError(f"{file} is damaged or cut short ({error}); copy or save it again") from error
-    index, config = path / _INDEX, path / "config.json"
-    shards = read_model_json(index).get("weight_map") if index.is_file() else None
-    named = set(map(str, shards.values())) if isinstance(shards, dict) else set()
-    if config.is_file() and (explicit := read_model_json(config).get("transformers_weights")):
-        named.add(str(explicit))
-    missing = sorted(named - {file.name for file in weights})
-    if missing:
-        raise PolicyError(
-            f"{path} lacks {', '.join(missing[:3])}, which {_INDEX} or config.json names; copy the whole directory "
-            "again, all weights beside one another"
-        )
 
 
 def read_model_json(path: Path) -> dict[str, Any]:

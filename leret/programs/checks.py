@@ -160,9 +160,7 @@ class SearchMemory:
         self.rankings.extend(added)
 
 
-async def made_up_path(
-    runner: ProgramRunner, task: Task, prompt: Prompt = ZERO_SHOT
-) -> tuple[list[NeedsCompletion], str | None]:
+async def made_up_path(runner: ProgramRunner, task: Task) -> tuple[list[NeedsCompletion], str | None]:
     """The steps of one run, answered by made-up outputs, and why they do not lead to its end, where they do not."""
     results: SearchResults = {}
     needs: list[NeedsCompletion] = []
@@ -221,8 +219,6 @@ def _value(kind: Any, text: str) -> Any:
     origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
     if origin is Literal:
         return inner[0]
-    if origin is typing.Annotated:
-        return _value(inner[0], text)
     if origin in (typing.Union, types.UnionType):
         return next((value for value in (_value(one, text) for one in inner) if value is not None), None)
     if origin in (list, tuple, dict):

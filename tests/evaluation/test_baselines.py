@@ -25,7 +25,7 @@ from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
-from leret.sampling.rollouts.rollout import RolloutRunner
+from leret.sampling.rollouts.rollout import PolicyActor, RolloutRunner
 from tests.evaluation.eval_fakes import CORPUS, Planned, Rule, asks, parts_of, program
 from tests.programs.zoo import Agent
 from tests.sampling.fakes import FakeRetriever
@@ -47,7 +47,7 @@ def roll(replay, formatter, script=None, actor=None):
 def test_hydes_query_is_the_passage_that_the_policy_writes(written, query):
     asked = []
     policy = Rule(lambda text: asked.append(text) or written, "d")
-    rollout = roll(*program(hops=2), actor=HydeActor(policy, max_tokens=8))
+    rollout = roll(*program(hops=2), actor=HydeActor(PolicyActor(policy, None, max_tokens=8)))
     assert [hop.queries for hop in rollout.hops] == [(query,), (query,)]
     assert [call.completion for call in rollout.steps] == [written, written]
     assert all("passage" in text and ASKED in text for text in asked)

@@ -20,8 +20,7 @@ from leret.rewards import reward
 from tests.retrieval.serving import Echo, running
 
 NAMES = ["R@1", "R@10", "R@100", "AP", "AP@10", "RR", "RR@10", "nDCG", "nDCG@10", "Success@1", "Success@5"]
-DEEPEST = 2**31 - 1
-ODD = ["a b\tc", "é%20", "100%", "\u3000x", "-1", "half\ud800", "nul\x00a", "nul\x00b", "line\u2028", "\u0085"]
+ODD = ["a b\tc", "é%20", "100%", "\u3000x", "-1", "line\u2028", "\u0085"]
 
 
 class Table:
@@ -107,14 +106,12 @@ def test_the_depth_is_what_the_measures_need(names, depth, want):
 
 
 def test_names_of_ir_measures_and_of_our_rewards_are_understood_and_others_are_listed():
-    names = ["recall@10", "ap", "nDCG@10", "R@010", "P@\u0661", f"AP@{DEEPEST}"]
-    assert list(ir.parse_measures(names)) == ["R@10", "AP", "nDCG@10", "P@1", f"AP@{DEEPEST}"]
-    wrong = ["nope", "AP@0", "AP@x", "", f"R@{DEEPEST + 1}", f"R@{'9' * 5000}", "R@\u00b2", "R@-1", "R@1.5", "R@"]
-    with pytest.raises(ConfigError, match="cut-offs from 1 to 2147483647") as caught:
+    names = ["recall@10", "ap", "nDCG@10", "R@010", "mrr"]
+    assert list(ir.parse_measures(names)) == ["R@10", "AP", "nDCG@10", "RR"]
+    wrong = ["nope", "AP@0", "AP@x", "", f"R@{'9' * 5000}", "R@\u00b2", "R@-1", "R@1.5", "R@"]
+    with pytest.raises(ConfigError, match="cut-offs of 1") as caught:
         ir.parse_measures(wrong)
     assert len(caught.value.problems) == len(wrong)
-    name = f"R@{DEEPEST}"
-    assert evaluate_retriever(Table({"text a": ["x"]}), [q("a", "x")], [name]).measures == {name: 1}
 
 
 def test_rewrites_are_searched_for_and_fused_and_no_question_lacks_one_or_gold():

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from leret.config.policy import LocalPolicySettings
 from leret.core.errors import ConfigError, PolicyError
 from leret.core.progress import Silent
 from leret.core.runs import Run
@@ -34,11 +35,15 @@ def make(tmp_path):
         setup = EvaluationSetup(*(parts or program()), FakeRetriever(), FakeRetriever(), **{"max_tokens": 8, **more})
         opened = []
 
-        def open_policy(system):
-            opened.append(Rule(rule, digest))
-            return opened[-1]
+        class Ruled(Policies):
+            def digest(self, system):
+                return digest
 
-        policies = Policies(lambda system: digest, open_policy)
+            def open(self, system):
+                opened.append(Rule(rule, digest))
+                return opened[-1]
+
+        policies = Ruled(LocalPolicySettings())
         made = Evaluator(run, run.eval, setup, policies, questions, CORPUS, all_measures(()), key, Silent())
         made.opened = opened
         return made

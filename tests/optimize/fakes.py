@@ -14,7 +14,7 @@ import pytest
 from dspy.teleprompt import BetterTogether, BootstrapFewShotWithRandomSearch
 
 import leret
-from leret.optimize import teleprompter
+from leret.optimize import inputs, teleprompter
 from leret.policies.base import Completion
 from leret.policies.checkpoints import find_model
 from leret.policies.dspy_lm import PolicyEngine
@@ -109,7 +109,7 @@ def fake_training(patch):
         return directory
 
     patch.setattr(teleprompter, "train_examples", train)
-    patch.setattr(teleprompter, "find_model", lambda name: None if "policies" in name else find_model(name))
+    patch.setattr(inputs, "find_model", lambda name: None if "policies" in name else find_model(name))
     return made
 
 

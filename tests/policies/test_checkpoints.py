@@ -17,7 +17,7 @@ from leret.policies.checkpoints import find_model, load_model, load_tokenizer, l
 from leret.policies.local.chat_template import load_template
 
 WEIGHT = "model.layers.1.mlp.up_proj.weight"
-FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+FILE = "model.safetensors"
 
 
 @pytest.fixture
@@ -34,18 +34,6 @@ def set_weights(path: Path, change: Callable[[dict[str, torch.Tensor]], object])
     weights = load_file(path / FILE)
     change(weights)
     save_file(weights, path / FILE, metadata={"format": "pt"})
-
-
-def index(path: Path, file: str) -> None:
-    (path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": file}}))
-
-
-def into_a_folder(path: Path) -> Path:
-    """Where no digest has the weights."""
-    (path / "sub").mkdir()
-    (path / FILE).rename(path / "sub" / FILE)
-    save_file({"decoy": torch.zeros(1)}, path / "decoy.safetensors")
-    return path
 
 
 def as_adapter(path: Path, *names: str) -> None:
@@ -65,9 +53,6 @@ def as_adapter(path: Path, *names: str) -> None:
         (lambda path: (path / FILE).write_bytes((path / FILE).read_bytes()[:5000]), "damaged or cut short"),
         (lambda path: set_weights(path, lambda weights: weights.pop(WEIGHT)), rf"lacks 1 .*\({re.escape(WEIGHT)}\)"),
         (lambda path: set_config(path, intermediate_size=96), "cannot be loaded|lacks"),
-        (lambda path: index(path, "model-2.safetensors"), r"lacks model-2\.safetensors"),
-        (lambda path: index(into_a_folder(path), f"sub/{FILE}"), r"lacks sub/model\.safetensors"),
-        (lambda path: set_config(into_a_folder(path), transformers_weights=f"sub/{FILE}"), r"lacks sub/model"),
         (lambda path: set_config(path, model_type="mystery", architectures=["M"]), "mystery.*use kind: openai"),
         (lambda path: [file.unlink() for file in path.glob("tokenizer*")], "no tokenizer that can be loaded"),
         (lambda path: (path / "chat_template.jinja").unlink(), "no chat template"),
