@@ -5,6 +5,9 @@
 Both begin with the same targets or pairs in memory, and end with a policy on disk: load, encode, reference, train,
 save. What leret does besides, its checks, counts for it. The bare script has TRL read the conversations and pad its
 batches; `leret-unpacked` is leret with such batches. The policy is the demo's, on one CPU thread. Prints Markdown.
+
+GRPO is our loop against `engine: trl`, both on the stored states with 8 completions a state and about 64 a step: what
+a completion takes, and the share of the reward (the program's run from the state on, its search, the score).
 """
 
 import argparse
@@ -15,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-ALGORITHMS = ("sft", "dpo")
+ALGORITHMS = ("sft", "dpo", "grpo")
 SETTINGS = {"learning_rate": 3e-4, "per_device_train_batch_size": 16, "logging_steps": 5, "seed": 0}
 
 
@@ -84,15 +87,54 @@ def by_trl(run, algorithm, out, steps):
     return time.perf_counter() - began, time.process_time() - cpu, losses[-1]
 
 
+def by_grpo(run, side, out, steps):
+    from trl import GRPOTrainer  # noqa: F401
+
+    from leret.policies.local.policy import LocalPolicy
+    from leret.training.algorithms.grpo import GRPORecipe
+    from leret.training.online.rounds import RoundSampler
+    from leret.training.online.trl import StoredStates
+    from leret.training.stage import train
+
+    spent = {"sampled": 0.0, "completed": 0.0, "scored": 0.0}
+
+    def timed(kind, method, name):
+        inner = getattr(kind, method)
+
+        def call(*arguments, **more):
+            began = time.process_time()
+            try:
+                return inner(*arguments, **more)
+            finally:
+                spent[name] += time.process_time() - began
+
+        setattr(kind, method, call)
+
+    timed(RoundSampler, "sample", "sampled")
+    timed(LocalPolicy, "complete_many", "completed")
+    timed(StoredStates, "__call__", "scored")
+    recipe = GRPORecipe(
+        name=f"grpo-{out.name}", engine=side, states="stored", max_steps=steps, questions_per_round=4, save_steps=10**6,
+        max_completion_length=16, **{**SETTINGS, "learning_rate": 1e-3, "per_device_train_batch_size": 64},
+    )  # fmt: skip
+    began, cpu = time.perf_counter(), time.process_time()
+    report = train(recipe, run)
+    wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+    n = report.examples if side == "leret" else 64 * steps
+    reward = spent["scored"] if side == "trl" else spent["sampled"] - spent["completed"]
+    return wall, cpu, report.loss_last, n, reward
+
+
 def one(side, algorithm, out, turn, steps):
     from leret.core.runs import Run
 
     run, place = Run(out / "run"), out / f"{side}-{turn}"
-    found = (
-        by_trl(run, algorithm, place, steps)
-        if side == "trl"
-        else by_leret(run, algorithm, place, steps, side == "leret")
-    )
+    if algorithm == "grpo":
+        found = by_grpo(run, side, place, steps)
+    elif side == "trl":
+        found = by_trl(run, algorithm, place, steps)
+    else:
+        found = by_leret(run, algorithm, place, steps, side == "leret")
     print(json.dumps(found))
 
 
@@ -108,27 +150,32 @@ def main():
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--questions", type=int, default=150)
+    parser.add_argument("--algorithms", nargs="+", default=ALGORITHMS, choices=ALGORITHMS)
     parser.add_argument("--one", nargs=3, metavar=("SIDE", "ALGORITHM", "TURN"))
     given = parser.parse_args()
     if given.one:
         return one(given.one[0], given.one[1], given.out, given.one[2], given.steps)
     sampled(given.out / "run", given.questions)
-    sides = ("trl", "leret", "leret-unpacked")
-    figures = {(side, algorithm): [] for algorithm in ALGORITHMS for side in sides}
+    sides = {name: ("trl", "leret", *(() if name == "grpo" else ("leret-unpacked",))) for name in given.algorithms}
+    figures = {(side, algorithm): [] for algorithm in given.algorithms for side in sides[algorithm]}
     for turn in range(given.turns):
-        for algorithm in ALGORITHMS:
-            for side in sides if turn % 2 else reversed(sides):
+        for algorithm in given.algorithms:
+            for side in sides[algorithm] if turn % 2 else reversed(sides[algorithm]):
                 arguments = ("--out", given.out, "--steps", given.steps, "--one", side, algorithm, turn)
                 figures[side, algorithm].append(measured(*arguments))
                 print(algorithm, side, turn, figures[side, algorithm][-1], file=sys.stderr, flush=True)
     print("| training | by | CPU-seconds, median (range) | seconds | last loss | throughput against TRL |")
     print("|---|---|---|---|---|---|")
     for (side, algorithm), turns in figures.items():
-        wall, cpu, losses = zip(*turns, strict=True)
+        wall, cpu, losses, *_ = zip(*turns, strict=True)
         base = statistics.median(figure[1] for figure in figures["trl", algorithm])
         span = f"{statistics.median(cpu):.1f} ({min(cpu):.1f}-{max(cpu):.1f})"
         ratio = base / statistics.median(cpu)
         print(f"| {algorithm} | {side} | {span} | {statistics.median(wall):.1f} | {losses[0]:.4f} | {ratio:.2f} |")
+    for side, turns in ((side, turns) for (side, algorithm), turns in figures.items() if algorithm == "grpo"):
+        each = statistics.median(1000 * cpu / n for _, cpu, _, n, _ in turns)
+        share = statistics.median(reward / cpu for _, cpu, _, _, reward in turns)
+        print(f"GRPO by {side}: {turns[0][3]} completions, {each:.1f} CPU-ms each; the reward takes {share:.1%}")
     return None
 
 

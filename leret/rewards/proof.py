@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from leret.core.types import Outcome, Passage, Task
 from leret.rewards import Scoring
@@ -40,9 +41,8 @@ WORSE: Mapping[str, Outcome] = {
 """Each differs from `GOLD` in what its name says."""
 
 
-@dataclass(frozen=True)
-class Proof:
-    """What a reward gives for `GOLD` and `WORST`, and what is wrong with it; empty where nothing is."""
+class Proof(NamedTuple):
+    """What a reward gives for `GOLD` and `WORST`, and what is wrong with it."""
 
     name: str
     gold: float | None
