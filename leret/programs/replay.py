@@ -60,8 +60,8 @@ from leret.retrieval.base import Retriever
 SearchResults = dict[Any, Any]
 """What searches answered on one path: rankings by (query, k), results of search tools by (name, arguments)."""
 
-_SETTLE_S = 0.01
-"""Seconds without news after which the threads beside a stopped one are taken to stand as well."""
+_SETTLE_S, _STARVED_S = 0.01, 0.1
+"""Seconds without news after which threads are taken to stand: older ones than the pass, and those that it started."""
 
 _LONGEST_S = 1.0
 """Seconds that they have to use the steps of the path."""
@@ -148,7 +148,7 @@ class Replay:
                 run = ProgramRun(self, steps, results, retrieve)
 
     def _pass(self, run: ProgramRun, inputs: Mapping[str, Any]) -> None:
-        program, run._home = self.program, threading.get_ident()
+        program, run._home, run._before = self.program, threading.get_ident(), threading.enumerate()
         if self._fresh:
             program = program.deepcopy()
             run.names = {id(predictor): name for name, predictor in program.named_predictors()}
@@ -210,6 +210,7 @@ class ProgramRun:
         self._stopped: set[int | None] = set()
         self._errors: list[Exception] = []
         self._home = 0  # the thread of the pass
+        self._before: list[threading.Thread] = []  # that are older than it
         self._side_threads = False  # dspy.Parallel's, which come to the same place in any order
         self._lock = threading.Lock()
 
@@ -295,7 +296,7 @@ class ProgramRun:
     def outcome(self, task: Task) -> NeedsCompletion | NeedsSearch | Finished:
         """Where the program stands."""
         if self._side_threads:
-            self._settle(_LONGEST_S)
+            self._settle()
         if self._errors:
             raise self._errors[0]
         missing = self._left
@@ -327,7 +328,6 @@ class ProgramRun:
             self._stopped.add(_task())
         else:
             self._side_threads = True
-            self._settle()  # what stands beside this call is to get as far
         raise Stop
 
     def _go_no_further(self) -> None:
@@ -335,11 +335,20 @@ class ProgramRun:
         if threading.get_ident() == self._home and _task() in self._stopped:
             raise Stop
 
-    def _settle(self, longest_s: float = 0.0) -> None:
-        """Wait for news from other threads: a moment, and longer while steps of the path are not used."""
-        seen, deadline = None, time.monotonic() + longest_s
-        while seen != (seen := (len(self.needs), len(self._left))) or (self._left and time.monotonic() < deadline):
-            time.sleep(_SETTLE_S)
+    def _settle(self) -> None:
+        """Wait until the threads that the program has started end, or nothing is heard of them or of older ones."""
+        news, deadline = None, time.monotonic() + _LONGEST_S
+        while True:
+            started = [thread for thread in threading.enumerate() if thread not in self._before]
+            if started:
+                started[0].join(_STARVED_S)
+                if not started[0].is_alive():
+                    continue
+            else:
+                time.sleep(_SETTLE_S)
+            is_quiet = news == (news := (len(self.needs), len(self._left)))
+            if is_quiet and not (self._left and time.monotonic() < deadline):
+                return
 
     def _take(self, call: PredictorCall) -> Step | None:
         """The first step that is left of those that answer such a call."""

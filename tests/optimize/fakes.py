@@ -3,6 +3,7 @@
 python -m tests.optimize.fakes RUN_DIR LOG [N]      # prints the result; killed by its Nth request for samples
 """
 
+import asyncio
 import json
 import os
 import signal
@@ -141,7 +142,8 @@ class Mortal(Words):
 
     async def complete(self, request):
         self.n += len(request.seeds) > 1
-        if self.n == self.last > 0:
+        if self.n >= self.last > 0:
+            await asyncio.sleep(0.5)  # nothing goes on, and what was finished is saved
             os.kill(os.getpid(), signal.SIGKILL)
         with self.log.open("a") as file:
             file.write(f"{json.dumps(request.seeds)}\n")
