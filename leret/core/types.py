@@ -138,6 +138,44 @@ def merge(rankings: Iterable[Sequence[Passage]]) -> Ranking:
     return tuple(sorted(best.values(), key=_score, reverse=True))  # stable all the same
 
 
+class Candidate(NamedTuple):
+    """What a program may pick: a chunk of a text, a passage, a mention, any item of a list.
+
+    Attributes:
+        id: names it among the candidates of a choice; in a store, the action that was taken.
+        text: what an encoder reads, after the title where there is one.
+        position: place in its document, from 0; None where candidates have no order.
+        data: what feature functions look at beside.
+    """
+
+    id: str
+    text: str
+    title: str = ""
+    position: float | None = None
+    data: Mapping[str, Json] = {}
+
+
+STOP = Candidate("[stop]", "")
+"""The action that ends the picking."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a picker is asked: one of the candidates, in a context.
+
+    Attributes:
+        predictor: the name of the `leret.Pick` in the program.
+        context: named values that the program gives (``question``), as it gives them.
+        candidates: without those that were picked before; `STOP` is the last one where stopping is allowed.
+        picked: before, in the order of picking.
+    """
+
+    predictor: str
+    context: Mapping[str, Any]
+    candidates: Sequence[Candidate]
+    picked: tuple[Candidate, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """A step's inputs, reached by the completions before it.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from leret.core.errors import PolicyError
+from leret.core.types import Choice
 
 Messages = tuple[dict[str, str], ...]
 """``{"role": ..., "content": ...}`` in order, as DSPy's adapters format them."""
@@ -20,6 +21,8 @@ class Request:
         temperature: 0 is greedy (one seed, then).
         max_tokens: completion tokens at most.
         stop: strings that end a completion, themselves left out of its text.
+        choice: what the messages put into words, where one of several candidates is asked for: the text of the
+            completion is the id of one.
     """
 
     messages: Messages
@@ -28,6 +31,7 @@ class Request:
     max_tokens: int
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
+    choice: Choice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class Completion:
     """One completion; ``finish_reason`` is ``stop`` or ``length``.
 
     ``token_ids`` and ``logprobs`` (natural logarithm, one a token, end token included) are None where a server
-    gives none.
+    gives none. Of a picker, ``logprobs`` has one entry, the choice's, and ``value`` is its Q-value.
     """
 
     text: str
@@ -44,6 +48,7 @@ class Completion:
     n_completion_tokens: int
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
+    value: float | None = None
 
 
 class PromptTooLongError(PolicyError):
