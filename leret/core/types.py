@@ -89,7 +89,9 @@ class Task:
 
     @property
     def text(self) -> str:
-        """The only input, where it is a text; else all inputs as JSON."""
+        """The only input, where it is a text; else all inputs as JSON, or the text that they say names them."""
+        if not isinstance(self.inputs, dict) and hasattr(self.inputs, "text"):
+            return str(self.inputs.text)
         values = list(self.inputs.values())
         return values[0] if len(values) == 1 and isinstance(values[0], str) else _encode(self.inputs)
 
