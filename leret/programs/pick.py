@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import dspy
 
@@ -14,6 +14,18 @@ from leret.core.types import STOP, Candidate, Passage
 from leret.policies.base import Policy, Request
 from leret.programs.needs import Candidates, ChoiceCall
 from leret.programs.search import Observer
+
+class PickObserver(Observer, Protocol):
+    """Answers the picks of a program too."""
+
+    def candidates(self, name: str, source: Iterable[Any]) -> Candidates:
+        """Of the pick of that name."""
+        ...
+
+    def choose(self, pick: Pick, call: ChoiceCall) -> Candidate:
+        """The answer to a pick; `leret.core.types.STOP` to pick no more."""
+        ...
+
 
 _MAX_TOKENS = 64
 """Of an answer that an LM writes: the id of a candidate."""
@@ -59,7 +71,7 @@ class Pick(dspy.Module):
             ProgramError: the candidates cannot be read, two have one id, or nobody is there to answer.
         """
         own = vars(self)  # DSPy's modules look every attribute up by a method of their own
-        watching: Observer | None = carried_run()
+        watching: PickObserver | None = carried_run()
         given = candidates_of(candidates) if watching is None else watching.candidates(own["_name"], candidates)
         call = ChoiceCall(own["_name"], context, candidates=given, picked=tuple(picked), stop=own["stop"])
         if not call.is_open:

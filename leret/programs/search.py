@@ -6,18 +6,14 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import dspy
 
 from leret.core.dspy_internals import carried_run
 from leret.core.errors import ProgramError
-from leret.core.types import Candidate, Passage, Ranking, merge
+from leret.core.types import Passage, Ranking, merge
 from leret.retrieval.base import Retriever
-
-if TYPE_CHECKING:
-    from leret.programs.needs import Candidates, ChoiceCall
-    from leret.programs.pick import Pick
 
 
 class Observer(Protocol):
@@ -33,14 +29,6 @@ class Observer(Protocol):
 
     def add(self, queries: tuple[str, ...], added: tuple[Ranking, ...]) -> None:
         """Takes what one search brought, a ranking a query."""
-        ...
-
-    def candidates(self, name: str, source: Iterable[Any]) -> Candidates:
-        """Of the `leret.Pick` of that name."""
-        ...
-
-    def choose(self, pick: Pick, call: ChoiceCall) -> Candidate:
-        """The answer to a pick; `leret.core.types.STOP` to pick no more."""
         ...
 
 
