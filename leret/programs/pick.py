@@ -15,6 +15,10 @@ from leret.policies.base import Policy, Request
 from leret.programs.needs import Candidates, ChoiceCall
 from leret.programs.search import Observer
 
+_MAX_TOKENS = 64
+"""Of an answer that an LM writes: the id of a candidate."""
+
+
 class PickObserver(Observer, Protocol):
     """Answers the picks of a program too."""
 
@@ -25,10 +29,6 @@ class PickObserver(Observer, Protocol):
     def choose(self, pick: Pick, call: ChoiceCall) -> Candidate:
         """The answer to a pick; `leret.core.types.STOP` to pick no more."""
         ...
-
-
-_MAX_TOKENS = 64
-"""Of an answer that an LM writes: the id of a candidate."""
 
 
 class Pick(dspy.Module):
