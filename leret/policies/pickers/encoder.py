@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from leret.config.policy import EncoderSettings
@@ -28,6 +26,9 @@ _CHUNK_TOKENS = 4096
 
 _ROWS = 2048
 """Candidates compared at once without gradients: what a core's cache holds."""
+
+_N_TEXTS = 2**17
+"""Whose token ids are kept."""
 
 _CACHE_BYTES = 2**28
 """Of embeddings of candidates."""
@@ -51,21 +52,20 @@ class EncoderQ:
         """Make encoders from nothing, with the words of these choices."""
         if self.module is not None:
             return
-        texts = [text for choice in choices for text in (self._state(choice, " "), *self._actions(choice.candidates))]
+        texts = [text for choice in choices for text in (self._state(choice, " "), *self._actions([choice]))]
         state, action = (scratch_encoder(texts, self.settings, self.settings.seed + i) for i in range(2))
         self._take(state, action)
 
     def q(self, choices: Sequence[Choice], twin: bool = False) -> list[Tensor]:
         """Each text of a candidate is encoded once a call."""
         places: dict[str, int] = {}
-        rows = [_rows(self._actions(choice.candidates), places) for choice in choices]
-        embeddings = self._action(list(places))
-        return self._values(choices, self._states(choices), rows, embeddings, twin)
+        rows = _rows(self._actions(choices), places)
+        return self._values(choices, rows, self._action(list(places)), twin)
 
     def score(self, choices: Sequence[Choice]) -> list[Tensor]:
         """Each text of a candidate is encoded once a `renew`."""
-        rows = self._cache.rows([self._actions(choice.candidates) for choice in choices])
-        return [one.cpu() for one in self._values(choices, self._states(choices), rows, self._cache.embeddings)]
+        rows = self._cache.rows(self._actions(choices))
+        return [one.cpu() for one in self._values(choices, rows, self._cache.embeddings)]
 
     def renew(self) -> None:
         if self.module is not None:
@@ -91,7 +91,7 @@ class EncoderQ:
     def _states(self, choices: Sequence[Choice]) -> Tensor:
         assert self.module is not None
         places: dict[str, int] = {}
-        rows = _rows((self._state(choice, self._separator) for choice in choices), places)
+        rows = _rows([self._state(choice, self._separator) for choice in choices], places)
         return embed(self.module["state"], self._read_state(list(places)))[rows]
 
     def _action(self, texts: Sequence[str]) -> Tensor:
@@ -106,35 +106,31 @@ class EncoderQ:
             picked.sort(key=lambda one: one.position or 0)
         return self.settings.query_prefix + separator.join([context, *[_text(one) for one in picked]])
 
-    def _actions(self, candidates: Sequence[Candidate]) -> list[str]:
-        prefix = self.settings.document_prefix
-        texts = [one.text if not one.title else _text(one) for one in candidates]
-        if candidates and candidates[-1] == STOP:
-            texts[-1] = STOP.id
+    def _actions(self, choices: Sequence[Choice]) -> list[str]:
+        """The texts of the candidates, one choice's after the other's."""
+        prefix, texts = self.settings.document_prefix, list[str]()
+        for choice in choices:
+            texts += [one.text if not one.title else _text(one) for one in choice.candidates]
+            if choice.candidates and choice.candidates[-1] == STOP:
+                texts[-1] = STOP.id
         return [prefix + text for text in texts] if prefix else texts
 
-    def _values(
-        self, choices: Sequence[Choice], states: Tensor, rows: Sequence[Tensor], embeddings: Tensor, twin: bool = False
-    ) -> list[Tensor]:
-        """(n_candidates,) a choice, or (2, n_candidates); ``rows`` are the candidates' in ``embeddings``."""
-        sizes = [len(own) for own in rows]
+    def _values(self, choices: Sequence[Choice], rows: Tensor, embeddings: Tensor, twin: bool = False) -> list[Tensor]:
+        """(n_candidates,) a choice, or (2, n_candidates); ``rows`` are those of all candidates in ``embeddings``."""
+        states, sizes = self._states(choices), [len(choice.candidates) for choice in choices]
         whose = torch.arange(len(choices)).repeat_interleave(torch.tensor(sizes))
-        positions = torch.from_numpy(np.concatenate([self._positions(choice) for choice in choices]))
-        flat = torch.cat(list(rows))
-        step = len(flat) if torch.is_grad_enabled() else _ROWS
-        found = [
-            rotated_products(states[whose[i : i + step]], embeddings[flat[i : i + step]], at)
-            for i in range(0, len(flat), step)
-            for at in [None if self.settings.positions == "none" else positions[i : i + step].to(states.device)]
-        ]
+        positions = _POSITIONS[self.settings.positions](choices)
+        at_once = len(rows) if torch.is_grad_enabled() else _ROWS
+        found: list[Tensor] = []
+        for start in range(0, len(rows), at_once):
+            part = slice(start, start + at_once)
+            at = None if positions is None else torch.from_numpy(positions[part]).to(states.device)
+            found.append(rotated_products(states[whose[part]], embeddings[rows[part]], at))
         heads = torch.cat(found, dim=1)
         return list((heads if twin else heads.mean(0)).split(sizes, dim=-1))
 
-    def _positions(self, choice: Choice) -> NDArray[np.float32]:
-        places = np.array([one.position for one in choice.candidates], np.float64)
-        if self.settings.positions == "relative":
-            return relative_positions(places, np.array([one.position for one in choice.picked], np.float64))
-        return absolute_positions(places)
+
+_POSITIONS = {"none": lambda choices: None, "absolute": absolute_positions, "relative": relative_positions}
 
 
 class EmbeddingCache:
@@ -151,34 +147,36 @@ class EmbeddingCache:
         assert self._embeddings is not None
         return self._embeddings
 
-    def rows(self, texts: Sequence[Sequence[str]]) -> list[Tensor]:
-        """The rows of each text; what is not there is encoded in one batch."""
+    def rows(self, texts: Sequence[str]) -> Tensor:
+        """The row of each text; what is not there is encoded in one batch."""
         if self._embeddings is not None and self._embeddings.nbytes > _CACHE_BYTES:
             self._places, self._embeddings = {}, None
-        n = len(self._places)
-        rows = [_rows(own, self._places) for own in texts]
-        new = list(self._places)[n:]
+        new = list(dict.fromkeys([text for text in texts if text not in self._places]))
         if new:
-            try:
-                encoded = self._encode(new)
-            except BaseException:
-                for text in new:
-                    del self._places[text]
-                raise
+            encoded = self._encode(new)
             self._embeddings = encoded if self._embeddings is None else torch.cat([self._embeddings, encoded])
-        return rows
+            self._places |= {text: len(self._places) + i for i, text in enumerate(new)}
+        return torch.tensor([self._places[text] for text in texts])
 
 
 class TokenIds:
-    """Token ids of texts as an encoder reads them, without the padding, several times as fast as its own method."""
+    """Token ids of texts as an encoder reads them, without padding; kept, since training reads its texts many times."""
 
     def __init__(self, encoder: Any, max_length: int | None) -> None:
         self._tokenizer = deepcopy(encoder.tokenizer.backend_tokenizer)
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(min(max_length or 2**20, encoder.max_seq_length or 2**20))
+        self._ids: dict[str, list[int]] = {}
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
-        return [found.ids for found in self._tokenizer.encode_batch_fast(list(texts))]
+        new = [text for text in texts if text not in self._ids]
+        if len(self._ids) + len(new) > _N_TEXTS:
+            self._ids, new = {}, list(texts)
+        self._ids |= {text: found.ids for text, found in zip(new, self._tokenizer.encode_batch_fast(new), strict=True)}
+        return [self._ids[text] for text in texts]
+
+    def __deepcopy__(self, memo: dict[int, object]) -> TokenIds:
+        return self  # a target network reads the same texts
 
 
 def embed(encoder: Any, ids: Sequence[Sequence[int]]) -> Tensor:
@@ -202,7 +200,7 @@ def embed(encoder: Any, ids: Sequence[Sequence[int]]) -> Tensor:
     return torch.cat(found)[back.to(found[0].device)]
 
 
-def _rows(texts: Iterable[str], places: dict[str, int]) -> Tensor:
+def _rows(texts: Sequence[str], places: dict[str, int]) -> Tensor:
     """The place of each text among distinct ones; new ones are added to ``places``."""
     return torch.tensor([places.setdefault(text, len(places)) for text in texts], dtype=torch.long)
 

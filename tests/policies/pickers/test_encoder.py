@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from leret.core.types import Candidate, Choice
 from leret.policies.pickers import encoder as encoders
 from leret.policies.pickers.encoder import EmbeddingCache
-from leret.policies.pickers.positions import relative_positions, rotated_products
+from leret.policies.pickers.positions import absolute_positions, relative_positions, rotated_products
 from tests.policies.pickers.stories import STORY, shaken, story
 
 
@@ -33,11 +34,21 @@ def test_products_are_those_of_turned_vectors() -> None:
     np.testing.assert_allclose(found.mean(0), expected, atol=1e-6)
 
 
+def placed(places: Sequence[float | None], picked: Sequence[float | None]) -> Choice:
+    candidates, before = ([Candidate(f"{i}", "", "", i) for i in own] for own in (places, picked))
+    return Choice("pick", {}, candidates, tuple(before))
+
+
 def test_relative_positions_are_places_between_picked_chunks() -> None:
-    places = np.array([0, 2, 3, 5, 6, 9, np.nan])
-    expected = [9 * 1 / 5, 9 * 3 / 5, 9 * 4 / 5, 10 + 9 * 1 / 3, 10 + 9 * 2 / 3, 20 + 9 * 2 / 3, 0]
-    np.testing.assert_allclose(relative_positions(places, np.array([7.0, 4.0])), expected, atol=1e-5)
-    np.testing.assert_allclose(relative_positions(np.arange(3.0), np.array([])), [2.25, 4.5, 6.75])
+    choices = [
+        placed([0, 2, 3, 5, 6, 9, None], [7, 4]),
+        placed([2, 1, 0], []),
+        placed([None], [None]),
+        placed([0], [3]),
+    ]
+    first = [9 * 1 / 5, 9 * 3 / 5, 9 * 4 / 5, 10 + 9 * 1 / 3, 10 + 9 * 2 / 3, 20 + 9 * 2 / 3, 0]
+    np.testing.assert_allclose(relative_positions(choices), [*first, 6.75, 4.5, 2.25, 0, 2.25], atol=1e-5)
+    np.testing.assert_allclose(absolute_positions(choices), [0, 2, 3, 5, 6, 9, 0, 2, 1, 0, 0, 0])
 
 
 @pytest.mark.parametrize(
@@ -71,7 +82,11 @@ def test_prefixes_and_titles_are_part_of_the_texts(picker) -> None:
     function = picker(query_prefix="query: ", document_prefix="passage: ")._function
     assert function._state(story(question="q"), "|") == "query: q"
     titled = [Candidate("a", "It is old.", "Rome"), *story(stop=True).candidates[-2:]]
-    assert function._actions(titled) == ["passage: Rome. It is old.", f"passage: {STORY[5]}", "passage: [stop]"]
+    assert function._actions([Choice("pick", {}, titled)]) == [
+        "passage: Rome. It is old.",
+        f"passage: {STORY[5]}",
+        "passage: [stop]",
+    ]
 
 
 def test_a_text_is_embedded_once_until_the_weights_change(picker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,9 +107,9 @@ def test_a_text_is_embedded_once_until_the_weights_change(picker, monkeypatch: p
 def test_the_cache_of_embeddings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     cache = EmbeddingCache(lambda texts: asked.extend(texts) or torch.tensor([[float(len(text))] for text in texts]))
-    cache.rows([["a", "bb"], ["bb", "ccc"]])
+    cache.rows(["a", "bb", "bb", "ccc"])
     monkeypatch.setattr(encoders, "_CACHE_BYTES", 8)
-    [rows] = cache.rows([["ccc", "dddd"]])
+    rows = cache.rows(["ccc", "dddd"])
     assert asked == ["a", "bb", "ccc", "ccc", "dddd"]
     assert cache.embeddings[rows].flatten().tolist() == [3.0, 4.0]
 
