@@ -8,11 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from leret.core.types import Candidate, Choice
+from leret.config.policy import EncoderSettings
+from leret.config.retriever import DenseSettings
+from leret.core.errors import PolicyError
+from leret.core.types import Candidate, Choice, Document
+from leret.datasets.corpus import Corpus
+from leret.policies.load import make_policy
 from leret.policies.pickers import encoder as encoders
 from leret.policies.pickers.encoder import EmbeddingCache
 from leret.policies.pickers.positions import absolute_positions, relative_positions, rotated_products
+from leret.retrieval.load import load_retriever, open_index
 from tests.policies.pickers.stories import STORY, shaken, story
+from tests.retrieval.small import minilm
 
 
 def turned(vector: np.ndarray, position: float) -> np.ndarray:
@@ -118,3 +125,28 @@ def test_a_long_list_equals_the_same_candidates_in_parts(picker, monkeypatch: py
     monkeypatch.setattr(encoders, "_ROWS", 4)
     one = shaken(picker())
     torch.testing.assert_close(one.score([story(), story([2])]), [q.detach() for q in one.q([story(), story([2])])])
+
+
+@pytest.mark.parametrize("pretrained", [False, True], ids=["from nothing", "MiniLM"])
+def test_a_saved_encoder_searches_as_it_picks(picker, tmp_path: Path, pretrained: bool) -> None:
+    pytest.importorskip("faiss", reason="faiss is not installed")
+    shaken(one := picker(positions="none", **({"model": str(minilm())} if pretrained else {}))).save(tmp_path / "p")
+    choice = story()
+    corpus = Corpus(Document(candidate.id, "Mary", candidate.text) for candidate in choice.candidates)
+    titled = Choice("pick", choice.context, [candidate._replace(title="Mary") for candidate in choice.candidates])
+    models = {"model": str(tmp_path / "p" / "action"), "query_model": str(tmp_path / "p" / "state")}
+    load_retriever(DenseSettings(**models, normalize=False, index=str(tmp_path / "index")), corpus, tmp_path)
+    [ranking] = open_index(tmp_path / "index").search([choice.context["question"]], 6)
+    values = one.score([titled])[0] * math.sqrt(one.model["state"].get_embedding_dimension())
+    assert {passage.doc_id: passage.score for passage in ranking} == pytest.approx(
+        {str(i): value for i, value in enumerate(values.tolist())}, abs=1e-4
+    )
+
+
+def test_an_encoder_starts_from_a_model_without_its_last_normalization(picker) -> None:
+    one = picker(positions="none", model=str(minilm()))
+    assert one.fitted
+    assert [type(part).__name__ for part in one.model["state"]] == ["Transformer", "Pooling"]
+    assert one.digest != make_policy(EncoderSettings(model=str(minilm()), query_prefix="query: ")).digest
+    with pytest.raises(PolicyError, match="no model directory nowhere"):
+        make_policy(EncoderSettings(model="nowhere"))
