@@ -15,8 +15,7 @@ from leret.core.types import Candidate, Choice, Document
 from leret.datasets.corpus import Corpus
 from leret.policies.load import make_policy
 from leret.policies.pickers import encoder as encoders
-from leret.policies.pickers.encoder import EmbeddingCache
-from leret.policies.pickers.positions import absolute_positions, relative_positions, rotated_products
+from leret.policies.pickers.encoder import positions_of, rotated_products
 from leret.retrieval.load import load_retriever, open_index
 from tests.policies.pickers.stories import STORY, shaken, story
 from tests.retrieval.small import minilm
@@ -54,8 +53,9 @@ def test_relative_positions_are_places_between_picked_chunks() -> None:
         placed([0], [3]),
     ]
     first = [9 * 1 / 5, 9 * 3 / 5, 9 * 4 / 5, 10 + 9 * 1 / 3, 10 + 9 * 2 / 3, 20 + 9 * 2 / 3, 0]
-    np.testing.assert_allclose(relative_positions(choices), [*first, 6.75, 4.5, 2.25, 0, 2.25], atol=1e-5)
-    np.testing.assert_allclose(absolute_positions(choices), [0, 2, 3, 5, 6, 9, 0, 2, 1, 0, 0, 0])
+    np.testing.assert_allclose(positions_of(choices, "relative"), [*first, 6.75, 4.5, 2.25, 0, 2.25], atol=1e-5)
+    np.testing.assert_allclose(positions_of(choices, "absolute"), [0, 2, 3, 5, 6, 9, 0, 2, 1, 0, 0, 0])
+    assert positions_of(choices, "none") is None
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,9 @@ def test_prefixes_and_titles_are_part_of_the_texts(picker) -> None:
 
 def test_a_text_is_embedded_once_until_the_weights_change(picker, monkeypatch: pytest.MonkeyPatch) -> None:
     one, read = shaken(picker()), []
-    monkeypatch.setattr(
-        one._function,
-        "_read_action",
-        lambda texts, own=one._function._read_action: read.append(len(texts)) or own(texts),
-    )
+    embed = one._function._embed_actions
+    own = embed._embed
+    monkeypatch.setattr(embed, "_embed", lambda ids: read.append(len(ids)) or own(ids))
     before = one.score([story(), story([2])])
     one.score([story([2, 3], stop=True)])
     assert read == [6, 1]
@@ -111,18 +109,21 @@ def test_a_text_is_embedded_once_until_the_weights_change(picker, monkeypatch: p
     assert read == [6, 1, 6]
 
 
-def test_the_cache_of_embeddings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    cache = EmbeddingCache(lambda texts: asked.extend(texts) or torch.tensor([[float(len(text))] for text in texts]))
-    cache.rows(["a", "bb", "bb", "ccc"])
-    monkeypatch.setattr(encoders, "_CACHE_BYTES", 8)
-    rows = cache.rows(["ccc", "dddd"])
-    assert asked == ["a", "bb", "ccc", "ccc", "dddd"]
-    assert cache.embeddings[rows].flatten().tolist() == [3.0, 4.0]
+def test_the_embeddings_that_are_kept_are_bounded(picker, monkeypatch: pytest.MonkeyPatch) -> None:
+    embed = shaken(picker())._function._embed_actions
+    with torch.no_grad():
+        first, _ = embed(["a", "Mary", "the milk"], kept=True)
+        assert embed(["Mary"], kept=True)[0] is first
+        monkeypatch.setattr(encoders, "_CACHE_BYTES", 8)
+        monkeypatch.setattr(encoders, "_CACHE_TEXTS", 2)
+        found, rows = embed(["the milk", "Mary", "the milk"], kept=True)
+    assert rows.tolist() == [0, 1, 0]
+    torch.testing.assert_close(found, first[[2, 1]])
 
 
 def test_a_long_list_equals_the_same_candidates_in_parts(picker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoders, "_ROWS", 4)
+    monkeypatch.setattr(encoders, "_CHUNK_ROWS", 4)
+    monkeypatch.setattr(encoders, "_CHUNK_TEXTS", 4)
     one = shaken(picker())
     torch.testing.assert_close(one.score([story(), story([2])]), [q.detach() for q in one.q([story(), story([2])])])
 
