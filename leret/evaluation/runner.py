@@ -70,7 +70,9 @@ class Policies:
     base: PolicySettings
 
     def settings(self, system: System | None) -> PolicySettings:
-        """The base's, but that a trained policy always runs in this process."""
+        """The base's, but that a trained policy always runs in this process, and a policy of the recipe has its own."""
+        if system is not None and system.settings is not None:
+            return system.settings
         if system is None or system.directory is None:
             return self.base
         return self.base.in_process(str(system.directory.resolve()))
@@ -112,6 +114,11 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         self._scorer = Scorer(self.measures, self.questions, self.corpus)
+
+    @property
+    def picks(self) -> bool:
+        """Whether what the program retrieves is what it picks."""
+        return any(pick.retrieves for pick in self.setup.replay.picks.values())
 
     def evaluate(self, system: System) -> tuple[SystemResults, bool]:
         """The system's rows, and whether anything had to be asked for them."""
@@ -169,10 +176,12 @@ class Evaluator:
             if rollout.failure and not (rollout.unparsed or system.parts) and n_done >= min(_MIN_RUNS, n_runs):
                 _stop_where_most_failed(rollout.failure, n_failed, n_done, n_before)
 
+        wanted = (lambda task: task.gold) if system.name == ORACLE else None
+
         def run_script(
             script: Script, on_done: Callable[[Rollout], None], retriever: Retriever = setup.retriever
         ) -> None:
-            asyncio.run(self._run(retriever, ScriptedPolicy(setup.formatter, script), todo, on_done))
+            asyncio.run(self._run(retriever, ScriptedPolicy(setup.formatter, script, wanted), todo, on_done))
 
         try:
             if system.prompt is not None:
