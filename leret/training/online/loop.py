@@ -27,6 +27,8 @@ from leret.sampling.rollouts.environment import Environment
 from leret.training.alarms import best_step, first_alarms
 from leret.training.callbacks import Monitor, monitored
 from leret.training.checkpoints import CheckpointDirectory, TrainingRecord, TrainReport, checkpoint_step
+from leret.training.data import Encoded
+from leret.training.memory import check_memory, estimate_memory
 from leret.training.model import InitialPolicy, pick_device, save_policy
 from leret.training.online.advantages import group_deviations, on_one_side
 from leret.training.online.losses import KL, KLController
@@ -100,6 +102,8 @@ class OnlineTraining:
 
     def _learn(self, sampled: Sampled) -> dict[str, float]:
         recipe, update = self.recipe, self.update
+        if not self.history:
+            self._check_memory(sampled)
         batch = RolloutBatch.of(sampled.sequences, sampled.groups.to(update.device))
         steps = recipe.num_iterations * recipe.num_mini_batches
         if steps > 1 or recipe.kl_in_reward or recipe.objective.vf_coef:
@@ -120,6 +124,17 @@ class OnlineTraining:
                     found.append(made)
                     self._schedule.step()
         return self._entry(sampled, batch, beta, found)
+
+    def _check_memory(self, sampled: Sampled) -> None:
+        """Warn, or refuse, before the first update, by the longest groups that are in memory at once."""
+        groups: dict[int, list[tuple[Sequence[int], Sequence[int]]]] = {}
+        for number, sequence in zip(sampled.groups.tolist(), sampled.sequences, strict=True):
+            groups.setdefault(number, []).append(sequence)
+        examples = [Encoded(list(own[0][0]), tuple(list(ids) for _, ids in own)) for own in groups.values()]
+        at_once = max(1, self.recipe.per_device_train_batch_size // self.recipe.num_generations)
+        examples = sorted(examples, key=lambda example: -example.length)[:at_once]
+        device = self.update.device.type
+        check_memory(estimate_memory(self.model, self.recipe, examples, device), self.recipe, device)
 
     def _mini_batches(self, batch: RolloutBatch, order: int) -> list[torch.Tensor]:
         """Places of the completions of each optimizer step of a pass; those of one state stay together."""
