@@ -87,7 +87,7 @@ def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
 
     def check(recipe: Any) -> Iterator[tuple[tuple[str, ...], str]]:
         try:
-            if hasattr(recipe, "data"):
+            if hasattr(recipe, "sampling"):
                 reader_of(recipe.data.kind)
         except LeretError as error:
             yield ("data.kind",), str(error)

@@ -35,7 +35,7 @@ class EvalRecipe(Settings):
     demos: Annotated[
         dict[str, Annotated[str, RecipePath("prompt file", "name a JSON file as in R/prompts")]], Free()
     ] = Field(default_factory=dict, description="extra systems: name to a prompt file, base policy")
-    policies: Annotated[dict[str, SerializeAsAny[PolicySettings]], Free()] = Field(
+    actors: Annotated[dict[str, SerializeAsAny[PolicySettings]], Free()] = Field(
         default_factory=dict, description="extra systems: name to the settings of a policy, or a picker"
     )
     measures: Annotated[tuple[str, ...], Free()] = ("recall", "ap")

@@ -128,8 +128,8 @@ def _plan(recipe: EvalRecipe, run: Run) -> EvalPlan:
 def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     """Everything that can be known without opening data or models; unknown systems, measures, baseline are refused."""
     sampling = run.section("sampling", "leret sample RECIPE")
-    known = available(run, recipe.demos, recipe.policies)
-    systems = select(recipe.systems, known, (*recipe.demos, *recipe.policies))
+    known = available(run, recipe.demos, recipe.actors)
+    systems = select(recipe.systems, known, (*recipe.demos, *recipe.actors))
     if recipe.baseline not in known:
         raise ConfigError(f"baseline: {recipe.baseline!r} is not in this run; it has {', '.join(known)}")
     measures = all_measures(recipe.measures)

@@ -9,7 +9,7 @@
 ``hyde``           the same, but what it writes is a passage that would answer the question, which is the query
 ``bank:1`` ...     the same with a few-shot prompt of the run's bank
 a name             a trained policy of the run, zero-shot; or a prompt file of the recipe's ``demos``, on the base; or
-                   one of the recipe's ``policies``
+                   one of the recipe's ``actors``, of any kind of policy
 ``fused:NAME``     what ``raw-question`` and NAME found, fused by reciprocal rank, hop by hop; both are evaluated too
 =================  ========================================================================
 
@@ -64,7 +64,7 @@ class System:
 
 
 def available(
-    run: Run, demos: Mapping[str, str], policies: Mapping[str, PolicySettings] | None = None
+    run: Run, demos: Mapping[str, str], actors: Mapping[str, PolicySettings] | None = None
 ) -> dict[str, System]:
     """Every system of a run, in the order of the report's table."""
     systems = [System(name, "baseline") for name in (RAW, ORACLE, RM3)]
@@ -74,13 +74,13 @@ def available(
     systems += [System(f"bank:{p.name}", "prompt", BASE, prompt=p) for p in bank if p.name != ZERO_SHOT.name]
     systems += _policies(run)
     found = {system.name: system for system in systems}
-    for key, names in (("demos", demos), ("policies", policies or {})):
+    for key, names in (("demos", demos), ("actors", actors or {})):
         for name in names:
             if name in found or not name or "/" in name or name.startswith("."):
                 raise ConfigError(f"{key}: {name!r} cannot name a system (taken, or no plain name); choose another one")
             found[name] = System(name, "prompt", BASE, prompt=ZERO_SHOT)
     found |= {name: replace(found[name], prompt=Prompt.load(Path(path))) for name, path in demos.items()}
-    found |= {n: replace(found[n], policy=n, settings=one, rivals=(RAW,)) for n, one in (policies or {}).items()}
+    found |= {n: replace(found[n], policy=n, settings=one, rivals=(RAW,)) for n, one in (actors or {}).items()}
     return found
 
 

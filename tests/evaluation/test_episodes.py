@@ -145,7 +145,7 @@ def test_other_data_have_no_lengths(run):
 
 
 def test_a_policy_of_the_recipe_is_a_system(picking):
-    recipe = asks("raw-question", policies={"mine": {"kind": "local", "model": "demo"}}, baseline="raw-question")
+    recipe = asks("raw-question", actors={"mine": {"kind": "local", "model": "demo"}}, baseline="raw-question")
     report = evaluate(recipe, picking)
     rows = {row["system"]: row for row in report.summary["rows"]}
     assert (rows["mine"]["policy"], rows["mine"]["hops"][-1]["all_found"]) == ("mine", 1.0)
