@@ -8,6 +8,7 @@ names it as ``program: {path: "expand.py:Expand"}``.
 import dspy
 
 from leret import Pick, Search
+from leret.core.types import Candidate
 from leret.programs.mentions import mentions
 
 
@@ -26,7 +27,8 @@ class Expand(dspy.Module):
         self.pick = Pick()
 
     def forward(self, question: str) -> dspy.Prediction:
-        found, picked = self.first(question), []
+        found = self.first(question)
+        picked: list[Candidate] = []
         for _ in range(self.picks):
             name = self.pick(mentions(question, found), picked, question=question, titles=found.titles)
             if name is None:  # nothing is left
