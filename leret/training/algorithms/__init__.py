@@ -6,7 +6,7 @@ To add one: its file, with its record, and its line in this table.
 from leret.config.training import TrainingRecipe
 from leret.training.algorithms import grpo, kto, ppo, preference, rloo, sft
 from leret.training.algorithms.base import Algorithm
-from leret.training.online.recipe import OnlineAlgorithm
+from leret.training.online.algorithm import OnlineAlgorithm
 
 ALGORITHMS: dict[str, Algorithm | OnlineAlgorithm] = {
     "sft": sft.SFT,
