@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+READY  := $(VENV)/.leret-ready
 STAMP  := $(VENV)/.leret-set-up
 RUN    ?= runs/demo
 SEED   ?= 0
@@ -16,16 +17,20 @@ help:  ## this list
 setup: $(STAMP)  ## fill .venv with leret and the tested versions of what it needs
 
 # torch first: resolved together with the rest, an open range would pull gigabytes of CUDA.
-$(STAMP): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "leret needs Python 3.11 or later, and $(PYTHON) is older or missing; try: make setup PYTHON=python3.12"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train]'
+	@touch $@
+
+$(STAMP): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps text-generation
 	@touch $@
 
-demo: setup  ## a language model learns to search; the result lies in runs/demo
+demo: $(READY)  ## a language model learns to search; the result lies in runs/demo
 	$(BIN)/leret demo --run $(RUN) --seed $(SEED)
 
 test: setup  ## the tests

@@ -10,8 +10,10 @@ from leret.config.base import Free, RecipePath, Settings
 
 Split = Literal["train", "dev", "test", "all"]
 
-QUESTIONS_ALONE = frozenset({"jsonl", "hover"})
+QUESTIONS_ALONE = frozenset({"jsonl", "hover", "chunks", "babilong", "episodes"})
 """Kinds whose files hold no documents, so that most engines need `data.corpus` too."""
+
+_OF_BABILONG = ("noise", "sentences", "facts", "noise_seed")
 
 
 class DataSettings(Settings):
@@ -27,7 +29,20 @@ class DataSettings(Settings):
     )
     seed: int = Field(0, description="of the split, of the order under `limit`, of the generated world")
     skip_invalid: Annotated[bool, Free()] = Field(False, description="count bad lines instead of refusing the file")
+    noise: tuple[Annotated[str, RecipePath("text file")], ...] = Field((), description="babilong: books")
+    sentences: PositiveInt | tuple[PositiveInt, ...] | None = Field(
+        None, description="babilong: of a task in all, facts and noise; one of several is drawn a task; none: no noise"
+    )
+    facts: PositiveInt | None = Field(
+        None, description="babilong: stories of more sentences are left out; none: those longer than `sentences`"
+    )
+    noise_seed: int = Field(0, description="babilong: of the places of facts, and of the noise")
     options: dict[str, Any] = Field(default_factory=dict, description="of the generator, for kind world")
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The values of ``sentences``."""
+        return (self.sentences,) if isinstance(self.sentences, int) else self.sentences or ()
 
     @field_validator("part")
     @classmethod
@@ -43,6 +58,11 @@ class DataSettings(Settings):
         if self.kind == "world" and given:
             name = "corpus" if self.corpus else "questions"
             raise ValueError(f"data.{name}: kind world is generated and reads no file; remove it")
+        other = [name for name in _OF_BABILONG if self.kind != "babilong" and name in self.model_fields_set]
+        if any(getattr(self, name) != type(self).model_fields[name].default for name in other):
+            raise ValueError(f"data.{other[0]}: kind {self.kind} has none, only kind babilong; remove it")
+        if self.sentences and not self.noise:
+            raise ValueError("data.noise is missing: data.sentences are filled up with it; name a book, a text file")
         if self.kind != "world" and self.options:
             raise ValueError(f"data.options: kind {self.kind} has none, only kind world; remove them")
         if self.kind != "world" and not self.questions:

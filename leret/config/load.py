@@ -262,6 +262,7 @@ def _clashes_of_sampling(recipe: SamplingRecipe) -> Iterator[Clash]:
     data, policy, settings, adapter = recipe.data, recipe.policy, recipe.sampling, recipe.program.adapter.kind
     if data.kind in QUESTIONS_ALONE and not data.corpus and recipe.retriever.needs_corpus:
         told = f"missing; kind {data.kind} has questions alone, and retriever {recipe.retriever.kind} needs a corpus"
+        told += "" if data.kind in {"jsonl", "hover"} else "; where the program only picks, set retriever.kind: none"
         yield ("data.corpus", "data.kind", "retriever.kind"), told
     if policy.kind == "local" and policy.model in shipped.POLICIES and adapter != "compact":
         told = f"policy.model {policy.model} reads only prompts of kind compact, not {adapter}; set it, or name another"

@@ -229,6 +229,12 @@ class HybridSettings(IndexedSettings, FusionSettings):
         return value
 
 
+class NoRetrieverSettings(RetrieverSettings):
+    """Of a program that searches nothing: it picks among what its tasks bring."""
+
+    kind: Literal["none"] = "none"
+
+
 class _HttpSettings(RetrieverSettings):
     timeout_s: Annotated[float, Free()] = Field(30.0, gt=0, description="an attempt's deadline")
     retry_for_s: Annotated[float, Free()] = Field(300.0, ge=0, description="outages are waited for so long")

@@ -89,7 +89,9 @@ class Task:
 
     @property
     def text(self) -> str:
-        """The only input, where it is a text; else all inputs as JSON."""
+        """The only input, where it is a text; else all inputs as JSON, or the text that they say names them."""
+        if not isinstance(self.inputs, dict) and hasattr(self.inputs, "text"):
+            return str(self.inputs.text)
         values = list(self.inputs.values())
         return values[0] if len(values) == 1 and isinstance(values[0], str) else _encode(self.inputs)
 
@@ -253,6 +255,7 @@ class Sample:
             group with a failure of kind ``parse``, so that an algorithm may put a price on it.
         components: named parts of the reward (``step`` and ``final`` where both count), and measures beside it
             (``recall``). ``sampled`` is 0 at a predictor that is not sampled; the reward is 0 then, and says nothing.
+            ``q`` and ``logp`` are a picker's Q-value and log-probability of the choice.
     """
 
     id: str
@@ -283,9 +286,10 @@ class LMCall:
     """One step of a rollout.
 
     Attributes:
-        messages: what was sent, under the rollout's prompt; empty where nothing was (a rule answered).
+        messages: what was sent, under the rollout's prompt; empty where nothing was (a rule or a picker answered).
         completion: what the policy wrote; None for a system without an LM.
         outputs: the fields parsed from it; None where it does not parse.
+        value: a picker's Q-value of what it chose.
     """
 
     predictor: str
@@ -293,6 +297,7 @@ class LMCall:
     messages: tuple[Mapping[str, str], ...]
     completion: str | None
     outputs: Mapping[str, Json] | None
+    value: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

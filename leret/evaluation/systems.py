@@ -100,7 +100,7 @@ def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[
 
 
 def focus(systems: Sequence[System]) -> str | None:
-    """The policy that the report is about: the last trained one that is no control."""
+    """The policy that the report is about: the last one of the table that is no control."""
     policies = [system for system in systems if system.kind == "policy"]
     heroes = [system for system in policies if not system.control] or policies
     return heroes[-1].name if heroes else None

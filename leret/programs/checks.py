@@ -10,7 +10,7 @@ import asyncio
 import copy
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any, Literal
 
@@ -24,15 +24,15 @@ from leret.core.dspy_internals import (
     AdapterProxy,
     EngineLM,
     carrying,
-    lm15,
     messages_of,
     run_program,
     text_response,
 )
 from leret.core.errors import ProgramError, ReplayError
-from leret.core.types import Ranking, Task
+from leret.core.types import Candidate, Ranking, Task
 from leret.policies.base import Messages
-from leret.programs.needs import Finished, NeedsCompletion, Step, tool_key
+from leret.programs.needs import Candidates, ChoiceCall, Finished, NeedsChoice, NeedsCompletion, Step, tool_key
+from leret.programs.pick import Pick, candidates_of, named_picks
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import SearchResults, bound_inputs
 from leret.programs.runner import ProgramRunner
@@ -89,15 +89,14 @@ def _run_stock(
     left = list(path)
     others: list[Messages] = []
 
-    def answer(request: lm15.Request) -> lm15.Response:
-        messages = messages_of(request)
+    def recorded(messages: Messages) -> str:
         place = next((i for i, (known, _) in enumerate(left) if known == messages), None)
         if place is None:
             others.append(messages)
             raise _PathLeft
-        return text_response(request, left.pop(place)[1])
+        return left.pop(place)[1]
 
-    lm = EngineLM("recorder", answer)
+    lm = EngineLM("recorder", lambda request: text_response(request, recorded(messages_of(request))))
     formatter, program = runner.formatter, program.deepcopy()
     proxy = AdapterProxy(formatter.adapter, lambda adapter, lm_, *call: adapter(lm, *call))
     for name, predictor in program.named_predictors():
@@ -105,7 +104,8 @@ def _run_stock(
         predictor.signature = formatter.signature(name, prompt)
         if name in prompt.demos:
             predictor.demos = [dict(demo) for demo in prompt.demos[name]]
-    observer = SearchMemory(results, None if runner.searches is None else runner.searches.retriever)
+    named_picks(program)
+    observer = SearchMemory(results, None if runner.searches is None else runner.searches.retriever, recorded)
     try:
         settings = {**QUIET, "trace": [], "callbacks": callbacks, "adapter": proxy, "lm": lm, "rm": runner.replay.rm}
         with suppress_output("dspy"), carrying(observer, **settings):
@@ -132,12 +132,16 @@ class _ForeignLMs(BaseCallback):
 class SearchMemory:
     """Answers searches of a program that is not replayed: from known results, else by asking, once each.
 
+    Picks are answered by ``choose_by``, or by their own actors.
+
     Attributes:
         rankings: that `leret.Search` added to its unions, in order.
     """
 
-    def __init__(self, results: SearchResults, retriever: Retriever | None) -> None:
-        self._results, self._retriever = results, retriever
+    def __init__(
+        self, results: SearchResults, retriever: Retriever | None, choose_by: Callable[[Messages], str] | None = None
+    ) -> None:
+        self._results, self._retriever, self._choose_by = results, retriever, choose_by
         self.rankings: list[Ranking] = []
 
     def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking:
@@ -156,6 +160,12 @@ class SearchMemory:
             self._results[key] = ask()
         return copy.deepcopy(self._results[key])
 
+    def candidates(self, name: str, source: Iterable[Any]) -> Candidates:
+        return candidates_of(source)
+
+    def choose(self, pick: Pick, call: ChoiceCall) -> Candidate:
+        return pick.ask(call) if self._choose_by is None else call.chosen(self._choose_by(call.messages))
+
     def add(self, queries: tuple[str, ...], added: tuple[Ranking, ...]) -> None:
         self.rankings.extend(added)
 
@@ -173,6 +183,9 @@ async def made_up_path(runner: ProgramRunner, task: Task) -> tuple[list[NeedsCom
         if isinstance(need, Finished):
             return needs, None
         needs.append(need)
+        if isinstance(need, NeedsChoice):
+            steps.append(runner.formatter.step(need, need.choice.candidates[0].id))
+            continue
         fields = None if need.call.signature is None else made_up(need.call.signature, f"{task.text} {len(steps)}")
         if fields is None:
             return needs, f"no outputs of predictor {need.predictor} could be made up"

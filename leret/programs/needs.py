@@ -1,7 +1,8 @@
-"""What a program asks for on its way: calls of an LM, searches, or nothing more; and how two such places differ."""
+"""What a program asks for on its way: LM calls, choices, searches, or nothing more; and how two such places differ."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +12,8 @@ import dspy
 from pydantic_core import to_jsonable_python
 
 from leret.core.dspy_internals import AdapterParseError, lm15
-from leret.core.types import Ranking, json_encoder, merge
+from leret.core.errors import ProgramError
+from leret.core.types import STOP, Candidate, Choice, Ranking, json_encoder, merge
 from leret.programs.search import SearchCall
 from leret.retrieval.base import Retriever
 
@@ -19,6 +21,8 @@ PLAIN = (str, int, float, bool, type(None))
 """Values that are JSON as they are."""
 
 _encode = json_encoder(sort_keys=True)
+_as_text = json_encoder(sort_keys=True, ensure_ascii=False)
+_CHOICE = dspy.Signature("candidates -> id")
 
 
 @dataclass(eq=False)
@@ -58,6 +62,93 @@ class PredictorCall:
         """Whether another call asks the same."""
         same = self.predictor == other.predictor and self.wording == other.wording and self.config == other.config
         return same and (self.inputs == other.inputs or self.key == other.key)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What one call of a `leret.Pick` is given, its ids checked; ProgramError where two are the same."""
+
+    items: tuple[Candidate, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.by_id) < len(self.items) or STOP.id in self.by_id:
+            counts = Counter([*(one.id for one in self.items), STOP.id])
+            raise ProgramError(f"two candidates of a Pick have the id {max(counts, key=counts.__getitem__)!r}")
+
+    @cached_property
+    def by_id(self) -> dict[str, Candidate]:
+        """Candidates by their ids."""
+        return {one.id: one for one in self.items}
+
+    @cached_property
+    def text(self) -> str:
+        """All of them as JSON, without what only feature functions read."""
+        rows = ({"id": one.id, "title": one.title, "text": one.text} for one in self.items)
+        return _as_text([{name: value for name, value in row.items() if value} for row in rows])
+
+
+@dataclass(eq=False, kw_only=True)
+class ChoiceCall(PredictorCall):
+    """One question of a `leret.Pick`; ``inputs`` are its context."""
+
+    candidates: Candidates
+    picked: tuple[Candidate, ...] = ()
+    stop: bool = False
+
+    @cached_property
+    def choice(self) -> Choice:
+        """As a picker is asked."""
+        left: Sequence[Candidate] = self.candidates.items
+        if before := {one.id for one in self.picked}:
+            left = [one for one in left if one.id not in before]
+        return Choice(self.predictor, self.inputs, (*left, STOP) if self.stop else left, self.picked)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything but stopping is left to choose."""
+        return len(self.candidates.items) > sum(one.id in self.candidates.by_id for one in self.picked)
+
+    def chosen(self, text: str) -> Candidate:
+        """What an answer names; AdapterParseError where that is nothing that may be picked."""
+        name = text.strip().strip('"')
+        if name == STOP.id and self.stop:
+            return STOP
+        found = self.candidates.by_id.get(name)
+        if found is None or found in self.picked:
+            raise AdapterParseError(
+                "Pick", _CHOICE, text, f"{name[:80]!r} is the id of no candidate of {self.predictor}"
+            )
+        return found
+
+    @cached_property
+    def context(self) -> dict[str, Any]:
+        """The inputs as JSON values."""
+        return {name: _json(value) for name, value in self.inputs.items()}
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """Context and ids; the candidates' texts stand in the message."""
+        return self.context | {"candidates": list(self.candidates.by_id), "picked": [one.id for one in self.picked]}
+
+    @property
+    def messages(self) -> tuple[dict[str, str], ...]:
+        """The question in words, for a policy that writes."""
+        asked = _as_text({**self.context, "picked": [one.id for one in self.picked]})
+        stop = f", or with {STOP.id} to pick no more" if self.stop else ""
+        rest = f"Answer with the id of one of the candidates that are not picked yet{stop}."
+        return ({"role": "user", "content": f'{asked[:-1]}, "candidates": {self.candidates.text}}}\n{rest}'},)
+
+    @cached_property
+    def key(self) -> str:
+        """What is asked, as JSON."""
+        return f"{self.predictor} {self.messages[0]['content']}"
+
+    def asks_as(self, other: PredictorCall) -> bool:
+        """Whether another call asks the same; of equal candidates, without a text of them."""
+        if not isinstance(other, ChoiceCall) or self.predictor != other.predictor or self.stop != other.stop:
+            return False
+        same = self.picked == other.picked and self.candidates == other.candidates
+        return same and (self.inputs == other.inputs or self.context == other.context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +201,23 @@ class NeedsCompletion:
     def ranking(self) -> Ranking:
         """The union of what was retrieved before this step."""
         return merge(added for search in self.searches for added in search.added)
+
+
+@dataclass(frozen=True, slots=True)
+class NeedsChoice(NeedsCompletion):
+    """The program stands at a choice: a completion is the id of one of the candidates."""
+
+    call: ChoiceCall
+
+    @property
+    def choice(self) -> Choice:
+        """As a picker is asked."""
+        return self.call.choice
+
+
+def need_of(call: PredictorCall, searches: tuple[SearchCall, ...]) -> NeedsCompletion:
+    """What a program needs that stands at a call."""
+    return NeedsChoice(call, searches) if isinstance(call, ChoiceCall) else NeedsCompletion(call, searches)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,15 @@ from leret.core.errors import ProgramError, RunError
 from leret.core.types import digest
 from leret.policies.base import Messages
 from leret.programs.adapters import CompactAdapter
-from leret.programs.needs import PLAIN, NeedsCompletion, PredictorCall, Step
+from leret.programs.needs import (
+    PLAIN,
+    Candidates,
+    ChoiceCall,
+    NeedsChoice,
+    NeedsCompletion,
+    PredictorCall,
+    Step,
+)
 from leret.programs.replay import Replay
 
 _PROOFS = 3
@@ -89,6 +97,7 @@ class Formatter:
     def __init__(self, replay: Replay) -> None:
         self.adapter = replay.adapter
         self._predictors = replay.predictors
+        self.picks = replay.picks
         self._splits = is_turn_by_turn(self.adapter, [CompactAdapter])
         # The messages before the last one, and how often that was proven; None: formatted in full.
         self._heads: dict[tuple[str, str], tuple[Messages, int] | None] = {}
@@ -100,7 +109,9 @@ class Formatter:
         return self._instructed(self._predictors[predictor].signature, predictor, prompt)
 
     def need(self, predictor: str, inputs: Mapping[str, Any]) -> NeedsCompletion:
-        """A usual call of a predictor, of which only the inputs are known."""
+        """A usual call of a predictor, of which only the inputs are known; of a pick, one without candidates."""
+        if predictor not in self._predictors:
+            return NeedsChoice(ChoiceCall(predictor, inputs, candidates=Candidates(())), ())
         own = self._predictors[predictor]
         call = PredictorCall(predictor, inputs, True, self.adapter, signature=own.signature, demos=own.demos)
         return NeedsCompletion(call, ())
@@ -112,6 +123,8 @@ class Formatter:
 
         ``last`` is the last one of the same need under another prompt, where it is known; that saves work.
         """
+        if isinstance(need, NeedsChoice):
+            return need.call.messages
         key = (need.predictor, prompt.digest)
         head = self._heads.get(key)
         plain = need.call.usual and all(  # a history or an image is laid out over several messages
@@ -142,6 +155,11 @@ class Formatter:
 
     def step(self, need: NeedsCompletion, completion: str) -> Step:
         """The step that a completion makes; its outputs are the adapter's error where it does not parse."""
+        if isinstance(need, NeedsChoice):
+            try:
+                return Step(need.call, [{"id": need.call.chosen(completion).id}], completion)
+            except AdapterParseError as error:
+                return Step(need.call, error, completion)
         name, call = need.call.predictor, need.call
         n_proofs = self._parses.get(name, 0) if call.usual else None
         quick: list[dict[str, Any]] | AdapterParseError | None = None

@@ -19,7 +19,7 @@ import copy
 import inspect
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, NoReturn, cast
@@ -43,17 +43,21 @@ from leret.core.dspy_internals import (
     text_response,
 )
 from leret.core.errors import ProgramError, ReplayError
-from leret.core.types import Ranking, Task
+from leret.core.types import Candidate, Ranking, Task
 from leret.programs.needs import (
+    Candidates,
+    ChoiceCall,
     Finished,
     NeedsCompletion,
     NeedsSearch,
     PredictorCall,
     Step,
     asked_instead,
+    need_of,
     order,
     tool_key,
 )
+from leret.programs.pick import Pick, candidates_of, named_picks
 from leret.programs.search import SearchCall, as_rm
 from leret.retrieval.base import Retriever
 
@@ -89,13 +93,16 @@ class Replay:
         self.program = program
         self.adapter = one_call(adapter or dspy.settings.adapter or dspy.ChatAdapter())
         self.predictors: dict[str, dspy.Predict] = dict(program.named_predictors())
-        if not self.predictors:
+        self.picks = named_picks(program)
+        self.names = (*self.predictors, *self.picks)
+        """Of all steps that the program has when it is constructed."""
+        if not self.names:
             raise ProgramError(
-                f"{type(program).__name__} has no predictor to train; use dspy.Predict or ChainOfThought"
+                f"{type(program).__name__} has no predictor to train; use dspy.Predict, ChainOfThought or leret.Pick"
             )
         methods = [callable(getattr(type(program), name, None)) for name in ("forward", "aforward")]
         self.is_async = methods == [False, True]
-        self._names = {id(predictor): name for name, predictor in self.predictors.items()}
+        self._predictor_names = {id(predictor): name for name, predictor in self.predictors.items()}
         self._inputs = input_names(program)
         self._fields = {name: predictor.signature.input_fields.keys() for name, predictor in self.predictors.items()}
         self.proxy = AdapterProxy(self.adapter, _answer_call)
@@ -201,7 +208,7 @@ class ProgramRun:
         retrieve: Callable[[str, int], Ranking | None] | None,
     ) -> None:
         self.replay, self.steps, self.results, self._retrieve = replay, steps, results, retrieve
-        self.names: Mapping[int, str] = replay._names
+        self.names: Mapping[int, str] = replay._predictor_names
         self.searches: list[SearchCall] = []
         self.needs: list[NeedsCompletion | NeedsSearch] = []
         self.prediction: Any = None
@@ -237,7 +244,7 @@ class ProgramRun:
             self._go_no_further()
         step = self._take(call) if self._left else None
         if step is None:
-            self.stop(NeedsCompletion(call, self.found))
+            self.stop(need_of(call, self.found))
         if isinstance(step.outputs, AdapterParseError):
             raise step.outputs.with_traceback(None)
         return copy.deepcopy(step.outputs) if step.is_nested else [dict(fields) for fields in step.outputs]
@@ -278,6 +285,19 @@ class ProgramRun:
             self.stop(NeedsSearch(key, ask=ask))
         return copy.deepcopy(self.results[key])
 
+    def candidates(self, name: str, source: Iterable[Any]) -> Candidates:
+        """Those of a pick, read once a path as long as the program passes the same ones."""
+        items = tuple(source)
+        known = self.results.get(("candidates", name))
+        if known is None or known[0] != items:
+            known = self.results["candidates", name] = items, candidates_of(items)
+        return cast(Candidates, known[1])
+
+    def choose(self, pick: Pick, call: ChoiceCall) -> Candidate:
+        """The recorded answer to a pick; stops the program where there is none."""
+        [fields] = self.outputs(call)
+        return call.chosen(fields["id"])
+
     def add(self, queries: tuple[str, ...], added: tuple[Ranking, ...]) -> None:
         """Note what a search brought."""
         self._side_threads |= threading.get_ident() != self._home
@@ -303,8 +323,9 @@ class ProgramRun:
         program = type(self.replay.program).__name__
         if self.needs and not (missing and isinstance(self.needs[0], NeedsCompletion)):
             need = self.needs[0] if len(self.needs) == 1 else min(self.needs, key=order)
-            changes = self._side_threads and isinstance(need, NeedsCompletion)
-            return NeedsCompletion(need.call, self.found) if changes else need  # type: ignore[union-attr]
+            if isinstance(need, NeedsCompletion) and self._side_threads:
+                return need_of(need.call, self.found)
+            return need
         if missing and self.crash is None:
             raise ReplayError(
                 f"{program} is not deterministic given its completions: {asked_instead(missing[0], self.needs)}"

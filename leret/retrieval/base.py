@@ -39,6 +39,19 @@ class Retriever(Protocol):
         ...
 
 
+class NoRetriever:
+    """Kind ``none``: stands where a program searches nothing, and refuses a search."""
+
+    only_computes = True
+    digest = "none"
+
+    def __init__(self, settings: object = None) -> None:
+        pass
+
+    def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
+        raise RetrievalError(f"the program searches for {queries[0]!r} and retriever.kind is none; name an engine")
+
+
 class PartialResultsError(RetrievalError):
     """The engine could not answer some queries of a batch.
 

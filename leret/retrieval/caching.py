@@ -18,7 +18,7 @@ from leret.retrieval.base import PartialResultsError, Retriever
 
 _LOG = logging.getLogger("leret")
 
-_FAST = frozenset({"bm25", "rm3"})
+_FAST = frozenset({"bm25", "rm3", "none"})
 """Engines that answer in a fraction of a millisecond: there is little to save (benchmarks/RESULTS.md)."""
 
 _FAULTS = (sqlite3.Error, diskcache.Timeout, OSError, ValueError, TypeError, zlib.error)

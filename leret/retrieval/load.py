@@ -18,6 +18,7 @@ from leret.config.retriever import (
     DenseSettings,
     FusionSettings,
     HybridSettings,
+    NoRetrieverSettings,
     PubMedSettings,
     RemoteSettings,
     RetrieverSettings,
@@ -74,6 +75,7 @@ ENGINES = {
     "remote": EngineKind(RemoteSettings, "clients.leret:Remote", "corpus server"),
     "pubmed": EngineKind(PubMedSettings, "clients.pubmed:PubMed", "server"),
     "clinicaltrials": EngineKind(ClinicalTrialsSettings, "clients.clinicaltrials:ClinicalTrials", "server"),
+    "none": EngineKind(NoRetrieverSettings, "base:NoRetriever", "server"),
 }
 """Every kind of `retriever.kind`."""
 

@@ -73,7 +73,7 @@ def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> P
     samples = states * settings.prompts * settings.samples
     n_on = settings.n_continuations * (settings.credit in ("final", "both"))
     more = samples * n_on * (steps - 1) // 2  # from each sample to the end: half of the other steps, on average
-    if settings.credit == "auto" and len(bench.replay.predictors) > 1:
+    if settings.credit == "auto" and len(bench.replay.names) > 1:
         more = min(LOOKED_AT, n_questions) * steps
     lengths = _lengths(bench, questions[:20])
     return Plan(n_questions, steps, states, samples, bank_calls, samples + more + bank_calls, *rest, *lengths)

@@ -154,7 +154,7 @@ async def with_credit(
     from leret.sampling.rollouts.branching import StateSampler
     from leret.sampling.rollouts.scheduler import predictors_searched
 
-    roles = [plan.role(runner.formatter.need(name, {})) for name in runner.replay.predictors]
+    roles = [plan.role(runner.formatter.need(name, {})) for name in runner.replay.names]
     n_auto = sum(role.sampled and role.credit == "auto" for role in roles)
     if n_auto < 2 and not (n_auto and plan.final):  # a single one is sampled by its steps, or nothing is
         return replace(plan, searched={})

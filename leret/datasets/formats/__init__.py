@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from leret.core.errors import DataError
+from leret.datasets.formats.babilong import BabilongReader
 from leret.datasets.formats.base import HUB, Reader
 from leret.datasets.formats.beir import BeirReader
+from leret.datasets.formats.chunks import CHUNKS, EPISODES
 from leret.datasets.formats.jsonl import JSONL
 from leret.datasets.formats.official import HOTPOTQA, HOVER, MUSIQUE, TWO_WIKI
 from leret.datasets.records import Problems, records
@@ -17,10 +19,13 @@ __all__ = ["READERS", "Reader", "detect_kind", "reader_of"]
 READERS: dict[str, Reader] = {
     "jsonl": JSONL,
     "beir": BeirReader(),
+    "chunks": CHUNKS,
+    "babilong": BabilongReader(),
     "hover": HOVER,
     "musique": MUSIQUE,
     "2wiki": TWO_WIKI,
     "hotpotqa": HOTPOTQA,
+    "episodes": EPISODES,
     "world": WorldReader(),
 }
 """In the order in which `detect_kind` asks them: 2WikiMultihopQA's records have HotpotQA's fields too."""

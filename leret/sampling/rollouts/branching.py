@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import repeat
 from typing import Any, Literal
 
@@ -14,16 +15,16 @@ from pydantic_core import to_jsonable_python
 from leret.config.sampling import RewardSettings
 from leret.core.aio import gathered, started
 from leret.core.errors import ConfigError, PolicyError, ProgramError, RetrievalError
-from leret.core.types import Failure, Outcome, Sample, State, Task, digest, json_encoder
+from leret.core.types import Choice, Failure, Outcome, Sample, State, Task, digest, json_encoder
 from leret.core.usage import UsageByPrompt
 from leret.policies.base import Completion, Messages, Policy, Request
-from leret.programs.needs import Finished, NeedsCompletion, Step
+from leret.programs.needs import Finished, NeedsChoice, NeedsCompletion, Step
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
 from leret.rewards import Reward, reward, scoring, values_of
 from leret.sampling.rollouts.credit import Crediting
-from leret.sampling.rollouts.rollout import failure_of, seed_of, unparsed
+from leret.sampling.rollouts.rollout import choice_of, failure_of, seed_of, unparsed
 from leret.sampling.store.schema import SamplingParams, is_final, storable
 from leret.sampling.store.store import Store
 
@@ -93,7 +94,7 @@ class SamplingPlan:
 
     def roles(self, runner: ProgramRunner) -> dict[str, Role]:
         """Of all predictors of a program, by name."""
-        return {name: self.role_of(runner.formatter.need(name, {})) for name in runner.replay.predictors}
+        return {name: self.role_of(runner.formatter.need(name, {})) for name in runner.replay.names}
 
 
 Reached = tuple[Step, Mapping[str, Any], asyncio.Future[NeedsCompletion | Finished]]
@@ -163,8 +164,13 @@ class StateSampler:
         if self._store is not None and not point.fresh:
             found = self._store.samples_at(state.question_id, state.step, state.id, self.policy_digest)
             stored = {sample.id: sample for sample in found}
-        prompts, draw = self._plan.prompts if role.sampled else (ZERO_SHOT,), state.draw
-        made = await asyncio.gather(*(self._of_prompt(point, state, draw, role, prompt, stored) for prompt in prompts))
+        prompts, n, draw = self._plan.prompts if role.sampled else (ZERO_SHOT,), 1, state.draw
+        if role.sampled:
+            n = self._plan.n_samples
+        if isinstance(point.need, NeedsChoice):  # no demos word it, so its group is of one prompt, and as large
+            prompts, n = (ZERO_SHOT,), n * len(prompts)
+        of_prompt = partial(self._of_prompt, point, state, draw, role, stored, n)
+        made = await asyncio.gather(*map(of_prompt, prompts))
         samples = [sample for one in made for sample in one]
         if not self._crediting.needs_group:
             return samples
@@ -200,21 +206,29 @@ class StateSampler:
         while isinstance(need := point.need, NeedsCompletion):
             role, n_steps = self._plan.role_of(need), len(point.steps)
             seeds = (seed_of(self._plan.seed, *seed, n_steps),)
-            [completion] = await self._ask(role, self._runner.formatter.messages(need), seeds, n_steps, "continuation")
+            asked = self._runner.formatter.messages(need), seeds, n_steps, "continuation", choice_of(need)
+            [completion] = await self._ask(role, *asked)
             path = (*point.steps, self._runner.formatter.step(need, completion.text))
             end = await self._runner.advance(point.task, path, point.results, point.check)
             point = BranchPoint(point.task, end, path, point.results, check=point.check)
             yield point
 
     async def _of_prompt(
-        self, point: BranchPoint, state: State, draw: str, role: Role, prompt: Prompt, stored: Mapping[str, Sample]
+        self,
+        point: BranchPoint,
+        state: State,
+        draw: str,
+        role: Role,
+        stored: Mapping[str, Sample],
+        n: int,
+        prompt: Prompt,
     ) -> list[Sample]:
         plan, (temperature, max_tokens) = self._plan, self._decoding(role)
         who = role.policy.name, self.policy_digest, prompt.digest
         params = SamplingParams(*who, temperature, plan.top_p, max_tokens)
         asked = params.prompt_digest, params.temperature, params.top_p, params.max_tokens, params.policy_digest
         samples: list[Sample] = []
-        for index in range(plan.n_samples if role.sampled else 1):
+        for index in range(n):
             seed = seed_of(plan.seed, draw, state.step, asked[0], index)  # with the id: from what asks for a sample
             name = digest(state.id, state.step, asked[0], index, seed, *asked[1:])
             blank = Sample(name, state.id, state.question_id, state.step, prompt.name, index, seed)
@@ -236,13 +250,14 @@ class StateSampler:
         return temperature, self._plan.max_tokens if role.max_tokens is None else role.max_tokens
 
     async def _ask(
-        self, role: Role, messages: Messages, seeds: tuple[int, ...], step: int, name: str
+        self, role: Role, messages: Messages, seeds: tuple[int, ...], step: int, name: str, choice: Choice | None
     ) -> list[Completion]:
         """Completions of a role's policy, counted under a name."""
         temperature, max_tokens = self._decoding(role)
         began = time.monotonic()
         try:
-            made = await role.policy.complete(Request(messages, seeds, temperature, max_tokens, self._plan.top_p))
+            request = Request(messages, seeds, temperature, max_tokens, self._plan.top_p, choice=choice)
+            made = await role.policy.complete(request)
         except PolicyError:
             self.usage.failed(step, name, len(seeds))
             raise
@@ -261,15 +276,10 @@ class StateSampler:
             if prompt.digest != ZERO_SHOT.digest:
                 messages = self._runner.formatter.messages(point.need, prompt, messages[-1])
             try:
-                made = iter(await self._ask(role, messages, seeds, state.step, prompt.name))
+                made = iter(await self._ask(role, messages, seeds, state.step, prompt.name, choice_of(point.need)))
             except PolicyError as error:
                 made = repeat(failure_of(error))
-        return [
-            next(made)
-            if sample.completion is None
-            else Completion(sample.completion, "stop", sample.n_prompt_tokens or 0, sample.n_completion_tokens or 0)
-            for sample in samples
-        ]
+        return [next(made) if sample.completion is None else completion_of(sample) for sample in samples]
 
     def _reach(self, point: BranchPoint, need: NeedsCompletion, text: str, check: bool) -> Reached:
         """Where a completion leads to; equal ones at one state lead to one place."""
@@ -312,6 +322,8 @@ class StateSampler:
                 scored.append(replace(sample, failure=answer))
                 continue
             what = await self._result(point, state, role, text, with_final)
+            if answer.value is not None:
+                what["components"] = {**what.get("components", {}), "q": answer.value, **_logp(answer)}
             what |= {"n_prompt_tokens": answer.n_prompt_tokens, "n_completion_tokens": answer.n_completion_tokens}
             scored.append(replace(sample, completion=text, **what))
         return scored
@@ -370,6 +382,17 @@ class StateSampler:
         if not values:
             raise ConfigError(f"the final reward has no value for task {point.task.id}; leave such tasks out")
         return values
+
+
+def completion_of(sample: Sample) -> Completion:
+    """What a sample's completion was."""
+    known, n_tokens = sample.components, (sample.n_prompt_tokens or 0, sample.n_completion_tokens or 0)
+    logprobs = (known["logp"],) if "logp" in known else None
+    return Completion(sample.completion or "", "stop", *n_tokens, logprobs=logprobs, value=known.get("q"))
+
+
+def _logp(completion: Completion) -> dict[str, float]:
+    return {"logp": completion.logprobs[0]} if completion.logprobs else {}
 
 
 def _key(outputs: Mapping[str, Any], completion: str) -> str:

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from leret.core.aio import for_each
 from leret.core.errors import LeretError, PolicyError, ProgramError, RetrievalError
-from leret.core.types import Failure, Hop, LMCall, Ranking, Rollout, Task, digest, merge
+from leret.core.types import Choice, Failure, Hop, LMCall, Ranking, Rollout, Task, digest, merge
 from leret.policies.base import Messages, Policy, PromptTooLongError, Request
-from leret.programs.needs import Finished, NeedsCompletion, Step
+from leret.programs.needs import Finished, NeedsChoice, NeedsCompletion, Step
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
 from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
@@ -40,9 +40,10 @@ class Decoding:
     top_p: float = 1.0
     seed: int = 0
 
-    def request(self, messages: Messages, *parts: Any) -> Request:
+    def request(self, messages: Messages, *parts: Any, choice: Choice | None = None) -> Request:
         """For one completion, whose seed follows from the parts."""
-        return Request(messages, (seed_of(self.seed, *parts),), self.temperature, self.max_tokens, self.top_p)
+        seeds = (seed_of(self.seed, *parts),)
+        return Request(messages, seeds, self.temperature, self.max_tokens, self.top_p, choice=choice)
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,12 @@ class PolicyActor:
     async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]:
         """One completion, parsed."""
         messages = self.formatter.messages(need, self.prompt)
-        request = self.decoding.request(messages, task.id, step, self.prompt.digest, index)
+        request = self.decoding.request(messages, task.id, step, self.prompt.digest, index, choice=choice_of(need))
         [completion] = await self.policy.complete(request)
-        made = self.formatter.step(need, completion.text)
+        made, value = self.formatter.step(need, completion.text), completion.value
         outputs = None if isinstance(made.outputs, Exception) else (made.outputs or [{}])[0]
-        return LMCall(need.predictor, need.inputs, messages, completion.text, outputs), made
+        sent = messages if value is None else ()
+        return LMCall(need.predictor, need.inputs, sent, completion.text, outputs, value), made
 
 
 @dataclass(frozen=True)
@@ -136,9 +138,16 @@ def failure_of(error: PolicyError | RetrievalError | ProgramError) -> Failure:
             return Failure("program", str(error))
 
 
+def choice_of(need: NeedsCompletion) -> Choice | None:
+    """What a picker is asked; None where a text is needed."""
+    return need.choice if isinstance(need, NeedsChoice) else None
+
+
 def unparsed(formatter: Formatter, predictor: str, completion: str) -> Failure:
     """The record of a completion that is not in the adapter's format, with an example of it."""
     reads = ""
+    if predictor in formatter.picks:
+        return Failure("parse", f"{completion[:200]!r} is not the id of a candidate of {predictor}")
     if not predictor.startswith("("):
         fields = {name: f"<{name}>" for name in formatter.signature(predictor).output_fields}
         reads = f"; {type(formatter.adapter).__name__} reads {formatter.completion(predictor, fields)!r}"

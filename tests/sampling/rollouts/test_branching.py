@@ -1,13 +1,22 @@
 """The samples of a state: which there are, which are asked for again, and which goes on to the next step."""
 
+import signal
 from collections import Counter
+from itertools import count
 
+import dspy
 import pytest
 from scipy.stats import chisquare
 
+import leret
 from leret.core.types import Task
+from leret.policies.base import Completion
+from leret.programs.adapters import CompactAdapter
+from leret.programs.prompts import Formatter
+from leret.programs.replay import Replay
+from leret.sampling.rollouts.branching import completion_of
 from leret.sampling.rollouts.selection import reward_levels, select_next
-from tests.sampling.fakes import FakePolicy, FakeRetriever, made
+from tests.sampling.fakes import DOCS, FakePolicy, FakeRetriever, made, questions
 from tests.sampling.rollouts.test_scheduler import content, sample
 
 
@@ -43,6 +52,61 @@ def test_a_completion_that_does_not_parse_is_final(tmp_path, replay, formatter):
         sample(tmp_path / "db", replay, formatter, policy)
     assert {s.failure.kind for group in content(tmp_path / "db")[0] for s in group.samples if s.failure} == {"parse"}
     assert not again.requests
+
+
+class TwoPicks(dspy.Module):
+    """Writes a query, and twice picks what it found; the picks are what counts as retrieved."""
+
+    def __init__(self):
+        super().__init__()
+        self.write_query = dspy.Predict("question -> query")
+        self.pick = leret.Pick(stop=True, retrieves=True)
+
+    def forward(self, question):
+        topic, picked = self.write_query(question=question).query, []
+        chunks = [{"id": word, "text": text} for word, text in DOCS.items()]
+        while len(picked) < 2 and (one := self.pick(chunks, picked, question=question, topic=topic)):
+            picked.append(one)
+        return dspy.Prediction(picked=picked)
+
+
+class FakePicker(FakePolicy):
+    """Picks by the seed alone, and values every choice at half of its place."""
+
+    def _one(self, request, seed):
+        if request.choice is None:
+            return super()._one(request, seed)
+        place = seed % len(request.choice.candidates)
+        return Completion(request.choice.candidates[place].id, "stop", 0, 0, logprobs=(-1.0,), value=place / 2)
+
+
+def test_choices_are_sampled_scored_and_resumed_like_completions(tmp_path):
+    replay = Replay(TwoPicks(), CompactAdapter())
+    parts = replay, Formatter(replay)
+    again, number = FakePicker(), count()
+    stop = FakePicker(fail=lambda request: next(number) == 9 and signal.raise_signal(signal.SIGINT))
+    sample(tmp_path / "whole", *parts, FakePicker())
+    with pytest.raises(KeyboardInterrupt):
+        sample(tmp_path / "db", *parts, stop)
+    sample(tmp_path / "db", *parts, again)
+    groups, _ = content(tmp_path / "db")
+    assert (groups, _) == content(tmp_path / "whole")
+    assert again.requests
+    picks = [group for group in groups if group.state.predictor == "pick"]
+    assert {(s.prompt, s.index) for g in picks for s in g.samples} == {("0", i) for i in range(4)}  # two prompts' worth
+    [golds] = [q.gold for q in questions() if q.id == picks[0].state.question_id]
+    for one in (one for group in picks for one in group.samples):
+        assert one.outputs == {"id": one.completion}
+        assert one.components["logp"] == -1.0
+        assert one.components["q"] in {i / 2 for i in range(7)}
+        assert one.completion == "[stop]" or one.completion in one.doc_ids
+    first = [s for s in picks[0].samples if picks[0].state.step == 1]
+    assert all((s.reward > 0) == (s.completion in golds) for s in first)
+
+
+def test_a_choice_without_its_outcome_keeps_its_value():
+    known = made("a", components={"q": 0.5, "logp": -2.0})
+    assert completion_of(known) == Completion("a", "stop", 0, 0, logprobs=(-2.0,), value=0.5)
 
 
 TASK = Task.question("q", "?", gold=("d1", "d2"))

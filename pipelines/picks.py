@@ -1,0 +1,35 @@
+"""Multi-step retrieval as a sequence of choices: pick a chunk, look again, pick the next one.
+
+What Q-RAG trains (https://arxiv.org/abs/2511.07328): a picker sees the question and what was picked so far, and chooses
+among all chunks of the task; no LM writes anything. Copy this file and edit it; a recipe names it as
+``program: {path: "picks.py:Picks"}``.
+"""
+
+from typing import Any
+
+import dspy
+
+import leret
+
+
+class Picks(dspy.Module):
+    """Picks the chunks that answer a question.
+
+    Args:
+        budget: chunks at most.
+        stop: the picker may end before.
+    """
+
+    def __init__(self, budget: int = 2, stop: bool = False) -> None:
+        super().__init__()
+        self.budget = budget
+        self.pick = leret.Pick(stop=stop, retrieves=True)
+
+    def forward(self, question: str, chunks: list[Any]) -> dspy.Prediction:
+        picked: list[Any] = []
+        for _ in range(self.budget):
+            chosen = self.pick(chunks, picked, question=question)
+            if chosen is None:  # to stop, or nothing is left
+                break
+            picked.append(chosen)
+        return dspy.Prediction(context=[chunk.text for chunk in picked], doc_ids=[chunk.id for chunk in picked])

@@ -1,0 +1,143 @@
+"""bAbI's stories among the sentences of a book."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from leret.core.errors import DataError
+from leret.core.types import Task, digest
+from leret.datasets.splits import split_of
+from tests.datasets.writing import json_lines, load_tasks, settings
+
+BABI = """1 Mary got the milk there.
+2 John moved to the bedroom.
+3 Where is the milk?\tbedroom\t1 2
+4 Sandra went back to the kitchen.
+5 John took the milk.
+6 Where is the milk? \tbedroom\t5 2
+1 John went to the garden.
+2 Mary went to the garden.
+3 Where is John?\tgarden\t1
+"""
+BOOK = """The Project Gutenberg eBook, with a licence of its own.
+*** START OF THE PROJECT GUTENBERG EBOOK ***
+
+CHAPTER ONE
+
+Mr. Ishmael went down to the sea. “Call me so, if you please.” Nobody called
+him anything at all. Alas!
+
+Then the ship of the captain sailed away.
+*** END OF THE PROJECT GUTENBERG EBOOK ***
+The licence goes on here for many words.
+"""
+SENTENCES = [
+    "Mr. Ishmael went down to the sea.",
+    "“Call me so, if you please.”",
+    "Nobody called him anything at all.",
+    "Then the ship of the captain sailed away.",
+]
+
+
+def babi(tmp_path: Path) -> str:
+    (tmp_path / "qa2_test.en.txt").write_text(BABI, encoding="utf-8")
+    return str(tmp_path / "qa2_test.en.txt")
+
+
+def noised(tmp_path: Path, **keys: Any) -> list[Task]:
+    (tmp_path / "book.txt").write_text(BOOK, encoding="utf-8")
+    return list(load_tasks("babilong", babi(tmp_path), noise=(str(tmp_path / "book.txt"),), **keys))
+
+
+def test_story_before_a_question_is_its_chunks(tmp_path: Path) -> None:
+    first, second, third = load_tasks("babilong", babi(tmp_path))
+    assert first.id == "qa2_test-3"
+    assert dict(first.inputs) == {
+        "question": "Where is the milk?",
+        "chunks": ["Mary got the milk there.", "John moved to the bedroom."],
+    }
+    assert (first.gold, first.answers, first.hops) == (("0", "1"), ("bedroom",), 2)
+    assert second.inputs["chunks"][2:] == ["Sandra went back to the kitchen.", "John took the milk."]
+    assert second.gold == ("3", "1")  # the order of the file, a question between the lines
+    assert third.gold == ("0",)
+
+
+def test_json_lines_and_babi_text_give_the_same_tasks(tmp_path: Path) -> None:
+    record = {"id": "qa2_test-3", "story": ["Mary got the milk there.", "John moved to the bedroom."],
+              "question": "Where is the milk?", "answer": "bedroom", "support": [0, 1]}  # fmt: skip
+    (task,) = load_tasks("babilong", json_lines(tmp_path / "q.jsonl", [record]))
+    first = next(iter(load_tasks("babilong", babi(tmp_path))))
+    assert (task.id, task.text, task.gold, task.answers) == (first.id, first.text, first.gold, first.answers)
+
+
+def test_facts_keep_their_order_among_sentences_of_the_book_in_order(tmp_path: Path) -> None:
+    for task in noised(tmp_path, sentences=9):
+        chunks = task.inputs["chunks"]
+        facts = [chunk for chunk in chunks if chunk not in SENTENCES]
+        noise = [SENTENCES.index(chunk) for chunk in chunks if chunk in SENTENCES]
+        assert len(chunks) == 9
+        assert facts == list(task.inputs.story)  # type: ignore[attr-defined]
+        assert all(after == (before + 1) % len(SENTENCES) for before, after in pairwise(noise))
+        assert all(chunks[int(place)] in facts for place in task.gold)
+    second = noised(tmp_path, sentences=9)[1]
+    picked = [second.inputs["chunks"][int(place)] for place in second.gold]
+    assert picked == ["John took the milk.", "John moved to the bedroom."]
+
+
+def test_noise_seed_alone_decides_the_places(tmp_path: Path) -> None:
+    one, again, other = (noised(tmp_path, sentences=40, noise_seed=seed) for seed in (1, 1, 2))
+    assert [dict(t.inputs) for t in one] == [dict(t.inputs) for t in again]
+    assert [t.text for t in one] == [t.text for t in again]
+    assert [t.gold for t in one] != [t.gold for t in other]
+    assert [t.text for t in one] != [t.text for t in other]
+
+
+def test_each_task_draws_one_of_several_lengths(tmp_path: Path) -> None:
+    lengths = {
+        len(t.inputs["chunks"]) for seed in range(9) for t in noised(tmp_path, sentences=[6, 8], noise_seed=seed)
+    }
+    assert lengths == {6, 8}
+
+
+@pytest.mark.parametrize(("keys", "n"), [({"sentences": 3}, 2), ({"facts": 3}, 2), ({"sentences": 9, "facts": 2}, 2)])
+def test_longer_stories_are_left_out(tmp_path: Path, keys: dict[str, int], n: int) -> None:
+    assert len(noised(tmp_path, **keys)) == n
+
+
+def test_a_story_is_of_one_split(tmp_path: Path) -> None:
+    first, second, third = load_tasks("babilong", babi(tmp_path))
+    assert first.split == second.split == split_of(digest(["Mary got the milk there.", "John moved to the bedroom."]))
+    assert third.split == split_of(digest(["John went to the garden.", "Mary went to the garden."]))
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [("a story without a number", "no line of bAbI"), ("3 Where is John?\tgarden\t9", "from 0 to 1"),
+     ("3 Where is John?\tgarden", "from 0 to 1")],
+)  # fmt: skip
+def test_bad_lines_are_told_with_their_place(tmp_path: Path, line: str, says: str) -> None:
+    file = tmp_path / "qa1.txt"
+    file.write_text(f"1 A fact.\n2 Another one.\n{line}\n", encoding="utf-8")
+    with pytest.raises(DataError, match=rf"qa1\.txt:3: .*{says}"):
+        load_tasks("babilong", str(file))
+
+
+def test_a_book_without_sentences_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("CHAPTER ONE\n", encoding="utf-8")
+    with pytest.raises(DataError, match="name a book"):
+        load_tasks("babilong", babi(tmp_path), noise=(str(tmp_path / "empty.txt"),), sentences=5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "says"),
+    [("jsonl", {"sentences": 50}, r"data\.sentences: kind jsonl has none"),
+     ("babilong", {"sentences": 50}, r"data\.noise is missing")],
+)  # fmt: skip
+def test_keys_of_babilong_are_of_its_kind(kind: str, keys: dict[str, int], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        settings(kind, "q.txt", **keys)

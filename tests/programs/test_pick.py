@@ -1,0 +1,189 @@
+"""A pick is replayed by the id of what was chosen, whoever answers it, and whatever a program makes of it."""
+
+import dspy
+import pytest
+
+import leret
+from leret.core.dspy_internals import AdapterParseError
+from leret.core.errors import ProgramError, ReplayError
+from leret.core.types import STOP, Candidate, Passage, Task
+from leret.policies.base import Completion
+from leret.programs.needs import NeedsChoice
+from leret.programs.pick import candidates_of, named_picks
+from leret.programs.prompts import Formatter
+from leret.programs.replay import Replay
+
+CHUNKS = ["Mary went home.", "John slept.", "Mary took the milk."]
+
+
+class Picks(dspy.Module):
+    """Picks until it stops, or twice."""
+
+    def __init__(self, stop=False, retrieves=False, chunks=CHUNKS):
+        super().__init__()
+        self.pick = leret.Pick(stop=stop, retrieves=retrieves)
+        self.chunks = chunks
+
+    def forward(self, question):
+        picked = []
+        while len(picked) < 2 and (one := self.pick(self.chunks, picked, question=question)):
+            picked.append(one)
+        return dspy.Prediction(picked=[one.text for one in picked])
+
+
+class Mixed(dspy.Module):
+    """Writes, searches, picks from what was found, and searches again."""
+
+    def __init__(self):
+        super().__init__()
+        self.write = dspy.Predict("question, context: list[str] -> query")
+        self.search = leret.Search(k=3)
+        self.pick = leret.Pick()
+
+    def forward(self, question):
+        found = self.search(self.write(question=question, context=[]).query)
+        one = self.pick(found.ranking, question=question)
+        found = self.search(f"{question} {one.title}", found)
+        return dspy.Prediction(query=self.write(question=question, context=found.passages).query)
+
+
+class Parallel(dspy.Module):
+    """Two picks side by side."""
+
+    def __init__(self):
+        super().__init__()
+        self.pick = leret.Pick()
+
+    def forward(self, question):
+        branch = dspy.Parallel(num_threads=2, disable_progress_bar=True)
+        made = branch([(lambda topic: self.pick(CHUNKS, topic=topic), {"topic": topic}) for topic in ("a", "b")])
+        return dspy.Prediction(picked=[one.id for one in made])
+
+
+class Async(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.pick = leret.Pick()
+
+    async def aforward(self, question):
+        return dspy.Prediction(picked=self.pick(CHUNKS, question=question).id)
+
+
+def replayed(program, *answers):
+    """Where a program stands after these answers."""
+    replay = Replay(program)
+    formatter, steps, task = Formatter(replay), [], Task.question("q", "Where is the milk?")
+    need = replay.run(task, steps, {})
+    for answer in answers:
+        steps.append(formatter.step(need, answer))
+        need = replay.run(task, steps, {})
+    return need
+
+
+def test_a_choice_has_context_and_candidates_without_those_picked():
+    need = replayed(Picks(stop=True), "2")
+    assert isinstance(need, NeedsChoice)
+    choice = need.choice
+    assert (choice.predictor, choice.context) == ("pick", {"question": "Where is the milk?"})
+    assert [(one.id, one.position) for one in choice.candidates[:-1]] == [("0", 0), ("1", 1)]
+    assert choice.candidates[-1] is STOP
+    assert choice.picked == (Candidate("2", CHUNKS[2], "", 2),)
+    assert need.inputs == {"question": "Where is the milk?", "candidates": ["0", "1", "2"], "picked": ["2"]}
+
+
+@pytest.mark.parametrize(
+    ("answers", "picked"), [(("2", "0"), [2, 0]), (("1", "[stop]"), [1]), (("[stop]",), []), ((' "1"\n', "2"), [1, 2])]
+)
+def test_the_program_goes_on_with_what_the_ids_name(answers, picked):
+    assert replayed(Picks(stop=True), *answers).prediction.picked == [CHUNKS[i] for i in picked]
+
+
+@pytest.mark.parametrize(("stop", "answers"), [(True, ["7"]), (True, ["1", "1"]), (False, ["[stop]"])])
+def test_an_id_that_may_not_be_picked_does_not_parse(stop, answers):
+    end = replayed(Picks(stop=stop), *answers)
+    assert end.unparsed
+    assert "the id of no candidate of pick" in str(end.prediction)
+
+
+def test_what_is_picked_counts_as_retrieved_where_the_pick_says_so():
+    end = replayed(Picks(retrieves=True), "2", "0")
+    assert [(p.doc_id, p.score) for p in end.ranking] == [("2", 1.0), ("0", 0.5)]
+    assert [search.n_steps for search in end.searches] == [1, 2]
+    assert not replayed(Picks(), "2", "0").searches
+
+
+def test_nothing_is_asked_where_nothing_is_left():
+    assert replayed(Picks(chunks=["one"], stop=True), "0").prediction.picked == ["one"]
+    assert replayed(Picks(chunks=[])).prediction.picked == []
+
+
+@pytest.mark.parametrize("program", [Mixed, Parallel, Async, Picks])
+def test_programs_that_pick_come_to_the_same_place_and_send_what_dspy_sends(program, walk):
+    needs, end = walk(program(), check=True, pure=program())
+    assert any(isinstance(need, NeedsChoice) for need in needs)
+    assert end.prediction is not None
+
+
+def test_a_pick_of_another_list_at_every_run_is_refused(walk):
+    class Drawing(Picks):
+        n = 0
+
+        def forward(self, question):
+            type(self).n += 1
+            return self.pick([*CHUNKS, f"chunk {self.n}"], question=question)
+
+    with pytest.raises(ReplayError, match="not deterministic"):
+        walk(Drawing(), check=True)
+
+
+def test_candidates_are_read_once_a_path():
+    replay, results = Replay(Picks()), {}
+    task = Task.question("q", "?")
+    first, second = (replay.run(task, [], results).call.candidates for _ in range(2))
+    assert first is second
+    replay.program.chunks.append("another")
+    assert len(replay.run(task, [], results).choice.candidates) == 4
+    replay.program.chunks.pop()
+
+
+def test_candidates_are_texts_dicts_passages_or_candidates():
+    given = ["a", {"id": 7, "text": "b", "title": "B"}, Passage("d", "D", "c", 1.0), Candidate("x", "e", data={"n": 1})]
+    made = candidates_of(given).items
+    assert [(one.id, one.title, one.text, one.position) for one in made] == [
+        ("0", "", "a", 0), ("7", "B", "b", 1), ("d", "D", "c", None), ("x", "", "e", None),
+    ]  # fmt: skip
+    with pytest.raises(ProgramError, match="candidate 0 is 3"):
+        candidates_of([3])
+    with pytest.raises(ProgramError, match="the id '0'"):
+        candidates_of(["a", {"id": "0", "text": "b"}])
+
+
+class Last:
+    """Picks what stands last, or answers as it is told."""
+
+    name = digest = "last"
+
+    def __init__(self, answer=None):
+        self.requests, self.answer = [], answer
+
+    async def complete(self, request):
+        self.requests.append(request)
+        return [Completion(self.answer or request.choice.candidates[-1].id, "stop", 0, 0)]
+
+
+def test_outside_of_leret_the_actor_answers_also_for_a_copy():
+    program, actor = Picks(), Last()
+    with pytest.raises(ProgramError, match=r"pick\.actor = POLICY"):
+        program(question="?")
+    program.pick.actor = actor
+    named_picks(program)
+    assert program.deepcopy()(question="?").picked == [CHUNKS[2], CHUNKS[1]]
+    assert actor.requests[0].choice.predictor == "pick"
+    assert '"candidates": [{"id": "0", "text": "Mary went home."}' in actor.requests[0].messages[0]["content"]
+
+
+def test_an_answer_of_the_actor_that_names_nothing_is_an_error_of_dspys_kind():
+    program = Picks()
+    program.pick.actor = Last("nine")
+    with pytest.raises(AdapterParseError, match="'nine' is the id of no candidate"):
+        program(question="?")
