@@ -26,6 +26,7 @@ from leret.core.types import Task
 from leret.training.alarms import best_step, first_alarms
 from leret.training.algorithms import ALGORITHMS, OnlineAlgorithm
 from leret.training.algorithms.base import Algorithm, TrainerInputs
+from leret.training.algorithms.picking import PickingRecipe
 from leret.training.callbacks import check_trackers, monitored, training_callback
 from leret.training.checkpoints import CheckpointDirectory, TrainingRecord, TrainReport, checkpoint_step
 from leret.training.checks import check_loss, check_parity, refuse_leaks
@@ -147,7 +148,13 @@ def plan(recipe: TrainingRecipe, run: Run) -> TrainPlan:
 def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
     """What a recipe asks for, resolved in a run."""
     check_trackers(recipe)
-    initial, algorithm = find_initial(run, recipe.init_from), ALGORITHMS[recipe.algorithm]
+    algorithm = ALGORITHMS[recipe.algorithm]
+    if isinstance(recipe, PickingRecipe):
+        from leret.training.picking.initial import find_picker
+
+        initial = find_picker(run, recipe)
+    else:
+        initial = find_initial(run, recipe.init_from)
     examples: Sequence[TrainingExample] = ()
     tasks: Sequence[Task] = ()
     if isinstance(algorithm, OnlineAlgorithm):

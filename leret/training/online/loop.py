@@ -68,7 +68,7 @@ class OnlineTraining:
         """One round; its log entry is the last of `history`."""
         number = len(self.history)
         self.learner.policy.renew(digest(self._initial, self.recipe.model_dump(mode="json"), number))
-        self.sampler.temperature = self.learner.temperature
+        self.sampler.policy, self.sampler.temperature = self.learner.policy, self.learner.temperature
         places = round_of(len(self.tasks), self.recipe.questions_per_round, self.recipe.seed, number)
         sampled = self.sampler.sample([self.tasks[place] for place in places], number)
         entry = {"step": number + 1, "epoch": (number + 1) * len(places) / len(self.tasks)}

@@ -278,12 +278,13 @@ def make_optimizer(recipe: RoundRecipe, **adam: float) -> tuple[Any, Mapping[str
     return kind, {**more, "weight_decay": recipe.weight_decay} if recipe.optim != "adafactor" else more
 
 
-def make_schedule(recipe: RoundRecipe, optimizer: torch.optim.Optimizer, n: int) -> Any:
-    """Of the learning rate, over ``n`` steps."""
+def make_schedule(recipe: RoundRecipe, optimizer: torch.optim.Optimizer, n: int, floor: float = 0.0) -> Any:
+    """Of the learning rate, over ``n`` steps; a cosine ends at ``floor``, a share of it."""
     from transformers import get_scheduler
 
     warmup = recipe.warmup_steps or math.ceil(recipe.warmup_ratio * n)
-    return get_scheduler(recipe.lr_scheduler_type, optimizer, num_warmup_steps=warmup, num_training_steps=n)
+    name, more = (f"{recipe.lr_scheduler_type}_with_min_lr", {"min_lr_rate": floor}) if floor else (recipe.lr_scheduler_type, None)
+    return get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=n, scheduler_specific_kwargs=more)
 
 
 def _wide(table: Tensor, width: int) -> Tensor:
