@@ -29,7 +29,7 @@ class PolicySettings(KindSettings):
     price_prompt: Annotated[float, Free()] = Field(0.0, ge=0, description="of a million prompt tokens")
     price_completion: Annotated[float, Free()] = Field(0.0, ge=0, description="of a million completion tokens")
 
-    def in_process(self, model: str) -> LocalPolicySettings:
+    def in_process(self, model: str) -> PolicySettings:
         """The same sampling by a model directory in this process."""
         of_model = set(LocalPolicySettings.model_fields) - {"kind", "model", "price_prompt", "price_completion"}
         shared = {name: getattr(self, name) for name in of_model & set(type(self).model_fields)}
@@ -107,3 +107,54 @@ class TogetherPolicySettings(ServedPolicySettings):
     urls: Annotated[BaseUrls, Free()] = (TOGETHER_URL,)
     api_key_env: Annotated[str | None, Free()] = "TOGETHER_API_KEY"
     logprobs: Annotated[bool, Free()] = Field(False, description="ask for log-probabilities and token ids")
+
+
+class PickerSettings(PolicySettings):
+    """What the settings of pickers share: they choose one of several candidates (`leret.Pick`), and write no text."""
+
+    model: Annotated[
+        str,
+        Free(),
+        RecipePath("directory of a picker", "train it first, or correct the path", hub=True, names=("scratch",)),
+    ] = Field("scratch", description="directory that `leret train` wrote; scratch: from nothing")
+    top_k: PositiveInt | None = Field(None, description="draw among the k best candidates")
+    beam: PositiveInt = Field(1, description="at temperature 0: paths of picks that are followed; 1 is greedy")
+    budget: PositiveInt = Field(2, description="of a beam: the picks of an episode")
+    hidden_size: int = Field(32, multiple_of=4, gt=0)
+    seed: int = Field(0, description="of the first weights")
+
+    def architecture(self) -> dict[str, Any]:
+        """What stands in a saved picker, whatever a recipe says later."""
+        return self.model_dump(mode="json", include=set(type(self).model_fields) - _OF_USE)
+
+    def in_process(self, model: str) -> PolicySettings:
+        return self.model_copy(update={"model": model})
+
+
+_OF_USE = {*PolicySettings.model_fields, "top_k", "beam", "budget", "device"}
+
+
+class FeaturesSettings(PickerSettings):
+    """Named numbers of each candidate, into a linear layer and a small network."""
+
+    kind: Annotated[Literal["features"], Free()] = "features"
+    features: Annotated[
+        str, RecipePath("file of a feature function", "write FILE.py:function", member=True, only=".py")
+    ] = Field("mentions", description="mentions, or your own: module:function, FILE.py:function")
+
+
+class EncoderSettings(PickerSettings):
+    """The inner product of two embeddings, the state's and the candidate's (Q-RAG, arXiv 2511.07328)."""
+
+    kind: Annotated[Literal["encoder"], Free()] = "encoder"
+    positions: Literal["none", "absolute", "relative"] = Field(
+        "none", description="of candidates: turn their embeddings by their places, or relative to what was picked"
+    )
+    order: Literal["document", "pick"] = Field("document", description="of what was picked, in the text of a state")
+    query_prefix: str = Field("", description='put before a state: "query: " for E5')
+    document_prefix: str = Field("", description='put before a candidate: "passage: " for E5')
+    max_length: PositiveInt | None = Field(None, description="tokens of a text; None takes the model's")
+    hidden_size: int = Field(64, multiple_of=4, gt=0, description="from nothing: dimensions of an embedding")
+    num_hidden_layers: PositiveInt = Field(1, description="from nothing")
+    vocab_size: PositiveInt = Field(8192, description="from nothing: words")
+    device: Annotated[str, Free()] = "auto"

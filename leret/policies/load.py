@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from leret.config.policy import (
+    EncoderSettings,
+    FeaturesSettings,
     LocalPolicySettings,
     OpenAIPolicySettings,
+    PickerSettings,
     PolicySettings,
     ServedPolicySettings,
     TgiPolicySettings,
@@ -50,6 +53,12 @@ def _local(settings: LocalPolicySettings) -> Policy:
     )
 
 
+def _picker(settings: PickerSettings) -> Policy:
+    from leret.policies.pickers.picker import open_picker
+
+    return open_picker(settings)
+
+
 @dataclass(frozen=True)
 class PolicyKind:
     """One kind of policy: the class of its section in a recipe, and what makes a policy of it."""
@@ -63,6 +72,8 @@ POLICIES = {
     "openai": PolicyKind(OpenAIPolicySettings, OpenAIPolicy),
     "tgi": PolicyKind(TgiPolicySettings, TgiPolicy),
     "together": PolicyKind(TogetherPolicySettings, TogetherPolicy),
+    "features": PolicyKind(FeaturesSettings, _picker),
+    "encoder": PolicyKind(EncoderSettings, _picker),
 }
 """Every kind of `policy.kind`."""
 

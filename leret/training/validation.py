@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from leret.rewards import reward
 
 if TYPE_CHECKING:
     from leret.sampling.rollouts.environment import Environment
+
+_SHARDED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
+"""Set by accelerate in the processes that it starts for one of these."""
 
 _OTHER = "set eval_split: train, which leaves eval_tasks tasks out of the training, or remove eval_steps"
 
@@ -96,11 +100,16 @@ def open_validation(recipe: TrainingRecipe, run: Run, trained: Collection[str]) 
     """The validation that a recipe asks for; of split train, tasks that are not among the ``trained`` come first.
 
     Raises:
-        TrainingError: there is no task to validate on.
+        TrainingError: there is no task to validate on, or the model is split among processes.
         ConfigError: the measure is unknown.
     """
     if recipe.eval_steps is None:
         return None
+    if any(os.environ.get(name) == "true" for name in _SHARDED):
+        raise TrainingError(
+            "eval_steps: a validation writes with the whole model, of which fsdp and zero3 leave a part in each "
+            "process; remove eval_steps, and compare policies with leret eval"
+        )
     from leret.sampling.rollouts.environment import Environment
 
     reward(recipe.metric_for_best_model, "metric_for_best_model")

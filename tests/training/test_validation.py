@@ -144,6 +144,13 @@ def test_a_split_without_tasks_is_refused_with_what_to_do(world, monkeypatch):
         open_validation(SFTRecipe(eval_steps=5), world, ())
 
 
+@pytest.mark.parametrize("name", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"])
+def test_a_model_that_is_split_among_processes_is_not_validated(run, monkeypatch, name):
+    monkeypatch.setenv(name, "true")
+    with pytest.raises(TrainingError, match="remove eval_steps"):
+        train(SFT, run)
+
+
 def test_an_outage_is_not_scored_as_a_failure_to_find(world):
     chosen = open_validation(SFTRecipe(eval_steps=5, eval_split="train", eval_tasks=4), world, ())
     lost = [Rollout(task.id, (), False, Failure("retrieval", "down")) for task in chosen.tasks]

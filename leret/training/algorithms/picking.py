@@ -61,7 +61,7 @@ class PQNRecipe(PickingRecipe):
     max_grad_norm: float = Field(2.0, gt=0)
     questions_per_round: PositiveInt = Field(96, description="tasks, one trajectory each")
     num_generations: Literal[1] = 1
-    temperature: float | None = Field(0.05, gt=0, description="alpha, of the draws and of the values; falls as the rate")
+    temperature: float | None = Field(0.05, gt=0, description="alpha, of draws and values; falls as the rate does")
     top_k: PositiveInt | None = Field(5, description="candidates that are drawn from, and that a value is made of")
     learning_starts: int = Field(10, ge=0, description="rounds of picks at random, at first")
     gamma: float = Field(0.99, gt=0, le=1, description="discount a pick")

@@ -283,7 +283,11 @@ def make_schedule(recipe: RoundRecipe, optimizer: torch.optim.Optimizer, n: int,
     from transformers import get_scheduler
 
     warmup = recipe.warmup_steps or math.ceil(recipe.warmup_ratio * n)
-    name, more = (f"{recipe.lr_scheduler_type}_with_min_lr", {"min_lr_rate": floor}) if floor else (recipe.lr_scheduler_type, None)
+    name, more = (
+        (f"{recipe.lr_scheduler_type}_with_min_lr", {"min_lr_rate": floor})
+        if floor
+        else (recipe.lr_scheduler_type, None)
+    )
     return get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=n, scheduler_specific_kwargs=more)
 
 

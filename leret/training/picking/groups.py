@@ -49,8 +49,10 @@ class GroupMethod:
         else:
             chosen, rejected, shares = best_and_others(batch.rewards, batch.states)
             whose, ahead = batch.states[chosen], logps - batch.before
-            each = -logps[chosen] if recipe.loss == "sft" else pair_loss(
-                recipe.loss, ahead[chosen] - ahead[rejected], recipe.beta
+            each = (
+                -logps[chosen]
+                if recipe.loss == "sft"
+                else pair_loss(recipe.loss, ahead[chosen] - ahead[rejected], recipe.beta)
             )
         losses = torch.zeros(len(q)).index_add(0, whose, each * shares)
         return losses - recipe.entropy_coef * entropy(q[:, 0] / self.temperature) if recipe.entropy_coef else losses

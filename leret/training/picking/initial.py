@@ -22,11 +22,13 @@ def find_picker(run: Run, recipe: PickingRecipe) -> InitialPolicy:
     """
     sampling = SamplingRecipe.model_validate(run.section("sampling", "leret sample RECIPE"))
     base = picker_settings(sampling, recipe.predictors)
-    found = next((path for path in (run.policies / recipe.init_from, Path(recipe.init_from)) if (path / RECORD).is_file()), None)
+    found = next(
+        (path for path in (run.policies / recipe.init_from, Path(recipe.init_from)) if (path / RECORD).is_file()), None
+    )
     if found is None and recipe.init_from != "base":
         raise TrainingError(
-            f"init_from: {recipe.init_from!r} is not base, not a trained picker of {run.path}, and not the directory of "
-            "one; train it first"
+            f"init_from: {recipe.init_from!r} is neither base nor a trained picker of {run.path}, and not the directory of one; "
+            "train it first"
         )
     directory = found or Path(base.model)
     settings = base.model_copy(update={"model": str(directory)})
@@ -40,7 +42,8 @@ def picker_settings(recipe: SamplingRecipe, predictors: Sequence[str] | None) ->
     Raises:
         TrainingError: there is none.
     """
-    named = [one for name, one in recipe.by_predictor.items() if predictors is None or name in predictors]
+    policies = {"": recipe.policy}
+    named = [one for name, one in policies.items() if predictors is None or name in predictors]
     found = [one for one in (named or [recipe.policy]) if isinstance(one, PickerSettings)]
     if not found:
         raise TrainingError(

@@ -109,7 +109,9 @@ class PickLearner:
         self.recipe, self._n_steps, self._rounds = recipe, recipe.n_steps(n_tasks), 0
         self.method = method(recipe, recipe.temperature or bench.recipe.policy.temperature)
         own = picker_settings(bench.recipe, recipe.predictors)
-        self._settings = own.model_copy(update={"model": str(initial.directory)} | ({"device": device} if hasattr(own, "device") else {}))
+        self._settings = own.model_copy(
+            update={"model": str(initial.directory)} | ({"device": device} if hasattr(own, "device") else {})
+        )
         self._optimizer: torch.optim.Optimizer | None = None
         self._schedule: Any = None
         self.policy = open_picker(self._settings)

@@ -1,0 +1,31 @@
+"""Pickers with random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from leret.config.policy import PolicySettings
+from leret.policies.load import make_policy
+from leret.policies.pickers.picker import Picker
+from tests.policies.pickers import stories
+
+
+@pytest.fixture
+def picker() -> Iterator[Callable[..., Picker]]:
+    """Makes fitted pickers."""
+    made: list[Picker] = []
+
+    def make(kind: str = "encoder", **settings: Any) -> Picker:
+        own = {"features": f"{stories.__name__}:numbers"} if kind == "features" else {"positions": "relative"}
+        policy = make_policy(PolicySettings.model_validate({"kind": kind, **own, **settings}))
+        assert isinstance(policy, Picker)
+        policy.fit([stories.story(), stories.story([2])])
+        made.append(policy)
+        return policy
+
+    yield make
+    for one in made:
+        one.close()

@@ -1,0 +1,48 @@
+"""Choices among sentences, and a feature function of a user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from leret.core.types import STOP, Candidate, Choice
+from leret.policies.base import Request
+from leret.policies.pickers.picker import Picker
+
+STORY = (
+    "Mary went to the kitchen.",
+    "John took the ball there.",
+    "Mary took the milk.",
+    "John went to the garden.",
+    "Mary went to the hallway.",
+    "Mary dropped the milk.",
+)
+
+
+def numbers(choice: Choice) -> tuple[tuple[str, ...], np.ndarray]:
+    """A feature function of a user's own: length of the text, its place, picks before."""
+    rows = [[len(one.text), one.position or 0, len(choice.picked)] for one in choice.candidates]
+    return ("length", "place", "step"), np.array(rows, np.float32)
+
+
+def story(picked: Sequence[int] = (), stop: bool = False, question: str = "Where is the milk?") -> Choice:
+    """The sentences that were not picked before."""
+    whole = [Candidate(str(i), text, "", float(i)) for i, text in enumerate(STORY)]
+    left = [one for i, one in enumerate(whole) if i not in picked]
+    return Choice("pick", {"question": question}, [*left, *[STOP] * stop], tuple(whole[i] for i in picked))
+
+
+def request(choice: Choice, *seeds: int, temperature: float = 1.0, top_p: float = 1.0) -> Request:
+    return Request((), seeds or (0,), temperature, 8, top_p, choice=choice)
+
+
+def shaken(picker: Picker, seed: int = 0) -> Picker:
+    """Weights far from the first ones, as after some training."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for weights in picker.model.parameters():
+            weights.add_(torch.randn_like(weights) * 0.1)
+    picker.renew(f"shaken {seed}")
+    return picker

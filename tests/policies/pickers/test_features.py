@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from leret.core.types import Candidate, Choice
+from leret.policies.pickers.features import mentions
+from tests.policies.pickers.stories import shaken, story
+
+
+def test_a_new_network_is_worth_0_everywhere(picker) -> None:
+    assert picker("features").q([story(), story([2])])[0].tolist() == [0.0] * 6
+
+
+def test_features_are_standardised_by_the_first_choices(picker) -> None:
+    network = picker("features").model  # of story() and story([2])
+    lengths = [25, 25, 19, 24, 25, 22, 25, 25, 24, 25, 22]
+    np.testing.assert_allclose(network.mean[0], np.mean(lengths), rtol=1e-6)
+    np.testing.assert_allclose(network.scale[0], np.std(lengths), rtol=1e-6)
+
+
+def test_values_are_a_linear_layer_plus_a_small_network(picker) -> None:
+    one = shaken(picker("features", hidden_size=4))
+    weights = {name: value.double().numpy() for name, value in one.model.state_dict().items()}
+    rows = [[len(c.text), c.position, 1] for c in story([3]).candidates]
+    x = (np.array(rows, float) - weights["mean"]) / weights["scale"]
+    hidden = torch.nn.functional.gelu(torch.from_numpy(x @ weights["hidden.weight"].T + weights["hidden.bias"])).numpy()
+    halves = hidden * weights["out.weight"][0]
+    linear = (x @ weights["linear.weight"].T + weights["linear.bias"])[:, 0]
+    np.testing.assert_allclose(one.score([story([3])])[0], linear + halves.sum(1), atol=1e-5)
+    expected = np.stack([linear + 2 * halves[:, :2].sum(1), linear + 2 * halves[:, 2:].sum(1)])
+    np.testing.assert_allclose(one.q([story([3])], twin=True)[0].detach(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("data", "row"),
+    [({"idf": 2.0, "own": 1}, [2.0, 1.0, 1.0]), ({"own": True}, [0.0, 1.0, 1.0]), ({}, [0.0, 0.0, 1.0])],
+)
+def test_mentions_reads_the_numbers_of_candidates(data: dict[str, float], row: list[float]) -> None:
+    whole = Candidate("a", "a", data={"idf": 1.0, "own": 0})
+    names, rows = mentions(Choice("pick", {}, [whole, Candidate("b", "b", data=data)], (whole,)))
+    assert names == ("idf", "own", "step")
+    assert rows.tolist() == [[1.0, 0.0, 1.0], row]
+
+
+def test_features_that_a_choice_lacks_are_0(picker) -> None:
+    one = shaken(picker("features", features="mentions"))
+    plain = Choice("pick", {}, [Candidate("a", "a"), Candidate("b", "b", data={"new": 5.0})])
+    one.fit([plain])  # nothing: it is fitted
+    assert one.score([plain])[0].tolist() == pytest.approx([one.score([plain])[0][0].item()] * 2)

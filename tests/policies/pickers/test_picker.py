@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from leret.config.policy import EncoderSettings, FeaturesSettings, PolicySettings
+from leret.core.errors import PolicyError
+from leret.policies.base import Request
+from leret.policies.load import make_policy
+from leret.policies.pickers.picker import draw
+from tests.policies.pickers.stories import numbers, request, shaken, story
+
+KINDS = ("features", "encoder")
+VALUES = np.array([0.1, 0.5, 0.5, -0.2], np.float32)
+
+
+def test_temperature_0_takes_the_first_of_the_best() -> None:
+    places, logprobs = draw(VALUES, [1, 2], 0.0, 4)
+    assert (places.tolist(), logprobs.tolist()) == ([1, 1], [0, 0])
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "probabilities"),
+    [
+        (4, 1.0, [0.2117, 0.3158, 0.3158, 0.1568]),
+        (2, 1.0, [0, 0.5, 0.5, 0]),
+        (9, 0.5, [0, 0.5, 0.5, 0]),
+        (3, 0.3, [0, 1, 0, 0]),
+    ],
+)
+def test_draws_follow_softmax_of_the_values(top_k: int, top_p: float, probabilities: list[float]) -> None:
+    places, logprobs = draw(VALUES, range(20_000), 1.0, top_k, top_p)
+    np.testing.assert_allclose(np.bincount(places, minlength=4) / 20_000, probabilities, atol=0.011)
+    np.testing.assert_allclose(np.exp(logprobs), np.array(probabilities)[places], atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_draw_depends_on_its_seed_alone(picker, kind: str) -> None:
+    one = shaken(picker(kind))
+    requests = [request(story(), 1, 2, 3), request(story([2]), 4), request(story([0, 4], stop=True), 5, 6)]
+    together = one.complete_many(requests)
+    alone = [one.complete_many([request(r.choice, seed)])[0][0] for r in requests for seed in r.seeds]
+    assert [c.text for own in together for c in own] == [c.text for c in alone]
+
+    async def complete() -> list[list[object]]:
+        return await asyncio.gather(*map(one.complete, requests))
+
+    assert [[c.text for c in own] for own in asyncio.run(complete())] == [[c.text for c in own] for own in together]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_completion_is_an_id_with_its_value_and_log_probability(picker, kind: str) -> None:
+    one, choice = shaken(picker(kind)), story([1])
+    [values] = one.score([choice])
+    for completion in one.complete_many([request(choice, *range(8), temperature=0.3)])[0]:
+        place = [candidate.id for candidate in choice.candidates].index(completion.text)
+        assert completion.value == pytest.approx(values[place].item())
+        assert completion.logprobs == pytest.approx([torch.log_softmax(values / 0.3, 0)[place].item()], abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_for_updates_are_those_that_were_drawn_from(picker, kind: str) -> None:
+    one, choices = shaken(picker(kind)), [story(), story([2]), story([2, 0], stop=True)]
+    scores = one.score(choices)
+    for q, twin, score in zip(one.q(choices), one.q(choices, twin=True), scores, strict=True):
+        torch.testing.assert_close(q, score, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(twin.mean(0), score, atol=1e-5, rtol=1e-5)
+        assert q.requires_grad
+        assert not score.requires_grad
+        assert (twin[0] - twin[1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_weight_has_a_gradient(picker, kind: str) -> None:
+    one = shaken(picker(kind))
+    torch.cat(one.q([story(), story([2])])).square().sum().backward()
+    assert [name for name, weights in one.model.named_parameters() if weights.grad is None] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_picker_gives_the_same_values(picker, kind: str, tmp_path: Path) -> None:
+    one = shaken(picker(kind, hidden_size=16))
+    one.save(tmp_path / "p")
+    again = make_policy(PolicySettings.model_validate({"kind": kind, "model": str(tmp_path / "p")}))
+    torch.testing.assert_close(again.score([story([2])]), one.score([story([2])]))
+    assert again.name == "p"
+    assert again.fitted
+    one.save(tmp_path / "q")
+    assert (
+        again.digest == make_policy(PolicySettings.model_validate({"kind": kind, "model": str(tmp_path / "q")})).digest
+    )
+    shaken(one, 1).save(tmp_path / "q")
+    assert (
+        again.digest != make_policy(PolicySettings.model_validate({"kind": kind, "model": str(tmp_path / "q")})).digest
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_clone_keeps_its_weights(picker, kind: str) -> None:
+    one = shaken(picker(kind))
+    target, before = one.clone(), one.score([story()])
+    shaken(one, 1)
+    torch.testing.assert_close(target.score([story()]), before)
+    assert not torch.allclose(one.score([story()])[0], before[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_network_all_candidates_are_worth_the_same(kind: str) -> None:
+    features = {"features": f"{numbers.__module__}:numbers"} if kind == "features" else {}
+    untrained = make_policy(PolicySettings.model_validate({"kind": kind, **features}))
+    [greedy] = untrained.complete_many([request(story(), temperature=0.0)])
+    assert greedy[0].text == "0"
+    with pytest.raises(PolicyError, match="call fit"):
+        untrained.q([story()])
+
+
+def test_a_request_for_a_text_is_refused(picker) -> None:
+    asked = Request(({"role": "user", "content": "Where?"},), (0,), 1.0, 8)
+    with pytest.raises(PolicyError, match="asked for a text"):
+        picker("features").complete_many([asked])
+    with pytest.raises(PolicyError, match="asked for a text"):
+        asyncio.run(picker("features").complete(asked))
+
+
+def test_a_picker_of_another_kind_is_refused(picker, tmp_path: Path) -> None:
+    picker("features").save(tmp_path / "p")
+    with pytest.raises(PolicyError, match="kind features"):
+        make_policy(EncoderSettings(model=str(tmp_path / "p")))
+    with pytest.raises(PolicyError, match="holds no picker"):
+        make_policy(FeaturesSettings(model=str(tmp_path)))
+
+
+def test_what_a_saved_picker_is_made_of_wins_over_a_recipe(picker, tmp_path: Path) -> None:
+    picker(positions="absolute").save(tmp_path / "p")
+    again = make_policy(EncoderSettings(model=str(tmp_path / "p"), positions="none", top_k=3))
+    assert (again.settings.positions, again.settings.top_k) == ("absolute", 3)
