@@ -34,6 +34,7 @@ class RoundRecipe(TrainingRecipe):
     logging_steps: PositiveInt = Field(5, description="rounds that an entry of the log is the mean of")
 
     states: Literal["live", "stored"] = Field("live", description="of the policy as it is, or of the run's samples")
+    limit: PositiveInt | None = Field(None, description="tasks at most; None: as many as the run's sampling takes")
     questions_per_round: PositiveInt = Field(4, description="tasks; each step of a program is a state of its own")
     num_generations: PositiveInt = Field(8, description="samples a state")
     temperature: float | None = Field(None, gt=0, description="of sampling; None: the run's, so with the next two")

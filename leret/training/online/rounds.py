@@ -142,7 +142,7 @@ class RoundPolicy:
 def training_tasks(bench: Environment, recipe: RoundRecipe) -> list[Task]:
     """The tasks of the run's sampling that the reward applies to; `DataError` where there is none."""
     data, settings = bench.recipe.data, scored_by(bench, recipe)
-    questions = bench.questions(data.split, data.limit, part=data.part)
+    questions = bench.questions(data.split, recipe.limit or data.limit, part=data.part)
     return scorable(questions, bench.recipe.model_copy(update={"sampling": settings}))
 
 

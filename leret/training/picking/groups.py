@@ -18,8 +18,6 @@ from leret.training.picking.losses import best_and_others, pair_loss
 class GroupMethod:
     """The losses of ``algorithm: pick``."""
 
-    twin = False
-
     def __init__(self, recipe: PickRecipe, temperature: float) -> None:
         self.recipe, self.temperature = recipe, temperature
         self.fellow: Picker | None = None
@@ -39,9 +37,10 @@ class GroupMethod:
             before = self._logps(values_of(self.fellow or picker, batch.choices), batch)
         return replace(batch, targets=advantages, before=before), spread(batch.rewards, batch.states)
 
-    def losses(self, q: Tensor, batch: PickBatch) -> Tensor:
+    def losses(self, picker: Picker, batch: PickBatch) -> Tensor:
         """(n_states,), each the mean over a state's picks, or over its pairs of a best pick and another."""
-        recipe, logps = self.recipe, self._logps(q, batch)
+        recipe, q = self.recipe, values_of(picker, batch.choices)
+        logps = self._logps(q, batch)
         whose, shares = batch.states, 1 / torch.bincount(batch.states)[batch.states]
         if recipe.loss == "grpo":
             given = logps[:, None], batch.before[:, None], batch.targets[:, None], torch.ones(len(logps), 1)

@@ -27,7 +27,7 @@ def find_picker(run: Run, recipe: PickingRecipe) -> InitialPolicy:
     )
     if found is None and recipe.init_from != "base":
         raise TrainingError(
-            f"init_from: {recipe.init_from!r} is neither base nor a trained picker of {run.path}, and not the directory of one; "
+            f"init_from: {recipe.init_from!r} is neither base nor a picker of {run.path}, nor the directory of one; "
             "train it first"
         )
     directory = found or Path(base.model)

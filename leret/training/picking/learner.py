@@ -73,11 +73,9 @@ class Method(Protocol):
     """How a picker learns from a round.
 
     Attributes:
-        twin: whether it takes both heads.
         fellow: the picker beside the one in training, if any: a reference, or a target network.
     """
 
-    twin: bool
     fellow: Picker | None
 
     def begin(self, picker: Picker) -> None:
@@ -91,8 +89,8 @@ class Method(Protocol):
         """The batch with targets, and figures for the log."""
         ...
 
-    def losses(self, q: Tensor, batch: PickBatch) -> Tensor:
-        """(n_states,) of (n_states, n_heads, width) values."""
+    def losses(self, picker: Picker, batch: PickBatch) -> Tensor:
+        """(n_states,)."""
         ...
 
     def after(self, picker: Picker) -> None:
@@ -200,8 +198,7 @@ class PickLearner:
         self._optimizer.zero_grad()
         n, total, picker = len(batch.choices), 0.0, self.policy
         for states in torch.arange(n).split(self.recipe.per_device_train_batch_size):
-            part = batch.at(states)
-            loss = self.method.losses(values_of(picker, part.choices, self.method.twin), part).sum() / n
+            loss = self.method.losses(picker, batch.at(states)).sum() / n
             loss.backward()
             total += float(loss.detach())
         norm = float(torch.nn.utils.clip_grad_norm_(picker.model.parameters(), self.recipe.max_grad_norm))

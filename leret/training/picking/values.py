@@ -20,7 +20,7 @@ class ValueMethod:
     """The losses of ``algorithm: pqn``; the fellow is the target network."""
 
     def __init__(self, recipe: PQNRecipe, temperature: float) -> None:
-        self.recipe, self.temperature, self.twin = recipe, temperature, recipe.twin
+        self.recipe, self.temperature = recipe, temperature
         self.fellow: Picker | None = None
 
     def begin(self, picker: Picker) -> None:
@@ -36,7 +36,7 @@ class ValueMethod:
         """The returns. A pick's own reward is what it adds to the run's; under credit final, all is due at the end."""
         recipe = self.recipe
         with torch.no_grad():
-            q = values_of(self.fellow or picker, batch.choices, self.twin)
+            q = values_of(self.fellow or picker, batch.choices, self.recipe.twin)
         values = soft_value(q, self.temperature * share * recipe.soft_value, recipe.top_k).mean(1)
         rewards, mask = as_table(increments(batch.rewards, batch.walks), batch.walks)
         returns = lambda_returns(rewards, as_table(values, batch.walks)[0], mask.float(), recipe.gamma, recipe.lam)
@@ -44,10 +44,10 @@ class ValueMethod:
         entry = {"reward": float(last.mean()), "value": float(values.mean()), "alpha": self.temperature * share}
         return replace(batch, targets=returns[mask]), entry
 
-    def losses(self, q: Tensor, batch: PickBatch) -> Tensor:
-        """(n_states,) squared errors, the mean over heads."""
-        made = q[batch.states, :, batch.actions]
-        return ((made - batch.targets[:, None]) ** 2).mean(1)
+    def losses(self, picker: Picker, batch: PickBatch) -> Tensor:
+        """(n_states,) squared errors, the mean over heads; only what was picked is encoded."""
+        q = torch.stack(picker.q(batch.choices, self.recipe.twin, batch.actions.tolist())).flatten(1).cpu()
+        return ((q - batch.targets[:, None]) ** 2).mean(1)
 
     def after(self, picker: Picker) -> None:
         """Move the target network."""
