@@ -6,9 +6,10 @@ import re
 from pathlib import PurePath
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny
 
 from leret.config.base import Free, RecipePath, Settings
+from leret.config.policy import PolicySettings
 
 
 class EvalRecipe(Settings):
@@ -25,6 +26,9 @@ class EvalRecipe(Settings):
     demos: Annotated[
         dict[str, Annotated[str, RecipePath("prompt file", "name a JSON file as in R/prompts")]], Free()
     ] = Field(default_factory=dict, description="extra systems: name to a prompt file, base policy")
+    policies: dict[str, SerializeAsAny[PolicySettings]] = Field(
+        default_factory=dict, description="by predictor: in place of the run's, in all systems not trained for it"
+    )
     measures: Annotated[tuple[str, ...], Free()] = ("recall", "ap")
     baseline: Annotated[str, Free()] = Field("base", description="the system that others are compared with")
     temperature: float = Field(0.0, ge=0)

@@ -10,7 +10,6 @@ from typing import Any
 
 from leret.config.base import free_keys
 from leret.config.evaluation import EvalRecipe
-from leret.config.policy import PolicySettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, DataError
 from leret.core.progress import Progress, Silent
@@ -122,7 +121,8 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     shared = [name for name in names if name == recipe.evaluation_name or (directory / name / "summary.json").is_file()]
     if shared:
         raise ConfigError(f"evaluation: {shared[0]!r} is a system and an evaluation of this run; {_RENAME}")
-    policies = Policies(PolicySettings.model_validate(sampling["policy"]))
+    sampled = SamplingRecipe.model_validate(sampling)
+    policies = Policies(sampled.policy, {**sampled.policies, **recipe.policies})
     key = stage_key(
         recipe,
         "a hop is a search",  # in older evaluations it was an LM call; they are refused when their rows are read
@@ -130,7 +130,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
         run.manifest().get("digests"),
         [[s.name, s.prompt and s.prompt.digest, s.prompt and policies.digest(s)] for s in systems],
         input_stamps(run.store, run.preferences / "train.parquet", recipe.questions),
-        recipe_stamps(SamplingRecipe.model_validate(sampling)),
+        recipe_stamps(sampled),
     )
     return Evaluation(recipe, run, systems, policies, measures, directory, key)
 
@@ -175,12 +175,14 @@ def open_evaluator(
     """The evaluator of a run's program, retriever and policies, over what `held_out` gave."""
     recipe, policy, retriever = evaluation.recipe, environment.recipe.policy, environment.retriever
     refuse_changes(evaluation.run, environment.recipe, {"retriever": retriever.digest})
+    limits = {name: one.max_tokens for name, one in evaluation.policies.others.items()}
+    environment.check_policies(evaluation.policies.others)
     setup = EvaluationSetup(
         environment.replay,
         environment.formatter,
         retriever,
         environment.engine,
-        Decoding(policy.max_tokens, recipe.temperature, policy.top_p, recipe.seed),
+        Decoding(policy.max_tokens, recipe.temperature, policy.top_p, recipe.seed, limits),
         samples=recipe.samples if recipe.temperature > 0 else 1,
     )
     search = environment.recipe.retriever

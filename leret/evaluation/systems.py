@@ -46,6 +46,7 @@ class System:
         rivals: systems that it is compared with, beside the recipe's baseline.
         parts: systems whose rankings are fused; they come before it.
         control: trained to answer what the other policies' gain is due to; never the report's hero.
+        predictors: that a trained policy answers, where the run has policies for single predictors.
     """
 
     name: str
@@ -56,6 +57,7 @@ class System:
     rivals: tuple[str, ...] = ()
     control: bool = False
     parts: tuple[System, ...] = ()
+    predictors: tuple[str, ...] = ()
 
 
 def available(run: Run, demos: Mapping[str, str]) -> dict[str, System]:
@@ -132,6 +134,7 @@ def _policies(run: Run) -> list[System]:
         rivals = [fact["parent"]] if fact.get("parent") in facts else []
         rivals += [control for control, of in controlled.items() if of == name]
         control = controlled[name] is not None or recipes[name].get("targets") == "random"
-        system = System(name, "policy", name, run.policies / name, ZERO_SHOT, (*rivals, RAW), control)
-        systems.append(system)
+        predictors = tuple(recipes[name].get("predictors") or ())
+        who = run.policies / name, ZERO_SHOT, (*rivals, RAW), control
+        systems.append(System(name, "policy", name, *who, predictors=predictors))
     return systems

@@ -23,6 +23,7 @@ from leret.core.progress import Progress, Silent
 from leret.core.runs import Run, versions
 from leret.core.stages import check_resumable
 from leret.core.types import Task
+from leret.policies.serving.model import sampled_settings
 from leret.training.alarms import best_step, first_alarms
 from leret.training.algorithms import ALGORITHMS, OnlineAlgorithm
 from leret.training.algorithms.base import Algorithm, TrainerInputs
@@ -148,13 +149,13 @@ def plan(recipe: TrainingRecipe, run: Run) -> TrainPlan:
 def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
     """What a recipe asks for, resolved in a run."""
     check_trackers(recipe)
-    algorithm = ALGORITHMS[recipe.algorithm]
+    recipe, algorithm = _with_predictors(recipe, run), ALGORITHMS[recipe.algorithm]
     if isinstance(recipe, PickingRecipe):
-        from leret.training.picking.initial import find_picker
+        from leret.training.picking.learner import find_picker
 
         initial = find_picker(run, recipe)
     else:
-        initial = find_initial(run, recipe.init_from)
+        initial = find_initial(run, recipe.init_from, recipe.predictors)
     examples: Sequence[TrainingExample] = ()
     tasks: Sequence[Task] = ()
     if isinstance(algorithm, OnlineAlgorithm):
@@ -180,13 +181,27 @@ def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
         CheckpointDirectory(run.policies, recipe.policy_name),
         key={"recipe": recipe.model_dump(mode="json"), "digest": digests},
         max_steps=recipe.max_steps or _matched_steps(run, recipe, initial),
-        enable_thinking=run.section("sampling", "leret sample RECIPE").get("policy", {}).get("enable_thinking"),
-        check=partial(check_parity, run, initial, examples),
+        enable_thinking=sampled_settings(run, recipe.predictors).get("enable_thinking"),
+        check=partial(check_parity, run, initial, examples, predictors=recipe.predictors),
         validation=validation,
         event=partial(run.event, "train"),
         run=run,
         tasks=tasks,
     )
+
+
+def _with_predictors(recipe: TrainingRecipe, run: Run) -> TrainingRecipe:
+    """The recipe with the predictors that it trains, where those of the run have several policies."""
+    policies = run.section("sampling", "leret sample RECIPE").get("policies")
+    if not policies or recipe.predictors is not None:
+        return recipe
+    from leret.sampling.rollouts.environment import Environment
+
+    with Environment.open(run) as bench:
+        own = tuple(name for name in bench.replay.names if name not in policies)
+    if not own:
+        raise TrainingError(f"predictors: say which of {', '.join(policies)} are trained; each has its own policy")
+    return recipe.model_copy(update={"predictors": own})
 
 
 def _tasks(recipe: RoundRecipe, run: Run) -> tuple[Sequence[Task], dict[str, str]]:

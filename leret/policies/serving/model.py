@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,9 +148,21 @@ def _resolve(policy: str) -> tuple[str, str]:
     return policy, policy
 
 
-def sampled_model(run: Run) -> str:
+def sampled_settings(run: Run, predictors: Collection[str] | None = None) -> Mapping[str, Any]:
+    """The policy's section of the recipe that a run was sampled by: of some predictors, or ``policy`` itself."""
+    section = run.section("sampling", "leret sample RECIPE")
+    own, first = section.get("policies", {}), section.get("policy", {})
+    found = [own.get(name, first) for name in predictors or ()] or [first]
+    if any(one != found[0] for one in found):
+        raise PolicyError(
+            f"predictors: {', '.join(predictors or ())} have different policies in {run.path}; train them one by one"
+        )
+    return dict(found[0])
+
+
+def sampled_model(run: Run, predictors: Collection[str] | None = None) -> str:
     """The weights that a run was sampled from: a shipped policy, a directory, or a repository of the hub."""
-    sampled: Mapping[str, Any] = run.section("sampling", "leret sample RECIPE").get("policy", {})
+    sampled = sampled_settings(run, predictors)
     model = str(sampled.get("model", ""))
     if model in POLICIES or Path(model).is_dir():
         return model

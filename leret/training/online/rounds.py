@@ -172,7 +172,7 @@ class RoundSampler:
         from leret.retrieval.batching import SearchBatcher
 
         self.recipe, self.policy, self.stats = recipe, policy, SamplingStats()
-        self.temperature = recipe.temperature or bench.recipe.policy.temperature
+        self.temperature = recipe.temperature or bench.recipe.policy_of(recipe.predictors).temperature
         self._bench, self._run, self._settings = bench, run, scored_by(bench, recipe)
         self._scoring = scoring(self._settings.reward)
         self._searches = SearchBatcher(bench.retriever)
@@ -204,12 +204,18 @@ class RoundSampler:
         return self._collect(walks, policy)
 
     async def _plan_of(self, policy: RoundPolicy, tasks: Sequence[Task], seed: int) -> SamplingPlan:
-        recipe, lm, settings = self.recipe, self._bench.recipe.policy, self._settings
+        recipe, settings, sampled = self.recipe, self._settings, self._bench.recipe
+        lm, team = sampled.policy_of(recipe.predictors), self._bench.policies(policy, recipe.predictors)
+
+        def role(need: NeedsCompletion) -> Role:
+            if need.predictor in (recipe.predictors or {need.predictor}):
+                return Role(team, credit=settings.credit)
+            return Role(team, False, settings.credit, **sampled.decoding_of(need.predictor))
+
         plan = SamplingPlan(
             (ZERO_SHOT,), recipe.num_generations, seed, self.temperature, recipe.top_p or lm.top_p,
             recipe.max_completion_length or lm.max_tokens,
-            role=lambda need: Role(policy, need.predictor in (recipe.predictors or {need.predictor}), settings.credit),
-            reward=settings.reward, final=settings.end_reward, n_continuations=settings.n_continuations,
+            role=role, reward=settings.reward, final=settings.end_reward, n_continuations=settings.n_continuations,
             final_weight=settings.final_weight, searched=None if self._plan is None else self._plan.searched,
         )  # fmt: skip
         if self._plan is None:

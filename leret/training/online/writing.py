@@ -32,10 +32,11 @@ class WritingLearner:
         self.recipe, self._estimate, self._initial = recipe, estimate, initial
         self.model, self.tokenizer = load_trainable(initial, recipe.lora, recipe.dtype, device)
         reference = Reference(self.model, initial, recipe.lora) if recipe.beta else None
-        self.temperature = recipe.temperature or bench.recipe.policy.temperature
+        sampled = bench.recipe.policy_of(recipe.predictors)
+        self.temperature = recipe.temperature or sampled.temperature
         self.policy = LocalPolicy.over(
             self.model, self.tokenizer, name=recipe.policy_name, digest=initial.digest,
-            enable_thinking=getattr(bench.recipe.policy, "enable_thinking", None),
+            enable_thinking=getattr(sampled, "enable_thinking", None),
         )  # fmt: skip
         self.update = Update(
             self.model, self.tokenizer.pad_token_id, replace(recipe.objective, temperature=self.temperature),
