@@ -27,7 +27,6 @@ from leret.policies.serving.model import sampled_settings
 from leret.training.alarms import best_step, first_alarms
 from leret.training.algorithms import ALGORITHMS, OnlineAlgorithm
 from leret.training.algorithms.base import Algorithm, TrainerInputs
-from leret.training.algorithms.picking import PickingRecipe
 from leret.training.callbacks import check_trackers, monitored, training_callback
 from leret.training.checkpoints import CheckpointDirectory, TrainingRecord, TrainReport, checkpoint_step
 from leret.training.checks import check_loss, check_parity, refuse_leaks
@@ -45,6 +44,7 @@ from leret.training.model import (
     training_record,
 )
 from leret.training.online.recipe import RoundRecipe, TwoEngines
+from leret.training.picking.recipe import PickingRecipe
 from leret.training.process import Interrupt, training_process
 from leret.training.validation import Validation, open_validation
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from leret.policies.pickers.picker import Picker
-from leret.training.algorithms.picking import PickRecipe
 from leret.training.online.advantages import group_relative, spread
 from leret.training.online.losses import clipped_loss, entropy
 from leret.training.picking.learner import PickBatch, values_of
 from leret.training.picking.losses import best_and_others, pair_loss
+from leret.training.picking.recipe import PickRecipe
 
 
 class GroupMethod:

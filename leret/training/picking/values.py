@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from leret.policies.pickers.picker import Picker
-from leret.training.algorithms.picking import PQNRecipe
 from leret.training.picking.learner import PickBatch, values_of
 from leret.training.picking.losses import as_table, increments, lambda_returns, soft_value
+from leret.training.picking.recipe import PQNRecipe
 
 _UNIFORM = 1e9
 """A temperature at which every candidate is as likely as another."""
