@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args
+from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -103,8 +103,8 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 def free_keys(recipe: Any) -> frozenset[str]:
     """Dotted keys that decide no sample, of a settings class or a union of them.
 
-    A section that is free as a whole stands alone, its keys do not. Items of a list have no index. A key that several
-    kinds have is free where it is in all of them.
+    A section that is free as a whole stands alone, its keys do not. Items of a list have no index, names of a mapping
+    are ``*``. A key that several kinds have is free where it is in all of them.
     """
     free: set[str] = set()
     deciding: set[str] = set()
@@ -118,7 +118,7 @@ def free_keys(recipe: Any) -> frozenset[str]:
                     continue
                 if not list(models_in(field.annotation)):
                     deciding.add(key)
-                walk(field.annotation, f"{key}.")
+                walk(field.annotation, f"{key}.*." if get_origin(field.annotation) is dict else f"{key}.")
 
     walk(recipe, "")
     return frozenset(free - deciding)

@@ -38,6 +38,9 @@ class EvalRecipe(Settings):
     actors: Annotated[dict[str, SerializeAsAny[PolicySettings]], Free()] = Field(
         default_factory=dict, description="extra systems: name to the settings of a policy, or a picker"
     )
+    policies: dict[str, SerializeAsAny[PolicySettings]] = Field(
+        default_factory=dict, description="by predictor: in place of the run's, in all systems not trained for it"
+    )
     measures: Annotated[tuple[str, ...], Free()] = ("recall", "ap")
     baseline: Annotated[str, Free()] = Field("base", description="the system that others are compared with")
     temperature: float = Field(0.0, ge=0)

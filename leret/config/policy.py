@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -12,6 +12,8 @@ from leret.config.base import BaseUrls, Free, KindSettings, RecipePath
 from leret.core.bundled import POLICIES
 
 TOGETHER_URL = "https://api.together.ai/v1"
+
+T = TypeVar("T")
 
 Thinking = Annotated[bool | None, Field(description="of chat templates that know it; None leaves it to them")]
 
@@ -34,6 +36,16 @@ class PolicySettings(KindSettings):
         of_model = set(LocalPolicySettings.model_fields) - {"kind", "model", "price_prompt", "price_completion"}
         shared = {name: getattr(self, name) for name in of_model & set(type(self).model_fields)}
         return LocalPolicySettings(model=model, **shared)
+
+
+def by_predictor(first: T, others: Mapping[str, T], new: T, predictors: Collection[str] | None) -> dict[str, T]:
+    """What belongs to each predictor, under ``""`` to those without an entry, once ``new`` is that of ``predictors``.
+
+    Without ``predictors``, ``new`` takes the place of ``first``; without ``others``, it is that of all.
+    """
+    if not others:
+        return {"": new}
+    return {"": first, **others, **dict.fromkeys(predictors or [""], new)}
 
 
 class LocalPolicySettings(PolicySettings):

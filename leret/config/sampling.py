@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -167,6 +168,24 @@ class SamplingRecipe(Settings):
     data: DataSettings
     retriever: SerializeAsAny[RetrieverSettings] = BM25Settings()
     policy: SerializeAsAny[PolicySettings] = LocalPolicySettings()
+    policies: dict[str, SerializeAsAny[PolicySettings]] = Field(
+        default_factory=dict,
+        description="by the names of predictors and picks that have another policy; not sampled at temperature 0",
+    )
     program: ProgramSettings = ProgramSettings()
     sampling: SamplingSettings = SamplingSettings()
     pretrain: Annotated[PretrainSettings | None, Free()] = None
+
+    @property
+    def by_predictor(self) -> dict[str, PolicySettings]:
+        """The policies' settings, under ``""`` of all predictors without one of their own."""
+        return {"": self.policy, **self.policies}
+
+    def policy_of(self, predictors: Collection[str] | None) -> PolicySettings:
+        """The settings of the policy that some predictors, or all, share."""
+        return self.policies.get(next(iter(predictors or ()), ""), self.policy)
+
+    def decoding_of(self, predictor: str) -> dict[str, Any]:
+        """Temperature, top-p and most tokens that are not ``policy``'s alone."""
+        named = {"temperature", "top_p", "max_tokens"}
+        return self.policy_of([predictor]).model_dump(include=named) if self.policies else {}

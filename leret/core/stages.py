@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +91,7 @@ def check_resumable(
         old: recipe and digests that it was begun with.
         new: those of now.
         free: dotted keys that may differ, with all that is below them; items of a list are ``engines.model``, without
-            their number.
+            their number; ``*`` is any name.
         otherwise: what to do instead of going back to the old values.
 
     Raises:
@@ -126,8 +127,8 @@ def _files(path: Path) -> list[Path]:
 
 
 def _is_free(key: str, free: Collection[str]) -> bool:
-    parts = [part for part in key.split(".") if not part.isdigit()]
-    return any(".".join(parts[:n]) in free for n in range(1, len(parts) + 1))
+    plain = ".".join(part for part in key.split(".") if not part.isdigit())
+    return any(fnmatchcase(plain, pattern) or fnmatchcase(plain, f"{pattern}.*") for pattern in free)
 
 
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Json]]:

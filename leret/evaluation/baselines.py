@@ -77,7 +77,7 @@ class HydeActor:
         asked = f"Write a short passage of an encyclopedia that answers the question.\nQuestion: {task.text}\nPassage:"
         messages = ({"role": "user", "content": asked},)
         decoding = replace(self.decoding, max_tokens=max(self.decoding.max_tokens, _PASSAGE_TOKENS))
-        [completion] = await self.policy.complete(decoding.request(messages, task.id, step, "hyde", index))
+        [completion] = await self.policy.complete(decoding.request(need, messages, task.id, step, "hyde", index))
         passage = " ".join(completion.text.split()) or task.text
         outputs = answer_fields(need.predictor, need.call.signature, (passage,))
         return LMCall(need.predictor, need.inputs, messages, completion.text, outputs), Step(need.call, [outputs])

@@ -139,7 +139,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     if shared:
         raise ConfigError(f"evaluation: {shared[0]!r} is a system and an evaluation of this run; {_RENAME}")
     sampled = SamplingRecipe.model_validate(sampling)
-    policies = Policies(sampled.policy)
+    policies = Policies(sampled.policy, {**sampled.policies, **recipe.policies})
     key = stage_key(
         recipe,
         "a hop is a search",  # in older evaluations it was an LM call; they are refused when their rows are read
@@ -196,12 +196,14 @@ def open_evaluator(
     """The evaluator of a run's program, retriever and policies, over what `held_out` gave."""
     recipe, policy, retriever = evaluation.recipe, environment.recipe.policy, environment.retriever
     refuse_changes(evaluation.run, environment.recipe, {"retriever": retriever.digest})
+    limits = {name: one.max_tokens for name, one in evaluation.policies.others.items()}
+    environment.check_policies(evaluation.policies.others)
     setup = EvaluationSetup(
         environment.replay,
         environment.formatter,
         retriever,
         environment.engine,
-        Decoding(policy.max_tokens, recipe.temperature, policy.top_p, recipe.seed),
+        Decoding(policy.max_tokens, recipe.temperature, policy.top_p, recipe.seed, limits),
         samples=recipe.samples if recipe.temperature > 0 else 1,
     )
     search = environment.recipe.retriever

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from leret.config.policy import PolicySettings
+from leret.config.policy import PolicySettings, by_predictor
 from leret.core.errors import PolicyError
 from leret.core.progress import Progress
 from leret.core.runs import Run
@@ -30,7 +31,7 @@ from leret.evaluation.results import SystemResults, read_results, write_results
 from leret.evaluation.systems import HYDE, ORACLE, RM3, System
 from leret.policies.base import Policy
 from leret.policies.checkpoints import find_model, model_digest
-from leret.policies.load import make_policy
+from leret.policies.load import make_policy, open_policies
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
@@ -65,28 +66,38 @@ class EvaluationSetup:
 
 @dataclass(frozen=True)
 class Policies:
-    """The policies of a run, which was sampled from ``base``."""
+    """The policies of a run, which was sampled from ``base``, and of single predictors from ``others``."""
 
     base: PolicySettings
+    others: Mapping[str, PolicySettings] = field(default_factory=dict)
 
-    def settings(self, system: System | None) -> PolicySettings:
-        """The base's, but that a trained policy always runs in this process, and a policy of the recipe has its own."""
+    def settings(self, system: System | None) -> dict[str, PolicySettings]:
+        """By predictor, see `by_predictor`: the run's, but that a trained policy always runs in this process.
+
+        An actor of the recipe answers all of them.
+        """
         if system is not None and system.settings is not None:
-            return system.settings
+            return {"": system.settings}
         if system is None or system.directory is None:
-            return self.base
-        return self.base.in_process(str(system.directory.resolve()))
+            return {"": self.base, **self.others}
+        before = self.others.get(next(iter(system.predictors), ""), self.base)
+        trained = before.in_process(str(system.directory.resolve()))
+        return by_predictor(self.base, self.others, trained, system.predictors)
 
     def digest(self, system: System) -> str:
-        """Names what a system's policy computes, without loading it."""
-        settings = self.settings(system)
-        if settings.kind != "local":
-            return make_policy(settings).digest
-        return model_digest(find_model(settings.model))
+        """Names what a system's policies compute, without loading those of this process."""
+        digests = {name: _digest(settings) for name, settings in self.settings(system).items()}
+        return digests[""] if len(digests) == 1 else digest("policies", digests)
 
     def open(self, system: System) -> Policy:
-        """Load it, or connect to it."""
-        return make_policy(self.settings(system))
+        """Load them, or connect to them."""
+        return open_policies(self.settings(system), make_policy)
+
+
+def _digest(settings: PolicySettings) -> str:
+    if settings.kind != "local":
+        return make_policy(settings).digest
+    return model_digest(find_model(settings.model))
 
 
 @dataclass
@@ -157,7 +168,8 @@ class Evaluator:
         if system.prompt is None:
             return digest(self.key, system.name, *map(self._key_of, system.parts))
         own = self.setup.decoding
-        sampling = [own.max_tokens, own.temperature, own.top_p, *([own.seed] if own.temperature > 0 else [])]
+        sampling: list[Any] = [own.max_tokens, own.temperature, own.top_p, *([own.seed] if own.temperature > 0 else [])]
+        sampling += [own.limits] if own.limits else []
         return digest(self.key, self.policies.digest(system), system.prompt.digest, sampling)
 
     def _ask(

@@ -106,7 +106,7 @@ def _evaluate_systems(evaluation: Evaluation, evaluator: Evaluator) -> tuple[tup
     asked, results = [], {}
     try:
         incomplete = [s for s in evaluation.systems if s.prompt is not None and evaluator.missing(s)[1]]
-        for settings in {evaluation.policies.settings(system) for system in incomplete}:
+        for settings in {one for system in incomplete for one in evaluation.policies.settings(system).values()}:
             asyncio.run(probe(settings))
         for system in evaluation.systems:
             results[system.name], new = evaluator.evaluate(system)
@@ -171,8 +171,8 @@ def _examples(
     return examples(ours, theirs, tasks, environment.corpus, evaluation.recipe.examples)
 
 
-def _deliver(run: Run, environment: Environment, policy: PolicySettings) -> None:
-    """Write R/program: what `leret.load` needs to run the program with a policy."""
+def _deliver(run: Run, environment: Environment, policies: Mapping[str, PolicySettings]) -> None:
+    """Write R/program: what `leret.load` needs to run the program with policies by predictor."""
     settings = environment.recipe.retriever
     index = settings.index_directory(environment.cache)
     if index:
@@ -182,7 +182,7 @@ def _deliver(run: Run, environment: Environment, policy: PolicySettings) -> None
         run.program,
         adapter=environment.adapter,
         source=environment.source,
-        policy=policy,
+        policies=policies,
         retriever=settings,
         data=environment.recipe.data,
     )

@@ -50,6 +50,7 @@ class System:
         rivals: systems that it is compared with, beside the recipe's baseline.
         parts: systems whose rankings are fused; they come before it.
         control: trained to answer what the other policies' gain is due to; never the report's hero.
+        predictors: that a trained policy answers, where the run has policies for single predictors.
     """
 
     name: str
@@ -61,6 +62,7 @@ class System:
     rivals: tuple[str, ...] = ()
     control: bool = False
     parts: tuple[System, ...] = ()
+    predictors: tuple[str, ...] = ()
 
 
 def available(
@@ -142,8 +144,7 @@ def _policies(run: Run) -> list[System]:
         rivals = [fact["parent"]] if fact.get("parent") in facts else []
         rivals += [control for control, of in controlled.items() if of == name]
         control = controlled[name] is not None or recipes[name].get("targets") == "random"
-        system = System(
-            name, "policy", name, run.policies / name, prompt=ZERO_SHOT, rivals=(*rivals, RAW), control=control
-        )
-        systems.append(system)
+        predictors = tuple(recipes[name].get("predictors") or ())
+        who = run.policies / name, None, ZERO_SHOT, (*rivals, RAW), control
+        systems.append(System(name, "policy", name, *who, predictors=predictors))
     return systems

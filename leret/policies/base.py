@@ -23,6 +23,7 @@ class Request:
         stop: strings that end a completion, themselves left out of its text.
         choice: what the messages put into words, where one of several candidates is asked for: the text of the
             completion is the id of one.
+        predictor: name of the step of the program that asks; a `PolicySet` goes by it.
     """
 
     messages: Messages
@@ -32,6 +33,7 @@ class Request:
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
     choice: Choice | None = None
+    predictor: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from copy import copy
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from leret.config.policy import (
 from leret.core.bundled import policy_directory
 from leret.core.errors import PolicyError
 from leret.core.types import digest
-from leret.policies.base import Policy
+from leret.policies.base import Completion, Policy, Request
 from leret.policies.checkpoints import find_model, model_digest
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.remote.openai import OpenAIPolicy
@@ -108,6 +108,56 @@ def sampled_policy(settings: PolicySettings) -> Policy:
     policy: Any = copy(served)
     policy.digest = model_digest(find_model(settings.model))
     return policy  # type: ignore[no-any-return]
+
+
+class PolicySet:
+    """A policy for each predictor of a program, which are a policy together.
+
+    Attributes:
+        by_predictor: under ``""`` the policy of all predictors that have none of their own.
+    """
+
+    def __init__(self, by_predictor: Mapping[str, Policy]) -> None:
+        self.by_predictor = dict(sorted(by_predictor.items()))
+        self.name = ", ".join(f"{one}: {p.name}" if one else p.name for one, p in self.by_predictor.items())
+        self.meter = getattr(self.by_predictor[""], "meter", None)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Those of its policies."""
+        return {predictor: policy.digest for predictor, policy in self.by_predictor.items()}
+
+    @property
+    def digest(self) -> str:
+        """Names all of them."""
+        return digest("policies", self.digests)
+
+    async def complete(self, request: Request) -> list[Completion]:
+        """By the policy of the predictor that asks."""
+        return await policy_for(self, request.predictor).complete(request)
+
+    async def aclose(self) -> None:
+        """Close all of them."""
+        for policy in {id(policy): policy for policy in self.by_predictor.values()}.values():
+            await policy.aclose()
+
+
+def together(by_predictor: Mapping[str, Policy]) -> Policy:
+    """A `PolicySet`, or its only policy."""
+    return PolicySet(by_predictor) if len(by_predictor) > 1 else by_predictor[""]
+
+
+def policy_for(policy: Policy, predictor: str) -> Policy:
+    """Who answers a predictor."""
+    if not isinstance(policy, PolicySet):
+        return policy
+    return policy.by_predictor.get(predictor, policy.by_predictor[""])
+
+
+def open_policies(by_predictor: Mapping[str, PolicySettings], make: Callable[[PolicySettings], Policy]) -> Policy:
+    """The policies that settings by predictor name, equal ones opened once."""
+    opened = {settings: make(settings) for settings in by_predictor.values()}
+    return together({predictor: opened[settings] for predictor, settings in by_predictor.items()})
 
 
 async def probe(settings: PolicySettings) -> None:

@@ -26,10 +26,10 @@ from leret.core.classes import class_at, path_of
 from leret.core.dspy_internals import LM_ATTRIBUTES
 from leret.core.errors import ConfigError, PolicyError, ProgramError
 from leret.core.types import digest
-from leret.policies.base import Request
+from leret.policies.base import Policy, Request
 from leret.policies.checkpoints import adapter_base, find_model, load_tokenizer, model_digest, read_model_json
 from leret.policies.dspy_lm import PolicyLM, policy_lm
-from leret.policies.load import PROBE_S
+from leret.policies.load import PROBE_S, shared_policy
 from leret.policies.local.chat_template import PromptEncoder
 from leret.policies.remote.openai import OpenAIPolicy
 from leret.policies.serving.engines import Listening
@@ -111,8 +111,10 @@ def policy_record(
         record["template"] = template_digest(path)
         encoder = PromptEncoder(load_tokenizer(path, settings.template), None, path.name, settings.enable_thinking)
         record["n_tokens"] = len(encoder.encode(_PROBE).token_ids)
-        if keep and (path / "training.json").is_file():
-            settings = settings.model_copy(update={"model": str(_keep(path, directory / "policies" / record["name"]))})
+    elif keep and (path := Path(settings.model)).is_dir():
+        record["name"] = f"{path.name}-{shared_policy(settings).digest[:8]}"
+    if keep and "name" in record and (path / "training.json").is_file():
+        settings = settings.model_copy(update={"model": str(_keep(path, directory / "policies" / record["name"]))})
     return {"policy": portable(settings, directory), **record}
 
 
@@ -124,6 +126,14 @@ def template_digest(path: Path) -> str:
     text = read_model_json(config).get("chat_template") if config.is_file() else None
     base = adapter_base(path) if text is None else None
     return digest(text) if base is None else template_digest(base)
+
+
+def open_policy(record: Mapping[str, Any], directory: Path) -> Policy:
+    """The policy of a record in ``directory``, which answers picks; PolicyError where its files are not there."""
+    settings = located(PolicySettings.model_validate(record["policy"]), directory)
+    if isinstance(settings, LocalPolicySettings):
+        _check_files(settings, record)
+    return shared_policy(settings)
 
 
 def open_lm(

@@ -31,9 +31,11 @@ from leret.core.dspy_internals import run_program
 from leret.core.errors import ConfigError, ProgramError
 from leret.core.files import write_atomically
 from leret.datasets.load import load_corpus
-from leret.policies.saved import Servers, lm_record, open_lm, policy_record
+from leret.policies.load import policy_state
+from leret.policies.saved import Servers, lm_record, open_lm, open_policy, policy_record
 from leret.programs.adapters import adapter_record, load_adapter
 from leret.programs.load import FILE_MODULE, load_program
+from leret.programs.pick import named_picks
 from leret.programs.search import Search
 from leret.retrieval.base import Retriever
 from leret.retrieval.caching import with_cache
@@ -117,7 +119,7 @@ def save(
     *,
     adapter: dspy.Adapter | None = None,
     source: ProgramSource | None = None,
-    policy: PolicySettings | None = None,
+    policies: Mapping[str, PolicySettings] | None = None,
     retriever: RetrieverSettings | None = None,
     data: DataSettings | None = None,
 ) -> None:
@@ -128,7 +130,8 @@ def save(
         directory: files of other names in it stay.
         adapter: by default that of ``dspy.settings``, else DSPy's own.
         source: the program's file, which is copied; by default its class is named by its module.
-        policy: of all predictors, at temperature 0, in place of their LMs.
+        policies: by predictor, under ``""`` of all others, at temperature 0, in place of their LMs and of the actors
+            of picks.
         retriever: of every `leret.Search`, over the corpus of ``data``; by default the program brings its own.
         data: holds the corpus.
 
@@ -141,17 +144,19 @@ def save(
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     parts = _parts(program)
-    lms = list(dict.fromkeys(part.lm for part in parts.values() if getattr(part, "lm", None) is not None))
-    if policy is None:
-        records = [lm_record(lm, directory) for lm in lms]
-    else:
-        records = [policy_record(policy, directory, {"temperature": 0.0})]
+    picks = named_picks(program)
+    actors = {name: policy_state(pick.actor) for name, pick in picks.items() if pick.actor is not None}
+    of_pick = {name: PolicySettings.model_validate(state) for name, state in actors.items()}
+    of_predictor: dict[str, Any] = {name: getattr(part, "lm", None) for name, part in parts.items()}
+    if policies is not None:
+        of_predictor = {name: policies.get(name.removeprefix("self."), policies[""]) for name in parts}
+        of_pick = {name: policies.get(name, policies[""]) for name in picks}
+    lms = list(dict.fromkeys(lm for lm in of_predictor.values() if lm is not None))
+    greedy = {"temperature": 0.0}
+    records = [lm_record(lm, directory) if policies is None else policy_record(lm, directory, greedy) for lm in lms]
     places = {lm: place for place, lm in enumerate(lms)}
     predictors = {
-        name: {
-            "state": {**part.dump_state(), "lm": None},
-            "lm": places.get(getattr(part, "lm", None)) if policy is None else 0,
-        }
+        name: {"state": {**part.dump_state(), "lm": None}, "lm": places.get(of_predictor[name])}
         for name, part in parts.items()
     }
     value = {
@@ -161,6 +166,7 @@ def save(
         "adapter": adapter_record(adapter or dspy.settings.adapter or dspy.ChatAdapter()),
         "predictors": predictors,
         "lms": records,
+        "picks": {name: policy_record(one, directory, {}, keep=policies is None) for name, one in of_pick.items()},
         "retriever": retriever and portable(retriever, directory),
         "data": data and portable(data, directory),
     }
@@ -186,7 +192,7 @@ def load(
         serve: where the leret policies of its predictors run. None: as they were saved. ``local``: in this process.
             ``vllm``: on servers that are started here and end with the program. A URL: on this OpenAI-compatible
             server (``http://127.0.0.1:8000/v1``), which needs no torch here; it must list them by their name, as
-            `leret serve policy` does. LMs of other makers stay as they were saved, at their own endpoint.
+            `leret serve policy` does. LMs of other makers, and what answers picks, stay as they were saved.
         lm: runs the predictors instead of the saved LMs.
         retriever: searches instead of the saved index.
         program: takes the saved state, where the class cannot be constructed from what was saved.
@@ -213,6 +219,9 @@ def load(
     try:
         lms = [open_lm(record, directory, serve, servers, api_key_env) for record in saved["lms"] if lm is None]
         _restore(program, saved["predictors"], lambda place: lm or (None if place is None else lms[place]))
+        for name, pick in named_picks(program).items():
+            record = saved.get("picks", {}).get(name)
+            pick.actor = pick.actor if record is None else open_policy(record, directory)
         return TrainedProgram(program, load_adapter(saved["adapter"]), servers)
     except BaseException:
         servers.close()

@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 
     from leret.core.usage import UsageByPrompt
     from leret.policies.base import Policy
-    from leret.programs.needs import Step
+    from leret.programs.needs import NeedsCompletion, Step
     from leret.programs.prompts import Prompt
     from leret.programs.replay import SearchResults
     from leret.programs.runner import ProgramRunner
     from leret.retrieval.batching import SearchBatcher
-    from leret.sampling.rollouts.branching import SamplingPlan
+    from leret.sampling.rollouts.branching import Role, SamplingPlan
     from leret.sampling.rollouts.scheduler import SamplingStats
 
 Distribute = Callable[[SamplingRecipe, Run, str, Sequence[Task], Progress], "SamplingStats"]
@@ -226,8 +226,10 @@ def opened(
             "raise the temperature, or set samples: 1"
         )
     refuse_changes(run, recipe, {})
-    asyncio.run(probe(recipe.policy))
+    for settings in recipe.by_predictor.values():
+        asyncio.run(probe(settings))
     with Environment(recipe, run.cache, progress) as bench:
+        bench.check_policies(recipe.policies)
         progress.start("data and index", None)
         refuse_changed_files(run, bench)
         questions = bench.questions(recipe.data.split, recipe.data.limit, recipe.data.part)
@@ -249,19 +251,20 @@ def begin(
 
     The policy of the run's recipe stays the one of the first round: the base of all others.
     """
-    from leret.policies.load import sampled_policy
+    from leret.policies.load import PolicySet, open_policies, sampled_policy
 
-    policy = sampled_policy(bench.recipe.policy)
+    policy = open_policies(bench.recipe.by_predictor, sampled_policy)
     if policy_digest not in {None, policy.digest}:
         raise RunError(f"policy.model: {bench.recipe.policy.model} is another model here than where sampling was begun")
     with FileLock(run.setup_lock):
         manifest = run.manifest()
         section: dict[str, Any] = bench.recipe.model_dump(mode="json")
-        rounds: list[dict[str, str]] = manifest.get("rounds", [])
+        rounds: list[dict[str, Any]] = manifest.get("rounds", [])
         if rounds and rounds[0]["digest"] != policy.digest:
-            section["policy"] = manifest["sampling"]["policy"]
+            section |= {name: manifest["sampling"].get(name, {}) for name in ("policy", "policies")}
         if all(entry["digest"] != policy.digest for entry in rounds):
-            entry = {"policy": policy.name, "model": bench.recipe.policy.model, "digest": policy.digest}
+            entry: dict[str, Any] = {"policy": policy.name, "model": bench.recipe.policy.model, "digest": policy.digest}
+            entry |= {"digests": policy.digests} if isinstance(policy, PolicySet) else {}
             rounds = [*rounds, entry | ({"part": bench.recipe.data.part} if bench.recipe.data.part else {})]
         known = {**manifest.get("digests", {}), **digests, "policy": policy.digest}
         with run.writing():
@@ -285,7 +288,7 @@ async def sample_session(
     from leret.core.usage import UsageByPrompt, UsageEvents
     from leret.retrieval.batching import SearchBatcher
     from leret.sampling.bank.bank import load_or_build_bank
-    from leret.sampling.rollouts.branching import Role, SamplingPlan
+    from leret.sampling.rollouts.branching import SamplingPlan
     from leret.sampling.rollouts.scheduler import SamplingStats
 
     lm, settings = bench.recipe.policy, bench.recipe.sampling
@@ -295,7 +298,7 @@ async def sample_session(
             prompts = await load_or_build_bank(run, bench, policy, search, tasks, progress)
             plan = SamplingPlan(
                 tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens,
-                role=lambda need: Role(policy, credit=settings.credit), reward=settings.reward,
+                role=lambda need: _role(bench.recipe, policy, need), reward=settings.reward,
                 final=settings.end_reward, n_continuations=settings.n_continuations, final_weight=settings.final_weight,
             )  # fmt: skip
             plan = await with_credit(plan, bench.runner(search), store, tasks, run)
@@ -317,6 +320,14 @@ async def sample_session(
         progress.finish()
         search.close()
         await policy.aclose()
+
+
+def _role(recipe: SamplingRecipe, policy: Policy, need: NeedsCompletion) -> Role:
+    """Of a predictor; one whose own policy is greedy is not sampled."""
+    from leret.sampling.rollouts.branching import Role
+
+    decoding = recipe.decoding_of(need.predictor)
+    return Role(policy, decoding.get("temperature") != 0, recipe.sampling.credit, **decoding)
 
 
 def scorable(questions: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from leret.core.errors import LeretError, TrainingError
 from leret.core.runs import Run, program_digest, versions
 from leret.policies.base import Messages
 from leret.policies.local.chat_template import PromptEncoder
+from leret.policies.serving.model import sampled_settings
 from leret.training.algorithms.base import Algorithm
 from leret.training.data import Encoded, TokenEncoder, TrainingExample, plain
 from leret.training.model import InitialPolicy
@@ -111,6 +112,8 @@ def check_parity(
     examples: Sequence[TrainingExample],
     encoder: TokenEncoder,
     encoded: Sequence[Encoded],
+    *,
+    predictors: Collection[str] | None = None,
 ) -> None:
     """Compare some of what is trained with what was sent; `TrainingError` with the first place that differs."""
     check_ids(examples, encoder, encoded)
@@ -119,8 +122,10 @@ def check_parity(
     from leret.sampling.store.store import Store
 
     with Store(run.store, read_only=True) as store:
-        states = list(islice(store.groups(run.manifest().get("digests", {}).get("policy")), _STATES))
-    _check_counts(run, initial, encoder, states)
+        groups = store.groups(run.manifest().get("digests", {}).get("policy"))
+        trained = (group for group in groups if predictors is None or group.state.predictor in predictors)
+        states = list(islice(trained, _STATES))
+    _check_counts(sampled_settings(run, predictors), initial, encoder, states)
     _check_examples(run, states, examples)
     _check_program(run, states)
 
@@ -143,9 +148,10 @@ def check_ids(examples: Sequence[TrainingExample], encoder: TokenEncoder, encode
             )
 
 
-def _check_counts(run: Run, initial: InitialPolicy, encoder: TokenEncoder, states: Sequence[StateSamples]) -> None:
+def _check_counts(
+    settings: Mapping[str, Any], initial: InitialPolicy, encoder: TokenEncoder, states: Sequence[StateSamples]
+) -> None:
     """The sampler counted as many tokens in a zero-shot prompt as are trained, where it was the same model."""
-    settings = run.section("sampling", "leret sample RECIPE").get("policy", {})
     served = str(settings.get("model", "")).rstrip("/").rpartition("/")[2]
     if initial.name != "base" and served != initial.directory.name:
         return  # another model's tokenizer may count as it likes
@@ -191,7 +197,7 @@ def _check_program(run: Run, states: Sequence[StateSamples]) -> None:
         formatter = Environment.open(run).formatter
     except (LeretError, OSError, ValidationError) as error:  # the last: the run holds no whole recipe
         return run.event("train", "messages not checked", why=str(error))
-    for state in (group.state for group in states):
+    for state in (group.state for group in states if group.state.predictor not in formatter.picks):
         try:
             today = plain(formatter.messages(formatter.need(state.predictor, state.inputs)))
         except KeyError:

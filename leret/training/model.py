@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +15,7 @@ from leret.core.bundled import POLICIES
 from leret.core.errors import MissingDependency, TrainingError
 from leret.core.runs import Run
 from leret.policies.checkpoints import adapter_base, find_model, load_tokenizer, load_weights, model_digest
-from leret.policies.serving.model import sampled_model
+from leret.policies.serving.model import sampled_model, sampled_settings
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -37,11 +37,14 @@ class InitialPolicy:
         return of_hub[-1].removeprefix("models--").replace("--", "/", 1) if of_hub else self.directory.name
 
 
-def find_initial(run: Run, init_from: str) -> InitialPolicy:
-    """Resolve the recipe's ``init_from``; refused where it is unknown, damaged, or changed since it was sampled."""
+def find_initial(run: Run, init_from: str, predictors: Collection[str] | None = None) -> InitialPolicy:
+    """Resolve the recipe's ``init_from``; refused where it is unknown, damaged, or changed since it was sampled.
+
+    ``base`` is the policy that answered ``predictors`` in the run.
+    """
     trained = run.policies / init_from
     if init_from == "base":
-        model = sampled_model(run)
+        model = sampled_model(run, predictors)
     elif (trained / "training.json").is_file():
         model = str(trained)
     elif init_from in POLICIES or Path(init_from).is_dir() or _HUB_NAME.fullmatch(init_from):
@@ -55,8 +58,8 @@ def find_initial(run: Run, init_from: str) -> InitialPolicy:
     path = find_model(model).resolve()
     digest = model_digest(path)
     if init_from == "base":
-        _check_unchanged(run, path, digest)
-    template = run.section("sampling", "leret sample RECIPE").get("policy", {}).get("template")
+        _check_unchanged(run, path, digest, predictors)
+    template = sampled_settings(run, predictors).get("template")
     return InitialPolicy(init_from, path, digest, int(training_record(path).get("total_steps", 0)), template)
 
 
@@ -71,11 +74,11 @@ def training_record(directory: Path) -> dict[str, Any]:
         raise TrainingError(f"{path} cannot be read ({error}); remove {directory} and train it again") from error
 
 
-def _check_unchanged(run: Run, path: Path, digest: str) -> None:
-    manifest = run.manifest()
-    rounds = manifest.get("rounds") or []
-    local = manifest["sampling"].get("policy", {}).get("kind") == "local"
-    if local and rounds and rounds[0]["digest"] != digest:
+def _check_unchanged(run: Run, path: Path, digest: str, predictors: Collection[str] | None) -> None:
+    rounds = run.manifest().get("rounds") or []
+    local = sampled_settings(run, predictors).get("kind") == "local"
+    known = rounds and rounds[0].get("digests", {"": rounds[0]["digest"]})
+    if local and known and digest not in {known.get(name, known[""]) for name in predictors or [""]}:
         raise TrainingError(
             f"the policy in {path} is no longer the one that {run.path} was sampled from: its files have changed. Put "
             "the old ones back, or sample a new run with the new ones"
@@ -155,6 +158,11 @@ def save_policy(model: Any, tokenizer: Any, directory: Path, state: Mapping[str,
     tokenizer.save_pretrained(directory)
     if not peft and model.can_generate():
         model.generation_config.save_pretrained(directory)
+
+
+def library_of(model: Any) -> str:
+    """That loads a model which was saved, for its card."""
+    return "peft" if hasattr(model, "peft_config") else "transformers"
 
 
 def pick_device(device: str) -> str:

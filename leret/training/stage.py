@@ -23,6 +23,7 @@ from leret.core.progress import Progress, Silent
 from leret.core.runs import Run, versions
 from leret.core.stages import check_resumable
 from leret.core.types import Task
+from leret.policies.serving.model import sampled_settings
 from leret.training.alarms import best_step, first_alarms
 from leret.training.algorithms import ALGORITHMS, OnlineAlgorithm
 from leret.training.algorithms.base import Algorithm, TrainerInputs
@@ -34,6 +35,7 @@ from leret.training.memory import check_memory, estimate_memory
 from leret.training.model import (
     InitialPolicy,
     find_initial,
+    library_of,
     load_for_training,
     pick_device,
     positions,
@@ -41,7 +43,8 @@ from leret.training.model import (
     stop_ids,
     training_record,
 )
-from leret.training.online.recipe import OnlineRecipe, TwoEngines
+from leret.training.online.recipe import RoundRecipe, TwoEngines
+from leret.training.picking.recipe import PickingRecipe
 from leret.training.process import Interrupt, training_process
 from leret.training.validation import Validation, open_validation
 
@@ -130,7 +133,7 @@ def plan(recipe: TrainingRecipe, run: Run) -> TrainPlan:
         _finished(job)
     batches = -(-len(job.examples) // (recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps))
     steps = job.max_steps or max(1, round(batches * recipe.num_train_epochs))
-    if isinstance(recipe, OnlineRecipe):
+    if isinstance(recipe, RoundRecipe):
         steps = recipe.n_steps(len(job.tasks))
     return TrainPlan(
         name=recipe.policy_name,
@@ -146,11 +149,17 @@ def plan(recipe: TrainingRecipe, run: Run) -> TrainPlan:
 def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
     """What a recipe asks for, resolved in a run."""
     check_trackers(recipe)
-    initial, algorithm = find_initial(run, recipe.init_from), ALGORITHMS[recipe.algorithm]
+    recipe, algorithm = _with_predictors(recipe, run), ALGORITHMS[recipe.algorithm]
+    if isinstance(recipe, PickingRecipe):
+        from leret.training.picking.learner import find_picker
+
+        initial = find_picker(run, recipe)
+    else:
+        initial = find_initial(run, recipe.init_from, recipe.predictors)
     examples: Sequence[TrainingExample] = ()
     tasks: Sequence[Task] = ()
     if isinstance(algorithm, OnlineAlgorithm):
-        tasks, digests = _tasks(cast(OnlineRecipe, recipe), run)
+        tasks, digests = _tasks(cast(RoundRecipe, recipe), run)
         ids = {task.id for task in tasks}
     else:
         examples = algorithm.read_examples(recipe, run)
@@ -172,8 +181,8 @@ def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
         CheckpointDirectory(run.policies, recipe.policy_name),
         key={"recipe": recipe.model_dump(mode="json"), "digest": digests},
         max_steps=recipe.max_steps or _matched_steps(run, recipe, initial),
-        enable_thinking=run.section("sampling", "leret sample RECIPE").get("policy", {}).get("enable_thinking"),
-        check=partial(check_parity, run, initial, examples),
+        enable_thinking=sampled_settings(run, recipe.predictors).get("enable_thinking"),
+        check=partial(check_parity, run, initial, examples, predictors=recipe.predictors),
         validation=validation,
         event=partial(run.event, "train"),
         run=run,
@@ -181,7 +190,21 @@ def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
     )
 
 
-def _tasks(recipe: OnlineRecipe, run: Run) -> tuple[Sequence[Task], dict[str, str]]:
+def _with_predictors(recipe: TrainingRecipe, run: Run) -> TrainingRecipe:
+    """The recipe with the predictors that it trains, where those of the run have several policies."""
+    policies = run.section("sampling", "leret sample RECIPE").get("policies")
+    if not policies or recipe.predictors is not None:
+        return recipe
+    from leret.sampling.rollouts.environment import Environment
+
+    with Environment.open(run) as bench:
+        own = tuple(name for name in bench.replay.names if name not in policies)
+    if not own:
+        raise TrainingError(f"predictors: say which of {', '.join(policies)} are trained; each has its own policy")
+    return recipe.model_copy(update={"predictors": own})
+
+
+def _tasks(recipe: RoundRecipe, run: Run) -> tuple[Sequence[Task], dict[str, str]]:
     """What an online algorithm samples, and the digests of it and of the program."""
     from leret.sampling.rollouts.environment import Environment, questions_digest, refuse_changed_files
     from leret.training.online.rounds import training_tasks
@@ -252,14 +275,14 @@ def fit(
     began = time.monotonic()
     recipe, directory = job.recipe, job.directory
     algorithm, device = ALGORITHMS[recipe.algorithm], pick_device(recipe.device)
-    if isinstance(algorithm, OnlineAlgorithm) and not cast(OnlineRecipe, recipe).by_trl:
+    if isinstance(algorithm, OnlineAlgorithm) and not cast(RoundRecipe, recipe).by_trl:
         from leret.training.online.loop import fit_online
 
         if job.run is None:
             raise TrainingError(
                 f"algorithm: {recipe.algorithm} samples a run's tasks afresh; for examples: sft, dpo, ipo"
             )
-        given = cast(OnlineRecipe, recipe), algorithm, job.initial, job.run, job.tasks, directory, job.key
+        given = cast(RoundRecipe, recipe), algorithm, job.initial, job.run, job.tasks, directory, job.key
         return fit_online(*given, progress, interrupt, validation=job.validation, event=job.event), True
     with training_process(recipe.threads if device == "cpu" else None), ExitStack() as opened:
         model, tokenizer = load_for_training(job.initial, recipe.lora, recipe.dtype)
@@ -372,6 +395,6 @@ def _save(trainer: Any, tokenizer: Any, record: TrainingRecord, method: str, job
     if trainer.is_world_process_zero():
         save_policy(model, tokenizer, final, state)
         trainer.state.save_to_json(str(final / "trainer_state.json"))
-        record.write(final, method, job.initial.base_model, hasattr(model, "peft_config"))
+        record.write(final, method, job.initial.base_model, library_of(model))
         job.directory.publish()
     accelerator.wait_for_everyone()

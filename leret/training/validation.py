@@ -33,11 +33,15 @@ _OTHER = "set eval_split: train, which leaves eval_tasks tasks out of the traini
 
 @dataclass(frozen=True)
 class Validation:
-    """Tasks, and the environment that a program answers them in; the environment is opened at the first use."""
+    """Tasks, and the environment that a program answers them in; the environment is opened at the first use.
+
+    ``predictors`` are those that are trained; None where the run has one policy.
+    """
 
     environment: Environment
     tasks: Sequence[Task]
     measure: str
+    predictors: Sequence[str] | None = None
 
     @property
     def ids(self) -> frozenset[str]:
@@ -53,9 +57,14 @@ class Validation:
         """Means over the tasks, in [0, 1], of a causal LM, also in training: ``eval_MEASURE`` and ``eval_unparsed``."""
         from leret.policies.local.policy import LocalPolicy
 
-        thinking = self.environment.recipe.policy.model_dump().get("enable_thinking")
+        thinking = self.environment.recipe.policy_of(self.predictors).model_dump().get("enable_thinking")
         name = f"step {step}"
-        policy = LocalPolicy.over(model, tokenizer, name=name, digest=digest(name), enable_thinking=thinking)
+        return self.run_policy(
+            LocalPolicy.over(model, tokenizer, name=name, digest=digest(name), enable_thinking=thinking)
+        )
+
+    def run_policy(self, policy: Policy) -> dict[str, float]:
+        """As `run_model`, of any policy, which it closes."""
         return self.figures(asyncio.run(self._rollouts(policy)))
 
     def figures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -83,7 +92,10 @@ class Validation:
 
         environment = self.environment
         searches = SearchBatcher(environment.retriever)
-        actor = PolicyActor(policy, environment.formatter, Decoding(environment.recipe.policy.max_tokens))
+        policy = environment.policies(policy, self.predictors)
+        recipe = environment.recipe
+        limits = {name: one.max_tokens for name, one in recipe.policies.items()}
+        actor = PolicyActor(policy, environment.formatter, Decoding(recipe.policy.max_tokens, limits=limits))
         try:
             async with aclosing(policy):
                 return await RolloutRunner(environment.runner(searches), actor).run(self.tasks)
@@ -119,7 +131,7 @@ def open_validation(recipe: TrainingRecipe, run: Run, trained: Collection[str]) 
     if not tasks:
         raise TrainingError(f"eval_split: no task of {recipe.eval_split} has gold documents or answers; {_OTHER}")
     tasks.sort(key=lambda task: (task.id in trained, rank_of(task.id, seed, "validation")))
-    return Validation(environment, tasks[: recipe.eval_tasks], recipe.metric_for_best_model)
+    return Validation(environment, tasks[: recipe.eval_tasks], recipe.metric_for_best_model, recipe.predictors)
 
 
 def _outcome(task: Task, rollout: Rollout) -> Outcome:

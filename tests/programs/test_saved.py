@@ -34,7 +34,7 @@ def saved(tmp_path):
         tmp_path / "run/program",
         source=source,
         adapter=leret.CompactAdapter(),
-        policy=LocalPolicySettings(model=str(tiny_policy(tmp_path / "run/policies/sft")), max_tokens=4),
+        policies={"": LocalPolicySettings(model=str(tiny_policy(tmp_path / "run/policies/sft")), max_tokens=4)},
         retriever=BM25Settings(k=2, index=str(tmp_path / "run/cache/bm25")),
         data=data,
     )

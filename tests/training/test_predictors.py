@@ -4,15 +4,20 @@ import json
 
 import pytest
 
+import leret
+from leret.config.evaluation import EvalRecipe
 from leret.config.sampling import SamplingRecipe
-from leret.core.errors import TrainingError
+from leret.core.bundled import policy_directory
+from leret.core.errors import ConfigError, PolicyError, RunError, TrainingError
 from leret.core.runs import Run
+from leret.evaluation.stage import evaluate
 from leret.sampling.rollouts.environment import Environment
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from leret.training.algorithms.kto import KTORecipe
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
+from leret.training.model import find_initial
 from leret.training.stage import make_job, train
 
 PROGRAM = """
@@ -87,3 +92,45 @@ def test_the_reference_answer_is_the_target_where_a_predictor_writes_it(sampled)
     assert all(example.completions == (answers[example.question_id],) for example in examples)
     with pytest.raises(TrainingError, match=r"writes story alone \(write writes query; answer writes answer\)"):
         make_job(SFTRecipe(targets="answer", field="story"), run)
+
+
+def several(directory, name="answer", **policy):
+    """The recipe of `Answering`, one of whose predictors has a policy of its own."""
+    (directory / "program.py").write_text(PROGRAM)
+    program = {"path": f"{directory}/program.py:Answering", "adapter": {"kind": "compact"}}
+    sampling = RECIPE["sampling"] | {"credit": "final"}
+    policies = {name: {"model": "agent", "temperature": 0.0, "max_tokens": 6} | policy}
+    return SamplingRecipe.model_validate({**RECIPE, "program": program, "sampling": sampling, "policies": policies})
+
+
+def test_each_predictor_may_have_its_own_policy_from_sampling_to_the_loaded_program(tmp_path):
+    run = Run.create(tmp_path / "run")
+    sample(several(tmp_path), run)
+    with Store(run.store, read_only=True) as store:
+        groups = {name: [g for g in store.groups() if g.state.predictor == name] for name in ("write", "answer")}
+        [policy] = {group.policy_digest for group in store.groups()}
+    assert policy == run.manifest()["digests"]["policy"]
+    assert {len(group.samples) for group in groups["write"]} == {4}
+    assert {(len(g.samples), g.samples[0].is_sampled) for g in groups["answer"]} == {(1, False)}  # it is greedy
+    job = make_job(IPORecipe(), run)
+    assert job.recipe.predictors == ("write",)
+    assert predictors(run, job.examples) == {"write"}
+    for name, model in (("write", "demo"), ("answer", "agent")):
+        assert find_initial(run, "base", (name,)).directory == policy_directory(model).resolve()
+    with pytest.raises(PolicyError, match="train them one by one"):
+        make_job(IPORecipe(predictors=("write", "answer")), run)
+    train(IPORecipe(name="pairs", max_steps=1, per_device_train_batch_size=2), run)
+    report = evaluate(EvalRecipe(systems=("base", "pairs"), limit=2, resamples=20), run)
+    assert [row["system"] for row in report.summary["rows"]] == ["base", "pairs"]
+    program = leret.load(run.program)
+    assert [lm.model.rpartition("/")[2] for lm in (p.lm for p in program.predictors())] == ["pairs", "agent"]
+
+
+def test_a_policy_of_no_predictor_and_another_decoding_are_refused(tmp_path):
+    run = Run.create(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"policies\.reply: .* it has write, answer"):
+        sample(several(tmp_path, "reply"), run)
+    sample(several(tmp_path), run)
+    assert sample(several(tmp_path, device="cpu"), run).new_samples == 0
+    with pytest.raises(RunError, match=r"policies\.answer\.max_tokens: 6 in the run, 7"):
+        sample(several(tmp_path, max_tokens=7), run)

@@ -55,12 +55,14 @@ class EncoderQ:
         state, action = (scratch_encoder(texts, self.settings, self.settings.seed + i) for i in range(2))
         self._take(state, action)
 
-    def q(self, choices: Sequence[Choice], twin: bool = False) -> list[Tensor]:
+    def q(self, choices: Sequence[Choice], twin: bool = False, at: Sequence[int] | None = None) -> list[Tensor]:
         """Each text of a candidate is encoded once a call."""
         places: dict[str, int] = {}
-        rows = [_rows(self._actions(choice.candidates), places) for choice in choices]
-        embeddings = self._action(list(places))
-        return self._values(choices, self._states(choices), rows, embeddings, twin)
+        texts = [self._actions(choice.candidates) for choice in choices]
+        if at is not None:
+            texts = [[own[i]] for own, i in zip(texts, at, strict=True)]
+        rows = [_rows(own, places) for own in texts]
+        return self._values(choices, self._states(choices), rows, self._action(list(places)), twin, at)
 
     def score(self, choices: Sequence[Choice]) -> list[Tensor]:
         """Each text of a candidate is encoded once a `renew`."""
@@ -114,12 +116,21 @@ class EncoderQ:
         return [prefix + text for text in texts] if prefix else texts
 
     def _values(
-        self, choices: Sequence[Choice], states: Tensor, rows: Sequence[Tensor], embeddings: Tensor, twin: bool = False
+        self,
+        choices: Sequence[Choice],
+        states: Tensor,
+        rows: Sequence[Tensor],
+        embeddings: Tensor,
+        twin: bool = False,
+        at: Sequence[int] | None = None,
     ) -> list[Tensor]:
         """(n_candidates,) a choice, or (2, n_candidates); ``rows`` are the candidates' in ``embeddings``."""
         sizes = [len(own) for own in rows]
         whose = torch.arange(len(choices)).repeat_interleave(torch.tensor(sizes))
-        positions = torch.from_numpy(np.concatenate([self._positions(choice) for choice in choices]))
+        turned = [self._positions(choice) for choice in choices]
+        if at is not None:
+            turned = [own[[i]] for own, i in zip(turned, at, strict=True)]
+        positions = torch.from_numpy(np.concatenate(turned))
         flat = torch.cat(list(rows))
         step = len(flat) if torch.is_grad_enabled() else _ROWS
         found = [

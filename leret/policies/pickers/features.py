@@ -88,9 +88,11 @@ class FeatureQ:
         self.module.mean.copy_(torch.from_numpy(rows.mean(axis=0)))
         self.module.scale.copy_(torch.from_numpy(np.where(deviations > 1e-6, deviations, 1.0)))
 
-    def q(self, choices: Sequence[Choice], twin: bool = False) -> list[Tensor]:
+    def q(self, choices: Sequence[Choice], twin: bool = False, at: Sequence[int] | None = None) -> list[Tensor]:
         assert self.module is not None
         found = [self._aligned(*self._function(choice)) for choice in choices]
+        if at is not None:
+            found = [rows[[i]] for rows, i in zip(found, at, strict=True)]
         device = self.module.mean.device
         heads = self.module(torch.from_numpy(np.concatenate(found)).to(device))
         sizes = [len(rows) for rows in found]

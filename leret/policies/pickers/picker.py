@@ -43,7 +43,7 @@ class QFunction(Protocol):
         """Make the network for choices like these; nothing where it is made."""
         ...
 
-    def q(self, choices: Sequence[Choice], twin: bool = False) -> list[Tensor]:
+    def q(self, choices: Sequence[Choice], twin: bool = False, at: Sequence[int] | None = None) -> list[Tensor]:
         """As `Picker.q`; the network is there."""
         ...
 
@@ -107,12 +107,13 @@ class Picker:
         """Make the network of a picker that starts from nothing: its vocabulary, or the scale of its features."""
         self._function.fit(choices)
 
-    def q(self, choices: Sequence[Choice], twin: bool = False) -> list[Tensor]:
+    def q(self, choices: Sequence[Choice], twin: bool = False, at: Sequence[int] | None = None) -> list[Tensor]:
         """Values with gradients: (n_candidates,) float32 a choice, or (2, n_candidates) with ``twin``.
 
         Each of the two rows reads half of the network's last layer; their mean is what is returned without ``twin``.
+        With ``at``, a place for each choice, only the value of the candidate there: (1,) or (2, 1).
         """
-        return self._made().q(choices, twin)
+        return self._made().q(choices, twin, at)
 
     def score(self, choices: Sequence[Choice]) -> list[Tensor]:
         """Values without gradients, in evaluation mode: (n_candidates,) float32 on the CPU a choice."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leret.config.policy import PickerSettings, PolicySettings
 from leret.core.bundled import POLICIES
 from leret.core.errors import ConfigError, PolicyError
 from leret.core.files import atomic_directory
@@ -148,12 +149,26 @@ def _resolve(policy: str) -> tuple[str, str]:
     return policy, policy
 
 
-def sampled_model(run: Run) -> str:
+def sampled_settings(run: Run, predictors: Collection[str] | None = None) -> Mapping[str, Any]:
+    """The policy's section of the recipe that a run was sampled by: of some predictors, or ``policy`` itself."""
+    section = run.section("sampling", "leret sample RECIPE")
+    own, first = section.get("policies", {}), section.get("policy", {})
+    found = [own.get(name, first) for name in predictors or ()] or [first]
+    if any(one != found[0] for one in found):
+        raise PolicyError(
+            f"predictors: {', '.join(predictors or ())} have different policies in {run.path}; train them one by one"
+        )
+    return dict(found[0])
+
+
+def sampled_model(run: Run, predictors: Collection[str] | None = None) -> str:
     """The weights that a run was sampled from: a shipped policy, a directory, or a repository of the hub."""
-    sampled: Mapping[str, Any] = run.section("sampling", "leret sample RECIPE").get("policy", {})
+    sampled = sampled_settings(run, predictors)
     model = str(sampled.get("model", ""))
     if model in POLICIES or Path(model).is_dir():
         return model
+    if isinstance(PolicySettings.model_validate(sampled), PickerSettings):
+        raise PolicyError(f"{run.path} was sampled with a picker, which only algorithm: pqn and pick train")
     if sampled.get("kind") != "local":
         raise PolicyError(
             f"{run.path} was sampled from {model!r} on a server, and the run does not know where its weights are; "

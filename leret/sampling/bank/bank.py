@@ -45,7 +45,7 @@ async def load_or_build_bank(
     if (bank := load_bank(run)) is not None:
         return bank
     settings = bench.recipe.sampling
-    if settings.prompts == 1:
+    if settings.prompts == 1 or not bench.replay.predictors:  # a pick has no demos
         prompts = [ZERO_SHOT]
     elif settings.bank.path is not None:
         prompts = _given(Path(settings.bank.path), settings.prompts)
@@ -96,6 +96,8 @@ async def _bootstrapped(
     run: Run, bench: Environment, policy: Policy, searches: SearchBatcher, tasks: Sequence[Task], progress: Progress
 ) -> list[Prompt]:
     from leret.policies.dspy_lm import policy_lm
+    from leret.policies.load import policy_for
+    from leret.programs.pick import named_picks
     from leret.sampling.bank.bootstrap import BankPlan, bootstrap_prompts, cached_completion_lm
 
     recipe, settings = bench.recipe, bench.recipe.sampling
@@ -104,18 +106,22 @@ async def _bootstrapped(
     rollouts = await _zero_shot(bench, policy, searches, train, progress)
     threshold = _threshold(bench, train, rollouts)
     asked = {"max_tokens": recipe.policy.max_tokens, "top_p": recipe.policy.top_p}
-    cold, warm = (policy_lm(policy, temperature=t, **asked) for t in (0.0, settings.bank.temperature))
-    teacher = cached_completion_lm(rollouts, warm, temperature=settings.bank.temperature, **asked)
+    policies = [policy_for(policy, name) for name in bench.replay.predictors]
+    cold, warm = ([policy_lm(p, temperature=t, **asked) for p in policies] for t in (0.0, settings.bank.temperature))
+    teacher = [cached_completion_lm(rollouts, lm, temperature=settings.bank.temperature, **asked) for lm in warm]
     stop = threading.Event()
     plan = BankPlan(settings.prompts, settings.bank.max_demos, settings.bank.candidates, threshold)
-    parts = bench.program(), bench.adapter, cold, bench.retriever, reward(bench.recipe.sampling.whole_reward)
+    program = bench.program()
+    for name, pick in named_picks(program).items():
+        pick.actor = policy_for(policy, name)
+    parts = program, bench.adapter, cold, bench.retriever, reward(bench.recipe.sampling.whole_reward)
     told: dict[str, Any] = {"teacher": teacher, "on_scored": lambda: progress.advance(1), "stop": stop}
     work = asyncio.create_task(asyncio.to_thread(bootstrap_prompts, *parts, train, dev, plan, **told))
     try:
         return await asyncio.shield(work)
     finally:
         stop.set()  # DSPy's thread cannot be cancelled; its next run of the program ends it
-        for lm in (cold, warm):
+        for lm in (*cold, *warm):
             lm.engine.close()  # and what it waits for now
         await asyncio.gather(work, return_exceptions=True)
         progress.finish()

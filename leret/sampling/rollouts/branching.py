@@ -15,7 +15,7 @@ from pydantic_core import to_jsonable_python
 from leret.config.sampling import RewardSettings
 from leret.core.aio import gathered, started
 from leret.core.errors import ConfigError, PolicyError, ProgramError, RetrievalError
-from leret.core.types import Choice, Failure, Outcome, Sample, State, Task, digest, json_encoder
+from leret.core.types import Failure, Outcome, Sample, State, Task, digest, json_encoder
 from leret.core.usage import UsageByPrompt
 from leret.policies.base import Completion, Messages, Policy, Request
 from leret.programs.needs import Finished, NeedsChoice, NeedsCompletion, Step
@@ -44,7 +44,7 @@ class Role:
         credit: ``step``: the reward of what was retrieved by the end of the step; ``final``: the final reward of the
             program, which is run to its end from each sample; ``both``: their weighted mean; ``auto``: ``step`` where
             a search follows the predictor, else ``final``, or not sampled where there is no final reward.
-        temperature: of its completions; None takes the plan's. So with ``max_tokens``.
+        temperature: of its completions; None takes the plan's. So with ``max_tokens`` and ``top_p``.
     """
 
     policy: Policy
@@ -52,6 +52,7 @@ class Role:
     credit: Literal["auto", "step", "final", "both"] = "auto"
     temperature: float | None = None
     max_tokens: int | None = None
+    top_p: float | None = None
 
 
 @dataclass(frozen=True)
@@ -206,8 +207,8 @@ class StateSampler:
         while isinstance(need := point.need, NeedsCompletion):
             role, n_steps = self._plan.role_of(need), len(point.steps)
             seeds = (seed_of(self._plan.seed, *seed, n_steps),)
-            asked = self._runner.formatter.messages(need), seeds, n_steps, "continuation", choice_of(need)
-            [completion] = await self._ask(role, *asked)
+            asked = self._runner.formatter.messages(need), seeds, n_steps, "continuation"
+            [completion] = await self._ask(role, need, *asked)
             path = (*point.steps, self._runner.formatter.step(need, completion.text))
             end = await self._runner.advance(point.task, path, point.results, point.check)
             point = BranchPoint(point.task, end, path, point.results, check=point.check)
@@ -223,9 +224,8 @@ class StateSampler:
         n: int,
         prompt: Prompt,
     ) -> list[Sample]:
-        plan, (temperature, max_tokens) = self._plan, self._decoding(role)
-        who = role.policy.name, self.policy_digest, prompt.digest
-        params = SamplingParams(*who, temperature, plan.top_p, max_tokens)
+        plan = self._plan
+        params = SamplingParams(role.policy.name, self.policy_digest, prompt.digest, *self._decoding(role))
         asked = params.prompt_digest, params.temperature, params.top_p, params.max_tokens, params.policy_digest
         samples: list[Sample] = []
         for index in range(n):
@@ -244,20 +244,22 @@ class StateSampler:
             self._store.put_samples(new, params)
         return samples
 
-    def _decoding(self, role: Role) -> tuple[float, int]:
-        """Temperature and most tokens."""
-        temperature = self._plan.temperature if role.temperature is None else role.temperature
-        return temperature, self._plan.max_tokens if role.max_tokens is None else role.max_tokens
+    def _decoding(self, role: Role) -> tuple[float, float, int]:
+        """Temperature, top-p and most tokens."""
+        plan = self._plan
+        temperature = plan.temperature if role.temperature is None else role.temperature
+        top_p = plan.top_p if role.top_p is None else role.top_p
+        return temperature, top_p, plan.max_tokens if role.max_tokens is None else role.max_tokens
 
     async def _ask(
-        self, role: Role, messages: Messages, seeds: tuple[int, ...], step: int, name: str, choice: Choice | None
+        self, role: Role, need: NeedsCompletion, messages: Messages, seeds: tuple[int, ...], step: int, name: str
     ) -> list[Completion]:
         """Completions of a role's policy, counted under a name."""
-        temperature, max_tokens = self._decoding(role)
+        temperature, top_p, max_tokens = self._decoding(role)
         began = time.monotonic()
         try:
-            request = Request(messages, seeds, temperature, max_tokens, self._plan.top_p, choice=choice)
-            made = await role.policy.complete(request)
+            who = choice_of(need), need.predictor
+            made = await role.policy.complete(Request(messages, seeds, temperature, max_tokens, top_p, (), *who))
         except PolicyError:
             self.usage.failed(step, name, len(seeds))
             raise
@@ -276,7 +278,7 @@ class StateSampler:
             if prompt.digest != ZERO_SHOT.digest:
                 messages = self._runner.formatter.messages(point.need, prompt, messages[-1])
             try:
-                made = iter(await self._ask(role, messages, seeds, state.step, prompt.name, choice_of(point.need)))
+                made = iter(await self._ask(role, point.need, messages, seeds, state.step, prompt.name))
             except PolicyError as error:
                 made = repeat(failure_of(error))
         return [next(made) if sample.completion is None else completion_of(sample) for sample in samples]

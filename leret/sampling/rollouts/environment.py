@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -17,13 +17,17 @@ from typing import TYPE_CHECKING, Self
 from pydantic import ValidationError
 
 from leret.config.base import RecipePath, free_keys, paths_in, with_paths
+from leret.config.policy import by_predictor
 from leret.config.sampling import SamplingRecipe
+from leret.core.errors import ConfigError
 from leret.core.runs import Run, program_digest
 from leret.core.stages import check_resumable, input_stamps
 from leret.core.types import Json, Task, digest
 from leret.core.yaml import Key
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import has_corpus, load_corpus, load_tasks
+from leret.policies.base import Policy
+from leret.policies.load import shared_policy, together
 from leret.rewards import function_names
 from leret.rewards.functions import source_digest, source_of
 
@@ -112,6 +116,19 @@ class Environment:
         return load_program(
             source.path, source.name, source.arguments, k=settings.k, exclude_seen=settings.exclude_seen
         )
+
+    def check_policies(self, policies: Collection[str]) -> None:
+        """Refuse a policy of a step that the program does not have."""
+        names = self.replay.names if policies else ()
+        if unknown := [name for name in policies if name not in names]:
+            raise ConfigError(
+                f"policies.{unknown[0]}: the program has no predictor or pick of that name; it has {', '.join(names)}"
+            )
+
+    def policies(self, policy: Policy, predictors: Collection[str] | None) -> Policy:
+        """Who answers while ``policy`` is trained for some predictors: the recipe's policies of all others."""
+        settings = by_predictor(self.recipe.policy, self.recipe.policies, None, predictors)
+        return together({name: policy if one is None else shared_policy(one) for name, one in settings.items()})
 
     def notes(self) -> list[str]:
         """Where the program says another ``k`` than the recipe, and what counts."""

@@ -6,7 +6,7 @@ Evaluation and the bank's zero-shot runs go this way; sampling tries several com
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from leret.core.aio import for_each
@@ -33,17 +33,18 @@ class Actor(Protocol):
 
 @dataclass(frozen=True)
 class Decoding:
-    """How completions are asked for; greedily at temperature 0."""
+    """How completions are asked for; greedily at temperature 0. ``limits`` are ``max_tokens`` of single predictors."""
 
     max_tokens: int
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+    limits: Mapping[str, int] = field(default_factory=dict, hash=False)
 
-    def request(self, messages: Messages, *parts: Any, choice: Choice | None = None) -> Request:
+    def request(self, need: NeedsCompletion, messages: Messages, *parts: Any) -> Request:
         """For one completion, whose seed follows from the parts."""
-        seeds = (seed_of(self.seed, *parts),)
-        return Request(messages, seeds, self.temperature, self.max_tokens, self.top_p, choice=choice)
+        seeds, max_tokens = (seed_of(self.seed, *parts),), self.limits.get(need.predictor, self.max_tokens)
+        return Request(messages, seeds, self.temperature, max_tokens, self.top_p, (), choice_of(need), need.predictor)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class PolicyActor:
     async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]:
         """One completion, parsed."""
         messages = self.formatter.messages(need, self.prompt)
-        request = self.decoding.request(messages, task.id, step, self.prompt.digest, index, choice=choice_of(need))
+        request = self.decoding.request(need, messages, task.id, step, self.prompt.digest, index)
         [completion] = await self.policy.complete(request)
         made, value = self.formatter.step(need, completion.text), completion.value
         outputs = None if isinstance(made.outputs, Exception) else (made.outputs or [{}])[0]
