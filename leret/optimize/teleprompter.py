@@ -43,6 +43,7 @@ from leret.optimize.inputs import (
 from leret.optimize.learnt import training_examples
 from leret.optimize.student import begin_run, logger, name_of, source_of, student_digest
 from leret.optimize.valset import score
+from leret.policies.base import Policy
 from leret.programs.needs import NeedsChoice, NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.saved import with_save
@@ -200,8 +201,8 @@ class CompileJob:
         self.budget = CallBudget(settings.max_lm_calls)
         self.stopped: LeretError | None = None  # sampling, by max_lm_calls
         self.trained = trained_lms(self.program, settings.samples)
-        self.policies = {n: counted_policy(p.lm, self.budget) for n, p in self.program.named_predictors()}
-        self.policies |= pick_actors(self.program)
+        counted = {n: counted_policy(p.lm, self.budget) for n, p in self.program.named_predictors()}
+        self.policies: dict[str, Policy] = {**counted, **pick_actors(self.program)}
         self.run = begin_run(settings.run_dir, self._identity())
         if len(self.examples) < len(trainset):
             self.log("trainset", f"{len(trainset) - len(self.examples)} examples recur and count once")

@@ -96,9 +96,9 @@ def test_picks_are_answered_by_their_actors_and_not_trained(tmp_path, trainings)
     best = leret_of(tmp_path / "run").compile(student, trainset=TRAIN, valset=VAL)
     assert actor.requests
     assert {request.temperature for request in actor.requests} == {0.0}
-    assert (
-        {one["predictor"] for one in trainings} <= {"write"} if trainings and "predictor" in trainings[0] else trainings
-    )
+    prompts = [example.prompt for one in trainings for example in one["examples"]]
+    assert prompts
+    assert not any("candidates" in message["content"] for prompt in prompts for message in prompt)
     assert best.pick.actor is actor
 
 
