@@ -26,7 +26,7 @@ from leret.optimize.finetune import ONE_TRAINING, default_run_dir, initial_polic
 from leret.policies.dspy_lm import PolicyEngine
 from leret.training.checkpoints import CheckpointDirectory, TrainingRecord
 from leret.training.data import TokenEncoder, TrainingExample, end_token
-from leret.training.model import InitialPolicy, pick_device, positions, save_policy, stop_ids
+from leret.training.model import InitialPolicy, library_of, pick_device, positions, save_policy, stop_ids
 from leret.training.online.recipe import Objective
 from leret.training.process import training_process
 
@@ -119,7 +119,7 @@ class GRPOTraining:
             log_history=self.log,
         )
         method = "GRPO (arXiv 2402.03300) on the groups of dspy.GRPO"
-        record.write(place.final, method, self.initial.base_model, hasattr(self.model, "peft_config"))
+        record.write(place.final, method, self.initial.base_model, library_of(self.model))
         place.publish()
 
     def _batch(self, groups: Sequence[Group]) -> RolloutBatch:

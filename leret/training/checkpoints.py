@@ -144,27 +144,34 @@ class TrainingRecord:
         names = tuple(alarm["name"] for alarm in self.alarms)
         return TrainReport(path, *counts, first, last, already, resumed_from, self.best_step, names)
 
-    def write(self, directory: Path, method: str, base_model: str, peft: bool) -> None:
+    def write(self, directory: Path, method: str, base_model: str, library: str) -> None:
         """training.json and README.md into a policy's directory."""
-        write_atomically(directory / "README.md", model_card(self, method, base_model, peft))
+        write_atomically(directory / "README.md", model_card(self, method, base_model, library))
         write_atomically(directory / "training.json", json.dumps(asdict(self), indent=1, ensure_ascii=False))
 
 
-def model_card(record: TrainingRecord, method: str, base_model: str, peft: bool) -> str:
+_USE = {
+    False: "It answers prompts as the program's adapter formats them; any server of the OpenAI protocol can serve it.",
+    True: "It answers the program's `leret.Pick`; encoders of it are sentence-transformers directories.",
+}
+
+
+def model_card(record: TrainingRecord, method: str, base_model: str, library: str) -> str:
     """README.md of a policy, with the front matter of a Hugging Face model card."""
     last: Mapping[str, Any] = next((entry for entry in reversed(record.log_history) if "loss" in entry), {})
     figures = {name: f"{value:.6g}" for name, value in last.items() if isinstance(value, int | float)}
+    picks = library not in {"peft", "transformers"}
     quoted = base_model.replace("\\", "\\\\").replace('"', '\\"')
     return f"""---
-library_name: {"peft" if peft else "transformers"}
+library_name: {library}
 base_model: "{quoted}"
-pipeline_tag: text-generation
-tags: [leret, trl, {record.algorithm}]
+pipeline_tag: {"sentence-similarity" if picks else "text-generation"}
+tags: [leret, {"picker" if picks else "trl"}, {record.algorithm}]
 ---
 
 # {record.name}
 
-A policy that writes search queries, trained by leret: {method}.
+A {"picker of candidates" if picks else "policy that writes search queries"}, trained by leret: {method}.
 
 It started from `{record.parent}` and took {record.steps} steps ({record.total_steps} since the base) on \
 {record.examples} examples; {record.dropped} were too long and left out.{_kept(record)}
@@ -179,8 +186,7 @@ It started from `{record.parent}` and took {record.steps} steps ({record.total_s
 
 ## Use
 
-It answers prompts as the program's DSPy adapter formats them. `leret.load` of the run's `program`
-directory gives the program with a policy; any server of the OpenAI protocol can serve this directory.
+{_USE[picks]} `leret.load` of the run's `program` directory gives the program with a policy.
 Evaluation is in the run's `eval/summary.json`; the whole training log is in `training.json`.
 """
 

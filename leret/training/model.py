@@ -160,6 +160,11 @@ def save_policy(model: Any, tokenizer: Any, directory: Path, state: Mapping[str,
         model.generation_config.save_pretrained(directory)
 
 
+def library_of(model: Any) -> str:
+    """That loads a model which was saved, for its card."""
+    return "peft" if hasattr(model, "peft_config") else "transformers"
+
+
 def pick_device(device: str) -> str:
     """``auto`` is the first GPU where there is one, and the CPU where not; `TrainingError` where it is not there."""
     import torch

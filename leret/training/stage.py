@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from leret.config.base import free_keys
+from leret.config.policy import PickerSettings
 from leret.config.training import TrainingRecipe
 from leret.core.errors import TrainingError
 from leret.core.progress import Progress, Silent
@@ -35,6 +36,7 @@ from leret.training.memory import check_memory, estimate_memory
 from leret.training.model import (
     InitialPolicy,
     find_initial,
+    library_of,
     load_for_training,
     pick_device,
     positions,
@@ -42,7 +44,8 @@ from leret.training.model import (
     stop_ids,
     training_record,
 )
-from leret.training.online.recipe import OnlineRecipe, TwoEngines
+from leret.training.online.recipe import RoundRecipe, TwoEngines
+from leret.training.picking.recipe import PickingRecipe
 from leret.training.process import Interrupt, training_process
 from leret.training.validation import Validation, open_validation
 
@@ -131,7 +134,7 @@ def plan(recipe: TrainingRecipe, run: Run) -> TrainPlan:
         _finished(job)
     batches = -(-len(job.examples) // (recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps))
     steps = job.max_steps or max(1, round(batches * recipe.num_train_epochs))
-    if isinstance(recipe, OnlineRecipe):
+    if isinstance(recipe, RoundRecipe):
         steps = recipe.n_steps(len(job.tasks))
     return TrainPlan(
         name=recipe.policy_name,
@@ -147,12 +150,17 @@ def plan(recipe: TrainingRecipe, run: Run) -> TrainPlan:
 def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
     """What a recipe asks for, resolved in a run."""
     check_trackers(recipe)
-    recipe = _with_predictors(recipe, run)
-    initial, algorithm = find_initial(run, recipe.init_from, recipe.predictors), ALGORITHMS[recipe.algorithm]
+    recipe, algorithm = _with_predictors(recipe, run), ALGORITHMS[recipe.algorithm]
+    if isinstance(recipe, PickingRecipe):
+        from leret.training.picking.learner import find_picker
+
+        initial = find_picker(run, recipe)
+    else:
+        initial = find_initial(run, recipe.init_from, recipe.predictors)
     examples: Sequence[TrainingExample] = ()
     tasks: Sequence[Task] = ()
     if isinstance(algorithm, OnlineAlgorithm):
-        tasks, digests = _tasks(cast(OnlineRecipe, recipe), run)
+        tasks, digests = _tasks(cast(RoundRecipe, recipe), run)
         ids = {task.id for task in tasks}
     else:
         examples = algorithm.read_examples(recipe, run)
@@ -190,14 +198,18 @@ def _with_predictors(recipe: TrainingRecipe, run: Run) -> TrainingRecipe:
         return recipe
     from leret.sampling.rollouts.environment import Environment
 
+    picks = isinstance(recipe, PickingRecipe)
     with Environment.open(run) as bench:
-        own = tuple(name for name in bench.replay.names if name not in policies)
+        names, policy_of = bench.replay.names, bench.recipe.policy_of
+        fitting = [name for name in names if isinstance(policy_of([name]), PickerSettings) is picks]
+    own = [name for name in fitting if name not in policies] or fitting
     if not own:
-        raise TrainingError(f"predictors: say which of {', '.join(policies)} are trained; each has its own policy")
-    return recipe.model_copy(update={"predictors": own})
+        what = "a picker" if picks else "a policy that writes"
+        raise TrainingError(f"algorithm: {recipe.algorithm} trains {what}, and none answers in {run.path}")
+    return recipe.model_copy(update={"predictors": tuple(own)})
 
 
-def _tasks(recipe: OnlineRecipe, run: Run) -> tuple[Sequence[Task], dict[str, str]]:
+def _tasks(recipe: RoundRecipe, run: Run) -> tuple[Sequence[Task], dict[str, str]]:
     """What an online algorithm samples, and the digests of it and of the program."""
     from leret.sampling.rollouts.environment import Environment, questions_digest, refuse_changed_files
     from leret.training.online.rounds import training_tasks
@@ -268,14 +280,14 @@ def fit(
     began = time.monotonic()
     recipe, directory = job.recipe, job.directory
     algorithm, device = ALGORITHMS[recipe.algorithm], pick_device(recipe.device)
-    if isinstance(algorithm, OnlineAlgorithm) and not cast(OnlineRecipe, recipe).by_trl:
+    if isinstance(algorithm, OnlineAlgorithm) and not cast(RoundRecipe, recipe).by_trl:
         from leret.training.online.loop import fit_online
 
         if job.run is None:
             raise TrainingError(
                 f"algorithm: {recipe.algorithm} samples a run's tasks afresh; for examples: sft, dpo, ipo"
             )
-        given = cast(OnlineRecipe, recipe), algorithm, job.initial, job.run, job.tasks, directory, job.key
+        given = cast(RoundRecipe, recipe), algorithm, job.initial, job.run, job.tasks, directory, job.key
         return fit_online(*given, progress, interrupt, validation=job.validation, event=job.event), True
     with training_process(recipe.threads if device == "cpu" else None), ExitStack() as opened:
         model, tokenizer = load_for_training(job.initial, recipe.lora, recipe.dtype)
@@ -388,6 +400,6 @@ def _save(trainer: Any, tokenizer: Any, record: TrainingRecord, method: str, job
     if trainer.is_world_process_zero():
         save_policy(model, tokenizer, final, state)
         trainer.state.save_to_json(str(final / "trainer_state.json"))
-        record.write(final, method, job.initial.base_model, hasattr(model, "peft_config"))
+        record.write(final, method, job.initial.base_model, library_of(model))
         job.directory.publish()
     accelerator.wait_for_everyone()

@@ -59,7 +59,12 @@ class Validation:
 
         thinking = self.environment.recipe.policy_of(self.predictors).model_dump().get("enable_thinking")
         name = f"step {step}"
-        policy = LocalPolicy.over(model, tokenizer, name=name, digest=digest(name), enable_thinking=thinking)
+        return self.run_policy(
+            LocalPolicy.over(model, tokenizer, name=name, digest=digest(name), enable_thinking=thinking)
+        )
+
+    def run_policy(self, policy: Policy) -> dict[str, float]:
+        """As `run_model`, of any policy, which it closes."""
         return self.figures(asyncio.run(self._rollouts(policy)))
 
     def figures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:

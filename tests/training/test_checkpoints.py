@@ -56,7 +56,7 @@ def test_a_published_policy_has_its_record_and_card_and_nothing_else_stays(tmp_p
     directory = CheckpointDirectory(tmp_path, "sft")
     directory.final.mkdir(parents=True)
     (directory.path / "logs").mkdir()
-    RECORD.write(directory.final, "a method", 'C:\\a "model"', peft=True)
+    RECORD.write(directory.final, "a method", 'C:\\a "model"', "peft")
     directory.publish()
     assert [path.name for path in tmp_path.iterdir()] == ["sft"]
     assert {path.name for path in directory.policy.iterdir()} == {"README.md", "logs", "training.json"}

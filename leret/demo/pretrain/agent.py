@@ -20,13 +20,13 @@ import dspy
 from leret.core.types import Passage, merge
 from leret.demo.pretrain import words
 from leret.demo.pretrain.examples import prompt_ids
-from leret.demo.pretrain.heuristics import content_words, names
 from leret.demo.pretrain.loop import LoopSettings, Report, Row, train
 from leret.demo.pretrain.probe import make_gate
 from leret.demo.pretrain.scratch import MIXED, STEPS_PER_MINUTE, training_facts
 from leret.demo.pretrain.worlds import Scene, StreamSettings, draw, query_rows, rows, scenes, start, write
 from leret.policies.checkpoints import find_model, load_weights
 from leret.programs.adapters import CompactAdapter
+from leret.programs.mentions import content_words, names
 from leret.retrieval.base import Retriever
 
 if TYPE_CHECKING:

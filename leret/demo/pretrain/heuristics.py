@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from leret.core.types import Passage
+from leret.programs.mentions import LONGEST_NAME, SENTENCE_END, WORD, content_words, names, words_of
 
 Idf = Callable[[str], float]
 """Rarity of a word in the corpus, in any case; higher is rarer."""
@@ -34,23 +34,7 @@ class Draft:
 Style = Callable[[Draft], str | None]
 """Writes one query; None where the style has nothing to say."""
 
-_FUNCTION_WORDS = """
-a about after all also an and any are as at be been before between both but by can could did do does during each either
-first for from had has have he her him his how if in into is it its many more most much name named no not of on one or
-other out same she so some such than that the their them then there these they this those to two up was we were what
-when where which while who whom whose why will with would you your
-"""
-_MONTH_NAMES = "january february march april may june july august september october november december"
-_INNER_WORDS = "of the for de la le du van von der di da del & el al bin"
-_STOP = frozenset(_FUNCTION_WORDS.split())
-_MONTHS = frozenset(_MONTH_NAMES.split())
-_JOINS = frozenset(_INNER_WORDS.split())
-_QUOTED = re.compile(r"[\"“]([^\"“”]{2,60})[\"”]")
-_WORD = re.compile(r"\w+(?:['’]\w+)*")
-_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"“])")
-_EDGES = "\"“”'‘’()[]{},.;:?!"
 _MAX_WORDS = 24
-_LONGEST_NAME = 6
 
 
 def corpus_idf(texts: Iterable[str]) -> Idf:
@@ -64,54 +48,8 @@ def corpus_idf(texts: Iterable[str]) -> Idf:
     n = 0
     for text in texts:
         n += 1
-        counts.update({word.lower() for word in _WORD.findall(text)})
+        counts.update({word.lower() for word in WORD.findall(text)})
     return lambda word: math.log(1 + n / (1 + counts[word.lower()]))
-
-
-def content_words(text: str) -> list[str]:
-    """Words of a text without function and question words, in their order and case.
-
-    >>> content_words("Which city is the birthplace of Anna Bolt?")
-    ['city', 'birthplace', 'Anna', 'Bolt']
-    """
-    return [word for word in _WORD.findall(text) if word.lower() not in _STOP]
-
-
-def names(text: str) -> list[str]:
-    """What looks like a name: what is quoted, whole, and then runs of capitalised words; each in order.
-
-    Function words and months at a run's start fall off, so a sentence's first word is no name; ``of``, ``the``, ``de``
-    and their like may stand inside; a run ends at punctuation, but not at the dot of an initial.
-
-    >>> names("Who directed The Battle of Algiers, and did C. J. Hunter see it in Rome?")
-    ['Battle of Algiers', 'C. J. Hunter', 'Rome']
-    """
-    quoted = [span.strip(_EDGES + " ") for span in _QUOTED.findall(text)]
-    found = [span for span in quoted if any(word[0].isupper() for word in span.split())]
-    run: list[str] = []
-    for token in _QUOTED.sub(' "" ', text).split():
-        bare = token.strip(_EDGES)
-        initial = len(bare) == 1 and bare.isupper() and token.endswith(f"{bare}.")
-        opens = token[:1] in '"“‘(['
-        capital = bare[:1].isupper() or (bare[:1].isdigit() and bool(run))
-        if opens or not (capital or (run and bare in _JOINS)):
-            _close(run, found)
-        if capital or (run and bare in _JOINS):
-            run.append(f"{bare}." if initial else bare)
-        if not initial and token[-1:] in _EDGES:
-            _close(run, found)
-    _close(run, found)
-    return found
-
-
-def _close(run: list[str], found: list[str]) -> None:
-    while run and (run[0].lower() in _STOP or run[0].lower() in _MONTHS or run[0][0].isdigit()):
-        del run[0]
-    while run and run[-1] in _JOINS:
-        del run[-1]
-    if run and (len(run) > 1 or len(run[0]) > 1):
-        found.append(re.sub(r"['’]s$", "", " ".join(run)))
-    run.clear()
 
 
 def copy(draft: Draft) -> str | None:
@@ -129,7 +67,8 @@ def entity_left(draft: Draft) -> str | None:
     if not draft.passages:
         return None
     titles = " ".join(p.title for p in draft.passages)
-    return _with_question(draft, _pick(draft, [n for n in names(draft.question) if not _lower(n) <= _lower(titles)]))
+    left = [name for name in names(draft.question) if not words_of(name) <= words_of(titles)]
+    return _with_question(draft, _pick(draft, left))
 
 
 def keywords(draft: Draft) -> str | None:
@@ -155,12 +94,12 @@ def mention_random(draft: Draft) -> str | None:
 
 def mention_matched(draft: Draft) -> str | None:
     """A name from the passage sentence closest to the question, with rare words of the question not in it."""
-    asked = _lower(" ".join(content_words(draft.question)))
+    asked = words_of(" ".join(content_words(draft.question)))
     best: tuple[float, list[str], str] | None = None
     for passage in draft.passages:
-        for sentence in _SENTENCE.split(_shown(draft, passage)):
+        for sentence in SENTENCE_END.split(_shown(draft, passage)):
             found = _mentions(draft, passage, sentence)
-            score = sum(draft.idf(word) for word in sorted(asked & _lower(sentence)))
+            score = sum(draft.idf(word) for word in sorted(asked & words_of(sentence)))
             if found and (best is None or score > best[0]):
                 best = (score, found, sentence)
     if best is None:
@@ -174,16 +113,16 @@ def mention_near(draft: Draft) -> str | None:
         return None
     asked = content_words(draft.question)
     stems = {word.lower()[:5] for word in asked if word[0].islower()}
-    terms = _lower(" ".join(asked))
+    terms = words_of(" ".join(asked))
 
     def closeness(passage: Passage) -> float:
-        return sum(draft.idf(word) for word in sorted(terms & _lower(f"{passage.title} {_shown(draft, passage)}")))
+        return sum(draft.idf(word) for word in sorted(terms & words_of(f"{passage.title} {_shown(draft, passage)}")))
 
     passage = max(draft.passages, key=closeness)
     shown = _shown(draft, passage)
     found = []
     for name in _mentions(draft, passage, shown):
-        before = _WORD.findall(shown.split(name)[0])[-3:]
+        before = WORD.findall(shown.split(name)[0])[-3:]
         if any(word.lower()[:5] in stems for word in before):
             found.append(name)
     return _with_question(draft, _pick(draft, found), known=shown, rarest=True)
@@ -210,19 +149,15 @@ def _shown(draft: Draft, passage: Passage) -> str:
 
 def _mentions(draft: Draft, passage: Passage, text: str) -> list[str]:
     """Names in a text, of several words or quoted, neither in the question nor in the passage's own title."""
-    asked, own = _lower(draft.question), _lower(passage.title)
+    asked, own = words_of(draft.question), words_of(passage.title)
     return [
         name
         for name in names(text)
         if (len(name.split()) > 1 or f'"{name}' in text)
-        and len(name.split()) <= _LONGEST_NAME
-        and not _lower(name) <= asked
-        and not _lower(name) <= own
+        and len(name.split()) <= LONGEST_NAME
+        and not words_of(name) <= asked
+        and not words_of(name) <= own
     ]
-
-
-def _lower(text: str) -> set[str]:
-    return {word.lower() for word in _WORD.findall(text)}
 
 
 def _pick(draft: Draft, choices: Sequence[str]) -> str | None:
@@ -233,7 +168,7 @@ def _with_question(draft: Draft, start: str | None, known: str = "", rarest: boo
     """A name and up to two words of the question that neither it nor ``known`` has."""
     if start is None:
         return None
-    seen = _lower(start) | _lower(known)
+    seen = words_of(start) | words_of(known)
     rest = [word for word in dict.fromkeys(content_words(draft.question)) if word.lower() not in seen]
     n = min(len(rest), draft.rng.choice((0, 0, 1, 1, 2)))
     chosen = sorted(rest, key=draft.idf, reverse=True)[:n] if rarest else draft.rng.sample(rest, n)

@@ -53,16 +53,18 @@ class EncoderQ:
         texts = [text for choice in choices for text in (self._state(choice, " "), *self._actions([choice]))]
         self._take([scratch_encoder(texts, self.settings, self.settings.seed + i) for i in range(2)])
 
-    def q(self, choices: Sequence[Choice], kept: bool = False) -> Tensor:
-        embeddings, rows = self._embed_actions(self._actions(choices), kept)
+    def q(self, choices: Sequence[Choice], only: Sequence[int] | None = None, kept: bool = False) -> Tensor:
+        texts, positions = self._actions(choices), positions_of(choices, self.settings.positions)
         states, own = self._embed_states([self._state(choice, self._separator) for choice in choices])
         whose = own.repeat_interleave(torch.tensor([len(choice.candidates) for choice in choices]))
-        positions = positions_of(choices, self.settings.positions)
+        if only is not None:
+            texts, whose, positions = [texts[i] for i in only], whose[only], positions[only]
+        embeddings, rows = self._embed_actions(texts, kept)
         n = len(rows) if torch.is_grad_enabled() else _CHUNK_ROWS
         values: list[Tensor] = []
         for start in range(0, len(rows), n):
             part = slice(start, start + n)
-            at = None if positions is None else positions[part]
+            at = None if self.settings.positions == "none" else positions[part]
             values.append(rotated_products(states[whose[part]], embeddings[rows[part]], at))
         return torch.cat(values, dim=1)
 
@@ -168,8 +170,8 @@ class TokenIds:
         return self  # a target network reads the same texts
 
 
-def positions_of(choices: Sequence[Choice], kind: str) -> Tensor | None:
-    """(n,) float32 positions of the candidates of all choices, 0 for those without a place; None of kind none.
+def positions_of(choices: Sequence[Choice], kind: str) -> Tensor:
+    """(n,) float32 positions of the candidates of all choices, 0 for those without a place.
 
     Absolute ones are the places in the document. A relative one says in which interval between picked chunks the
     candidate stands, and how far into it: at place i between those at b_j and b_{j+1}, it is
@@ -177,8 +179,6 @@ def positions_of(choices: Sequence[Choice], kind: str) -> Tensor | None:
 
     Source: relative positional encoding of Q-RAG, arXiv 2511.07328, section 3.
     """
-    if kind == "none":
-        return None
     found = []
     for choice in choices:
         places = np.array([one.position for one in choice.candidates], np.float64)  # None is NaN

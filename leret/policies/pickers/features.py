@@ -81,8 +81,9 @@ class FeatureQ:
         self.module.mean.copy_(torch.from_numpy(rows.mean(axis=0)))
         self.module.scale.copy_(torch.from_numpy(np.where(deviations > 1e-6, deviations, 1.0)))
 
-    def q(self, choices: Sequence[Choice], kept: bool = False) -> Tensor:
-        values: Tensor = self.module(torch.from_numpy(np.concatenate([self._rows(choice) for choice in choices])))
+    def q(self, choices: Sequence[Choice], only: Sequence[int] | None = None, kept: bool = False) -> Tensor:
+        rows = np.concatenate([self._rows(choice) for choice in choices])
+        values: Tensor = self.module(torch.from_numpy(rows if only is None else rows[only]))
         return values
 
     def renew(self) -> None:

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Sequence
 from copy import deepcopy
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,8 +44,8 @@ class QFunction(Protocol):
 
     def fit(self, choices: Sequence[Choice]) -> None: ...
 
-    def q(self, choices: Sequence[Choice], kept: bool = False) -> Tensor:
-        """Values (2, n) of the candidates of all choices; ``kept``: as computed before, where the kind keeps them."""
+    def q(self, choices: Sequence[Choice], only: Sequence[int] | None = None, kept: bool = False) -> Tensor:
+        """Values (2, n) of the candidates of all choices, or of ``only`` some of them; ``kept``: as computed before."""
         ...
 
     def renew(self) -> None:
@@ -102,12 +103,16 @@ class Picker:
         if not self.fitted:
             self._function.fit(choices)
 
-    def q(self, choices: Sequence[Choice], twin: bool = False) -> list[Tensor]:
+    def q(self, choices: Sequence[Choice], twin: bool = False, at: Sequence[int] | None = None) -> list[Tensor]:
         """Values with gradients: (n_candidates,) float32 a choice, or (2, n_candidates) with ``twin``.
 
         Each of the two rows reads half of the network's last layer; their mean is what is returned without ``twin``.
+        With ``at``, a place for each choice, only the value of the candidate there: (1,) or (2, 1).
         """
-        return _split(self._made().q(choices), choices, twin)
+        starts = accumulate([0, *(len(choice.candidates) for choice in choices)])
+        only = None if at is None else [start + i for start, i in zip(starts, at, strict=False)]
+        values = self._made().q(choices, only)
+        return _split(values if twin else values.mean(0), choices if at is None else None)
 
     def score(self, choices: Sequence[Choice]) -> list[Tensor]:
         """Values without gradients, in evaluation mode: (n_candidates,) float32 on the CPU a choice."""
@@ -117,7 +122,7 @@ class Picker:
             training = self.model.training
             self.model.eval()
             try:
-                return _split(self._function.q(choices, kept=True).cpu(), choices)
+                return _split(self._function.q(choices, kept=True).mean(0).cpu(), choices)
             finally:
                 self.model.train(training)
 
@@ -187,8 +192,8 @@ class Picker:
         ]
 
 
-def _split(values: Tensor, choices: Sequence[Choice], twin: bool = False) -> list[Tensor]:
-    return list((values if twin else values.mean(0)).split([len(one.candidates) for one in choices], dim=-1))
+def _split(values: Tensor, choices: Sequence[Choice] | None) -> list[Tensor]:
+    return list(values.split(1 if choices is None else [len(choice.candidates) for choice in choices], dim=-1))
 
 
 def draw(

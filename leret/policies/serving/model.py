@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leret.config.policy import PickerSettings, PolicySettings
 from leret.core.bundled import POLICIES
 from leret.core.errors import ConfigError, PolicyError
 from leret.core.files import atomic_directory
@@ -166,6 +167,8 @@ def sampled_model(run: Run, predictors: Collection[str] | None = None) -> str:
     model = str(sampled.get("model", ""))
     if model in POLICIES or Path(model).is_dir():
         return model
+    if isinstance(PolicySettings.model_validate(sampled), PickerSettings):
+        raise PolicyError(f"{run.path} was sampled with a picker, which only algorithm: pqn and pick train")
     if sampled.get("kind") != "local":
         raise PolicyError(
             f"{run.path} was sampled from {model!r} on a server, and the run does not know where its weights are; "

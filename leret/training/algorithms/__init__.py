@@ -4,9 +4,9 @@ To add one: its file, with its record, and its line in this table.
 """
 
 from leret.config.training import TrainingRecipe
-from leret.training.algorithms import grpo, kto, ppo, preference, rloo, sft
+from leret.training.algorithms import grpo, kto, picking, ppo, preference, rloo, sft
 from leret.training.algorithms.base import Algorithm
-from leret.training.online.recipe import OnlineAlgorithm
+from leret.training.online.algorithm import OnlineAlgorithm
 
 ALGORITHMS: dict[str, Algorithm | OnlineAlgorithm] = {
     "sft": sft.SFT,
@@ -16,6 +16,8 @@ ALGORITHMS: dict[str, Algorithm | OnlineAlgorithm] = {
     "grpo": grpo.GRPO,
     "rloo": rloo.RLOO,
     "ppo": ppo.PPO,
+    "pqn": picking.PQN,
+    "pick": picking.PICK,
 }
 TrainingRecipe.table = ALGORITHMS
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from leret.training.online.recipe import OnlineAlgorithm, TwoEngines
+from leret.training.online.algorithm import OnlineAlgorithm, writing
+from leret.training.online.recipe import TwoEngines
 
 if TYPE_CHECKING:
     from leret.training.online.rounds import Sampled
@@ -35,4 +36,4 @@ def describe(recipe: GRPORecipe) -> str:
     return f"group relative policy optimization (arXiv 2402.03300), {recipe.num_generations} completions a state"
 
 
-GRPO = OnlineAlgorithm(GRPORecipe, estimate, describe)
+GRPO = OnlineAlgorithm(GRPORecipe, writing(estimate), describe)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from leret.training.online.recipe import Objective, OnlineAlgorithm, OnlineRecipe
+from leret.training.online.algorithm import OnlineAlgorithm, writing
+from leret.training.online.recipe import Objective, OnlineRecipe
 
 if TYPE_CHECKING:
     from leret.training.online.rounds import Sampled
@@ -64,4 +65,4 @@ def describe(recipe: PPORecipe) -> str:
     return f"proximal policy optimization (arXiv 1707.06347) with GAE (arXiv 1506.02438), lambda {recipe.lam}"
 
 
-PPO = OnlineAlgorithm(PPORecipe, estimate, describe)
+PPO = OnlineAlgorithm(PPORecipe, writing(estimate), describe)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from leret.training.online.recipe import OnlineAlgorithm, TwoEngines
+from leret.training.online.algorithm import OnlineAlgorithm, writing
+from leret.training.online.recipe import TwoEngines
 
 if TYPE_CHECKING:
     from leret.training.online.rounds import Sampled
@@ -41,4 +42,4 @@ def describe(recipe: RLOORecipe) -> str:
     return f"REINFORCE leave-one-out (arXiv 2402.14740), {recipe.num_generations} completions a state"
 
 
-RLOO = OnlineAlgorithm(RLOORecipe, estimate, describe)
+RLOO = OnlineAlgorithm(RLOORecipe, writing(estimate), describe)

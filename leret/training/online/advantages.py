@@ -11,6 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from leret.core.types import digest
+
 _SMALL = 1e-4
 """Added to a standard deviation; TRL's."""
 
@@ -97,3 +99,23 @@ def on_one_side(parts: Tensor, groups: Tensor, side: Literal["above", "below", "
     close = 1e-9 * (1 + parts.abs())
     above, below = (distance >= -close).all(1), (distance <= close).all(1)
     return above | below if side == "either" else above if side == "above" else below
+
+
+def spread(rewards: Tensor, groups: Tensor) -> dict[str, float]:
+    """Figures of rewards (n,) for the log: their mean, the groups' mean deviation, the share of groups without one."""
+    deviations = torch.stack([group_deviations(rewards, groups)[groups == g][0] for g in groups.unique()])
+    return {
+        "reward": float(rewards.mean()),
+        "reward_std": float(deviations.mean()),
+        "frac_reward_zero_std": float((deviations < 1e-8).float().mean()),
+    }
+
+
+def mini_batches(groups: Tensor, n: int, *seed: int) -> list[Tensor]:
+    """Places of the samples of each of ``n`` optimizer steps, drawn by the seed; those of a group stay together."""
+    if n == 1:
+        return [torch.arange(len(groups), device=groups.device)]
+    states = groups.unique(sorted=True)
+    generator = torch.Generator().manual_seed(int(digest(*seed)[:15], 16))
+    chunks = states[torch.randperm(len(states), generator=generator)].tensor_split(n)
+    return [torch.isin(groups, own).nonzero()[:, 0] for own in chunks if len(own)]

@@ -75,9 +75,9 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float)
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Of the distribution that logits (..., n_vocabulary) give, in nats: (...)."""
+    """Of the distribution that logits (..., n_vocabulary) give, in nats: (...); minus infinity is of no chance."""
     logps = logits.log_softmax(-1)
-    return -(logps.exp() * logps).sum(-1)
+    return -(logps.exp() * logps.clamp(min=torch.finfo(logps.dtype).min)).sum(-1)
 
 
 def total(values: Tensor, mask: Tensor, kind: LossType, n_sequences: int, n_tokens: float) -> Tensor:

@@ -1,10 +1,9 @@
-"""Keys that the online algorithms share, and the record that makes one of them."""
+"""Keys that the online algorithms share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -28,55 +27,34 @@ class Objective:
     temperature: float = 1.0
 
 
-class OnlineRecipe(TrainingRecipe):
+class RoundRecipe(TrainingRecipe):
     """Rounds: sample the run's tasks with the policy as it is, score, update. Keys as in TRL where it has them."""
 
-    kl_in_reward: ClassVar[bool] = False
-    sequence_ratio: ClassVar[bool] = False
-
-    learning_rate: float = Field(1e-6, gt=0)
-    per_device_train_batch_size: PositiveInt = Field(64, description="completions that are in memory at once")
     save_steps: Annotated[PositiveInt, Free()] = Field(50, description="rounds between checkpoints")
     logging_steps: PositiveInt = Field(5, description="rounds that an entry of the log is the mean of")
 
     states: Literal["live", "stored"] = Field("live", description="of the policy as it is, or of the run's samples")
+    limit: PositiveInt | None = Field(None, description="tasks at most; None: as many as the run's sampling takes")
     questions_per_round: PositiveInt = Field(4, description="tasks; each step of a program is a state of its own")
-    num_generations: PositiveInt = Field(8, description="completions a state")
+    num_generations: PositiveInt = Field(8, description="samples a state")
     temperature: float | None = Field(None, gt=0, description="of sampling; None: the run's, so with the next two")
     top_p: float | None = Field(None, gt=0, le=1)
-    max_completion_length: PositiveInt | None = None
+
+    max_completion_length: PositiveInt | None = Field(None, description="None: the run's")
 
     reward: RewardKey | None = Field(None, description="None: the one that the run was sampled with")
     credit: Literal["step", "final", "both"] | None = Field(None, description="None: the run's")
     unparsed_reward: float | None = Field(
         None, description="of a completion that does not parse; None: the reward's, or 0, or less in a group with less"
     )
-    keep_rollouts: Literal["above", "below", "either"] | None = Field(
-        None, description="learn only from completions whose parts of the reward are all above (below) the group's mean"
-    )
 
-    num_iterations: PositiveInt = Field(1, description="passes over the completions of a round")
+    num_iterations: PositiveInt = Field(1, description="passes over the samples of a round")
     num_mini_batches: PositiveInt = Field(1, description="optimizer steps a pass")
-    epsilon: float = Field(0.2, gt=0, description="the ratio to the policy that sampled is clipped at 1 - epsilon ...")
-    epsilon_high: float | None = Field(None, gt=0, description="... and at 1 + epsilon_high; None: epsilon")
-    loss_type: Literal["sequence", "token", "dapo"] = "dapo"
-    beta: float = Field(0.0, ge=0, description="strength of the KL penalty to the initial policy")
-    kl_estimator: Literal["k1", "k3"] = "k3"
-    target_kl: float | None = Field(None, gt=0, description="nats a completion that beta is moved to keep; None: fixed")
-    kl_horizon: float = Field(10_000, gt=0, description="completions in which beta moves by about a fifth")
-    entropy_coef: float = 0.0
 
     @property
     def by_trl(self) -> bool:
         """Whether TRL's trainer does it, instead of our loop."""
         return False
-
-    @property
-    def objective(self) -> Objective:
-        """What its updates minimise, at temperature 1 unless the recipe names one."""
-        high = self.epsilon if self.epsilon_high is None else self.epsilon_high
-        same = {name: getattr(self, name) for name in ("epsilon", "loss_type", "kl_estimator", "entropy_coef")}
-        return Objective(**same, epsilon_high=high, sequence_ratio=self.sequence_ratio)
 
     def n_rounds(self, n_tasks: int) -> int:
         """Rounds of the whole training."""
@@ -89,12 +67,45 @@ class OnlineRecipe(TrainingRecipe):
         return self.n_rounds(n_tasks) * self.num_iterations * self.num_mini_batches
 
     @model_validator(mode="after")
-    def _has_no_use_for(self) -> OnlineRecipe:
+    def _is_not_of_rounds(self) -> RoundRecipe:
         if (self.gradient_accumulation_steps != 1 and not self.by_trl) or self.match_steps_of is not None:
             raise ValueError(
                 "gradient_accumulation_steps and match_steps_of are of algorithms on stored examples; remove them "
                 "(num_mini_batches sets what an optimizer step takes, max_steps their number)"
             )
+        return self
+
+
+class OnlineRecipe(RoundRecipe):
+    """Of algorithms that train a policy which writes."""
+
+    kl_in_reward: ClassVar[bool] = False
+    sequence_ratio: ClassVar[bool] = False
+
+    learning_rate: float = Field(1e-6, gt=0)
+    per_device_train_batch_size: PositiveInt = Field(64, description="completions that are in memory at once")
+    keep_rollouts: Literal["above", "below", "either"] | None = Field(
+        None, description="learn only from completions whose parts of the reward are all above (below) the group's mean"
+    )
+
+    epsilon: float = Field(0.2, gt=0, description="the ratio to the policy that sampled is clipped at 1 - epsilon ...")
+    epsilon_high: float | None = Field(None, gt=0, description="... and at 1 + epsilon_high; None: epsilon")
+    loss_type: Literal["sequence", "token", "dapo"] = "dapo"
+    beta: float = Field(0.0, ge=0, description="strength of the KL penalty to the initial policy")
+    kl_estimator: Literal["k1", "k3"] = "k3"
+    target_kl: float | None = Field(None, gt=0, description="nats a completion that beta is moved to keep; None: fixed")
+    kl_horizon: float = Field(10_000, gt=0, description="completions in which beta moves by about a fifth")
+    entropy_coef: float = 0.0
+
+    @property
+    def objective(self) -> Objective:
+        """What its updates minimise, at temperature 1 unless the recipe names one."""
+        high = self.epsilon if self.epsilon_high is None else self.epsilon_high
+        same = {name: getattr(self, name) for name in ("epsilon", "loss_type", "kl_estimator", "entropy_coef")}
+        return Objective(**same, epsilon_high=high, sequence_ratio=self.sequence_ratio)
+
+    @model_validator(mode="after")
+    def _has_a_penalty_to_move(self) -> OnlineRecipe:
         if self.target_kl is not None and not self.beta:
             raise ValueError("target_kl moves beta, which is 0; set beta to what it starts with")
         return self
@@ -128,19 +139,3 @@ class TwoEngines(OnlineRecipe):
         if unknown := [name for name in without if getattr(self, name) != type(self).model_fields[name].default]:
             raise ValueError(f"TRL's trainer has no {' or '.join(unknown)}; remove them, or set engine: leret")
         return self
-
-
-@dataclass(frozen=True, slots=True)
-class OnlineAlgorithm:
-    """One way to train on fresh samples.
-
-    Attributes:
-        settings: its recipe class, whose ``algorithm`` is a literal: the name in recipes.
-        estimate: fills in ``advantages``, and ``returns`` where there are values, of a `RolloutBatch`; gets the recipe,
-            what was `Sampled`, the batch, and the weight of the KL penalty in the reward.
-        describe: for the model card: what it is, with its source.
-    """
-
-    settings: type[OnlineRecipe]
-    estimate: Callable[[Any, Any, Any, float], None]
-    describe: Callable[[Any], str]

@@ -10,18 +10,18 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor, tensor
+from torch import Tensor, int64, tensor
 
 from leret.config.sampling import SamplingSettings
 from leret.core.aio import gathered
 from leret.core.errors import ProgramError, RetrievalError
 from leret.core.runs import Run
-from leret.core.types import Sample, State, Task
-from leret.policies.base import Completion, PromptTooLongError, Request
-from leret.policies.local.policy import LocalPolicy
+from leret.core.types import Choice, Sample, State, Task
+from leret.policies.base import Completion, Policy, PromptTooLongError, Request
+from leret.policies.load import policy_for
 from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT
 from leret.programs.replay import SearchResults
@@ -33,7 +33,7 @@ from leret.sampling.rollouts.scheduler import SamplingStats, refuse_failures
 from leret.sampling.rollouts.selection import select_next
 from leret.sampling.stage import scorable, with_credit
 from leret.sampling.store.store import Store
-from leret.training.online.recipe import OnlineRecipe
+from leret.training.online.recipe import RoundRecipe
 
 if TYPE_CHECKING:
     from leret.programs.runner import ProgramRunner
@@ -46,34 +46,58 @@ Group = tuple[State, Sequence[Sample]]
 
 @dataclass(slots=True)
 class Sampled:
-    """The completions of a round that have a reward or a price; those of one state stand together.
+    """The samples of a round that have a reward or a price; those of one state, and of one task, stand together.
 
     Attributes:
-        sequences: ids of prompt and completion; the end token, where it was reached, is the last.
+        sequences: ids of prompt and completion; the end token, where it was reached, is the last. Of picks: the
+            `Choice`, and the id of the candidate.
         groups: (n,) number of the state, from 0.
         rewards: (n,) float32.
         parts: (n, n_parts) of the rewards.
         facts: for the log: means over the round, by TRL's names where it has them.
+        walks: (n,) number of the task, from 0.
     """
 
-    sequences: Sequence[tuple[Sequence[int], Sequence[int]]]
+    sequences: Sequence[tuple[Any, Any]]
     groups: Tensor
     rewards: Tensor
     parts: Tensor
     facts: dict[str, float]
+    walks: Tensor = field(default_factory=lambda: tensor([]))
+
+
+class LivePolicy(Protocol):
+    """A policy in training: a `LocalPolicy`, whose ``prompt_ids`` are taken too, or a `Picker`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def digest(self) -> str: ...
+
+    def renew(self, digest: str) -> None:
+        """Take the weights as they are now, under another digest."""
+
+    def complete_many(self, requests: Sequence[Request]) -> list[list[Completion]]:
+        """One completion a seed and request, all in one batch."""
+        ...
+
+    def close(self) -> None:
+        """End its threads."""
 
 
 class RoundPolicy:
     """A live policy that completes, in one batch, what a round's tasks ask for at one time.
 
     Attributes:
-        made: prompt ids and completion by seed.
+        made: prompt ids, or the choice, and completion by seed.
     """
 
-    def __init__(self, policy: LocalPolicy, idle: Callable[[], bool]) -> None:
+    def __init__(self, policy: LivePolicy, idle: Callable[[], bool]) -> None:
         self.name, self.digest = policy.name, policy.digest
-        self.made: dict[int, tuple[Sequence[int], Completion]] = {}
-        self._policy, self._idle = policy, idle
+        self.made: dict[int, tuple[Sequence[int] | Choice, Completion]] = {}
+        self._policy: Any = policy
+        self._idle = idle
         self._waiting: list[tuple[Request, asyncio.Future[list[Completion]]]] = []
         self._answering: asyncio.Task[None] | None = None
 
@@ -97,33 +121,49 @@ class RoundPolicy:
         asked, self._waiting, self._answering = self._waiting, [], None
         asked.sort(key=lambda one: (json.dumps(one[0].messages), one[0].seeds))
         try:
-            fitting = [(request, ids, future) for request, future in asked if (ids := self._ids(request, future))]
+            fitting = [(request, read, future) for request, future in asked if (read := self._read(request, future))]
             made = self._policy.complete_many([request for request, _, _ in fitting])
         except Exception as error:
             for _, future in asked:
                 if not future.done():
                     future.set_exception(error)
             return
-        for (request, ids, future), completions in zip(fitting, made, strict=True):
-            self.made |= {seed: (ids, one) for seed, one in zip(request.seeds, completions, strict=True)}
+        for (request, read, future), completions in zip(fitting, made, strict=True):
+            self.made |= {seed: (read, one) for seed, one in zip(request.seeds, completions, strict=True)}
             future.set_result(completions)
 
-    def _ids(self, request: Request, future: asyncio.Future[list[Completion]]) -> Sequence[int]:
+    def _read(self, request: Request, future: asyncio.Future[list[Completion]]) -> Sequence[int] | Choice:
         try:
-            return self._policy.prompt_ids(request.messages)
+            return request.choice or self._policy.prompt_ids(request.messages)
         except PromptTooLongError as error:
             future.set_exception(error)
             return ()
 
 
-def training_tasks(bench: Environment, recipe: OnlineRecipe) -> list[Task]:
+class AwaitedPolicy:
+    """Another policy of the program than the one in training: while it is asked, a round is not complete."""
+
+    def __init__(self, policy: Policy, runner: ProgramRunner) -> None:
+        self.name, self.digest = policy.name, policy.digest
+        self._policy, self._runner = policy, runner
+
+    async def complete(self, request: Request) -> list[Completion]:
+        """One completion a seed; raises what the policy does."""
+        with self._runner.waiting():
+            return await self._policy.complete(request)
+
+    async def aclose(self) -> None:
+        """The model is another's."""
+
+
+def training_tasks(bench: Environment, recipe: RoundRecipe) -> list[Task]:
     """The tasks of the run's sampling that the reward applies to; `DataError` where there is none."""
     data, settings = bench.recipe.data, scored_by(bench, recipe)
-    questions = bench.questions(data.split, data.limit, part=data.part)
+    questions = bench.questions(data.split, recipe.limit or data.limit, part=data.part)
     return scorable(questions, bench.recipe.model_copy(update={"sampling": settings}))
 
 
-def scored_by(bench: Environment, recipe: OnlineRecipe) -> SamplingSettings:
+def scored_by(bench: Environment, recipe: RoundRecipe) -> SamplingSettings:
     """The run's settings of sampling, with the training's own reward and credit."""
     own = {"credit": recipe.credit, "reward": recipe.reward, "final": recipe.reward}
     given = {name: value for name, value in own.items() if value is not None}
@@ -139,23 +179,23 @@ def round_of(n_tasks: int, size: int, seed: int, number: int) -> list[int]:
 
 
 class RoundSampler:
-    """Samples rounds of a run's tasks; ``policy`` is live, and its digest another in each round."""
+    """Samples rounds of a run's tasks; ``policy`` is live, and its digest another in each round.
 
-    def __init__(self, recipe: OnlineRecipe, bench: Environment, run: Run, policy: LocalPolicy) -> None:
+    Attributes:
+        temperature: of sampling; a training may change it between rounds.
+    """
+
+    def __init__(self, recipe: RoundRecipe, bench: Environment, run: Run, policy: LivePolicy) -> None:
         from leret.retrieval.batching import SearchBatcher
 
         self.recipe, self.policy, self.stats = recipe, policy, SamplingStats()
+        self.temperature = recipe.temperature or bench.recipe.policy_of(recipe.predictors).temperature
         self._bench, self._run, self._settings = bench, run, scored_by(bench, recipe)
         self._scoring = scoring(self._settings.reward)
         self._searches = SearchBatcher(bench.retriever)
         self._runner: ProgramRunner = bench.runner(self._searches)
         self._paths = _stored_paths(run) if recipe.states == "stored" else None
         self._plan: SamplingPlan | None = None
-
-    @property
-    def temperature(self) -> float:
-        """Of sampling."""
-        return self.recipe.temperature or self._bench.recipe.policy_of(self.recipe.predictors).temperature
 
     def close(self) -> None:
         """End the thread of the searches."""
@@ -174,11 +214,11 @@ class RoundSampler:
         plan = await self._plan_of(policy, tasks, seed_of(self.recipe.seed, "round", number))
         sampler = StateSampler(self._runner, None, plan)
         walks = await gathered(self._walk(sampler, plan, task) for task in tasks)
-        groups = [group for walk in walks for group in walk]
-        for _, samples in groups:
-            self.stats.count(samples)
+        for walk in walks:
+            for _, samples in walk:
+                self.stats.count(samples)
         refuse_failures(self.stats, self._bench.recipe.sampling.max_error_rate, max_unparsed_rate=1.0)
-        return self._collect(groups, policy)
+        return self._collect(walks, policy)
 
     async def _plan_of(self, policy: RoundPolicy, tasks: Sequence[Task], seed: int) -> SamplingPlan:
         recipe, settings, sampled = self.recipe, self._settings, self._bench.recipe
@@ -186,8 +226,10 @@ class RoundSampler:
 
         def role(need: NeedsCompletion) -> Role:
             if need.predictor in (recipe.predictors or {need.predictor}):
-                return Role(team, credit=settings.credit)
-            return Role(team, False, settings.credit, **sampled.decoding_of(need.predictor))
+                return Role(policy, credit=settings.credit)
+            other = policy_for(team, need.predictor)
+            awaited = other if other is policy else AwaitedPolicy(other, self._runner)
+            return Role(awaited, False, settings.credit, **sampled.decoding_of(need.predictor))
 
         plan = SamplingPlan(
             (ZERO_SHOT,), recipe.num_generations, seed, self.temperature, recipe.top_p or lm.top_p,
@@ -223,27 +265,29 @@ class RoundSampler:
             self.stats.fail(failure_of(error))
         return groups
 
-    def _collect(self, groups: Sequence[Group], policy: RoundPolicy) -> Sampled:
-        numbers: list[int] = []
+    def _collect(self, walks: Sequence[Sequence[Group]], policy: RoundPolicy) -> Sampled:
         members: list[tuple[Sample, float]] = []
-        for number, (_, samples) in enumerate(self._scored(groups)):
-            members += samples
-            numbers += [number] * len(samples)
+        places: list[tuple[int, int]] = []  # of the state, of the task
+        for number, walk in enumerate(walks):
+            for _, samples in self._scored(walk):
+                members += samples
+                places += [(places[-1][0] + 1 if places else 0, number)] * len(samples)
         made = [policy.made[sample.seed] for sample, _ in members]
-        rewards = tensor([value for _, value in members])
-        found = [sample for _, samples in groups for sample in samples if sample.completion is not None]
-        written = [policy.made[sample.seed][1] for sample in found]
-        n_tokens = max(1, sum(len(one.token_ids or ()) for one in written))
+        groups = [group for walk in walks for group in walk]
+        found = [one for _, samples in groups for one in samples if one.completion is not None]
+        written = [policy.made[sample.seed][1] for sample in found if sample.seed in policy.made]
+        n_actions = max(1, sum(len(one.logprobs or ()) for one in written))
         facts = {
-            "completions/mean_length": n_tokens / max(1, len(written)),
+            "completions/mean_length": sum(len(one.token_ids or ()) for one in written) / max(1, len(written)),
             "completions/clipped_ratio": sum(one.finish_reason == "length" for one in written) / max(1, len(written)),
-            "entropy": -sum(sum(one.logprobs or ()) for one in written) / n_tokens,
+            "entropy": -sum(sum(one.logprobs or ()) for one in written) / n_actions,
             "num_samples": float(len(found)),
         }
         names, parts = self._parts([one for one, _ in members])
         facts |= self._facts(groups, names, parts)
-        sequences = [(ids, one.token_ids or ()) for ids, one in made]
-        return Sampled(sequences, tensor(numbers), rewards, parts, facts)
+        sequences = [(read, one.text if isinstance(read, Choice) else one.token_ids or ()) for read, one in made]
+        states, tasks = tensor(places, dtype=int64).reshape(-1, 2).unbind(1)
+        return Sampled(sequences, states, tensor([value for _, value in members]), parts, facts, tasks)
 
     def _facts(self, groups: Sequence[Group], names: Sequence[str], parts: Tensor) -> dict[str, float]:
         """For the log, what TRL has no name for: shares of completions, and the mean of each part of the reward."""

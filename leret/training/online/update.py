@@ -21,7 +21,7 @@ from leret.core.errors import TrainingError
 from leret.training.algorithms.base import new_adapter
 from leret.training.model import InitialPolicy, load_for_training
 from leret.training.online.losses import KL, clipped_loss, entropy, total, value_loss
-from leret.training.online.recipe import Objective
+from leret.training.online.recipe import Objective, RoundRecipe
 from leret.training.packing import collate, share_prompts
 
 Ids = Sequence[int]
@@ -264,6 +264,31 @@ class Update:
 
     def _keep_hidden(self, module: Any, args: Any, output: Any) -> None:
         self._hidden = output.last_hidden_state
+
+
+def make_optimizer(recipe: RoundRecipe, **adam: float) -> tuple[Any, Mapping[str, Any]]:
+    """The class and the arguments that transformers takes for the recipe's ``optim`` (``adam_beta1`` ...)."""
+    from transformers import Trainer, TrainingArguments
+
+    given = TrainingArguments(
+        output_dir="unused", optim=recipe.optim, learning_rate=recipe.learning_rate, report_to=[], use_cpu=True,
+        **adam,
+    )  # fmt: skip
+    kind, more = Trainer.get_optimizer_cls_and_kwargs(given)
+    return kind, {**more, "weight_decay": recipe.weight_decay} if recipe.optim != "adafactor" else more
+
+
+def make_schedule(recipe: RoundRecipe, optimizer: torch.optim.Optimizer, n: int, floor: float = 0.0) -> Any:
+    """Of the learning rate, over ``n`` steps; a cosine ends at ``floor``, a share of it."""
+    from transformers import get_scheduler
+
+    warmup = recipe.warmup_steps or math.ceil(recipe.warmup_ratio * n)
+    name, more = (
+        (f"{recipe.lr_scheduler_type}_with_min_lr", {"min_lr_rate": floor})
+        if floor
+        else (recipe.lr_scheduler_type, None)
+    )
+    return get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=n, scheduler_specific_kwargs=more)
 
 
 def _wide(table: Tensor, width: int) -> Tensor:

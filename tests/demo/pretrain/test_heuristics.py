@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from leret.core.types import Passage
-from leret.demo.pretrain.heuristics import STYLES, Draft, corpus_idf, names
+from leret.demo.pretrain.heuristics import STYLES, Draft, corpus_idf
 
 QUESTION = "Which city is the birthplace of the director of Silent Harbor?"
 HARBOR = Passage("h", "Silent Harbor", "Silent Harbor is a 1990 film directed by Anna Bolt. Otto Kern wrote it.", 9.0)
@@ -30,19 +30,6 @@ def test_idf_follows_its_formula_in_any_case() -> None:
     rarity = corpus_idf(["The cat", "the dog", "the the cow"])
     found = [rarity(word) for word in ("THE", "cat", "absent")]
     assert found == pytest.approx([math.log(1 + 3 / 4), math.log(1 + 3 / 2), math.log(1 + 3 / 1)])
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("Are Lisa Raymond and Liezel Huber both players?", ["Lisa Raymond", "Liezel Huber"]),
-        ('Who sang "Life with Derek" in Rome?', ["Life with Derek", "Rome"]),
-        ("Was it in August 1990 or at Johns Hopkins University's gate?", ["Johns Hopkins University"]),
-        ("nobody here has one", []),
-    ],
-)
-def test_names_are_runs_of_capitals_and_quotes(text: str, expected: list[str]) -> None:
-    assert names(text) == expected
 
 
 def test_copy_writes_the_content_words_24_at_most() -> None:

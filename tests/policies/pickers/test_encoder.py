@@ -55,7 +55,6 @@ def test_relative_positions_are_places_between_picked_chunks() -> None:
     first = [9 * 1 / 5, 9 * 3 / 5, 9 * 4 / 5, 10 + 9 * 1 / 3, 10 + 9 * 2 / 3, 20 + 9 * 2 / 3, 0]
     np.testing.assert_allclose(positions_of(choices, "relative"), [*first, 6.75, 4.5, 2.25, 0, 2.25], atol=1e-5)
     np.testing.assert_allclose(positions_of(choices, "absolute"), [0, 2, 3, 5, 6, 9, 0, 2, 1, 0, 0, 0])
-    assert positions_of(choices, "none") is None
 
 
 @pytest.mark.parametrize(

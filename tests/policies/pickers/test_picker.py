@@ -75,6 +75,14 @@ def test_values_for_updates_are_those_that_were_drawn_from(picker, kind: str) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("twin", [False, True])
+def test_values_at_some_places_are_those_of_all(picker, kind: str, twin: bool) -> None:
+    one, choices = shaken(picker(kind)), [story(), story([2]), story([2, 0], stop=True)]
+    for whole, own, place in zip(one.q(choices, twin), one.q(choices, twin, at=[5, 0, 4]), [5, 0, 4], strict=True):
+        torch.testing.assert_close(own, whole[..., place : place + 1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_weight_has_a_gradient(picker, kind: str) -> None:
     one = shaken(picker(kind))
     torch.cat(one.q([story(), story([2])])).square().sum().backward()

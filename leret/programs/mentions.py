@@ -1,0 +1,191 @@
+"""What a query may be expanded by: names in the passages found, and in the question.
+
+A search for the question finds its first page; a name on that page leads to the next one. `mentions` lists such names
+as candidates of a `leret.Pick`, with the numbers that a picker of kind ``features`` looks at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from leret.core.types import Candidate, Passage
+from leret.programs.search import Found
+
+_FUNCTION_WORDS = """
+a about after all also an and any are as at be been before between both but by can could did do does during each either
+first for from had has have he her him his how if in into is it its many more most much name named no not of on one or
+other out same she so some such than that the their them then there these they this those to two up was we were what
+when where which while who whom whose why will with would you your
+"""
+_MONTH_NAMES = "january february march april may june july august september october november december"
+_INNER_WORDS = "of the for de la le du van von der di da del & el al bin"
+_STOP = frozenset(_FUNCTION_WORDS.split())
+_MONTHS = frozenset(_MONTH_NAMES.split())
+_JOINS = frozenset(_INNER_WORDS.split())
+_QUOTED = re.compile(r"[\"“]([^\"“”]{2,60})[\"”]")
+_EDGES = "\"“”'‘’()[]{},.;:?!"
+
+WORD = re.compile(r"\w+(?:['’]\w+)*")
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"“])")
+LONGEST_NAME = 6
+"""Words of a name that is a candidate."""
+
+QUESTION = Candidate("[question]", "", data={"question": 1.0})
+"""The candidate that adds nothing: the question alone is searched for again."""
+
+_BEFORE, _STEM = 4, 5
+"""Words before a name that are compared with the question's, by so many letters."""
+
+
+class _Mention(NamedTuple):
+    """A name in a passage: its words, its sentence and that one's words, its place, stems of the words before it."""
+
+    text: str
+    words: frozenset[str]
+    sentence: int
+    around: frozenset[str]
+    place: int
+    before: frozenset[str]
+    is_quoted: bool
+
+
+@lru_cache(maxsize=1024)
+def mentions(question: str, found: Found) -> Sequence[Candidate]:
+    """Candidates to search for together with the question: `QUESTION`, which adds nothing, and names.
+
+    First the names of the question, and then those on the found pages, in the order of finding. Names that are in the
+    question or in a found title are left out, but for names of the question whose page is not found.
+
+    The numbers of a candidate's ``data`` need no corpus: where the name stands, how its sentence and its page meet the
+    question, and what it is made of.
+    """
+    asked, content = words_of(question), words_of(" ".join(content_words(question)))
+    passages = [passage for ranking in found.searches for passage in ranking]
+    known = words_of(" ".join(passage.title for passage in passages))
+    rows: dict[str, tuple[str, dict[str, float]]] = {}
+    for name in names(question):
+        if (words := words_of(name)) and not words <= known:
+            rows.setdefault(name.lower(), (name, {"own": 1.0, **_form(name, words, content)}))
+    best = max((passage.score for passage in passages), default=1.0) or 1.0
+    n_first = len(found.searches[0]) if found.searches else 0
+    for rank, passage in enumerate(passages):
+        page = _of_page(rank, n_first, passage, content, best)
+        for one in _mentions_in(passage.text):
+            if one.words <= asked or one.words <= known:
+                continue
+            if (row := rows.get(one.text.lower())) is not None:
+                row[1]["count"] = row[1].get("count", 0.0) + 1
+                continue
+            numbers = {**page, **_of_place(one, content), **_form(one.text, one.words, content)}
+            rows[one.text.lower()] = one.text, numbers
+    return (QUESTION, *(Candidate(name, name, data=data) for name, data in rows.values()))
+
+
+def _of_page(rank: int, n_first: int, passage: Passage, content: frozenset[str], best: float) -> dict[str, float]:
+    """Of a passage: its rank in the first search or that it came later, its score, the question's words in it."""
+    page_overlap = len(content & (words_of(passage.title) | words_of(passage.text))) / max(1, len(content))
+    if rank >= n_first:
+        return {"later": 1.0, "page_overlap": page_overlap}
+    first = {f"rank_{min(rank, 2)}": 1.0, "score": passage.score / best}
+    return {**first, "later": 0.0, "page_overlap": page_overlap}
+
+
+def _of_place(one: _Mention, content: frozenset[str]) -> dict[str, float]:
+    """Of a name in its passage."""
+    return {
+        "first_sentence": float(one.sentence == 0),
+        "sentence": min(one.sentence, 5) / 5,
+        "sentence_overlap": len(content & one.around) / max(1, len(content)),
+        "after_question_word": float(any(word[:_STEM] in one.before for word in content)),
+        "place": one.place / 500,
+        "quoted": float(one.is_quoted),
+        "count": 1.0,
+    }
+
+
+def _form(name: str, words: frozenset[str], content: frozenset[str]) -> dict[str, float]:
+    """Of a name alone, and of the question's words in it."""
+    return {
+        "words": len(words) / 4,
+        "several_words": float(len(words) > 1),
+        "digit": float(any(letter.isdigit() for letter in name)),
+        "longest_word": max(map(len, words)) / 10,
+        "shortest_word": min(map(len, words)) / 10,
+        "overlap": len(words & content) / len(words),
+    }
+
+
+@lru_cache(maxsize=8192)
+def _mentions_in(text: str) -> tuple[_Mention, ...]:
+    """Names of a passage, each where it first stands."""
+    found: dict[str, _Mention] = {}
+    for one in _all_in(text):
+        found.setdefault(one.text.lower(), one)
+    return tuple(found.values())
+
+
+def _all_in(text: str) -> Iterator[_Mention]:
+    start = 0
+    for number, sentence in enumerate(SENTENCE_END.split(text)):
+        start, around = max(text.find(sentence, start), 0), words_of(sentence)
+        for name in names(sentence):
+            place, words = max(sentence.find(name), 0), words_of(name)
+            if words and len(name.split()) <= LONGEST_NAME:
+                before = frozenset(word.lower()[:_STEM] for word in WORD.findall(sentence[:place])[-_BEFORE:])
+                yield _Mention(name, words, number, around, start + place, before, f'"{name}' in sentence)
+        start += len(sentence)
+
+
+@lru_cache(maxsize=8192)
+def words_of(text: str) -> frozenset[str]:
+    """Words of a text in small letters."""
+    return frozenset(word.lower() for word in WORD.findall(text))
+
+
+def content_words(text: str) -> list[str]:
+    """Words of a text without function and question words, in their order and case.
+
+    >>> content_words("Which city is the birthplace of Anna Bolt?")
+    ['city', 'birthplace', 'Anna', 'Bolt']
+    """
+    return [word for word in WORD.findall(text) if word.lower() not in _STOP]
+
+
+def names(text: str) -> list[str]:
+    """What looks like a name: what is quoted, whole, and then runs of capitalised words; each in order.
+
+    Function words and months at a run's start fall off, so a sentence's first word is no name; ``of``, ``the``, ``de``
+    and their like may stand inside; a run ends at punctuation, but not at the dot of an initial.
+
+    >>> names("Who directed The Battle of Algiers, and did C. J. Hunter see it in Rome?")
+    ['Battle of Algiers', 'C. J. Hunter', 'Rome']
+    """
+    quoted = [span.strip(_EDGES + " ") for span in _QUOTED.findall(text)]
+    found = [span for span in quoted if any(word[0].isupper() for word in span.split())]
+    run: list[str] = []
+    for token in _QUOTED.sub(' "" ', text).split():
+        bare = token.strip(_EDGES)
+        initial = len(bare) == 1 and bare.isupper() and token.endswith(f"{bare}.")
+        opens = token[:1] in '"“‘(['
+        capital = bare[:1].isupper() or (bare[:1].isdigit() and bool(run))
+        if opens or not (capital or (run and bare in _JOINS)):
+            _close(run, found)
+        if capital or (run and bare in _JOINS):
+            run.append(f"{bare}." if initial else bare)
+        if not initial and token[-1:] in _EDGES:
+            _close(run, found)
+    _close(run, found)
+    return found
+
+
+def _close(run: list[str], found: list[str]) -> None:
+    while run and (run[0].lower() in _STOP or run[0].lower() in _MONTHS or run[0][0].isdigit()):
+        del run[0]
+    while run and run[-1] in _JOINS:
+        del run[-1]
+    if run and (len(run) > 1 or len(run[0]) > 1):
+        found.append(re.sub(r"['’]s$", "", " ".join(run)))
+    run.clear()

@@ -1,0 +1,139 @@
+"""A policy that writes, in training: advantages of a round's completions, and its updates by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from leret.policies.local.policy import LocalPolicy
+from leret.sampling.rollouts.environment import Environment
+from leret.training.data import Encoded
+from leret.training.memory import check_memory, estimate_memory
+from leret.training.model import InitialPolicy, library_of, save_policy
+from leret.training.online.advantages import mini_batches, on_one_side, spread
+from leret.training.online.losses import KL, KLController
+from leret.training.online.recipe import OnlineRecipe
+from leret.training.online.rounds import Sampled
+from leret.training.online.update import Reference, RolloutBatch, Update, load_trainable, make_optimizer, make_schedule
+from leret.training.validation import Validation
+
+
+class WritingLearner:
+    """The `leret.training.online.algorithm.Learner` of policies that write."""
+
+    def __init__(
+        self, estimate: Callable[[Any, Any, Any, float], None], recipe: OnlineRecipe, initial: InitialPolicy,
+        bench: Environment, n_tasks: int, device: str,
+    ) -> None:  # fmt: skip
+        self.recipe, self._estimate, self._initial = recipe, estimate, initial
+        self.model, self.tokenizer = load_trainable(initial, recipe.lora, recipe.dtype, device)
+        reference = Reference(self.model, initial, recipe.lora) if recipe.beta else None
+        sampled = bench.recipe.policy_of(recipe.predictors)
+        self.temperature = recipe.temperature or sampled.temperature
+        self.policy = LocalPolicy.over(
+            self.model, self.tokenizer, name=recipe.policy_name, digest=initial.digest,
+            enable_thinking=getattr(sampled, "enable_thinking", None),
+        )  # fmt: skip
+        self.update = Update(
+            self.model, self.tokenizer.pad_token_id, replace(recipe.objective, temperature=self.temperature),
+            learning_rate=recipe.learning_rate, max_grad_norm=recipe.max_grad_norm,
+            batch_size=recipe.per_device_train_batch_size, optimizer=make_optimizer(recipe), reference=reference,
+            bfloat16=recipe.dtype == "bfloat16",
+        )  # fmt: skip
+        self.kl = KLController(recipe.beta, recipe.target_kl, recipe.kl_horizon)
+        self._schedule = make_schedule(recipe, self.update.optimizer, recipe.n_steps(n_tasks))
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next step."""
+        return float(self._schedule.get_last_lr()[0])
+
+    def learn(self, sampled: Sampled, number: int) -> dict[str, float]:
+        """Update by a round; returns the figures of its log entry."""
+        recipe, update = self.recipe, self.update
+        if number == 0:
+            self._check_memory(sampled)
+        batch = RolloutBatch.of(sampled.sequences, sampled.groups.to(update.device))
+        steps = recipe.num_iterations * recipe.num_mini_batches
+        if steps > 1 or recipe.kl_in_reward or recipe.objective.vf_coef:
+            batch.old_logps, batch.values = update.evaluate(batch)
+        if update.reference is not None:
+            batch.reference = update.evaluate(batch, reference=True)[0]
+        beta = self.kl.coefficient
+        self._estimate(recipe, sampled, batch, beta)
+        if recipe.keep_rollouts is not None:
+            parts = sampled.parts if sampled.parts.shape[1] else sampled.rewards[:, None]
+            kept = on_one_side(parts, sampled.groups, recipe.keep_rollouts).to(update.device)
+            batch = batch.rows(kept.nonzero()[:, 0])
+        batch.n_tokens = float(batch.mask.sum()) / recipe.num_mini_batches
+        found: list[dict[str, float]] = []
+        for order in range(recipe.num_iterations):
+            for index in mini_batches(batch.groups, recipe.num_mini_batches, recipe.seed, number, order):
+                if made := update.step(batch.rows(index), 0.0 if recipe.kl_in_reward else beta):
+                    found.append(made)
+                    self._schedule.step()
+        return self._entry(sampled, batch, beta, found)
+
+    def _check_memory(self, sampled: Sampled) -> None:
+        """Warn, or refuse, before the first update, by the longest groups that are in memory at once."""
+        groups: dict[int, list[tuple[Sequence[int], Sequence[int]]]] = {}
+        for number, sequence in zip(sampled.groups.tolist(), sampled.sequences, strict=True):
+            groups.setdefault(number, []).append(sequence)
+        examples = [Encoded(list(own[0][0]), tuple(list(ids) for _, ids in own)) for own in groups.values()]
+        at_once = max(1, self.recipe.per_device_train_batch_size // self.recipe.num_generations)
+        examples = sorted(examples, key=lambda example: -example.length)[:at_once]
+        device = self.update.device.type
+        check_memory(estimate_memory(self.model, self.recipe, examples, device), self.recipe, device)
+
+    def _entry(
+        self, sampled: Sampled, batch: RolloutBatch, beta: float, found: Sequence[Mapping[str, float]]
+    ) -> dict[str, float]:
+        entry = spread(sampled.rewards, sampled.groups)
+        means = {name: sum(one[name] for one in found) / len(found) for name in (found[0] if found else ())}
+        names = {"loss": "loss", "grad_norm": "grad_norm", "clipped": "clip_ratio/region_mean", "ratio": "val/ratio"}
+        names |= {"kl": "kl", "policy_loss": "loss/policy_avg", "value_loss": "loss/value_avg"}
+        entry |= {names[name]: value for name, value in means.items()}
+        kl, length = 0.0, float(batch.mask.sum(1).mean())
+        if batch.reference is not None:
+            entry["kl_coef"] = beta
+            if batch.old_logps is not None:
+                kl = float((KL[self.recipe.kl_estimator](batch.old_logps, batch.reference) * batch.mask).sum(1).mean())
+                entry["kl"] = kl / length
+            kl = entry.get("kl", 0.0) * length
+            self.kl.update(kl, len(sampled.rewards))
+        if self.recipe.kl_in_reward:
+            entry |= {"objective/kl": kl, "objective/scores": entry["reward"]}
+            entry["objective/rlhf_reward"] = entry["reward"] - beta * kl
+            entry["policy/entropy"] = sampled.facts["entropy"]
+        return entry
+
+    def validate(self, validation: Validation, step: int) -> dict[str, float]:
+        """Run the program on held-out tasks."""
+        return validation.run_model(self.model, self.tokenizer, step)
+
+    def state(self, directory: Path) -> dict[str, Any]:
+        """All that the next update depends on."""
+        return {
+            "weights": {name: weight.detach() for name, weight in self.update.trained().items()},
+            "optimizer": self.update.optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "kl_coef": self.kl.coefficient,
+        }
+
+    def load_state(self, state: Mapping[str, Any], directory: Path) -> None:
+        """Go on from there."""
+        with torch.no_grad():
+            for name, weight in self.update.trained().items():
+                weight.copy_(state["weights"][name])
+        self.update.optimizer.load_state_dict(state["optimizer"])
+        self._schedule.load_state_dict(state["schedule"])
+        self.kl.coefficient = state["kl_coef"]
+
+    def save(self, directory: Path) -> tuple[str, str]:
+        """Write the policy; returns its base's name and the library that loads it, for the model card."""
+        save_policy(self.model, self.tokenizer, directory)
+        return self._initial.base_model, library_of(self.model)

@@ -1,0 +1,64 @@
+"""Learning from several picks at one state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from leret.policies.pickers.picker import Picker
+from leret.training.online.advantages import group_relative, spread
+from leret.training.online.losses import clipped_loss, entropy
+from leret.training.picking.learner import PickBatch, values_of
+from leret.training.picking.losses import best_and_others, pair_loss
+from leret.training.picking.recipe import PickRecipe
+
+
+class GroupMethod:
+    """The losses of ``algorithm: pick``."""
+
+    def __init__(self, recipe: PickRecipe, temperature: float) -> None:
+        self.recipe, self.temperature = recipe, temperature
+        self.fellow: Picker | None = None
+
+    def begin(self, picker: Picker) -> None:
+        """Keep the initial picker, the reference of pairs."""
+        self.fellow = picker.clone() if self.recipe.loss in {"dpo", "ipo"} else None
+
+    def draws(self, number: int, share: float) -> tuple[float, int | None]:
+        """Of all candidates."""
+        return self.temperature, None
+
+    def prepare(self, picker: Picker, batch: PickBatch, share: float) -> tuple[PickBatch, dict[str, float]]:
+        """Advantages, and the log-probabilities that the loss compares with."""
+        advantages = group_relative(batch.rewards.double(), batch.states, self.recipe.scale_rewards).float()
+        with torch.no_grad():
+            before = self._logps(values_of(self.fellow or picker, batch.choices), batch)
+        return replace(batch, targets=advantages, before=before), spread(batch.rewards, batch.states)
+
+    def losses(self, picker: Picker, batch: PickBatch) -> Tensor:
+        """(n_states,), each the mean over a state's picks, or over its pairs of a best pick and another."""
+        recipe, q = self.recipe, values_of(picker, batch.choices)
+        logps = self._logps(q, batch)
+        whose, shares = batch.states, 1 / torch.bincount(batch.states)[batch.states]
+        if recipe.loss == "grpo":
+            given = logps[:, None], batch.before[:, None], batch.targets[:, None], torch.ones(len(logps), 1)
+            each = clipped_loss(*given, recipe.epsilon, recipe.epsilon, sequence=False)[0][:, 0]
+        else:
+            chosen, rejected, shares = best_and_others(batch.rewards, batch.states)
+            whose, ahead = batch.states[chosen], logps - batch.before
+            each = (
+                -logps[chosen]
+                if recipe.loss == "sft"
+                else pair_loss(recipe.loss, ahead[chosen] - ahead[rejected], recipe.beta)
+            )
+        losses = torch.zeros(len(q)).index_add(0, whose, each * shares)
+        return losses - recipe.entropy_coef * entropy(q[:, 0] / self.temperature) if recipe.entropy_coef else losses
+
+    def after(self, picker: Picker) -> None:
+        """The reference stays."""
+
+    def _logps(self, q: Tensor, batch: PickBatch) -> Tensor:
+        """(n,) of the picks."""
+        return (q[:, 0] / self.temperature).log_softmax(-1)[batch.states, batch.actions]

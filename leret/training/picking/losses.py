@@ -1,0 +1,103 @@
+"""Values, returns and losses of picks: pure functions of tensors.
+
+Shapes: Q-values are (n_states, n_candidates) or, of several heads, (n_states, n_heads, n_candidates), where what is no
+candidate is minus infinity; trajectories are (n_walks, width), one row a run of the program, padded at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+
+def soft_value(q: Tensor, temperature: float, k: int | None = None) -> Tensor:
+    """The value of states: ``temperature * log(sum(exp(q / temperature)))`` over their k best candidates.
+
+    Args:
+        q: (..., n_candidates).
+        temperature: 0 gives the largest value.
+        k: None: all candidates.
+
+    Returns:
+        (...).
+
+    Source: Q-RAG, arXiv 2511.07328, section 3 (Haarnoja et al. 2017, arXiv 1702.08165, eq. 3).
+    """
+    if temperature == 0:
+        return q.amax(-1)
+    best = q if k is None else q.topk(min(k, q.shape[-1]), -1).values
+    return temperature * (best / temperature).logsumexp(-1)
+
+
+def lambda_returns(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
+    """What each step of a trajectory is worth: ``G[t] = r[t] + gamma * ((1 - lam) * V[t + 1] + lam * G[t + 1])``.
+
+    Args:
+        rewards: (n, width) of each step.
+        values: (n, width) of the states that the steps were taken in; behind the last one it is 0.
+        mask: (n, width), 1 on steps.
+        gamma: discount a step.
+        lam: 0 trusts the values, 1 the rewards.
+
+    Returns:
+        (n, width), 0 off the mask.
+
+    Source: Q-RAG, arXiv 2511.07328, section 3 (Daley and Amato 2019, arXiv 1810.09967, eq. 2).
+    """
+    following = torch.nn.functional.pad(values * mask, (0, 1))[:, 1:]
+    returns = torch.zeros_like(rewards)
+    last = rewards.new_zeros(len(rewards))
+    for t in reversed(range(rewards.shape[1])):
+        last = mask[:, t] * (rewards[:, t] + gamma * ((1 - lam) * following[:, t] + lam * last))
+        returns[:, t] = last
+    return returns
+
+
+def pair_loss(kind: Literal["dpo", "ipo"], margins: Tensor, beta: float) -> Tensor:
+    """Losses (n,) of pairs by how far the chosen pick is ahead of the rejected one.
+
+    Args:
+        kind: which loss.
+        margins: (n,) differences of log-probabilities, less those under the reference.
+        beta: strength of the tie to the reference.
+
+    Source: ``dpo``: Rafailov et al. 2023, arXiv 2305.18290, eq. 7; ``ipo``: Azar et al. 2023, arXiv 2310.12036, eq. 17.
+    """
+    return -logsigmoid(beta * margins) if kind == "dpo" else (margins - 1 / (2 * beta)) ** 2
+
+
+def best_and_others(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs of each group's best samples with all others of it.
+
+    Args:
+        rewards: (n,).
+        groups: (n,) number of each sample's state.
+
+    Returns:
+        Places of the chosen and of the rejected, (n_pairs,) each, and the pairs' weights: those of a group sum to 1.
+    """
+    top = torch.full((int(groups.max()) + 1,), -math.inf, dtype=rewards.dtype).scatter_reduce(
+        0, groups, rewards, "amax"
+    )
+    best = rewards >= top[groups] - 1e-9
+    chosen, rejected = ((groups[:, None] == groups) & best[:, None] & ~best).nonzero(as_tuple=True)
+    counts = torch.bincount(groups[chosen], minlength=len(top))
+    return chosen, rejected, 1 / counts[groups[chosen]].to(rewards.dtype)
+
+
+def increments(rewards: Tensor, walks: Tensor) -> Tensor:
+    """What each step adds to its run's reward so far, (n,); the steps of a run stand together, in order."""
+    before = torch.cat([rewards.new_zeros(1), rewards[:-1]])
+    first = torch.cat([walks.new_ones(1, dtype=torch.bool), walks[1:] != walks[:-1]])
+    return rewards - before.masked_fill(first, 0.0)
+
+
+def as_table(values: Tensor, walks: Tensor) -> tuple[Tensor, Tensor]:
+    """Values (n,) of steps as (n_walks, width) of runs, and the mask of their places."""
+    sizes = torch.unique_consecutive(walks, return_counts=True)[1]
+    mask = torch.arange(int(sizes.max())) < sizes[:, None]
+    return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter(mask, values), mask

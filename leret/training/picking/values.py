@@ -1,0 +1,58 @@
+"""Q-learning from whole trajectories, one pick a state (Q-RAG, arXiv 2511.07328; PQN, arXiv 2407.04811)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from leret.policies.pickers.picker import Picker
+from leret.training.picking.learner import PickBatch, values_of
+from leret.training.picking.losses import as_table, increments, lambda_returns, soft_value
+from leret.training.picking.recipe import PQNRecipe
+
+_UNIFORM = 1e9
+"""A temperature at which every candidate is as likely as another."""
+
+
+class ValueMethod:
+    """The losses of ``algorithm: pqn``; the fellow is the target network."""
+
+    def __init__(self, recipe: PQNRecipe, temperature: float) -> None:
+        self.recipe, self.temperature = recipe, temperature
+        self.fellow: Picker | None = None
+
+    def begin(self, picker: Picker) -> None:
+        """Where each step moves all of it, the target network is the picker itself."""
+        self.fellow = picker.clone() if self.recipe.tau < 1 else None
+
+    def draws(self, number: int, share: float) -> tuple[float, int | None]:
+        """At random at first, then softly among the best."""
+        random = number < self.recipe.learning_starts
+        return (_UNIFORM, None) if random else (self.temperature * share, self.recipe.top_k)
+
+    def prepare(self, picker: Picker, batch: PickBatch, share: float) -> tuple[PickBatch, dict[str, float]]:
+        """The returns. A pick's own reward is what it adds to the run's; under credit final, all is due at the end."""
+        recipe = self.recipe
+        with torch.no_grad():
+            q = values_of(self.fellow or picker, batch.choices, self.recipe.twin)
+        values = soft_value(q, self.temperature * share * recipe.soft_value, recipe.top_k).mean(1)
+        rewards, mask = as_table(increments(batch.rewards, batch.walks), batch.walks)
+        returns = lambda_returns(rewards, as_table(values, batch.walks)[0], mask.float(), recipe.gamma, recipe.lam)
+        last = as_table(batch.rewards, batch.walks)[0].gather(1, mask.sum(1, keepdim=True) - 1)
+        entry = {"reward": float(last.mean()), "value": float(values.mean()), "alpha": self.temperature * share}
+        return replace(batch, targets=returns[mask]), entry
+
+    def losses(self, picker: Picker, batch: PickBatch) -> Tensor:
+        """(n_states,) squared errors, the mean over heads; only what was picked is encoded."""
+        q = torch.stack(picker.q(batch.choices, self.recipe.twin, batch.actions.tolist())).flatten(1).cpu()
+        return ((q - batch.targets[:, None]) ** 2).mean(1)
+
+    def after(self, picker: Picker) -> None:
+        """Move the target network."""
+        if self.fellow is not None:
+            with torch.no_grad():
+                for target, weight in zip(self.fellow.model.parameters(), picker.model.parameters(), strict=True):
+                    target.lerp_(weight, self.recipe.tau)
+            self.fellow.renew(picker.digest)

@@ -1,0 +1,69 @@
+"""Multi-hop retrieval that keeps the question: each query is the question and what an actor adds to it.
+
+The raw question is searched for first. Then, several times, a name from the passages found so far, or of the question,
+is added to it: `Expand` picks it, `ExpandWrite` has an LM write words instead. Copy this file and edit it; a recipe
+names it as ``program: {path: "expand.py:Expand"}``.
+"""
+
+import dspy
+
+from leret import Pick, Search
+from leret.core.types import Candidate
+from leret.programs.mentions import mentions
+
+
+class Expand(dspy.Module):
+    """Finds passages by the question, and by the question with one name each time.
+
+    Args:
+        k: passages of the question alone.
+        picks: names that are added, one a search, each of which brings one new passage.
+    """
+
+    def __init__(self, k: int = 3, picks: int = 3) -> None:
+        super().__init__()
+        self.picks = picks
+        self.first, self.more = Search(k=k), Search(k=1, exclude_seen=True)
+        self.pick = Pick()
+
+    def forward(self, question: str) -> dspy.Prediction:
+        found = self.first(question)
+        picked: list[Candidate] = []
+        for _ in range(self.picks):
+            name = self.pick(mentions(question, found), picked, question=question, titles=found.titles)
+            if name is None:  # nothing is left
+                break
+            if name.text:  # the question alone may be searched for again: it brings its next passage
+                picked.append(name)
+            found = self.more(f"{question} {name.text}".strip(), found)
+        return dspy.Prediction(context=found.passages, doc_ids=found.doc_ids)
+
+
+class WriteWords(dspy.Signature):
+    """Write words to search for together with the question, so that the page that is still missing is found."""
+
+    question: str = dspy.InputField()
+    context: list[str] = dspy.InputField(desc="passages found so far, as `title | text`")
+    words: str = dspy.OutputField(desc="a name or a few words, without those of the question")
+
+
+class ExpandWrite(dspy.Module):
+    """As `Expand`, but that an LM writes what is added.
+
+    Args:
+        k: passages of the question alone.
+        hops: searches after it, each of which brings one new passage.
+    """
+
+    def __init__(self, k: int = 3, hops: int = 3) -> None:
+        super().__init__()
+        self.hops = hops
+        self.first, self.more = Search(k=k), Search(k=1, exclude_seen=True)
+        self.write_words = dspy.Predict(WriteWords)
+
+    def forward(self, question: str) -> dspy.Prediction:
+        found = self.first(question)
+        for _ in range(self.hops):
+            words = self.write_words(question=question, context=found.passages).words
+            found = self.more(f"{question} {words}", found)
+        return dspy.Prediction(context=found.passages, doc_ids=found.doc_ids)

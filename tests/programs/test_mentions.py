@@ -1,0 +1,90 @@
+"""Names that a question may be expanded by, worked out by hand."""
+
+import pytest
+
+from leret.core.types import Passage
+from leret.policies.base import Completion
+from leret.programs import Found
+from leret.programs.load import load_program
+from leret.programs.mentions import QUESTION, mentions, names
+from tests.sampling.fakes import ROOT, FakeRetriever
+
+ASKED = 'Who directed Silent Harbor before "Red Dune" won in Rome?'
+HARBOR = Passage("h", "Silent Harbor", "Silent Harbor is a film directed by Anna Bolt. Otto Kern saw it in Rome.", 8.0)
+DUNE = Passage("d", "Red Dune", 'Red Dune was made by Otto Kern for "The Lost Film" in 1999.', 4.0)
+LATER = Passage("k", "Otto Kern", "Otto Kern met Mia Lund in 2001.", 20.0)
+
+
+@pytest.mark.parametrize(
+    ("searches", "expected"),
+    [
+        ((), ["Red Dune", "Silent Harbor", "Rome"]),
+        (((HARBOR,),), ["Red Dune", "Rome", "Anna Bolt", "Otto Kern"]),
+        (((HARBOR, DUNE),), ["Rome", "Anna Bolt", "Otto Kern", "The Lost Film"]),
+        (((HARBOR, DUNE), (LATER,)), ["Rome", "Anna Bolt", "The Lost Film", "Mia Lund"]),
+    ],
+)
+def test_the_questions_own_names_come_first_and_what_is_found_is_left_out(searches, expected):
+    first, *rest = mentions(ASKED, Found(searches))
+    assert first is QUESTION
+    assert [(one.id, one.text) for one in rest] == [(name, name) for name in expected]
+
+
+def test_numbers_say_where_a_name_stands_and_what_it_is():
+    found = {one.id: one.data for one in mentions(ASKED, Found(((HARBOR, DUNE), (LATER,))))}
+    assert found["[question]"] == {"question": 1.0}
+    assert found["Rome"]["own"] == 1.0
+    bolt, film, lund = found["Anna Bolt"], found["The Lost Film"], found["Mia Lund"]
+    assert (bolt["rank_0"], bolt["score"], bolt["first_sentence"], bolt["after_question_word"]) == (1.0, 0.4, 1.0, 1.0)
+    assert bolt["place"] == HARBOR.text.index("Anna") / 500
+    assert bolt["sentence_overlap"] == 3 / 7  # directed, silent, harbor; of directed silent harbor red dune won rome
+    assert (film["rank_1"], film["quoted"], film["words"], film["digit"]) == (1.0, 1.0, 3 / 4, 0.0)
+    assert (lund["later"], "score" in lund) == (1.0, False)
+    twice = {one.id: one.data for one in mentions("who?", Found(((HARBOR, DUNE),)))}
+    assert twice["Otto Kern"]["count"] == 2.0
+    assert twice["Otto Kern"]["rank_0"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Are Lisa Raymond and Liezel Huber both players?", ["Lisa Raymond", "Liezel Huber"]),
+        ('Who sang "Life with Derek" in Rome?', ["Life with Derek", "Rome"]),
+        ("Was it in August 1990 or at Johns Hopkins University's gate?", ["Johns Hopkins University"]),
+        ("nobody here has one", []),
+    ],
+)
+def test_names_are_runs_of_capitals_and_quotes(text, expected):
+    assert names(text) == expected
+
+
+@pytest.mark.parametrize(("name", "field"), [("Expand", None), ("ExpandWrite", "words")])
+def test_the_shipped_programs_search_for_the_question_and_what_is_added(name, field, walk):
+    program = load_program(ROOT / "pipelines/expand.py", name, {}, k=2)
+    needs, end = walk(program, check=True, pure=load_program(ROOT / "pipelines/expand.py", name, {}, k=2))
+    queries = [search.queries[0] for search in end.searches]
+    assert queries[0] == "who is it?"
+    assert all(query.startswith("who is it?") for query in queries)
+    assert len(queries) == 1 + len(needs)
+    assert len(end.ranking) == 2 + len(needs)
+
+
+@pytest.mark.parametrize(("place", "n_queries"), [(0, 1), (1, 3)])
+def test_a_name_is_picked_once_and_the_question_alone_as_often_as_it_helps(place, n_queries):
+    program, asked = load_program(ROOT / "pipelines/expand.py", "Expand", {"k": 1, "picks": 3}), []
+
+    class Place:
+        """Picks what stands there."""
+
+        name = digest = "place"
+
+        async def complete(self, request):
+            asked.append(request.choice.candidates[min(place, len(request.choice.candidates) - 1)].id)
+            return [Completion(asked[-1], "stop", 0, 0)]
+
+    program.pick.actor = Place()
+    for search in (program.first, program.more):
+        search.retriever = FakeRetriever()
+    made = program(question="what follows alpha, Beta or Gamma leads to zeta?")
+    assert len(set(asked)) == n_queries
+    assert len(made.doc_ids) == len(set(made.doc_ids)) > 1

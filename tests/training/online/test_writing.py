@@ -1,0 +1,30 @@
+"""A policy that writes, in training: what its updates depend on is in its state."""
+
+from copy import deepcopy
+
+import torch
+
+from leret.sampling.rollouts.environment import Environment
+from leret.training.algorithms import ALGORITHMS
+from leret.training.algorithms.ppo import PPORecipe
+from leret.training.model import find_initial
+from leret.training.online.rounds import RoundSampler, training_tasks
+
+RECIPE = PPORecipe(max_completion_length=6, max_steps=16, learning_rate=1e-3, target_kl=0.01)
+
+
+def test_a_learner_that_goes_on_from_a_state_updates_as_the_first_does(run, tmp_path):
+    initial = find_initial(run, "base")
+    with Environment.open(run) as bench:
+        torch.manual_seed(0)
+        first, second = (ALGORITHMS["ppo"].learner(RECIPE, initial, bench, 12, "cpu") for _ in range(2))
+        sampler = RoundSampler(RECIPE, bench, run, first.policy)
+        sampled = sampler.sample(training_tasks(bench, RECIPE)[:2], 0)
+        first.learn(sampled, 0)
+        second.load_state(deepcopy(first.state(tmp_path)), tmp_path)
+        assert first.learn(sampled, 1) == second.learn(sampled, 1)
+        assert first.learning_rate == second.learning_rate < RECIPE.learning_rate
+        assert first.kl.coefficient == second.kl.coefficient != RECIPE.beta
+        sampler.close()
+        first.policy.close()
+        second.policy.close()

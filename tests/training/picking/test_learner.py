@@ -1,0 +1,110 @@
+"""A picker in training from a run to a directory, whatever stops it on the way."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from leret.config.policy import PolicySettings
+from leret.core.errors import PolicyError, TrainingError
+from leret.core.types import Candidate, Choice
+from leret.policies.load import make_policy
+from leret.training.algorithms.grpo import GRPORecipe
+from leret.training.picking.recipe import PickRecipe, PQNRecipe
+from leret.training.stage import plan, train
+from tests.sampling.fakes import ROOT
+from tests.training.picking import stories
+from tests.training.training_runs import changed
+
+SMALL = {"questions_per_round": 8, "save_steps": 2, "logging_steps": 1, "learning_rate": 2e-2, "device": "cpu"}
+PICK = PickRecipe(**SMALL, num_generations=4, num_train_epochs=6, temperature=1.0)
+PQN = PQNRecipe(
+    **SMALL, num_train_epochs=12, num_mini_batches=2, learning_starts=2, temperature=0.1, lr_scheduler_type="constant",
+    min_lr_rate=0.0,
+)  # fmt: skip
+LOSSES = {"pqn": PQN} | {loss: changed(PICK, loss=loss) for loss in ("grpo", "ipo", "dpo", "sft")}
+LOSSES["dpo"] = changed(LOSSES["dpo"], beta=1.0)
+
+
+def record(report):
+    return json.loads((report.path / "training.json").read_text())
+
+
+def bits(report):
+    weights = load_file(report.path / "model.safetensors")
+    return {name: weight.numpy().tobytes() for name, weight in weights.items()}, record(report)["log_history"]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_picker_learns_what_its_rewards_say(run, name):
+    recipe = changed(LOSSES[name], eval_steps=100, eval_split="train", eval_tasks=8)
+    report = train(recipe, run)
+    log = [entry for entry in record(report)["log_history"] if "eval_recall" in entry]
+    assert log[0]["eval_recall"] < 0.6
+    assert log[-1]["eval_recall"] > 0.9
+    assert {"README.md", "training.json", "picker.json"} <= {path.name for path in report.path.iterdir()}
+    assert train(recipe, run).already
+    settings = {"kind": "features", "features": f"{stories.__name__}:numbers", "model": str(report.path)}
+    picker = make_policy(PolicySettings.model_validate(settings))
+    choice = Choice("pick", {"question": "from b"}, [Candidate(word, f"{word} leads to x") for word in "abc"])
+    assert picker.score([choice])[0].argmax() == 1
+    picker.close()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from leret.core.runs import Run
+from leret.training.stage import train
+from tests.training.picking.test_learner import LOSSES
+from tests.training.training_runs import Stopper
+stopper = Stopper(5, lambda: os.kill(os.getpid(), signal.SIGKILL))
+train(LOSSES[sys.argv[2]], Run.open(Path(sys.argv[1])), progress=stopper)
+"""
+
+
+@pytest.mark.parametrize("name", ["pqn", "ipo"])
+def test_a_killed_training_that_goes_on_ends_in_the_same_bits(run, name):
+    command = [sys.executable, "-c", KILLED, str(run.path), name]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False)
+    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+    resumed = train(LOSSES[name], run)
+    assert resumed.resumed_from == 4
+    assert bits(resumed) == bits(train(changed(LOSSES[name], name="straight"), run))
+
+
+def test_a_training_goes_on_from_a_trained_picker(run):
+    train(changed(PICK, name="first", max_steps=2), run)
+    again = changed(PICK, name="second", init_from="first", max_steps=1)
+    assert plan(again, run).steps == 1
+    assert train(again, run).total_steps == 3
+    with pytest.raises(TrainingError, match="init_from: 'third'"):
+        train(changed(PICK, init_from="third"), run)
+
+
+def test_the_temperature_falls_with_the_rate_after_random_rounds(run):
+    falling = changed(PQN, lr_scheduler_type="cosine", min_lr_rate=0.1, max_steps=12)
+    log = record(train(falling, run))["log_history"]
+    assert [entry["alpha"] / falling.temperature for entry in log] == pytest.approx(
+        [entry["learning_rate"] / falling.learning_rate for entry in log]
+    )
+    assert log[0]["alpha"] > log[-1]["alpha"] > 0.1 * falling.temperature
+
+
+@pytest.mark.parametrize("keys", [{"lora": {"r": 4}}, {"dtype": "bfloat16"}, {"lr_scheduler_type": "linear"}])
+def test_keys_that_pickers_have_no_use_for_are_refused(keys):
+    with pytest.raises(ValidationError):
+        PQNRecipe(**keys)
+
+
+def test_what_writes_is_no_picker_and_the_other_way_round(run):
+    with pytest.raises(PolicyError, match="with a picker"):
+        train(GRPORecipe(), run)
+    section = run.section("sampling", "")
+    run.update(sampling={**section, "policy": {"kind": "local", "model": "demo"}})
+    with pytest.raises(TrainingError, match="kind local"):
+        train(PICK, run)
