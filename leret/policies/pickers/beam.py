@@ -38,8 +38,6 @@ def plan(score: Callable[[Sequence[Choice]], list[Tensor]], choice: Choice, n_pi
     for _ in range(max(1, min(n_picks, len(choice.candidates)))):
         grown = [one for one in found if one.picked[-1:] == (STOP,)]
         going = [one for one in found if one.picked[-1:] != (STOP,)]
-        if not going:
-            break
         choices = [_after(choice, one.picked) for one in going]
         for before, after, values in zip(going, choices, score(choices), strict=True):
             best, places = (part[:width].tolist() for part in values.sort(descending=True, stable=True))
