@@ -33,7 +33,8 @@ class Expand(dspy.Module):
             name = self.pick(mentions(question, found), picked, question=question, titles=found.titles)
             if name is None:  # nothing is left
                 break
-            picked.append(name)
+            if name.text:  # the question alone may be searched for again: it brings its next passage
+                picked.append(name)
             found = self.more(f"{question} {name.text}".strip(), found)
         return dspy.Prediction(context=found.passages, doc_ids=found.doc_ids)
 

@@ -15,9 +15,10 @@ from leret.core.dspy_internals import complete_messages
 from leret.core.errors import ConfigError, DataError, LeretError, PolicyError, ProgramError, reason
 from leret.core.types import Outcome, Task, digest
 from leret.optimize.provider import Provider
-from leret.policies.base import Completion, Request
+from leret.policies.base import Completion, Policy, Request
 from leret.policies.checkpoints import find_model
 from leret.policies.dspy_lm import policy_of
+from leret.programs.pick import named_picks
 from leret.programs.prompts import Prompt
 from leret.rewards import Reward
 from leret.rewards import reward as reward_named
@@ -194,6 +195,17 @@ def trained_lms(program: dspy.Module, n_samples: int) -> dict[str, dspy.LM]:
                 "leret.LM(finetuning_model=...), or freeze its predictors with another LM"
             ) from error
     return found
+
+
+def pick_actors(program: dspy.Module) -> dict[str, Policy]:
+    """Who answers the picks of a program, by their names: they are not trained here."""
+    picks = named_picks(program)
+    if unanswered := [name for name, pick in picks.items() if pick.actor is None]:
+        raise ProgramError(
+            f"the Pick {unanswered[0]} has no actor, and LeReT trains LMs alone: set pick.actor = POLICY; pickers are "
+            "trained by `leret sample` and `leret train`"
+        )
+    return {name: pick.actor for name, pick in picks.items() if pick.actor is not None}
 
 
 def teacher_prompt(number: int, student: dspy.Module, teacher: dspy.Module) -> Prompt:

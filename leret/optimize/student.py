@@ -17,6 +17,7 @@ from leret.core.files import cache_directory
 from leret.core.runs import Run
 from leret.core.stages import check_resumable
 from leret.core.types import digest
+from leret.programs.pick import named_picks
 
 logger = logging.getLogger("dspy.teleprompt.leret")  # where DSPy's own optimizers log
 
@@ -55,6 +56,7 @@ def student_digest(program: dspy.Module, policies: Mapping[str, Any]) -> str:
          policies[name].digest, *map(predictor.lm.kwargs.get, ("temperature", "max_tokens"))]
         for name, predictor in program.named_predictors()
     ]  # fmt: skip
+    predictors += [[name, policies[name].digest] for name in named_picks(program)]
     return digest(([source_of(type(module)) for _, module in program.named_sub_modules()], predictors))
 
 

@@ -33,6 +33,7 @@ from leret.optimize.inputs import (
     counted_lm,
     counted_policy,
     greedy_lm,
+    pick_actors,
     read_tasks,
     refuse_recurring,
     step_reward,
@@ -42,7 +43,8 @@ from leret.optimize.inputs import (
 from leret.optimize.learnt import training_examples
 from leret.optimize.student import begin_run, logger, name_of, source_of, student_digest
 from leret.optimize.valset import score
-from leret.programs.needs import NeedsCompletion
+from leret.policies.base import Policy
+from leret.programs.needs import NeedsChoice, NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.saved import with_save
 from leret.programs.search import Search, search_tool
@@ -199,7 +201,8 @@ class CompileJob:
         self.budget = CallBudget(settings.max_lm_calls)
         self.stopped: LeretError | None = None  # sampling, by max_lm_calls
         self.trained = trained_lms(self.program, settings.samples)
-        self.policies = {n: counted_policy(p.lm, self.budget) for n, p in self.program.named_predictors()}
+        counted = {n: counted_policy(p.lm, self.budget) for n, p in self.program.named_predictors()}
+        self.policies: dict[str, Policy] = {**counted, **pick_actors(self.program)}
         self.run = begin_run(settings.run_dir, self._identity())
         if len(self.examples) < len(trainset):
             self.log("trainset", f"{len(trainset) - len(self.examples)} examples recur and count once")
@@ -279,6 +282,8 @@ class CompileJob:
     def role(self, need: NeedsCompletion) -> Role:
         """Who answers a call of the program: the policy of its predictor's LM, else that of ``dspy.settings.lm``."""
         name = need.predictor
+        if isinstance(need, NeedsChoice):
+            return Role(self.policies[name], sampled=False, temperature=0.0)
         if name not in self.policies:
             if dspy.settings.lm is None:
                 raise ProgramError(f"{name} is made inside forward and has no LM: call dspy.configure(lm=...)")

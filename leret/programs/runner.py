@@ -48,11 +48,12 @@ class ProgramRunner:
 
     async def in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
         """What a call that may block gives."""
-        with self._waiting():
+        with self.waiting():
             return await asyncio.to_thread(call, *args)
 
     @contextmanager
-    def _waiting(self) -> Iterator[None]:
+    def waiting(self) -> Iterator[None]:
+        """Around what a task waits for, so that nobody takes it for idle."""
         mark = object()
         self._waits.add(mark)
         try:
@@ -148,6 +149,6 @@ class ProgramRunner:
             if need.retriever is None:
                 raise ProgramError("a leret.Search has no retriever: pass one as Search(retriever=...)")
             searches = self._own.setdefault(id(need.retriever), SearchBatcher(need.retriever))
-        with self._waiting():
+        with self.waiting():
             [ranking] = await searches.search([need.query], need.k)
         return ranking

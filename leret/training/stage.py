@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from leret.config.base import free_keys
+from leret.config.policy import PickerSettings
 from leret.config.training import TrainingRecipe
 from leret.core.errors import TrainingError
 from leret.core.progress import Progress, Silent
@@ -197,11 +198,15 @@ def _with_predictors(recipe: TrainingRecipe, run: Run) -> TrainingRecipe:
         return recipe
     from leret.sampling.rollouts.environment import Environment
 
+    picks = isinstance(recipe, PickingRecipe)
     with Environment.open(run) as bench:
-        own = tuple(name for name in bench.replay.names if name not in policies)
+        names, policy_of = bench.replay.names, bench.recipe.policy_of
+        fitting = [name for name in names if isinstance(policy_of([name]), PickerSettings) is picks]
+    own = [name for name in fitting if name not in policies] or fitting
     if not own:
-        raise TrainingError(f"predictors: say which of {', '.join(policies)} are trained; each has its own policy")
-    return recipe.model_copy(update={"predictors": own})
+        what = "a picker" if picks else "a policy that writes"
+        raise TrainingError(f"algorithm: {recipe.algorithm} trains {what}, and none answers in {run.path}")
+    return recipe.model_copy(update={"predictors": tuple(own)})
 
 
 def _tasks(recipe: RoundRecipe, run: Run) -> tuple[Sequence[Task], dict[str, str]]:

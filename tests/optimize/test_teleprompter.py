@@ -67,6 +67,41 @@ def heard(caplog):
 # ---------------------------------------------------------------------- what it gives
 
 
+class Choosing(Writer):
+    """Picks one of what it wrote, where the picker is not trained."""
+
+    def __init__(self, actor=None):
+        super().__init__()
+        self.pick = leret.Pick(actor=actor)
+
+    def forward(self, question):
+        made = super().forward(question)
+        one = self.pick(made.found, question=question)
+        return dspy.Prediction(found=[one.text])
+
+
+class First(FakePolicy):
+    """Picks the first candidate."""
+
+    def _one(self, request, seed):
+        return Completion(request.choice.candidates[0].id, "stop", 0, 0, value=1.0)
+
+
+def test_picks_are_answered_by_their_actors_and_not_trained(tmp_path, trainings):
+    student, actor = Choosing(), First()
+    student.set_lm(fake_lm())
+    with pytest.raises(LeretError, match=r"the Pick pick has no actor.*pick\.actor = POLICY"):
+        leret_of(tmp_path / "none").compile(student, trainset=TRAIN)
+    student.pick.actor = actor
+    best = leret_of(tmp_path / "run").compile(student, trainset=TRAIN, valset=VAL)
+    assert actor.requests
+    assert {request.temperature for request in actor.requests} == {0.0}
+    prompts = [example.prompt for one in trainings for example in one["examples"]]
+    assert prompts
+    assert not any("candidates" in message["content"] for prompt in prompts for message in prompt)
+    assert best.pick.actor is actor
+
+
 def test_a_copy_of_the_student_gets_the_trained_lm(tmp_path, trainings):
     lm = fake_lm()
     student = student_of(lm=lm)

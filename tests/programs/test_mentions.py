@@ -69,21 +69,22 @@ def test_the_shipped_programs_search_for_the_question_and_what_is_added(name, fi
     assert len(end.ranking) == 2 + len(needs)
 
 
-def test_no_name_is_picked_twice_in_expand():
-    program = load_program(ROOT / "pipelines/expand.py", "Expand", {})
-    asked = []
+@pytest.mark.parametrize(("place", "n_queries"), [(0, 1), (1, 3)])
+def test_a_name_is_picked_once_and_the_question_alone_as_often_as_it_helps(place, n_queries):
+    program, asked = load_program(ROOT / "pipelines/expand.py", "Expand", {"k": 1, "picks": 3}), []
 
-    class First:
-        name = digest = "first"
+    class Place:
+        """Picks what stands there."""
+
+        name = digest = "place"
 
         async def complete(self, request):
-            asked.append(request.choice.candidates[0].id)
+            asked.append(request.choice.candidates[min(place, len(request.choice.candidates) - 1)].id)
             return [Completion(asked[-1], "stop", 0, 0)]
 
-    program.pick.actor = First()
+    program.pick.actor = Place()
     for search in (program.first, program.more):
         search.retriever = FakeRetriever()
-    made = program(question="what follows alpha, Beta or Gamma?")
-    assert asked[0] == QUESTION.id
-    assert len(set(asked)) == len(asked)
-    assert len(made.doc_ids) == len(set(made.doc_ids))
+    made = program(question="what follows alpha, Beta or Gamma leads to zeta?")
+    assert len(set(asked)) == n_queries
+    assert len(made.doc_ids) == len(set(made.doc_ids)) > 1

@@ -20,7 +20,8 @@ from leret.core.aio import gathered
 from leret.core.errors import ProgramError, RetrievalError
 from leret.core.runs import Run
 from leret.core.types import Choice, Sample, State, Task
-from leret.policies.base import Completion, PromptTooLongError, Request
+from leret.policies.base import Completion, Policy, PromptTooLongError, Request
+from leret.policies.load import policy_for
 from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT
 from leret.programs.replay import SearchResults
@@ -139,6 +140,22 @@ class RoundPolicy:
             return ()
 
 
+class AwaitedPolicy:
+    """Another policy of the program than the one in training: while it is asked, a round is not complete."""
+
+    def __init__(self, policy: Policy, runner: ProgramRunner) -> None:
+        self.name, self.digest = policy.name, policy.digest
+        self._policy, self._runner = policy, runner
+
+    async def complete(self, request: Request) -> list[Completion]:
+        """One completion a seed; raises what the policy does."""
+        with self._runner.waiting():
+            return await self._policy.complete(request)
+
+    async def aclose(self) -> None:
+        """The model is another's."""
+
+
 def training_tasks(bench: Environment, recipe: RoundRecipe) -> list[Task]:
     """The tasks of the run's sampling that the reward applies to; `DataError` where there is none."""
     data, settings = bench.recipe.data, scored_by(bench, recipe)
@@ -209,8 +226,10 @@ class RoundSampler:
 
         def role(need: NeedsCompletion) -> Role:
             if need.predictor in (recipe.predictors or {need.predictor}):
-                return Role(team, credit=settings.credit)
-            return Role(team, False, settings.credit, **sampled.decoding_of(need.predictor))
+                return Role(policy, credit=settings.credit)
+            other = policy_for(team, need.predictor)
+            awaited = other if other is policy else AwaitedPolicy(other, self._runner)
+            return Role(awaited, False, settings.credit, **sampled.decoding_of(need.predictor))
 
         plan = SamplingPlan(
             (ZERO_SHOT,), recipe.num_generations, seed, self.temperature, recipe.top_p or lm.top_p,
