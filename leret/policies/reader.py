@@ -83,7 +83,8 @@ def answer_em(
 ) -> float | None:
     """What a reader answers from what was retrieved, against the references.
 
-    It is 0 where the program goes on, or has found nothing. ``policy`` are the settings of a policy of any kind, as in a recipe; None where a task has no reference answer.
+    It is 0 where the program goes on, or has found nothing; None where the task has no reference answer. ``policy`` are
+    the settings of a policy of any kind, as in a recipe.
 
     Source: Q-RAG (arXiv 2511.07328), feedback by the answers of an LM.
     """
