@@ -134,7 +134,7 @@ def answer(
     from leret.evaluation.answers import answer as stage
     from leret.evaluation.answers import logs
     from leret.policies.load import make_policy, probe
-    from leret.policies.reader import Reader
+    from leret.policies.reader import ReaderLM
 
     value = parse(policy, "--policy").value if policy.lstrip().startswith("{") else {"model": policy}
     settings = flag_recipe({"data": {"kind": "world"}, "policy": value}, {"policy": "--policy"}).policy
@@ -145,7 +145,7 @@ def answer(
         opened = make_policy(settings)
         try:
             with shown() as progress:
-                return [await stage(file, Reader(opened, task, max_tokens), progress) for file in files]
+                return [await stage(file, ReaderLM(opened, task, max_tokens), progress) for file in files]
         finally:
             await opened.aclose()
 

@@ -15,7 +15,7 @@ from leret.core.files import write_atomically
 from leret.core.progress import Progress
 from leret.core.types import digest
 from leret.evaluation.statistics import bootstrap_intervals
-from leret.policies.reader import Reader, score
+from leret.policies.reader import ReaderLM, score
 
 _SUFFIX = ".answers.jsonl"
 CONCURRENCY = 64
@@ -31,7 +31,7 @@ def logs(path: Path) -> list[Path]:
     return found
 
 
-async def answer(path: Path, reader: Reader, progress: Progress) -> dict[str, Any]:
+async def answer(path: Path, reader: ReaderLM, progress: Progress) -> dict[str, Any]:
     """Answer every line of a log, and write NAME.answers.jsonl beside it.
 
     Each line there has ``prediction``, ``answer_em`` and ``answer_f1`` beside. What the same reader has answered before

@@ -48,7 +48,7 @@ def task_of(id: str) -> str:
 
 
 @dataclass(frozen=True)
-class Reader:
+class ReaderLM:
     """Answers by a policy; ``task`` is a key of `PROMPTS`, or None to tell it by the question's id."""
 
     policy: Policy
@@ -103,5 +103,5 @@ answer_em.waits = True  # type: ignore[attr-defined]  # for the policy: it is as
 
 @lru_cache(_ANSWERS_KEPT)
 def _read(policy: str, task: str | None, max_tokens: int, id: str, question: str, texts: tuple[str, ...]) -> str:
-    reader = Reader(shared_policy(PolicySettings.model_validate(json.loads(policy))), task, max_tokens)
+    reader = ReaderLM(shared_policy(PolicySettings.model_validate(json.loads(policy))), task, max_tokens)
     return submit(reader.answer(id, question, texts)).result()

@@ -11,7 +11,7 @@ from leret.core.errors import DataError, PolicyError
 from leret.core.progress import Silent
 from leret.evaluation.answers import answer, logs, read
 from leret.policies.base import Completion
-from leret.policies.reader import Reader
+from leret.policies.reader import ReaderLM
 from tests.tiny import tiny_policy
 
 LINE = {"id": "a", "question": "Where is the milk?", "answer": "home", "support": ["0"], "texts": ["Mary went home."],
@@ -44,7 +44,7 @@ def log(tmp_path):
 
 
 def run(path, policy):
-    return asyncio.run(answer(path, Reader(policy), Silent()))
+    return asyncio.run(answer(path, ReaderLM(policy), Silent()))
 
 
 def test_answers_are_written_beside_the_log_and_scored_by_the_best_reference(log):

@@ -9,7 +9,7 @@ from leret.core.errors import ConfigError, PolicyError
 from leret.core.types import Outcome, Passage, Task
 from leret.policies import reader
 from leret.policies.base import Completion
-from leret.policies.reader import PROMPTS, Reader, answer_em, score
+from leret.policies.reader import PROMPTS, ReaderLM, answer_em, score
 from leret.rewards import reward
 
 TASK = Task("qa2-1", {"question": "Where is the milk?", "chunks": ["..."]}, ("1",), ("kitchen",))
@@ -38,7 +38,7 @@ class Scripted:
 )  # fmt: skip
 def test_the_first_line_after_any_thought_is_the_answer(text, answer):
     policy = Scripted(text)
-    assert asyncio.run(Reader(policy).answer("qa2-1", "Where is the milk?", ["Mary took it.", "She left."])) == answer
+    assert asyncio.run(ReaderLM(policy).answer("qa2-1", "Where is the milk?", ["Mary took it.", "She left."])) == answer
     [request] = policy.requests
     asked = request.messages[0]["content"]
     assert asked.startswith(PROMPTS["qa2"])
@@ -48,7 +48,7 @@ def test_the_first_line_after_any_thought_is_the_answer(text, answer):
 
 def test_an_unknown_task_is_refused_with_those_there_are():
     with pytest.raises(ConfigError, match=r"'qa9'.*qa1, qa2"):
-        Reader(Scripted(""), "qa9")
+        ReaderLM(Scripted(""), "qa9")
 
 
 def test_scores_are_normalised_and_the_best_reference_counts():
