@@ -44,7 +44,7 @@ EvalOverrides = Annotated[list[str] | None, _set("limit=100")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what it costs; do nothing.")]
 AsJson = Annotated[bool, typer.Option("--json", callback=as_json, help="Print one JSON object alone.")]
 SkipInvalid = Annotated[bool, typer.Option("--skip-invalid", help="Leave out bad lines of the data, and count them.")]
-FormatOption = Annotated[str | None, typer.Option("--format", help="jsonl, beir, hotpotqa, hover, musique or 2wiki.")]
+FormatOption = Annotated[str | None, typer.Option("--format", help="A kind of data: jsonl, beir, hotpotqa, chunks ...")]
 Host = Annotated[str, typer.Option(help="Where to listen; other machines reach it only if you say so.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
 IndexOrUrl = Annotated[str, typer.Argument(metavar="INDEX", help="An index directory, or the URL of a server.")]
@@ -87,7 +87,7 @@ def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
 
     def check(recipe: Any) -> Iterator[tuple[tuple[str, ...], str]]:
         try:
-            if hasattr(recipe, "data"):
+            if hasattr(recipe, "sampling"):
                 reader_of(recipe.data.kind)
         except LeretError as error:
             yield ("data.kind",), str(error)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.cli.console import AsJson, DataOverrides, FormatOption, SkipInvalid, facts, known_names, say
+from leret.cli.console import AsJson, DataOverrides, FormatOption, SkipInvalid, done, facts, known_names, say
 
 if TYPE_CHECKING:
     from leret.config.data import DataSettings
@@ -19,11 +20,6 @@ _SHOWN = 5
 """Gold documents of an example."""
 
 app = typer.Typer(help="Look at questions and corpora.", no_args_is_help=True)
-
-
-@app.callback()
-def _data() -> None:
-    """Keeps `inspect` a subcommand while it is the only one."""
 
 
 @app.command("inspect", epilog="Example: leret data inspect --questions q.jsonl --corpus c.jsonl")
@@ -44,6 +40,25 @@ def inspect(
     _show(report)
     if report.problems and not (skip_invalid or data.skip_invalid):
         raise typer.Exit(2)
+
+
+@app.command("episodes", epilog="Example: leret data episodes --questions q.jsonl --corpus c.jsonl --out e.jsonl")
+def episodes(
+    questions: Annotated[str, typer.Option(metavar="PATH", help="The question file, or hf:NAME.")],
+    corpus: Annotated[str, typer.Option(metavar="PATH", help="The corpus file, or hf:NAME.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Gets JSON lines of kind chunks.")],
+    candidates: Annotated[
+        int, typer.Option(min=2, help="Of a question: its gold documents, and the first others.")
+    ] = 10,
+    form: FormatOption = None,
+) -> None:
+    """Give questions candidates of a corpus: the gold documents, and the first others that BM25 finds."""
+    from leret.datasets.load import load
+    from leret.evaluation.candidates import write_episodes
+
+    data = _settings(None, form, questions, corpus, ["data.split=all"])
+    n = write_episodes(load(data), out, candidates)
+    done(f"{n:,} questions with {candidates} candidates: their gold documents, and the first others of BM25: {out}")
 
 
 def _show(report: DataReport) -> None:

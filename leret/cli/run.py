@@ -120,6 +120,12 @@ def show(report: EvalReport, by_hop: bool = False) -> None:
     from leret.evaluation.summary import table_by_hop
 
     summary = report.summary
+    if "sweep" in summary:
+        from leret.evaluation.summary import sweep_table
+
+        console.table(*sweep_table(summary["sweep"]), "by the sentences of a task", values=summary["sweep"])
+        console.done(f"{report.path}  {report.page}")
+        return
     title = f"{summary['n_questions']:,} held-out questions, after hop {summary['n_hops']}"
     console.table(*cells(summary), title, values=summary)
     for note in summary.get("notes", ()):

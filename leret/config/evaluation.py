@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny
 
 from leret.config.base import Free, RecipePath, Settings
 from leret.config.policy import PolicySettings
+
+
+class EvalDataSettings(Settings):
+    """Keys of the run's data, of kind babilong, that are others here; the evaluation's seed is its ``noise_seed``."""
+
+    sentences: PositiveInt | tuple[PositiveInt, ...] | None = Field(None, description="of several, an evaluation each")
+    facts: PositiveInt | None = None
+    noise: tuple[Annotated[str, RecipePath("text file")], ...] | None = None
 
 
 class EvalRecipe(Settings):
@@ -19,6 +27,7 @@ class EvalRecipe(Settings):
     split: Literal["dev", "test", "all"] = "test"
     limit: Annotated[PositiveInt | None, Free()] = None
     questions: Annotated[str | None, RecipePath("question file")] = Field(None, description="over the run's corpus")
+    data: EvalDataSettings = EvalDataSettings()
     systems: Annotated[tuple[str, ...], Free()] = Field(
         ("raw-question", "oracle-titles", "base", "bank", "policies"),
         description="`bank` = every few-shot prompt on the base, `policies` = every trained one, or single names",
@@ -26,6 +35,9 @@ class EvalRecipe(Settings):
     demos: Annotated[
         dict[str, Annotated[str, RecipePath("prompt file", "name a JSON file as in R/prompts")]], Free()
     ] = Field(default_factory=dict, description="extra systems: name to a prompt file, base policy")
+    actors: Annotated[dict[str, SerializeAsAny[PolicySettings]], Free()] = Field(
+        default_factory=dict, description="extra systems: name to the settings of a policy, or a picker"
+    )
     policies: dict[str, SerializeAsAny[PolicySettings]] = Field(
         default_factory=dict, description="by predictor: in place of the run's, in all systems not trained for it"
     )
@@ -42,5 +54,21 @@ class EvalRecipe(Settings):
     def evaluation_name(self) -> str | None:
         """The directory in R/eval; None for the run's own test questions, whose results lie in R/eval itself."""
         split = "" if self.split == "test" else self.split
-        stem = re.sub(r"(\.(jsonl|json|tsv|gz|bz2|zst))+$", "", PurePath(self.questions or "").name.lstrip("."))
-        return self.evaluation or "-".join(part for part in (split, stem) if part) or None
+        stem = re.sub(r"(\.(jsonl|json|tsv|txt|gz|bz2|zst))+$", "", PurePath(self.questions or "").name.lstrip("."))
+        seed = f"seed{self.seed}" if self.changes and self.seed else ""
+        length = f"ns{self.data.sentences}" if isinstance(self.data.sentences, int) else ""
+        what = (self.evaluation,) if self.evaluation else (split, stem)
+        return "-".join(part for part in (*what, length, seed) if part) or None
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Keys of the run's data that are other here."""
+        found = {name: value for name, value in self.data if value is not None}
+        return {**found, "noise_seed": self.seed} if found else {}
+
+    def each(self) -> list[EvalRecipe]:
+        """A recipe for each of several lengths; this one where there are not several."""
+        lengths = self.data.sentences
+        if not isinstance(lengths, tuple):
+            return [self]
+        return [self.model_copy(update={"data": self.data.model_copy(update={"sentences": n})}) for n in lengths]

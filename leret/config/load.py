@@ -81,7 +81,7 @@ def find_recipe(path: str | Path, *folders: str) -> Path:
 
 
 def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: Check = None) -> list[Recipe]:
-    """Read recipes of several stages; an override goes to each of them that has its first key.
+    """Read recipes of several stages; an override goes to each of them that has its key.
 
     A short name that several stages have (``demo``) is of sampling where it comes first, and of another stage later.
     All faults of all recipes are listed together, with overrides that none of them has a place for.
@@ -99,8 +99,7 @@ def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: 
         for known, placed in parts:
             try:
                 stage = known or stage_of(file)
-                keys = {key for one in sections(stage, (), placed.value) for key in one.model_fields}
-                own = [override for override in overrides if override.partition("=")[0].split(".")[0].strip() in keys]
+                own = [override for override in overrides if _has_place(stage, placed.value, override)]
                 taken |= set(own)
                 loaded.append(_checked(placed, stage, file.resolve().parent, own, (), check))
             except ConfigError as error:
@@ -110,6 +109,16 @@ def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: 
     if problems:
         raise ConfigError(problems)
     return loaded
+
+
+def _has_place(stage: Any, value: Mapping[str, Any], override: str) -> bool:
+    """Whether a recipe of this stage has an override's first key, and of ``data``, which two stages have, the next."""
+    first, *rest = (part.strip() for part in override.partition("=")[0].split("."))
+    known = {key for one in sections(stage, (), value) for key in one.model_fields}
+    of_data = (
+        {key for one in sections(stage, ("data",), value) for key in one.model_fields} if first == "data" else set()
+    )
+    return first in known and (not rest or not of_data or rest[0] in of_data or stage is SamplingRecipe)
 
 
 def stage_of(path: str | Path) -> Any:

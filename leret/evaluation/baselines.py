@@ -14,10 +14,11 @@ from typing import Any
 import dspy
 
 from leret.core.errors import ConfigError, RetrievalError
-from leret.core.types import Document, Failure, Hop, LMCall, Passage, Rollout, Task
+from leret.core.types import STOP, Document, Failure, Hop, LMCall, Passage, Rollout, Task
+from leret.evaluation.candidates import CandidateRanking
 from leret.evaluation.results import ScoredHop, first_runs
 from leret.policies.base import Policy
-from leret.programs.needs import NeedsCompletion, Step
+from leret.programs.needs import NeedsChoice, NeedsCompletion, Step
 from leret.programs.prompts import Formatter
 from leret.retrieval.base import Retriever
 from leret.retrieval.fusion import reciprocal_rank_fusion
@@ -34,14 +35,28 @@ Script = Callable[[Task, int], Sequence[str]]
 
 
 class ScriptedPolicy:
-    """Answers the steps of a program by a rule instead of an LM; an `Actor`."""
+    """Answers the steps of a program by a rule instead of an LM; an `Actor`.
 
-    def __init__(self, formatter: Formatter, script: Script) -> None:
+    A choice has rules of its own: a candidate of ``wanted``, if there is any; the one without a text, which adds
+    nothing to the question; and else the next of BM25's ranking for the question.
+    """
+
+    def __init__(
+        self, formatter: Formatter, script: Script, wanted: Callable[[Task], Sequence[str]] | None = None
+    ) -> None:
         self._formatter = formatter
         self._script = script
+        self._wanted = wanted
+        self._rank = CandidateRanking()
 
     async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]:
         """A step without a completion."""
+        if isinstance(need, NeedsChoice):
+            left = {one.id: one.text for one in need.choice.candidates if one is not STOP}
+            wanted = [id for id in (self._wanted(task) if self._wanted else ()) if id in left]
+            empty = [id for id, text in left.items() if not text]
+            chosen = (wanted or empty or [self._rank.first(task, need.choice)])[0]
+            return LMCall(need.predictor, need.inputs, (), None, {"id": chosen}), self._formatter.step(need, chosen)
         outputs = answer_fields(need.predictor, need.call.signature, self._script(task, step))
         return LMCall(need.predictor, need.inputs, (), None, outputs), self._formatter.scripted(need, outputs)
 

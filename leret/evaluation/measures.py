@@ -22,6 +22,8 @@ LABELS = {
     "ndcg": "nDCG",
     "rr": "reciprocal rank",
     "success": "any gold found",
+    "fact_em": "fact EM",
+    "fact_f1": "fact F1",
 }
 """Measures as tables and plots write them; others stand under their own name."""
 
@@ -63,8 +65,9 @@ class Scorer:
             place = (task.id, task.type, rollout.index, i, query, completion)
             found = outcome.doc_ids, tuple(passage.score for passage in hop.ranking)
             n_calls = sum(step.completion is not None for step in steps[n_before:n_steps])
-            end = (rollout.unparsed, rollout.error) if last else ()
-            rows.append(ScoredHop(*place, *found, {} if rollout.error else self._values(outcome), n_calls, *end))
+            end = (rollout.unparsed, rollout.error) if last else (False, None)
+            value = steps[hop.n_steps - 1].value if hop.n_steps else None
+            rows.append(ScoredHop(*place, *found, {} if rollout.error else self._values(outcome), n_calls, *end, value))
             n_before = n_steps
         return rows
 

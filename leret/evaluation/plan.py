@@ -34,6 +34,7 @@ class Evaluation:
     """An evaluation of a run, resolved from its recipe; nothing of it is opened yet.
 
     Attributes:
+        sampling: the run's recipe.
         policies: of the run.
         measures: the recipe's, and those that every report shows.
         directory: of the results.
@@ -43,10 +44,17 @@ class Evaluation:
     recipe: EvalRecipe
     run: Run
     systems: Sequence[System]
+    sampling: SamplingRecipe
     policies: Policies
     measures: Sequence[str]
     directory: Path
     key: str
+
+    @property
+    def sentences(self) -> int | None:
+        """Of a task of kind babilong, where all have the same number."""
+        lengths = self.recipe.data.sentences, self.sampling.data.sentences
+        return next((n for n in lengths if isinstance(n, int)), None)
 
     @property
     def page(self) -> Path:
@@ -89,6 +97,15 @@ class EvalPlan:
 
 def plan(recipe: EvalRecipe, run: Run) -> EvalPlan:
     """What `leret.evaluation.stage.evaluate` would do; writes nothing, and fails like it where no policy is needed."""
+    parts = [_plan(one, run) for one in recipe.each()]
+    to_ask = tuple(dict.fromkeys(name for part in parts for name in part.to_ask))
+    calls = [part.lm_calls for part in parts if part.lm_calls is not None]
+    n_calls = sum(calls) if len(calls) == len(parts) else None
+    n, done = sum(part.questions for part in parts), all(part.done for part in parts)
+    return EvalPlan(n, parts[0].systems, to_ask, parts[0].steps, n_calls, done)
+
+
+def _plan(recipe: EvalRecipe, run: Run) -> EvalPlan:
     evaluation = resolve(recipe, run)
     names = tuple(system.name for system in evaluation.systems)
     before = evaluation.done()
@@ -111,8 +128,8 @@ def plan(recipe: EvalRecipe, run: Run) -> EvalPlan:
 def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     """Everything that can be known without opening data or models; unknown systems, measures, baseline are refused."""
     sampling = run.section("sampling", "leret sample RECIPE")
-    known = available(run, recipe.demos)
-    systems = select(recipe.systems, known, tuple(recipe.demos))
+    known = available(run, recipe.demos, recipe.actors)
+    systems = select(recipe.systems, known, (*recipe.demos, *recipe.actors))
     if recipe.baseline not in known:
         raise ConfigError(f"baseline: {recipe.baseline!r} is not in this run; it has {', '.join(known)}")
     measures = all_measures(recipe.measures)
@@ -132,7 +149,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
         input_stamps(run.store, run.preferences / "train.parquet", recipe.questions),
         recipe_stamps(sampled),
     )
-    return Evaluation(recipe, run, systems, policies, measures, directory, key)
+    return Evaluation(recipe, run, systems, sampled, policies, measures, directory, key)
 
 
 def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Task], str]:
@@ -142,13 +159,17 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
         raise ConfigError(
             f"questions: {recipe.questions!r} cannot be asked of a generated world, which brings its own; leave it out"
         )
+    if recipe.changes and data.kind != "babilong":
+        raise ConfigError(
+            f"data: the run's data are of kind {data.kind}, and only babilong's can be changed; leave it out"
+        )
     digests = {"program": environment.program_digest, "corpus": environment.corpus.digest}
     refuse_changes(run, environment.recipe, digests)
     own = environment.questions("all")
     sampled = limited(_of_split(own, data.split, data.seed), data.limit, data.seed, data.part)
     refuse_changes(run, environment.recipe, {"questions": questions_digest(sampled)})
-    if recipe.questions is not None:
-        other = environment.recipe.model_copy(update={"data": data.model_copy(update={"questions": recipe.questions})})
+    if changes := recipe.changes | ({} if recipe.questions is None else {"questions": recipe.questions}):
+        other = environment.recipe.model_copy(update={"data": data.model_copy(update=changes)})
         split = Environment(other, environment.cache).questions(recipe.split)
     else:
         split = _of_split(own, recipe.split, data.seed)
@@ -201,7 +222,7 @@ def _refuse_others(evaluation: Evaluation, data: str) -> None:
     old, recipe = evaluation.summary(), evaluation.recipe
     if old:
         free = free_keys(EvalRecipe) | (set() if recipe.temperature > 0 else {"seed"})  # greedy runs need no seed
-        keys = old.keys() & EvalRecipe.model_fields.keys()
+        keys = old.keys() & EvalRecipe.model_fields.keys() - {"data"}  # which names the questions there
         before = {**{key: old[key] for key in keys}, "digest": {"questions": old["data"]}}
         now = {**recipe.model_dump(mode="json", include=keys), "digest": {"questions": data}}
         check_resumable(evaluation.directory, before, now, free, _RENAME)

@@ -35,6 +35,7 @@ class ScoredHop:
         completion: of the LM call before it.
         doc_ids: all that was found by then, best first.
         lm_calls: since the row before; the last row of a run holds those after its search too.
+        value: a picker's Q-value of the choice before it.
     """
 
     question_id: str
@@ -49,6 +50,7 @@ class ScoredHop:
     lm_calls: int = 0
     unparsed: bool = False
     failure: str | None = None
+    value: float | None = None
 
 
 _FIXED = {
@@ -63,6 +65,7 @@ _FIXED = {
     "lm_calls": pa.int32(),
     "unparsed": pa.bool_(),
     "failure": pa.string(),
+    "value": pa.float64(),
 }
 
 

@@ -72,7 +72,12 @@ class Policies:
     others: Mapping[str, PolicySettings] = field(default_factory=dict)
 
     def settings(self, system: System | None) -> dict[str, PolicySettings]:
-        """By predictor, see `by_predictor`: the run's, but that a trained policy always runs in this process."""
+        """By predictor, see `by_predictor`: the run's, but that a trained policy always runs in this process.
+
+        An actor of the recipe answers all of them.
+        """
+        if system is not None and system.settings is not None:
+            return {"": system.settings}
         if system is None or system.directory is None:
             return {"": self.base, **self.others}
         before = self.others.get(next(iter(system.predictors), ""), self.base)
@@ -120,6 +125,11 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         self._scorer = Scorer(self.measures, self.questions, self.corpus)
+
+    @property
+    def picks(self) -> bool:
+        """Whether what the program retrieves is what it picks."""
+        return any(pick.retrieves for pick in self.setup.replay.picks.values())
 
     def evaluate(self, system: System) -> tuple[SystemResults, bool]:
         """The system's rows, and whether anything had to be asked for them."""
@@ -178,10 +188,12 @@ class Evaluator:
             if rollout.failure and not (rollout.unparsed or system.parts) and n_done >= min(_MIN_RUNS, n_runs):
                 _stop_where_most_failed(rollout.failure, n_failed, n_done, n_before)
 
+        wanted = (lambda task: task.gold) if system.name == ORACLE else None
+
         def run_script(
             script: Script, on_done: Callable[[Rollout], None], retriever: Retriever = setup.retriever
         ) -> None:
-            asyncio.run(self._run(retriever, ScriptedPolicy(setup.formatter, script), todo, on_done))
+            asyncio.run(self._run(retriever, ScriptedPolicy(setup.formatter, script, wanted), todo, on_done))
 
         try:
             if system.prompt is not None:

@@ -18,16 +18,19 @@ from leret.core.runs import Run
 from leret.core.stages import mark_completed
 from leret.core.types import Task
 from leret.evaluation.baselines import hyde_note
+from leret.evaluation.episodes import early_stop, file_name, write_lines
 from leret.evaluation.plan import Evaluation, held_out, open_evaluator, resolve
 from leret.evaluation.report.content import examples
 from leret.evaluation.report.page import write_page
+from leret.evaluation.report.plots import sweep_plot
 from leret.evaluation.results import SystemResults, write_qrels, write_run
 from leret.evaluation.runner import Evaluator
 from leret.evaluation.statistics import Statistics
-from leret.evaluation.summary import summarise
+from leret.evaluation.summary import summarise, sweep_of
 from leret.evaluation.systems import HYDE, System, focus
 from leret.policies.load import probe
 from leret.programs.saved import save
+from leret.rewards import reward
 from leret.sampling.rollouts.environment import Environment
 
 
@@ -47,7 +50,8 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
     """Evaluate systems, compare them, and write summary, TREC files, report and program.
 
     A system that is evaluated already under the same policy, prompt, data and settings is not asked again; questions
-    that failed are. Ctrl-C keeps what is done.
+    that failed are. Ctrl-C keeps what is done. Of several lengths of tasks, each is evaluated, and sweep.json and
+    sweep.svg show all of them.
 
     Raises:
         ConfigError: unknown systems, measures or baseline.
@@ -55,6 +59,8 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
         PolicyError, RetrievalError, ProgramError: more than half of a system's questions failed; what is done is kept.
         RunError: the run was not sampled, or cannot be read or written; or what is evaluated has changed.
     """
+    if isinstance(recipe.data.sentences, tuple):
+        return _sweep(recipe, run, progress)
     began = time.monotonic()
     evaluation = resolve(recipe, run)
     path, page = evaluation.directory / "summary.json", evaluation.page
@@ -65,7 +71,7 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
         tasks, data = held_out(evaluation, environment)
         evaluator = open_evaluator(evaluation, environment, tasks, data, progress or Silent())
         asked, results = _evaluate_systems(evaluation, evaluator)
-        summary = _summary(evaluation, tasks, data, results)
+        summary = _summary(evaluation, tasks, data, results, evaluator.picks)
         shown = _examples(evaluation, environment, tasks, results)
         with run.writing():
             write_qrels(evaluation.directory / "qrels.trec", tasks)
@@ -81,6 +87,20 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
     return EvalReport(summary, path, page, asked, seconds=time.monotonic() - began)
 
 
+def _sweep(recipe: EvalRecipe, run: Run, progress: Progress | None) -> EvalReport:
+    """An evaluation of each length, and what all of them reached."""
+    reports = [evaluate(one, run, progress=progress) for one in recipe.each()]
+    directory = run.eval / (recipe.evaluation_name or "")
+    sweep = sweep_of([report.summary for report in reports])
+    path, plot = directory / "sweep.json", directory / "sweep.svg"
+    with run.writing():
+        _write_json(path, sweep)
+        write_atomically(plot, sweep_plot(sweep))
+    asked = tuple(dict.fromkeys(name for report in reports for name in report.asked))
+    already, seconds = all(report.already for report in reports), sum(report.seconds for report in reports)
+    return EvalReport({**reports[-1].summary, "sweep": sweep}, path, plot, asked, already, seconds)
+
+
 def _evaluate_systems(evaluation: Evaluation, evaluator: Evaluator) -> tuple[tuple[str, ...], dict[str, SystemResults]]:
     """The names of the systems that anything was asked of, and the results of all; the evaluator is closed."""
     asked, results = [], {}
@@ -93,6 +113,8 @@ def _evaluate_systems(evaluation: Evaluation, evaluator: Evaluator) -> tuple[tup
             if new:
                 asked.append(system.name)
                 _note(evaluation, system, results[system.name])
+            if evaluator.picks:
+                _write_lines(evaluation, evaluator, system, results[system.name])
     finally:
         evaluator.close()
     return tuple(asked), results
@@ -109,16 +131,28 @@ def _note(evaluation: Evaluation, system: System, results: SystemResults) -> Non
     evaluation.run.event("eval", "evaluated", name=name, system=system.name, **facts)
 
 
+def _write_lines(evaluation: Evaluation, evaluator: Evaluator, system: System, results: SystemResults) -> None:
+    """The episodes of a program that picks, one a line."""
+    worth = reward(evaluation.sampling.sampling.whole_reward)
+    path = evaluation.directory / system.name / file_name(evaluation.recipe.seed, evaluation.sentences)
+    with evaluation.run.writing():
+        write_lines(path, results.rows, evaluator.questions, evaluator.corpus, worth)
+
+
 def _summary(
-    evaluation: Evaluation, tasks: Sequence[Task], data: str, results: Mapping[str, SystemResults]
+    evaluation: Evaluation, tasks: Sequence[Task], data: str, results: Mapping[str, SystemResults], picks: bool
 ) -> dict[str, Any]:
     recipe = evaluation.recipe
     evaluated = [(system, results[system.name]) for system in evaluation.systems]
     statistics = Statistics(recipe.resamples, recipe.confidence, recipe.seed)
+    summary = summarise(evaluated, tasks, evaluation.measures, recipe.baseline, statistics)
+    for row in summary["rows"] if picks else ():
+        row["early_stop"] = early_stop(results[row["system"]].rows, tasks)
     return {
-        **summarise(evaluated, tasks, evaluation.measures, recipe.baseline, statistics),
+        **summary,
         **recipe.model_dump(include={"split", "temperature", "samples", "seed"}),
         "name": recipe.evaluation_name,
+        "sentences": evaluation.sentences,
         "data": data,
         "focus": focus(evaluation.systems),
         "notes": [hyde_note("the base", rows.rows) for name, rows in results.items() if name == HYDE],

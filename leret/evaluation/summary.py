@@ -39,6 +39,7 @@ from leret.evaluation.statistics import (
 )
 from leret.evaluation.systems import System
 
+_OF_PICKS = ("fact_em", "fact_f1")
 _MAIN = ("recall", "ap", "all_found")
 """Measures of the console's table."""
 
@@ -100,13 +101,37 @@ def summarise(
 
 def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """The console's table: the columns' heads, and a row a system, after the last hop."""
-    measures = [m for m in _MAIN if m in summary["measures"]] or summary["measures"][:3]
+    measures = [m for m in (*_OF_PICKS, *_MAIN) if m in summary["measures"]] or summary["measures"][:3]
     counts = ["failed", *(["unparsed"] if any(row["unparsed"] for row in summary["rows"]) else []), "lm_calls"]
     columns = ["system", *(LABELS.get(m, m) for m in measures), *(n.replace("lm_", "LM ") for n in counts)]
     rows = []
     for row in summary["rows"]:
         figures = [_figure(row["hops"][-1], m, with_interval=m == measures[0]) for m in measures]
         rows.append([row["system"], *figures, *(f"{row[name]:,}" for name in counts)])
+    return columns, rows
+
+
+def sweep_of(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """sweep.json: what each system reached after its last hop, at each length of the tasks."""
+    measures, systems = summaries[0]["measures"], [(row["system"], row["kind"]) for row in summaries[0]["rows"]]
+    points: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for summary in summaries:
+        for row in summary["rows"]:
+            points[row["system"]].append({"sentences": summary["sentences"], **row["hops"][-1]})
+    return {
+        "schema": 1,
+        "measures": measures,
+        "lengths": [summary["sentences"] for summary in summaries],
+        "n_questions": [summary["n_questions"] for summary in summaries],
+        "rows": [{"system": name, "kind": kind, "points": points[name]} for name, kind in systems],
+    }
+
+
+def sweep_table(sweep: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The console's table of a sweep: a column a length."""
+    measure = next(m for m in (*_OF_PICKS, *_MAIN) if m in sweep["measures"])
+    columns = [f"{LABELS.get(measure, measure)} at", *map(str, sweep["lengths"])]
+    rows = [[r["system"], *(_figure(p, measure, with_interval=True) for p in r["points"])] for r in sweep["rows"]]
     return columns, rows
 
 

@@ -1,13 +1,15 @@
 """What can be evaluated in a run, by name.
 
 =================  ========================================================================
-``raw-question``   no LM: the question itself answers every LM call, so it is searched for at every hop
-``oracle-titles``  no LM: the gold titles are, one a query
+``raw-question``   no LM: the question itself answers every LM call, so it is searched for at every hop; of a choice,
+                   the candidate without a text (nothing added) where there is one, else BM25's next for the question
+``oracle-titles``  no LM: the gold titles are, one a query; of a choice, a gold candidate
 ``rm3``            no LM: the question itself, its words expanded by RM3 at every hop; needs a retriever of kind bm25
 ``base``           the run's policy before training, zero-shot
 ``hyde``           the same, but what it writes is a passage that would answer the question, which is the query
 ``bank:1`` ...     the same with a few-shot prompt of the run's bank
-a name             a trained policy of the run, zero-shot; or a prompt file of the recipe's ``demos``, on the base
+a name             a trained policy of the run, zero-shot; or a prompt file of the recipe's ``demos``, on the base; or
+                   one of the recipe's ``actors``, of any kind of policy
 ``fused:NAME``     what ``raw-question`` and NAME found, fused by reciprocal rank, hop by hop; both are evaluated too
 =================  ========================================================================
 
@@ -19,10 +21,11 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from leret.config.policy import PolicySettings
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
 from leret.programs.prompts import ZERO_SHOT, Prompt
@@ -40,8 +43,9 @@ class System:
     """Something that answers questions.
 
     Attributes:
-        policy: ``base``, or the name of a trained policy; None for a baseline.
+        policy: ``base``, or the name of a trained policy, or of one of the recipe's; None for a baseline.
         directory: of a trained policy.
+        settings: of a policy of the recipe.
         prompt: None for a baseline.
         rivals: systems that it is compared with, beside the recipe's baseline.
         parts: systems whose rankings are fused; they come before it.
@@ -53,6 +57,7 @@ class System:
     kind: Literal["baseline", "base", "prompt", "policy"]
     policy: str | None = None
     directory: Path | None = None
+    settings: PolicySettings | None = None
     prompt: Prompt | None = None
     rivals: tuple[str, ...] = ()
     control: bool = False
@@ -60,7 +65,9 @@ class System:
     predictors: tuple[str, ...] = ()
 
 
-def available(run: Run, demos: Mapping[str, str]) -> dict[str, System]:
+def available(
+    run: Run, demos: Mapping[str, str], actors: Mapping[str, PolicySettings] | None = None
+) -> dict[str, System]:
     """Every system of a run, in the order of the report's table."""
     systems = [System(name, "baseline") for name in (RAW, ORACLE, RM3)]
     systems.append(System(BASE, "base", BASE, prompt=ZERO_SHOT))
@@ -69,10 +76,13 @@ def available(run: Run, demos: Mapping[str, str]) -> dict[str, System]:
     systems += [System(f"bank:{p.name}", "prompt", BASE, prompt=p) for p in bank if p.name != ZERO_SHOT.name]
     systems += _policies(run)
     found = {system.name: system for system in systems}
-    for name, path in demos.items():
-        if name in found or not name or "/" in name or name.startswith("."):
-            raise ConfigError(f"demos: {name!r} cannot name a system (taken, or no plain name); choose another one")
-        found[name] = System(name, "prompt", BASE, prompt=Prompt.load(Path(path)))
+    for key, names in (("demos", demos), ("actors", actors or {})):
+        for name in names:
+            if name in found or not name or "/" in name or name.startswith("."):
+                raise ConfigError(f"{key}: {name!r} cannot name a system (taken, or no plain name); choose another one")
+            found[name] = System(name, "prompt", BASE, prompt=ZERO_SHOT)
+    found |= {name: replace(found[name], prompt=Prompt.load(Path(path))) for name, path in demos.items()}
+    found |= {n: replace(found[n], policy=n, settings=one, rivals=(RAW,)) for n, one in (actors or {}).items()}
     return found
 
 
@@ -135,6 +145,6 @@ def _policies(run: Run) -> list[System]:
         rivals += [control for control, of in controlled.items() if of == name]
         control = controlled[name] is not None or recipes[name].get("targets") == "random"
         predictors = tuple(recipes[name].get("predictors") or ())
-        who = run.policies / name, ZERO_SHOT, (*rivals, RAW), control
+        who = run.policies / name, None, ZERO_SHOT, (*rivals, RAW), control
         systems.append(System(name, "policy", name, *who, predictors=predictors))
     return systems

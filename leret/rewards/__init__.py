@@ -40,6 +40,8 @@ REWARDS: dict[str, Reward] = {
     "ndcg": of_ranking(ranking.ndcg),
     "success": of_ranking(ranking.success),
     "all_found": of_ranking(ranking.all_found),
+    "fact_em": of_ranking(ranking.fact_em),
+    "fact_f1": of_ranking(ranking.fact_f1),
     "deepretrieval": form.deepretrieval,
     **ANSWERS,
     "format": form.format,

@@ -94,6 +94,24 @@ def all_found(doc_ids: Sequence[str], gold: Collection[str], k: int | None = Non
     return float(len(_hits(doc_ids, gold, k)) == len(set(gold)))
 
 
+def fact_em(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
+    """1 where the gold documents were found and nothing else, else 0; `all_found` asks for the first alone.
+
+    >>> fact_em(["b", "a"], {"a", "b"}), fact_em(["a", "b", "x"], {"a", "b"})
+    (1.0, 0.0)
+    """
+    return float(len(_hits(doc_ids, gold, k)) == len(set(gold)) == len(set(doc_ids[:k])))
+
+
+def fact_f1(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
+    """Harmonic mean of recall and precision of what was found, whatever its order.
+
+    >>> fact_f1(["a", "x"], {"a", "b"}), round(fact_f1(["a", "b", "x"], {"a", "b"}), 3)
+    (0.5, 0.8)
+    """
+    return 2 * len(_hits(doc_ids, gold, k)) / (len(set(gold)) + len(set(doc_ids[:k])))
+
+
 def _hits(doc_ids: Sequence[str], gold: Collection[str], k: int | None) -> list[int]:
     """Ranks, from 1, of the gold documents in the ranking."""
     if not gold:

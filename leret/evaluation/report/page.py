@@ -13,7 +13,7 @@ from leret.core.files import write_atomically
 from leret.core.runs import Run
 from leret.evaluation.measures import LABELS
 from leret.evaluation.report.content import TrainingData, curves_of, training_data
-from leret.evaluation.report.plots import bars_by_step, dumbbells, training_curves
+from leret.evaluation.report.plots import Panel, bars_by_step, curves, dumbbells
 from leret.evaluation.systems import RAW, training_facts
 
 _EVERY_HOP = ("recall", "ap")
@@ -81,6 +81,9 @@ def render(
             {"title": title, "svg": dumbbells(summary["rows"], measure, LABELS[measure])}
             for measure, title in _DUMBBELLS.items()
             if summary["rows"]
+        ]
+        + [
+            {"title": title, "svg": curves(name, title, panels)} for name, title, panels in _of_picks(summary) if panels
         ],
         histograms=[
             {"title": title, "svg": bars_by_step(name, label, by_step)}
@@ -93,13 +96,32 @@ def render(
         sampled=_sampled(learned),
         rounds=learned.rounds,
         curves=[
-            {"title": f"Training of {policy}", "svg": training_curves(f"curves-{i}", panels)}
+            {"title": f"Training of {policy}", "svg": curves(f"curves-{i}", "Training curves by step", panels)}
             for i, (policy, panels) in enumerate(curves_of(training))
         ],
         examples=examples,
         facts=facts,
         version=__version__,
     )
+
+
+def _of_picks(summary: Mapping[str, Any]) -> list[tuple[str, str, list[Panel]]]:
+    """Of a program that picks: what is found by the number of picks, and where a least Q-value ends the picking."""
+    rows = [row for row in summary["rows"] if "early_stop" in row]
+    measures = [measure for measure in ("fact_f1", "all_found") if measure in summary["measures"]]
+    budget, ended = list[Panel](), list[Panel]()
+    for measure in measures:
+        by_hop = {
+            row["system"]: [(h["hop"], h[measure]) for h in row["hops"] if h[measure] is not None] for row in rows
+        }
+        by_value = {row["system"]: [(p["picks"], p[measure]) for p in row["early_stop"]] for row in rows}
+        for panels, lines in ((budget, by_hop), (ended, by_value)):
+            if lines := {name: line for name, line in lines.items() if line}:
+                panels.append((LABELS[measure], lines))
+    return [
+        ("budget", "Found by the number of picks", budget),
+        ("early-stop", "Found by the mean number of picks, where a least Q-value ends them", ended),
+    ]
 
 
 def _headline(summary: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -> str | None:

@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from itertools import cycle
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +18,8 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+
+from leret.evaluation.measures import LABELS
 
 _VARIABLES: Final = {
     "#010101": "--ink",
@@ -31,6 +34,14 @@ _VARIABLES: Final = {
 }
 _INK, _MUTED, _GRID, _CARD, _BASELINE, _BASE, _PROMPT, _POLICY, _SECOND = _VARIABLES
 _KIND_COLOURS: Final = {"baseline": _BASELINE, "base": _BASE, "prompt": _PROMPT, "policy": _POLICY}
+
+_LINES: Final = (_POLICY, _BASE, _SECOND, _PROMPT, _BASELINE)
+_FEW_POINTS = 12
+_LIGHT: Final = {
+    **{"--ink": "#1d2126", "--muted": "#646d76", "--grid": "#e5e3dc", "--card": "#ffffff", "--s-baseline": "#949ba2"},
+    **{"--s-base": "#4a6ca8", "--s-prompt": "#bd8a25", "--s-policy": "#0b7a65", "--s-second": "#a9507a"},
+}
+"""The page's, for a picture without it."""
 
 _SETTINGS: Final[Any] = {
     "svg.hashsalt": "leret",
@@ -110,25 +121,48 @@ def bars_by_step(name: str, label: str, by_step: Mapping[int, Sequence[float]]) 
     return _svg(name, f"Histogram of {label}. {means}", (4.6, 2.7), draw)
 
 
-def training_curves(name: str, curves: Sequence[tuple[str, Mapping[str, Sequence[tuple[float, float]]]]]) -> str:
-    """Small panels: each has a title, and (step, value) points by the line's name."""
-    n_columns = 2 if len(curves) > 1 else 1
-    n_rows = -(-len(curves) // n_columns)
+Panel = tuple[str, Mapping[str, Sequence[tuple[float, float]]]]
+"""A title, and points by the line's name."""
+
+
+def curves(name: str, what: str, panels: Sequence[Panel], lengths: Sequence[int] = ()) -> str:
+    """Small panels; over whole numbers, or on a logarithmic scale over ``lengths``."""
+    n_columns = 2 if len(panels) > 1 else 1
+    n_rows = -(-len(panels) // n_columns)
 
     def draw(figure: Figure) -> None:
-        for i, (title, lines) in enumerate(curves):
+        for i, (title, lines) in enumerate(panels):
             axes = figure.add_subplot(n_rows, n_columns, i + 1)
-            for (line, points), colour in zip(lines.items(), (_POLICY, _BASE, _SECOND), strict=False):
-                axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.6, label=line)
+            for (line, points), colour in zip(lines.items(), cycle(_LINES), strict=False):
+                marker = "o" if len(points) < _FEW_POINTS else None
+                axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.6, label=line, marker=marker, ms=4)
             axes.set_title(title)
             axes.grid(axis="y")
             axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+            if lengths:
+                axes.set_xscale("log")
+                axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
+                axes.minorticks_off()
             axes.tick_params(labelsize=8.5, labelcolor=_MUTED)
             if len(lines) > 1:
                 axes.legend()
 
-    ends = "; ".join(f"{title}: {line} ends at {_say(p[-1][1])}" for title, ls in curves for line, p in ls.items())
-    return _svg(name, f"Training curves by step. {ends}", (3.9 * n_columns, 2.1 * n_rows), draw)
+    ends = "; ".join(f"{title}: {line} ends at {_say(p[-1][1])}" for title, ls in panels for line, p in ls.items())
+    return _svg(name, f"{what}. {ends}", (3.9 * n_columns, 2.1 * n_rows), draw)
+
+
+def sweep_plot(sweep: Mapping[str, Any]) -> str:
+    """A picture of its own of sweep.json: each measure over the length of the tasks."""
+    panels: list[Panel] = []
+    for measure in sweep["measures"]:
+        lines = {r["system"]: [(p["sentences"], p[measure]) for p in r["points"]] for r in sweep["rows"]}
+        lines = {name: [point for point in line if point[1] is not None] for name, line in lines.items()}
+        if lines := {name: line for name, line in lines.items() if line}:
+            panels.append((LABELS.get(measure, measure), lines))
+    svg = curves("sweep", "Measures by the sentences of a task", panels, sweep["lengths"])
+    for variable, colour in {**_LIGHT, "--font": "sans-serif"}.items():
+        svg = svg.replace(f"var({variable})", colour)
+    return svg + "\n"
 
 
 def _dumbbell(axes: Axes, place: int, row: Mapping[str, Any], measure: str) -> None:

@@ -1,0 +1,114 @@
+"""What a program picked, as JSON lines: one an episode, in ``eval_seed{S}_ns{N}.jsonl`` of each system.
+
+``ns`` are the sentences of a task of kind babilong, and absent for other data. A line has ``id``, ``question``,
+``answer``, ``support`` (the gold ids), ``picked`` (ids in their order), ``q_values`` of these picks (null without a
+picker), ``texts``, ``return`` (the run's reward at the end), and of the facts ``f1``, ``em`` (the gold ones and no
+other) and ``gold_within`` (the gold ones are all among them). `leret answer` reads such files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from leret.core.files import write_atomically
+from leret.core.types import Document, Json, Outcome, Passage, Task
+from leret.evaluation.results import ScoredHop, first_runs
+from leret.rewards import Reward
+from leret.rewards.ranking import all_found, fact_em, fact_f1
+
+_N_THRESHOLDS = 20
+
+
+def file_name(seed: int, sentences: int | None) -> str:
+    """Of the lines of a system.
+
+    >>> file_name(0, 160), file_name(1, None)
+    ('eval_seed0_ns160.jsonl', 'eval_seed1.jsonl')
+    """
+    return f"eval_seed{seed}{'' if sentences is None else f'_ns{sentences}'}.jsonl"
+
+
+def write_lines(
+    path: Path, rows: Iterable[ScoredHop], tasks: Sequence[Task], corpus: Mapping[str, Document], worth: Reward
+) -> None:
+    """Write a line for each task of which the first run did not fail; ``worth`` is the run's reward."""
+    runs = first_runs(rows)
+    found = [_line(task, runs[task.id], corpus, worth) for task in tasks if task.id in runs]
+    write_atomically(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in found if line))
+
+
+def _line(
+    task: Task, rows: Sequence[ScoredHop], corpus: Mapping[str, Document], worth: Reward
+) -> dict[str, Json] | None:
+    last, picks = rows[-1], [row for row in rows if row.query is not None]
+    if last.failure is not None:
+        return None
+    ids = [str(row.query) for row in picks]
+    texts = _texts(task, ids, corpus)
+    ranking = tuple(
+        Passage(id, "", text, 1 / place) for place, (id, text) in enumerate(zip(ids, texts, strict=True), 1)
+    )
+    return {
+        "id": task.id,
+        "question": task.inputs.get("question", task.text),
+        "answer": task.answers[0] if task.answers else None,
+        **({"answers": list(task.answers)} if len(task.answers) > 1 else {}),
+        "support": list(task.gold),
+        "picked": ids,
+        "q_values": [row.value for row in picks],
+        "texts": texts,
+        "return": worth(Outcome(task, ranking=ranking, n_steps=len(ids))),
+        "f1": fact_f1(ids, task.gold),
+        "em": fact_em(ids, task.gold),
+        "gold_within": all_found(ids, task.gold),
+    }
+
+
+def _texts(task: Task, ids: Sequence[str], corpus: Mapping[str, Document]) -> list[str]:
+    """What was picked: of the task's own chunks, or of the corpus; title and text, as a reader sees them."""
+    chunks, wanted = task.inputs.get("chunks", ()), {*ids}
+    own = {str(place): chunk for place, chunk in enumerate(chunks) if isinstance(chunk, str) and str(place) in wanted}
+    own |= {str(one.get("id", i)): _shown(**one) for i, one in enumerate(chunks) if not isinstance(one, str)}
+    found = {id: _shown(corpus[id].text, corpus[id].title) for id in wanted if id in corpus}
+    return [own.get(id) or found.get(id, id) for id in ids]
+
+
+def _shown(text: str, title: str = "", **others: Json) -> str:
+    return f"{title} | {text}" if title else text
+
+
+def early_stop(rows: Iterable[ScoredHop], tasks: Sequence[Task]) -> list[dict[str, float]]:
+    """What would be found if picking ended before the first pick whose Q-value is below a threshold; one pick is made.
+
+    A point for each of `_N_THRESHOLDS` quantiles of the Q-values: ``threshold``, ``picks`` (mean), ``fact_f1`` and
+    ``all_found``. Nothing where there are no Q-values.
+
+    Source: Q-RAG (arXiv 2511.07328), the end of an episode by the largest Q-value.
+    """
+    runs = first_runs(rows)
+    episodes = [
+        (task.gold, [(str(row.query), row.value) for row in runs[task.id] if row.query and row.value is not None])
+        for task in tasks
+        if task.id in runs
+    ]
+    values = [value for _, picks in episodes for _, value in picks]
+    thresholds = np.unique(np.quantile(values, np.linspace(0, 1, _N_THRESHOLDS))) if values else ()
+    points = []
+    for threshold in map(float, thresholds):
+        cuts = [(gold, _until(picks, threshold)) for gold, picks in episodes if picks]
+        means = {
+            "picks": np.mean([len(ids) for _, ids in cuts]),
+            "fact_f1": np.mean([fact_f1(ids, gold) for gold, ids in cuts]),
+            "all_found": np.mean([all_found(ids, gold) for gold, ids in cuts]),
+        }
+        points.append({"threshold": threshold, **{name: float(mean) for name, mean in means.items()}})
+    return points
+
+
+def _until(picks: Sequence[tuple[str, float]], threshold: float) -> list[str]:
+    end = next((i for i, (_, value) in enumerate(picks) if i and value < threshold), len(picks))
+    return [id for id, _ in picks[:end]]

@@ -1,0 +1,159 @@
+"""What a program picked, a line an episode; early stopping; lengths of tasks in one call."""
+
+import json
+
+import pytest
+
+from leret.config.data import DataSettings
+from leret.config.evaluation import EvalDataSettings
+from leret.config.sampling import ProgramSettings
+from leret.core.errors import ConfigError
+from leret.core.runs import Run
+from leret.core.types import Task
+from leret.datasets.formats.babilong import read_noise
+from leret.evaluation.episodes import early_stop, file_name, write_lines
+from leret.evaluation.plan import plan
+from leret.evaluation.results import ScoredHop, read_rows
+from leret.evaluation.stage import evaluate
+from leret.policies.base import Completion
+from leret.rewards import reward
+from leret.sampling.rollouts.environment import Environment
+from tests.evaluation.eval_fakes import asks
+from tests.sampling.fakes import ROOT, recipe_of
+
+CHUNKS = ["Mary took the milk.", "John slept.", "Mary went home.", "The ship sailed away over the sea."]
+TASKS = [Task("a", {"question": "Where is the milk?", "chunks": CHUNKS}, ("0", "2"), ("home",))]
+
+
+def picks(task_id, *chosen, failure=None):
+    """Rows of a run that picks these ids with these values."""
+    of = (None, (), (), {}, 1, False, failure)
+    return [ScoredHop(task_id, None, 0, i, id, *of, value) for i, (id, value) in enumerate(chosen, 1)]
+
+
+def test_a_line_tells_what_was_picked_and_what_it_was_worth(tmp_path):
+    rows = picks("a", ("0", 0.9), ("3", 0.2))
+    write_lines(tmp_path / "l", rows, [*TASKS, Task("b", {"question": "?"})], {}, reward("recall"))
+    [line] = map(json.loads, (tmp_path / "l").read_text().splitlines())
+    assert line == {
+        "id": "a", "question": "Where is the milk?", "answer": "home", "support": ["0", "2"], "picked": ["0", "3"],
+        "q_values": [0.9, 0.2], "texts": [CHUNKS[0], CHUNKS[3]], "return": 0.5, "f1": 0.5, "em": 0.0,
+        "gold_within": 0.0,
+    }  # fmt: skip
+
+
+def test_em_wants_the_gold_facts_alone_and_gold_within_any_more(tmp_path):
+    write_lines(tmp_path / "l", picks("a", ("0", 1), ("2", 1), ("1", 1)), TASKS, {}, reward("all_found"))
+    line = json.loads((tmp_path / "l").read_text())
+    assert (line["em"], line["gold_within"], line["f1"], line["return"]) == (0.0, 1.0, 0.8, 1.0)
+
+
+def test_chunks_with_titles_are_shown_with_them_and_failed_runs_have_no_line(tmp_path):
+    chunks = [{"id": "x", "title": "Ada", "text": "A poet."}, {"text": "Byron."}]
+    tasks = [Task(id, {"question": "?", "chunks": chunks}, ("x",)) for id in "ab"]
+    rows = picks("a", ("x", None), ("1", None)) + picks("b", ("x", None), failure="policy: away")
+    write_lines(tmp_path / "l", rows, tasks, {}, reward("recall"))
+    [line] = map(json.loads, (tmp_path / "l").read_text().splitlines())
+    assert (line["texts"], line["q_values"]) == (["Ada | A poet.", "Byron."], [None, None])
+
+
+def test_a_higher_threshold_ends_earlier_but_after_one_pick():
+    rows = picks("a", ("0", 0.9), ("2", 0.8), ("1", 0.1))
+    found = early_stop(rows, TASKS)
+    assert (found[0]["threshold"], found[-1]["threshold"]) == (pytest.approx(0.1), pytest.approx(0.9))
+    assert (found[0]["picks"], found[0]["fact_f1"], found[0]["all_found"]) == (3, 0.8, 1)
+    assert (found[-1]["picks"], found[-1]["fact_f1"], found[-1]["all_found"]) == (1, pytest.approx(2 / 3), 0)
+    assert {point["fact_f1"] for point in found if point["picks"] == 2} == {1.0}
+    assert early_stop(picks("a", ("0", None)), TASKS) == []
+
+
+class FirstOfTheGold:
+    """A picker that knows the names of the story, with a Q-value."""
+
+    name = digest = "names"
+
+    async def complete(self, request):
+        good = [one for one in request.choice.candidates if one.text.startswith(("Mary", "John"))]
+        return [Completion((good or request.choice.candidates)[-1].id, "stop", 0, 0, value=0.5) for _ in request.seeds]
+
+    async def aclose(self):
+        pass
+
+
+@pytest.fixture
+def picking(tmp_path, monkeypatch):
+    """A run of `Picks` over stories in a book, and a picker."""
+    monkeypatch.setattr("leret.evaluation.runner.make_policy", lambda settings: FirstOfTheGold())
+    stories = [
+        f"1 Mary took the milk {i}.\n2 Mary went home {i}.\n3 Where is the milk?\thome\t1 2\n" for i in range(40)
+    ]
+    (tmp_path / "qa2.txt").write_text("".join(stories))
+    (tmp_path / "book.txt").write_text("\n\n".join(f"The ship number {i} sailed away over the sea." for i in range(30)))
+    data = {"kind": "babilong", "questions": f"{tmp_path}/qa2.txt", "noise": [f"{tmp_path}/book.txt"], "sentences": 6}
+    program = {"path": f"{ROOT}/pipelines/picks.py:Picks", "budget": 2}
+    recipe = recipe_of(policy={"model": "demo"}, reward="all_found")
+    given = {**recipe.model_dump(), "data": data, "program": program, "retriever": {"kind": "none"}}
+    recipe = type(recipe).model_validate(given)
+    assert isinstance(recipe.program, ProgramSettings)
+    run = Run.create(tmp_path / "run")
+    run.update(sampling=recipe.model_dump(mode="json"))
+    return run
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_lengths_are_evaluated_in_one_call_with_a_line_an_episode(picking):
+    recipe = asks(
+        *("raw-question", "oracle-titles", "base"), measures=("fact_em", "fact_f1"), data={"sentences": [4, 20]}
+    )
+    assert plan(recipe, picking).questions == 2 * plan(recipe.each()[0], picking).questions
+    report = evaluate(recipe, picking)
+    again = evaluate(recipe, picking)
+    assert again.already
+    sweep = json.loads((picking.eval / "sweep.json").read_text())
+    assert report.summary["sweep"] == sweep
+    assert sweep["lengths"] == [4, 20]
+    reached = {row["system"]: [point["fact_em"] for point in row["points"]] for row in sweep["rows"]}
+    assert (reached["oracle-titles"], reached["base"]) == ([1, 1], [1, 1])
+    assert "<svg" in (picking.eval / "sweep.svg").read_text()
+    assert "var(--" not in (picking.eval / "sweep.svg").read_text()
+    for n in (4, 20):
+        found = lines(picking.eval / f"ns{n}" / "base" / file_name(0, n))
+        assert len(found) == json.loads((picking.eval / f"ns{n}" / "summary.json").read_text())["n_questions"]
+        assert all(line["em"] == 1 and line["q_values"] == [0.5, 0.5] for line in found)
+        rows = read_rows(picking.eval / f"ns{n}" / "base" / "per_question.parquet")
+        assert [row.value for row in rows] == [0.5] * len(rows)
+    assert "Found by the number of picks" in (picking.eval / "ns20" / "report.html").read_text()
+
+
+def test_the_seed_of_an_evaluation_moves_its_noise_and_names_it(picking):
+    recipe = asks("raw-question", data={"sentences": 9}, seed=3)
+    evaluate(recipe, picking)
+    assert (picking.eval / "ns9-seed3" / "raw-question" / "eval_seed3_ns9.jsonl").is_file()
+    with Environment.open(picking) as bench:
+        own = DataSettings.model_validate({**bench.recipe.data.model_dump(), "noise_seed": 3, "sentences": 9})
+        assert own.lengths == (9,)
+    assert recipe.changes == {"sentences": 9, "noise_seed": 3}
+    assert asks("base", data=EvalDataSettings()).changes == {}
+
+
+def test_other_data_have_no_lengths(run):
+    with pytest.raises(ConfigError, match="only babilong's can be changed"):
+        evaluate(asks("raw-question", data={"sentences": 9}), run)
+
+
+def test_a_policy_of_the_recipe_is_a_system(picking):
+    recipe = asks("raw-question", actors={"mine": {"kind": "local", "model": "demo"}}, baseline="raw-question")
+    report = evaluate(recipe, picking)
+    rows = {row["system"]: row for row in report.summary["rows"]}
+    assert (rows["mine"]["policy"], rows["mine"]["hops"][-1]["all_found"]) == ("mine", 1.0)
+    assert (picking.eval / "mine" / file_name(0, 6)).is_file()
+    assert rows["mine"]["early_stop"][0]["picks"] == 2
+    assert rows["raw-question"]["early_stop"] == []
+
+
+def test_noise_is_read_from_the_recipes_books(tmp_path):
+    (tmp_path / "b.txt").write_text("Nobody called him anything at all.")
+    assert read_noise((str(tmp_path / "b.txt"),)).sentences == ("Nobody called him anything at all.",)
