@@ -151,6 +151,7 @@ class DenseSettings(EngineSettings):
 
     kind: Literal["dense"] = "dense"
     model: ModelPath = Field(min_length=1, description="of sentence-transformers: a directory, or a name on the hub")
+    query_model: ModelPath | None = Field(None, description="reads the queries; None: the model of the documents")
     query_prefix: str = Field("", description='put before a query: "query: " for E5')
     document_prefix: str = Field("", description='put before a document: "passage: " for E5')
     separator: str = Field(". ", description="between the title and the text of a document")

@@ -37,7 +37,7 @@ PROBE_S = 8.0
 """Of a probe, for a completion of one token."""
 
 _OF_REQUESTS = {"temperature", "top_p", "max_tokens"}
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "picker.json")
 
 
 def _local(settings: LocalPolicySettings) -> Policy:
@@ -156,7 +156,7 @@ def policy_for(policy: Policy, predictor: str) -> Policy:
 
 def open_policies(by_predictor: Mapping[str, PolicySettings], make: Callable[[PolicySettings], Policy]) -> Policy:
     """The policies that settings by predictor name, equal ones opened once."""
-    opened = {settings: make(settings) for settings in by_predictor.values()}
+    opened = {settings: make(settings) for settings in dict.fromkeys(by_predictor.values())}
     return together({predictor: opened[settings] for predictor, settings in by_predictor.items()})
 
 
@@ -206,7 +206,7 @@ def close_shared(settings: LocalPolicySettings) -> None:
 
 def _key(settings: PolicySettings) -> tuple[Any, ...]:
     """Of each request, so a few microseconds: the weights are not read."""
-    files = _WEIGHTS if isinstance(settings, LocalPolicySettings) else ()
+    files = _WEIGHTS if isinstance(settings, LocalPolicySettings | PickerSettings) else ()
     return digest(settings.model_dump(mode="json", exclude=_OF_REQUESTS)), *(
         (status.st_mtime_ns, status.st_ino, status.st_size)
         for file in files

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from leret.config.policy import EncoderSettings
@@ -17,88 +17,74 @@ from leret.core import hub
 from leret.core.errors import PolicyError, import_optional, reason
 from leret.core.types import STOP, Candidate, Choice
 from leret.policies.checkpoints import find_model
-from leret.policies.pickers.positions import absolute_positions, relative_positions, rotated_products
 from leret.policies.pickers.scratch import scratch_encoder
 
 _TITLE = ". "
 """Between title and text of a candidate, as `DenseSettings.separator` has it."""
-
-_CHUNK_TOKENS = 4096
-"""Encoded at once, padding included."""
-
-_ROWS = 2048
+_CHUNK_TEXTS = 128
+"""Encoded at once."""
+_CHUNK_ROWS = 4096
 """Candidates compared at once without gradients: what a core's cache holds."""
-
 _CACHE_BYTES = 2**28
 """Of embeddings of candidates."""
+_CACHE_TEXTS = 2**16
+"""Whose token ids are kept, before they go all together."""
+_BASE = 1000.0
+"""The slowest of the rotations turns once in about 6,000 positions."""
 
 
 class EncoderQ:
     """The kind ``encoder`` of a picker: one encoder reads states, the other candidates."""
 
+    module: nn.ModuleDict
+
     def __init__(self, settings: EncoderSettings) -> None:
         self.settings = settings
-        self.module: nn.ModuleDict | None = None
-        self.content: str | None = None
-        library = import_optional("sentence_transformers", "sentence-transformers", "dense")
+        self.content: str | None = None  # of a pretrained model
         if settings.model != "scratch":
             directory = find_model(settings.model)
             self.content = hub.model_digest(directory)
-            encoder = _opened(library, directory)
-            self._take(encoder, deepcopy(encoder))
+            self._take([_opened(directory), _opened(directory)])
+        else:
+            import_optional("sentence_transformers", "sentence-transformers", "dense")
 
     def fit(self, choices: Sequence[Choice]) -> None:
         """Make encoders from nothing, with the words of these choices."""
-        if self.module is not None:
-            return
-        texts = [text for choice in choices for text in (self._state(choice, " "), *self._actions(choice.candidates))]
-        state, action = (scratch_encoder(texts, self.settings, self.settings.seed + i) for i in range(2))
-        self._take(state, action)
+        texts = [text for choice in choices for text in (self._state(choice, " "), *self._actions([choice]))]
+        self._take([scratch_encoder(texts, self.settings, self.settings.seed + i) for i in range(2)])
 
-    def q(self, choices: Sequence[Choice], twin: bool = False, at: Sequence[int] | None = None) -> list[Tensor]:
-        """Each text of a candidate is encoded once a call."""
-        places: dict[str, int] = {}
-        texts = [self._actions(choice.candidates) for choice in choices]
-        if at is not None:
-            texts = [[own[i]] for own, i in zip(texts, at, strict=True)]
-        rows = [_rows(own, places) for own in texts]
-        return self._values(choices, self._states(choices), rows, self._action(list(places)), twin, at)
-
-    def score(self, choices: Sequence[Choice]) -> list[Tensor]:
-        """Each text of a candidate is encoded once a `renew`."""
-        rows = self._cache.rows([self._actions(choice.candidates) for choice in choices])
-        return [one.cpu() for one in self._values(choices, self._states(choices), rows, self._cache.embeddings)]
+    def q(self, choices: Sequence[Choice], only: Sequence[int] | None = None, kept: bool = False) -> Tensor:
+        texts, positions = self._actions(choices), positions_of(choices, self.settings.positions)
+        states, own = self._embed_states([self._state(choice, self._separator) for choice in choices])
+        whose = own.repeat_interleave(torch.tensor([len(choice.candidates) for choice in choices]))
+        if only is not None:
+            texts, whose, positions = [texts[i] for i in only], whose[only], positions[only]
+        embeddings, rows = self._embed_actions(texts, kept)
+        n = len(rows) if torch.is_grad_enabled() else _CHUNK_ROWS
+        values: list[Tensor] = []
+        for start in range(0, len(rows), n):
+            part = slice(start, start + n)
+            at = None if self.settings.positions == "none" else positions[part]
+            values.append(rotated_products(states[whose[part]], embeddings[rows[part]], at))
+        return torch.cat(values, dim=1)
 
     def renew(self) -> None:
-        if self.module is not None:
-            self._cache = EmbeddingCache(self._action)
+        self._embed_actions.renew()
 
     def save(self, directory: Path) -> dict[str, Any]:
-        assert self.module is not None
-        for name in ("state", "action"):
-            encoder: Any = self.module[name]
-            encoder.save_pretrained(str(directory / name), create_model_card=False)
+        for name, encoder in self.module.items():
+            encoder.save_pretrained(str(directory / name), create_model_card=False)  # type: ignore[operator]
         return {}
 
     def load(self, directory: Path, record: dict[str, Any]) -> None:
-        library = import_optional("sentence_transformers", "sentence-transformers", "dense")
-        self._take(*(_opened(library, directory / name) for name in ("state", "action")))
+        self._take([_opened(directory / name) for name in ("state", "action")])
 
-    def _take(self, state: Any, action: Any) -> None:
-        self.module = nn.ModuleDict({"state": state, "action": action}).to(_device(self.settings.device)).eval()
-        self._read_state, self._read_action = (TokenIds(one, self.settings.max_length) for one in (state, action))
-        self._separator = f" {state.tokenizer.sep_token or ''} "
-        self.renew()
-
-    def _states(self, choices: Sequence[Choice]) -> Tensor:
-        assert self.module is not None
-        places: dict[str, int] = {}
-        rows = _rows((self._state(choice, self._separator) for choice in choices), places)
-        return embed(self.module["state"], self._read_state(list(places)))[rows]
-
-    def _action(self, texts: Sequence[str]) -> Tensor:
-        assert self.module is not None
-        return embed(self.module["action"], self._read_action(texts))
+    def _take(self, encoders: Sequence[Any]) -> None:
+        device, length = self.settings.device, self.settings.max_length
+        device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        self.module = nn.ModuleDict(dict(zip(("state", "action"), encoders, strict=True))).to(device).eval()
+        self._embed_states, self._embed_actions = (Embedder(encoder, length) for encoder in encoders)
+        self._separator = f" {encoders[0].tokenizer.sep_token or ''} "
 
     def _state(self, choice: Choice, separator: str) -> str:
         """The texts of the context, then of what was picked."""
@@ -106,130 +92,143 @@ class EncoderQ:
         picked = list(choice.picked)
         if self.settings.order == "document" and all(one.position is not None for one in picked):
             picked.sort(key=lambda one: one.position or 0)
-        return self.settings.query_prefix + separator.join([context, *[_text(one) for one in picked]])
+        return self.settings.query_prefix + separator.join([context, *map(_text, picked)])
 
-    def _actions(self, candidates: Sequence[Candidate]) -> list[str]:
-        prefix = self.settings.document_prefix
-        texts = [one.text if not one.title else _text(one) for one in candidates]
-        if candidates and candidates[-1] == STOP:
-            texts[-1] = STOP.id
+    def _actions(self, choices: Sequence[Choice]) -> list[str]:
+        """The texts of the candidates, one choice's after the other's."""
+        prefix, whole = self.settings.document_prefix, [one for choice in choices for one in choice.candidates]
+        texts = [one.text if one.text and not one.title else _text(one) for one in whole]
         return [prefix + text for text in texts] if prefix else texts
 
-    def _values(
-        self,
-        choices: Sequence[Choice],
-        states: Tensor,
-        rows: Sequence[Tensor],
-        embeddings: Tensor,
-        twin: bool = False,
-        at: Sequence[int] | None = None,
-    ) -> list[Tensor]:
-        """(n_candidates,) a choice, or (2, n_candidates); ``rows`` are the candidates' in ``embeddings``."""
-        sizes = [len(own) for own in rows]
-        whose = torch.arange(len(choices)).repeat_interleave(torch.tensor(sizes))
-        turned = [self._positions(choice) for choice in choices]
-        if at is not None:
-            turned = [own[[i]] for own, i in zip(turned, at, strict=True)]
-        positions = torch.from_numpy(np.concatenate(turned))
-        flat = torch.cat(list(rows))
-        step = len(flat) if torch.is_grad_enabled() else _ROWS
-        found = [
-            rotated_products(states[whose[i : i + step]], embeddings[flat[i : i + step]], at)
-            for i in range(0, len(flat), step)
-            for at in [None if self.settings.positions == "none" else positions[i : i + step].to(states.device)]
-        ]
-        heads = torch.cat(found, dim=1)
-        return list((heads if twin else heads.mean(0)).split(sizes, dim=-1))
 
-    def _positions(self, choice: Choice) -> NDArray[np.float32]:
-        places = np.array([one.position for one in choice.candidates], np.float64)
-        if self.settings.positions == "relative":
-            return relative_positions(places, np.array([one.position for one in choice.picked], np.float64))
-        return absolute_positions(places)
+class Embedder:
+    """Embeddings by a sentence-transformers model, with gradients where they are enabled."""
 
+    def __init__(self, model: Any, max_length: int | None) -> None:
+        self._model, self._ids = model, TokenIds(model, max_length)
+        self.renew()
 
-class EmbeddingCache:
-    """Embeddings of texts, computed once; the oldest go, all together, where they would exceed `_CACHE_BYTES`."""
-
-    def __init__(self, encode: Any) -> None:
-        self._encode = encode
+    def renew(self) -> None:
+        """Forget what was kept."""
         self._places: dict[str, int] = {}
-        self._embeddings: Tensor | None = None
+        self._kept: Tensor | None = None
 
-    @property
-    def embeddings(self) -> Tensor:
-        """(n_texts, n_dimensions)."""
-        assert self._embeddings is not None
-        return self._embeddings
+    def __call__(self, texts: Sequence[str], kept: bool = False) -> tuple[Tensor, Tensor]:
+        """Embeddings (n, d) of distinct texts, and the row of each text in them (n_texts,).
 
-    def rows(self, texts: Sequence[Sequence[str]]) -> list[Tensor]:
-        """The rows of each text; what is not there is encoded in one batch."""
-        if self._embeddings is not None and self._embeddings.nbytes > _CACHE_BYTES:
-            self._places, self._embeddings = {}, None
-        n = len(self._places)
-        rows = [_rows(own, self._places) for own in texts]
-        new = list(self._places)[n:]
-        if new:
-            try:
-                encoded = self._encode(new)
-            except BaseException:
-                for text in new:
-                    del self._places[text]
-                raise
-            self._embeddings = encoded if self._embeddings is None else torch.cat([self._embeddings, encoded])
-        return rows
+        With ``kept``, those of earlier calls are there too, and what is new is kept.
+        """
+        if not kept or (self._kept is not None and self._kept.nbytes > _CACHE_BYTES):
+            places, found = dict[str, int](), None
+        else:
+            places, found = self._places, self._kept
+        rows = list(map(places.get, texts))
+        if found is None or None in rows:
+            new = list(dict.fromkeys(text for text, row in zip(texts, rows, strict=True) if row is None))
+            made = self._embed(self._ids(new))
+            found = made if found is None else torch.cat([found, made])
+            places |= {text: len(places) + i for i, text in enumerate(new)}
+            rows = list(map(places.get, texts))
+        if kept:
+            self._places, self._kept = places, found
+        return found, torch.from_numpy(np.array(rows))
+
+    def _embed(self, ids: Sequence[Sequence[int]]) -> Tensor:
+        """In chunks of like lengths."""
+        order = np.argsort([len(own) for own in ids], kind="stable")
+        starts = range(0, len(ids), _CHUNK_TEXTS)
+        found = [self._embed_chunk([ids[i] for i in order[start : start + _CHUNK_TEXTS]]) for start in starts]
+        return torch.cat(found)[torch.from_numpy(order).argsort()]
+
+    def _embed_chunk(self, ids: Sequence[Sequence[int]]) -> Tensor:
+        width, pad = max(map(len, ids)), self._model.tokenizer.pad_token_id
+        padded = torch.tensor([[*own, *[pad] * (width - len(own))] for own in ids])
+        mask = torch.arange(width) < torch.tensor([len(own) for own in ids])[:, None]
+        inputs = {"input_ids": padded, "attention_mask": mask.long()}
+        made = self._model({name: one.to(self._model.device) for name, one in inputs.items()})
+        embeddings: Tensor = made["sentence_embedding"].float()
+        return embeddings
 
 
 class TokenIds:
-    """Token ids of texts as an encoder reads them, without the padding, several times as fast as its own method."""
+    """Token ids of texts as a model reads them; they are kept, since training reads its texts many times."""
 
-    def __init__(self, encoder: Any, max_length: int | None) -> None:
-        self._tokenizer = deepcopy(encoder.tokenizer.backend_tokenizer)
+    def __init__(self, model: Any, max_length: int | None) -> None:
+        self._tokenizer = deepcopy(model.tokenizer.backend_tokenizer)
         self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(min(max_length or 2**20, encoder.max_seq_length or 2**20))
+        self._tokenizer.enable_truncation(min(max_length or 2**20, model.max_seq_length or 2**20))
+        self._ids: dict[str, list[int]] = {}
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
-        return [found.ids for found in self._tokenizer.encode_batch_fast(list(texts))]
+        ids = self._ids if len(self._ids) < _CACHE_TEXTS else {}
+        new = [text for text in texts if text not in ids]
+        ids |= {text: one.ids for text, one in zip(new, self._tokenizer.encode_batch_fast(new), strict=True)}
+        self._ids = ids
+        return [ids[text] for text in texts]
+
+    def __deepcopy__(self, memo: dict[int, object]) -> TokenIds:
+        return self  # a target network reads the same texts
 
 
-def embed(encoder: Any, ids: Sequence[Sequence[int]]) -> Tensor:
-    """(n_texts, n_dimensions) of a sentence-transformers model, with gradients where they are enabled."""
-    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-    found: list[Tensor] = []
-    start = 0
-    while start < len(order):
-        end = start + 1
-        while end < len(order) and (end + 1 - start) * len(ids[order[end]]) <= _CHUNK_TOKENS:
-            end += 1
-        part = [ids[i] for i in order[start:end]]
-        width = max(1, len(part[-1]))
-        padded = torch.tensor([[*own, *[encoder.tokenizer.pad_token_id] * (width - len(own))] for own in part])
-        mask = torch.arange(width) < torch.tensor([len(own) for own in part])[:, None]
-        inputs = {"input_ids": padded.to(encoder.device), "attention_mask": mask.long().to(encoder.device)}
-        found.append(encoder(inputs)["sentence_embedding"].float())
-        start = end
-    back = torch.empty(len(order), dtype=torch.long)
-    back[torch.tensor(order, dtype=torch.long)] = torch.arange(len(order))
-    return torch.cat(found)[back.to(found[0].device)]
+def positions_of(choices: Sequence[Choice], kind: str) -> Tensor:
+    """(n,) float32 positions of the candidates of all choices, 0 for those without a place.
+
+    Absolute ones are the places in the document. A relative one says in which interval between picked chunks the
+    candidate stands, and how far into it: at place i between those at b_j and b_{j+1}, it is
+    10 j + 9 (i - b_j) / (b_{j+1} - b_j), where b_0 is before the first place, and the last b after the last one.
+
+    Source: relative positional encoding of Q-RAG, arXiv 2511.07328, section 3.
+    """
+    found = []
+    for choice in choices:
+        places = np.array([one.position for one in choice.candidates], np.float64)  # None is NaN
+        if kind == "relative":
+            picked = sorted(one.position for one in choice.picked if one.position is not None)
+            ends = np.array([-1.0, *picked, np.fmax.reduce(places, initial=max(picked, default=-1.0)) + 1])
+            j = np.searchsorted(np.array(picked), places, side="right")
+            places = 10 * j + 9 * (places - ends[j]) / (ends[j + 1] - ends[j])
+        found.append(places)
+    return torch.from_numpy(np.nan_to_num(np.concatenate(found)).astype(np.float32))
 
 
-def _rows(texts: Iterable[str], places: dict[str, int]) -> Tensor:
-    """The place of each text among distinct ones; new ones are added to ``places``."""
-    return torch.tensor([places.setdefault(text, len(places)) for text in texts], dtype=torch.long)
+def rotated_products(states: Tensor, actions: Tensor, positions: Tensor | None) -> Tensor:
+    """Inner products over sqrt(d) of states and actions, these turned by their positions; in two halves.
+
+    Two dimensions side by side are a vector of the plane, which is turned. These pairs belong to the two halves by
+    turns, so that both have all frequencies. Each half counts twice: their mean is the whole product.
+
+    Args:
+        states: (n, d), d a multiple of 4.
+        actions: (n, d).
+        positions: (n,); None turns nothing.
+
+    Returns:
+        (2, n).
+
+    Source: rotary position embedding, arXiv 2104.09864, equation 34.
+    """
+    n, d = actions.shape
+    s, a = states.reshape(n, d // 2, 2), actions.reshape(n, d // 2, 2)
+    products = (s * a).sum(-1)
+    if positions is not None:
+        rates = torch.exp(torch.arange(d // 2, device=a.device) * (-math.log(_BASE) / (d // 2)))
+        angles = positions[:, None].to(a.device) * rates
+        crossed = s[..., 1] * a[..., 0] - s[..., 0] * a[..., 1]
+        products = products * angles.cos() + crossed * angles.sin()
+    return products.reshape(n, d // 4, 2).sum(1).T * (2 / math.sqrt(d))
 
 
 def _text(candidate: Candidate) -> str:
+    if candidate == STOP:
+        return candidate.id
     return f"{candidate.title}{_TITLE}{candidate.text}" if candidate.title else candidate.text
 
 
-def _device(device: str) -> str:
-    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-
-
-def _opened(library: Any, directory: Path) -> Any:
+def _opened(directory: Path) -> Any:
     """A sentence-transformers model without a last layer that makes all vectors as long as each other."""
     from transformers.utils import logging
 
+    library = import_optional("sentence_transformers", "sentence-transformers", "dense")
     logging.disable_progress_bar()
     try:
         model = library.SentenceTransformer(str(directory), device="cpu", local_files_only=True)

@@ -7,12 +7,12 @@ import json
 import threading
 from collections.abc import Sequence
 from copy import deepcopy
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from leret.config.policy import FeaturesSettings, PickerSettings
@@ -20,7 +20,6 @@ from leret.core import hub
 from leret.core.errors import PolicyError
 from leret.core.files import write_atomically
 from leret.core.types import Choice, digest
-from leret.core.usage import UsageMeter
 from leret.policies.base import Completion, Request
 from leret.policies.checkpoints import read_model_json
 from leret.policies.local.batching import BatchWorker
@@ -35,31 +34,28 @@ RECORD = "picker.json"
 
 
 class QFunction(Protocol):
-    """What the kinds of pickers differ in. Without ``module``, which `fit` makes, every candidate is worth 0."""
+    """What the kinds of pickers differ in.
 
-    module: nn.Module | None
+    Attributes:
+        module: made by `fit` from some choices, by `load`, or of a pretrained model at once.
+    """
 
-    def fit(self, choices: Sequence[Choice]) -> None:
-        """Make the network for choices like these; nothing where it is made."""
-        ...
+    module: nn.Module
 
-    def q(self, choices: Sequence[Choice], twin: bool = False, at: Sequence[int] | None = None) -> list[Tensor]:
-        """As `Picker.q`; the network is there."""
-        ...
+    def fit(self, choices: Sequence[Choice]) -> None: ...
 
-    def score(self, choices: Sequence[Choice]) -> list[Tensor]:
-        """The same numbers, perhaps from what was computed before; under ``torch.no_grad``."""
+    def q(self, choices: Sequence[Choice], only: Sequence[int] | None = None, kept: bool = False) -> Tensor:
+        """Values (2, n) of the candidates of all choices, or of ``only`` some of them; ``kept``: as computed before."""
         ...
 
     def renew(self) -> None:
-        """Forget what was computed with other weights."""
+        """Forget what was kept."""
 
     def save(self, directory: Path) -> dict[str, Any]:
         """Write the weights; returns what `load` needs beside them and the settings."""
         ...
 
-    def load(self, directory: Path, record: dict[str, Any]) -> None:
-        """Read what `save` wrote."""
+    def load(self, directory: Path, record: dict[str, Any]) -> None: ...
 
 
 Q_FUNCTIONS: dict[str, type[Any]] = {"features": FeatureQ, "encoder": EncoderQ}
@@ -82,22 +78,21 @@ class Picker:
 
     def __init__(self, settings: PickerSettings, function: QFunction, name: str, digest: str) -> None:
         self.settings, self.name, self.digest = settings, name, digest
-        self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
         self._function = function
         self._lock = threading.Lock()
         self._worker: BatchWorker[Request, list[Completion]] = BatchWorker(
-            self._process, lambda waiting: [range(len(waiting))], name=f"picker {name}"
+            self.complete_many, lambda waiting: [range(len(waiting))], name=f"picker {name}"
         )
-
-    @property
-    def model(self) -> nn.Module:
-        """What is trained; PolicyError before `fit`."""
-        return self._made().module  # type: ignore[return-value]
 
     @property
     def fitted(self) -> bool:
         """Whether there is a network: of a picker that starts from nothing, after `fit`."""
-        return self._function.module is not None
+        return hasattr(self._function, "module")
+
+    @property
+    def model(self) -> nn.Module:
+        """What is trained; PolicyError before `fit`."""
+        return self._made().module
 
     @property
     def closed(self) -> bool:
@@ -105,7 +100,8 @@ class Picker:
 
     def fit(self, choices: Sequence[Choice]) -> None:
         """Make the network of a picker that starts from nothing: its vocabulary, or the scale of its features."""
-        self._function.fit(choices)
+        if not self.fitted:
+            self._function.fit(choices)
 
     def q(self, choices: Sequence[Choice], twin: bool = False, at: Sequence[int] | None = None) -> list[Tensor]:
         """Values with gradients: (n_candidates,) float32 a choice, or (2, n_candidates) with ``twin``.
@@ -113,23 +109,26 @@ class Picker:
         Each of the two rows reads half of the network's last layer; their mean is what is returned without ``twin``.
         With ``at``, a place for each choice, only the value of the candidate there: (1,) or (2, 1).
         """
-        return self._made().q(choices, twin, at)
+        starts = accumulate([0, *(len(choice.candidates) for choice in choices)])
+        only = None if at is None else [start + i for start, i in zip(starts, at, strict=False)]
+        values = self._made().q(choices, only)
+        return _split(values if twin else values.mean(0), choices if at is None else None)
 
     def score(self, choices: Sequence[Choice]) -> list[Tensor]:
         """Values without gradients, in evaluation mode: (n_candidates,) float32 on the CPU a choice."""
-        module = self._function.module
-        if module is None:
+        if not self.fitted:
             return [torch.zeros(len(choice.candidates)) for choice in choices]
         with self._lock, torch.no_grad():
-            training = module.training
-            module.eval()
+            training = self.model.training
+            self.model.eval()
             try:
-                return self._function.score(choices)
+                return _split(self._function.q(choices, kept=True).mean(0).cpu(), choices)
             finally:
-                module.train(training)
+                self.model.train(training)
 
     async def complete(self, request: Request) -> list[Completion]:
         """Choose once a seed, together with whatever else is waiting."""
+        self._choice(request)
         return await asyncio.wrap_future(self._worker.submit([request])[0])
 
     def complete_many(self, requests: Sequence[Request]) -> list[list[Completion]]:
@@ -141,19 +140,19 @@ class Picker:
     def renew(self, digest: str) -> None:
         """The weights have changed, and this names them now: nothing that was computed with the others is kept."""
         self.digest = digest
-        self._function.renew()
+        if self.fitted:
+            self._function.renew()
 
     def clone(self) -> Picker:
         """A picker of its own with equal weights: a target network, say."""
-        function = deepcopy(self._function)
-        function.renew()
-        return Picker(self.settings, function, self.name, self.digest)
+        copy = Picker(self.settings, deepcopy(self._function), self.name, self.digest)
+        copy.renew(self.digest)
+        return copy
 
     def save(self, directory: Path) -> None:
         """Write what `open_picker` opens; an encoder's folders ``state`` and ``action`` are sentence-transformers'."""
-        function = self._made()
         directory.mkdir(parents=True, exist_ok=True)
-        own = function.save(directory)
+        own = self._made().save(directory)
         record = {"kind": self.settings.kind, "settings": self.settings.architecture(), **own}
         write_atomically(directory / RECORD, json.dumps(record, indent=1) + "\n")
 
@@ -168,12 +167,9 @@ class Picker:
         return self  # programs are deep-copied by DSPy's optimizers; the model behind them is one
 
     def _made(self) -> QFunction:
-        if self._function.module is None:
+        if not self.fitted:
             raise PolicyError(f"the picker {self.name} has no network yet; call fit with some choices first")
         return self._function
-
-    def _process(self, requests: Sequence[Request]) -> list[list[Completion] | Exception]:
-        return list(self.complete_many(requests))
 
     def _choice(self, request: Request) -> Choice:
         if request.choice is None:
@@ -181,53 +177,53 @@ class Picker:
                 f"the picker {self.name} was asked for a text, and it can only choose among the candidates of a "
                 "leret.Pick; name a policy that writes for this predictor"
             )
-        if not request.choice.candidates or not request.seeds:
-            raise PolicyError(
-                f"the picker {self.name} was asked for {len(request.seeds)} of {len(request.choice.candidates)} "
-                "candidates; ask for one of one at least"
-            )
         return request.choice
 
     def _completions(self, request: Request, choice: Choice, values: Tensor) -> list[Completion]:
         if request.temperature == 0 and self.settings.beam > 1:
-            best = plan(self.score, choice, self.settings.budget - len(choice.picked), self.settings.beam)[0].picked[0]
-            places, logprobs = np.full(len(request.seeds), choice.candidates.index(best)), np.zeros(len(request.seeds))
+            n_picks = self.settings.budget - len(choice.picked)
+            best = plan(self.score, choice, n_picks, self.settings.beam)[0].picked[0]
+            drawn = [(choice.candidates.index(best), 0.0)] * len(request.seeds)
         else:
-            top_k = self.settings.top_k or len(values)
-            places, logprobs = draw(values.numpy(), request.seeds, request.temperature, top_k, request.top_p)
+            drawn = draw(values, request.seeds, request.temperature, self.settings.top_k, request.top_p)
         return [
             Completion(choice.candidates[i].id, "stop", 0, 0, logprobs=(logprob,), value=float(values[i]))
-            for i, logprob in zip(places.tolist(), logprobs.tolist(), strict=True)
+            for i, logprob in drawn
         ]
 
 
+def _split(values: Tensor, choices: Sequence[Choice] | None) -> list[Tensor]:
+    return list(values.split(1 if choices is None else [len(choice.candidates) for choice in choices], dim=-1))
+
+
 def draw(
-    values: NDArray[np.float32], seeds: Sequence[int], temperature: float, top_k: int, top_p: float = 1.0
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """One candidate a seed, as `leret.policies.local.sampling.choose` draws tokens.
+    q: Tensor, seeds: Sequence[int], temperature: float, top_k: int | None = None, top_p: float = 1.0
+) -> list[tuple[int, float]]:
+    """One candidate a seed, by the race of `leret.policies.local.sampling`.
 
     Args:
-        values: (n_candidates,).
+        q: values (n_candidates,).
         seeds: of the draws, 63 bits.
         temperature: 0 takes the greatest value, the first of equal ones.
         top_k: of the greatest values are drawn from.
         top_p: of what is left, the smallest set of the likeliest with this mass.
 
     Returns:
-        Places (n_seeds,), and the natural logarithms of the probabilities that they were drawn with (n_seeds,).
+        Of each draw the place, and the natural logarithm of the probability that it was drawn with.
     """
+    values = q.double().numpy()
     if temperature == 0:
-        return np.full(len(seeds), int(values.argmax())), np.zeros(len(seeds))
-    weights = np.exp((values.astype(np.float64) - values.max()) / temperature)
-    if top_k < len(values) or top_p < 1:
+        return [(int(values.argmax()), 0.0)] * len(seeds)
+    weights = np.exp((values - values.max()) / temperature)
+    if top_k is not None or top_p < 1:
         order = np.argsort(-values, kind="stable")
-        weights[order[top_k:]] = 0
+        weights[order[top_k or len(order) :]] = 0
         likeliest = weights[order] / weights.sum()
         weights[order[likeliest.cumsum() - likeliest >= top_p]] = 0
     weights /= weights.sum()
     noise = exponentials(step_keys(seeds, 1)[:, 0], len(values)).numpy()
     places = (weights / noise).argmax(axis=1)
-    return places, np.log(weights[places])
+    return list(zip(places.tolist(), np.log(weights[places]).tolist(), strict=True))
 
 
 def open_picker(settings: PickerSettings) -> Picker:

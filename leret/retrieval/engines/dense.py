@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -66,40 +66,42 @@ class Dense:
 
 @dataclass(frozen=True)
 class DenseIndex(IndexEngine):
-    """Builds and opens dense indexes; `DenseIndex.of` finds the model of a recipe.
+    """Builds and opens dense indexes; `DenseIndex.of` finds the models of a recipe.
 
     Attributes:
-        model: its directory.
-        content: digest of the model.
+        models: directories of ``model`` and, where there is one, ``query_model``.
+        contents: digests of the models.
     """
 
     settings: DenseSettings
-    model: Path
-    content: str
+    models: Mapping[str, Path]
+    contents: Mapping[str, str]
     kind: ClassVar[str] = "dense"
     resumable: ClassVar[bool] = True
 
     @classmethod
     def of(cls, settings: DenseSettings) -> Self:
-        model = find_model(settings.model, "retriever.model")
-        return cls(settings, model, model_digest(model))
+        names = {"model": settings.model, "query_model": settings.query_model}
+        models = {key: find_model(name, f"retriever.{key}") for key, name in names.items() if name is not None}
+        return cls(settings, models, {key: model_digest(model) for key, model in models.items()})
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
-        values, model = dict(manifest.settings), Path(manifest.places["model"])
-        content = values.pop("model")
-        require_model(model, content, directory)
-        return cls(DenseSettings(model=str(model), **values), model, content)
+        values, models = dict(manifest.settings), {key: Path(place) for key, place in manifest.places.items()}
+        contents = {key: values.pop(key) for key in models}
+        for key, model in models.items():
+            require_model(model, contents[key], directory)
+        return cls(DenseSettings(**manifest.places, **values), models, contents)
 
     @property
     def packages(self) -> tuple[str, ...]:
         return ("sentence-transformers", STORES[self.settings.store].package)
 
     def ranking_keys(self) -> dict[str, Any]:
-        return {"model": self.content, **self.settings.ranking_keys()}
+        return {**self.contents, **self.settings.ranking_keys()}
 
     def external_paths(self) -> dict[str, str]:
-        return {"model": str(self.model)}
+        return {key: str(model) for key, model in self.models.items()}
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         if not len(corpus):
@@ -118,7 +120,7 @@ class DenseIndex(IndexEngine):
         store = STORES[self.settings.store].open(directory, self.settings)
         if len(store) != len(documents):
             raise RetrievalError(f"{directory}: {len(store)} vectors, and {len(documents)} documents; build it again")
-        encoder = Encoder(self.model, self.settings)
+        encoder = Encoder(self.models.get("query_model", self.models["model"]), self.settings)
         return Dense(documents, store, encoder, self.settings.query_prefix, self.digest(documents.digest))
 
     def _encode(self, corpus: Documents, folder: Path, progress: Progress) -> list[Path]:
@@ -131,7 +133,7 @@ class DenseIndex(IndexEngine):
         progress.start("encode documents", len(ids))
         progress.advance(min(len(ids), _SHARD * (len(paths) - len(missing))))
         # sorted by length inside, so not one batch at a time
-        encoder, at_once = Encoder(self.model, self.settings), 8 * self.settings.batch_size
+        encoder, at_once = Encoder(self.models["model"], self.settings), 8 * self.settings.batch_size
         for i in sorted(missing):
             rows = []
             part = ids[i * _SHARD : (i + 1) * _SHARD]

@@ -38,8 +38,8 @@ def test_beam_1_is_the_greedy_order(picker) -> None:
 
 def test_a_beam_embeds_each_candidate_once(picker, monkeypatch: pytest.MonkeyPatch) -> None:
     one, read = shaken(picker()), []
-    own = one._function._read_action
-    monkeypatch.setattr(one._function, "_read_action", lambda texts: read.extend(texts) or own(texts))
+    own = one._function._embed_actions._embed
+    monkeypatch.setattr(one._function._embed_actions, "_embed", lambda ids: read.extend(ids) or own(ids))
     plan(one.score, story(), 4, 3)
     assert len(read) == 6
 

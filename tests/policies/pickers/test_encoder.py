@@ -1,17 +1,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from leret.core.types import Candidate, Choice
+from leret.config.policy import EncoderSettings
+from leret.config.retriever import DenseSettings
+from leret.core.errors import PolicyError
+from leret.core.types import Candidate, Choice, Document
+from leret.datasets.corpus import Corpus
+from leret.policies.load import make_policy
 from leret.policies.pickers import encoder as encoders
-from leret.policies.pickers.encoder import EmbeddingCache
-from leret.policies.pickers.positions import relative_positions, rotated_products
+from leret.policies.pickers.encoder import positions_of, rotated_products
+from leret.retrieval.load import load_retriever, open_index
 from tests.policies.pickers.stories import STORY, shaken, story
+from tests.retrieval.small import minilm
 
 
 def turned(vector: np.ndarray, position: float) -> np.ndarray:
@@ -33,11 +40,21 @@ def test_products_are_those_of_turned_vectors() -> None:
     np.testing.assert_allclose(found.mean(0), expected, atol=1e-6)
 
 
+def placed(places: Sequence[float | None], picked: Sequence[float | None]) -> Choice:
+    candidates, before = ([Candidate(f"{i}", "", "", i) for i in own] for own in (places, picked))
+    return Choice("pick", {}, candidates, tuple(before))
+
+
 def test_relative_positions_are_places_between_picked_chunks() -> None:
-    places = np.array([0, 2, 3, 5, 6, 9, np.nan])
-    expected = [9 * 1 / 5, 9 * 3 / 5, 9 * 4 / 5, 10 + 9 * 1 / 3, 10 + 9 * 2 / 3, 20 + 9 * 2 / 3, 0]
-    np.testing.assert_allclose(relative_positions(places, np.array([7.0, 4.0])), expected, atol=1e-5)
-    np.testing.assert_allclose(relative_positions(np.arange(3.0), np.array([])), [2.25, 4.5, 6.75])
+    choices = [
+        placed([0, 2, 3, 5, 6, 9, None], [7, 4]),
+        placed([2, 1, 0], []),
+        placed([None], [None]),
+        placed([0], [3]),
+    ]
+    first = [9 * 1 / 5, 9 * 3 / 5, 9 * 4 / 5, 10 + 9 * 1 / 3, 10 + 9 * 2 / 3, 20 + 9 * 2 / 3, 0]
+    np.testing.assert_allclose(positions_of(choices, "relative"), [*first, 6.75, 4.5, 2.25, 0, 2.25], atol=1e-5)
+    np.testing.assert_allclose(positions_of(choices, "absolute"), [0, 2, 3, 5, 6, 9, 0, 2, 1, 0, 0, 0])
 
 
 @pytest.mark.parametrize(
@@ -71,16 +88,18 @@ def test_prefixes_and_titles_are_part_of_the_texts(picker) -> None:
     function = picker(query_prefix="query: ", document_prefix="passage: ")._function
     assert function._state(story(question="q"), "|") == "query: q"
     titled = [Candidate("a", "It is old.", "Rome"), *story(stop=True).candidates[-2:]]
-    assert function._actions(titled) == ["passage: Rome. It is old.", f"passage: {STORY[5]}", "passage: [stop]"]
+    assert function._actions([Choice("pick", {}, titled)]) == [
+        "passage: Rome. It is old.",
+        f"passage: {STORY[5]}",
+        "passage: [stop]",
+    ]
 
 
 def test_a_text_is_embedded_once_until_the_weights_change(picker, monkeypatch: pytest.MonkeyPatch) -> None:
     one, read = shaken(picker()), []
-    monkeypatch.setattr(
-        one._function,
-        "_read_action",
-        lambda texts, own=one._function._read_action: read.append(len(texts)) or own(texts),
-    )
+    embed = one._function._embed_actions
+    own = embed._embed
+    monkeypatch.setattr(embed, "_embed", lambda ids: read.append(len(ids)) or own(ids))
     before = one.score([story(), story([2])])
     one.score([story([2, 3], stop=True)])
     assert read == [6, 1]
@@ -89,17 +108,45 @@ def test_a_text_is_embedded_once_until_the_weights_change(picker, monkeypatch: p
     assert read == [6, 1, 6]
 
 
-def test_the_cache_of_embeddings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    cache = EmbeddingCache(lambda texts: asked.extend(texts) or torch.tensor([[float(len(text))] for text in texts]))
-    cache.rows([["a", "bb"], ["bb", "ccc"]])
-    monkeypatch.setattr(encoders, "_CACHE_BYTES", 8)
-    [rows] = cache.rows([["ccc", "dddd"]])
-    assert asked == ["a", "bb", "ccc", "ccc", "dddd"]
-    assert cache.embeddings[rows].flatten().tolist() == [3.0, 4.0]
+def test_the_embeddings_that_are_kept_are_bounded(picker, monkeypatch: pytest.MonkeyPatch) -> None:
+    embed = shaken(picker())._function._embed_actions
+    with torch.no_grad():
+        first, _ = embed(["a", "Mary", "the milk"], kept=True)
+        assert embed(["Mary"], kept=True)[0] is first
+        monkeypatch.setattr(encoders, "_CACHE_BYTES", 8)
+        monkeypatch.setattr(encoders, "_CACHE_TEXTS", 2)
+        found, rows = embed(["the milk", "Mary", "the milk"], kept=True)
+    assert rows.tolist() == [0, 1, 0]
+    torch.testing.assert_close(found, first[[2, 1]])
 
 
 def test_a_long_list_equals_the_same_candidates_in_parts(picker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoders, "_ROWS", 4)
+    monkeypatch.setattr(encoders, "_CHUNK_ROWS", 4)
+    monkeypatch.setattr(encoders, "_CHUNK_TEXTS", 4)
     one = shaken(picker())
     torch.testing.assert_close(one.score([story(), story([2])]), [q.detach() for q in one.q([story(), story([2])])])
+
+
+@pytest.mark.parametrize("pretrained", [False, True], ids=["from nothing", "MiniLM"])
+def test_a_saved_encoder_searches_as_it_picks(picker, tmp_path: Path, pretrained: bool) -> None:
+    pytest.importorskip("faiss", reason="faiss is not installed")
+    shaken(one := picker(positions="none", **({"model": str(minilm())} if pretrained else {}))).save(tmp_path / "p")
+    choice = story()
+    corpus = Corpus(Document(candidate.id, "Mary", candidate.text) for candidate in choice.candidates)
+    titled = Choice("pick", choice.context, [candidate._replace(title="Mary") for candidate in choice.candidates])
+    models = {"model": str(tmp_path / "p" / "action"), "query_model": str(tmp_path / "p" / "state")}
+    load_retriever(DenseSettings(**models, normalize=False, index=str(tmp_path / "index")), corpus, tmp_path)
+    [ranking] = open_index(tmp_path / "index").search([choice.context["question"]], 6)
+    values = one.score([titled])[0] * math.sqrt(one.model["state"].get_embedding_dimension())
+    assert {passage.doc_id: passage.score for passage in ranking} == pytest.approx(
+        {str(i): value for i, value in enumerate(values.tolist())}, abs=1e-4
+    )
+
+
+def test_an_encoder_starts_from_a_model_without_its_last_normalization(picker) -> None:
+    one = picker(positions="none", model=str(minilm()))
+    assert one.fitted
+    assert [type(part).__name__ for part in one.model["state"]] == ["Transformer", "Pooling"]
+    assert one.digest != make_policy(EncoderSettings(model=str(minilm()), query_prefix="query: ")).digest
+    with pytest.raises(PolicyError, match="no model directory nowhere"):
+        make_policy(EncoderSettings(model="nowhere"))

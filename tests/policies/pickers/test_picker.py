@@ -10,32 +10,32 @@ import torch
 from leret.config.policy import EncoderSettings, FeaturesSettings, PolicySettings
 from leret.core.errors import PolicyError
 from leret.policies.base import Request
-from leret.policies.load import make_policy
+from leret.policies.load import make_policy, shared_policy
 from leret.policies.pickers.picker import draw
 from tests.policies.pickers.stories import numbers, request, shaken, story
 
 KINDS = ("features", "encoder")
-VALUES = np.array([0.1, 0.5, 0.5, -0.2], np.float32)
+VALUES = torch.tensor([0.1, 0.5, 0.5, -0.2])
 
 
 def test_temperature_0_takes_the_first_of_the_best() -> None:
-    places, logprobs = draw(VALUES, [1, 2], 0.0, 4)
-    assert (places.tolist(), logprobs.tolist()) == ([1, 1], [0, 0])
+    assert draw(VALUES, [1, 2], 0.0) == [(1, 0.0), (1, 0.0)]
 
 
 @pytest.mark.parametrize(
     ("top_k", "top_p", "probabilities"),
     [
-        (4, 1.0, [0.2117, 0.3158, 0.3158, 0.1568]),
+        (None, 1.0, [0.2117, 0.3158, 0.3158, 0.1568]),
         (2, 1.0, [0, 0.5, 0.5, 0]),
         (9, 0.5, [0, 0.5, 0.5, 0]),
         (3, 0.3, [0, 1, 0, 0]),
     ],
 )
-def test_draws_follow_softmax_of_the_values(top_k: int, top_p: float, probabilities: list[float]) -> None:
-    places, logprobs = draw(VALUES, range(20_000), 1.0, top_k, top_p)
+def test_draws_follow_softmax_of_the_values(top_k: int | None, top_p: float, probabilities: list[float]) -> None:
+    drawn = np.array(draw(VALUES, range(20_000), 1.0, top_k, top_p))
+    places = drawn[:, 0].astype(int)
     np.testing.assert_allclose(np.bincount(places, minlength=4) / 20_000, probabilities, atol=0.011)
-    np.testing.assert_allclose(np.exp(logprobs), np.array(probabilities)[places], atol=1e-3)
+    np.testing.assert_allclose(np.exp(drawn[:, 1]), np.array(probabilities)[places], atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,6 +75,14 @@ def test_values_for_updates_are_those_that_were_drawn_from(picker, kind: str) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("twin", [False, True])
+def test_values_at_some_places_are_those_of_all(picker, kind: str, twin: bool) -> None:
+    one, choices = shaken(picker(kind)), [story(), story([2]), story([2, 0], stop=True)]
+    for whole, own, place in zip(one.q(choices, twin), one.q(choices, twin, at=[5, 0, 4]), [5, 0, 4], strict=True):
+        torch.testing.assert_close(own, whole[..., place : place + 1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_weight_has_a_gradient(picker, kind: str) -> None:
     one = shaken(picker(kind))
     torch.cat(one.q([story(), story([2])])).square().sum().backward()
@@ -97,6 +105,15 @@ def test_a_saved_picker_gives_the_same_values(picker, kind: str, tmp_path: Path)
     assert (
         again.digest != make_policy(PolicySettings.model_validate({"kind": kind, "model": str(tmp_path / "q")})).digest
     )
+
+
+def test_a_picker_that_was_trained_on_is_loaded_again(picker, tmp_path: Path) -> None:
+    one, settings = shaken(picker("features")), FeaturesSettings(model=str(tmp_path))
+    one.save(tmp_path)
+    shared = shared_policy(settings)
+    assert shared_policy(settings) is shared
+    shaken(one, 1).save(tmp_path)
+    assert shared_policy(settings).digest != shared.digest
 
 
 @pytest.mark.parametrize("kind", KINDS)
