@@ -156,7 +156,7 @@ def policy_for(policy: Policy, predictor: str) -> Policy:
 
 def open_policies(by_predictor: Mapping[str, PolicySettings], make: Callable[[PolicySettings], Policy]) -> Policy:
     """The policies that settings by predictor name, equal ones opened once."""
-    opened = {settings: make(settings) for settings in by_predictor.values()}
+    opened = {settings: make(settings) for settings in dict.fromkeys(by_predictor.values())}
     return together({predictor: opened[settings] for predictor, settings in by_predictor.items()})
 
 

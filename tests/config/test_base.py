@@ -31,6 +31,7 @@ class Recipe(Settings):
     engine: Annotated[Words | Vectors | Both, Field(discriminator="kind")]
     program: Annotated[str, RecipePath("program", member=True)] = "p.py:P"
     demos: dict[str, Annotated[str, RecipePath("prompt")]] = Field(default_factory=dict)
+    others: dict[str, Words] = Field(default_factory=dict)
     log: Annotated[Words | None, Free()] = None
 
 
@@ -41,7 +42,7 @@ RECIPE = Recipe.model_validate(
 
 def test_a_key_is_free_where_it_decides_under_no_kind() -> None:
     assert free_keys(Vectors) == {"k1"}
-    assert free_keys(Recipe) == {"engine.batch", "engine.engines.batch", "log"}
+    assert free_keys(Recipe) == {"engine.batch", "engine.engines.batch", "others.*.batch", "log"}
 
 
 def test_paths_change_in_place_and_nothing_else_does() -> None:

@@ -61,5 +61,6 @@ def test_free_keys_may_change(tmp_path):
     old = {"policy": {"model": "a", "lora": {"r": 1}}, "engines": [{"url": "x"}]}
     new = {"policy": {"model": "a", "lora": None}, "engines": [{"url": "y"}]}
     check_resumable(tmp_path, old, new, ["policy.lora", "engines.url"])
+    check_resumable(tmp_path, {"of": {"a.b": {"url": "x"}}}, {"of": {"a.b": {"url": "y"}}}, ["of.*.url"])
     with pytest.raises(RunError, match=r"policy\.lora\.r: 1 in the run, None"):
         check_resumable(tmp_path, old, new, ["engines.url"])

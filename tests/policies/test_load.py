@@ -9,10 +9,19 @@ from typing import Any, Literal
 import pytest
 from aiohttp import web
 
-from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings
+from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings, by_predictor
 from leret.core.errors import PolicyError
 from leret.policies import load
-from leret.policies.load import POLICIES, PolicyKind, make_policy, policy_state, probe, shared_policy
+from leret.policies.base import Completion, Policy, Request
+from leret.policies.load import (
+    POLICIES,
+    PolicyKind,
+    make_policy,
+    open_policies,
+    policy_state,
+    probe,
+    shared_policy,
+)
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.remote import openai
 from tests.policies.servers import ChatServer, completion, probed
@@ -41,6 +50,52 @@ def test_equal_settings_share_a_policy_until_it_is_closed(llama_dir: Path) -> No
     assert shared_policy(settings.model_copy(update={"temperature": 0.3})) is one
     one.close()
     assert shared_policy(settings) is not one
+
+
+class Named:
+    """Answers with its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.digest, self.n_closed = name, f"{name}-digest", 0
+
+    async def complete(self, request: Request) -> list[Completion]:
+        return [Completion(self.name, "stop", 0, 0) for _ in request.seeds]
+
+    async def aclose(self) -> None:
+        self.n_closed += 1
+
+
+def test_the_policy_of_a_predictor_answers_it_and_equal_settings_are_opened_once() -> None:
+    first, other = LocalPolicySettings(model="a"), LocalPolicySettings(model="b")
+    opened: list[Named] = []
+
+    def make(settings: PolicySettings) -> Policy:
+        opened.append(Named(settings.model))
+        return opened[-1]
+
+    policy = open_policies({"": first, "answer": other, "plan": other}, make)
+    assert [one.name for one in opened] == ["a", "b"]
+    for predictor, expected in (("answer", "b"), ("plan", "b"), ("write", "a"), ("", "a")):
+        [made] = asyncio.run(policy.complete(Request((), (0,), 0.0, 8, predictor=predictor)))
+        assert made.text == expected
+    asyncio.run(policy.aclose())
+    assert [one.n_closed for one in opened] == [1, 1]
+    assert policy.digest == open_policies({"plan": other, "answer": other, "": first}, make).digest
+    assert policy.digest != open_policies({"": first, "answer": other}, make).digest
+    assert open_policies({"": first}, make).digest == "a-digest"  # alone, it is itself
+
+
+@pytest.mark.parametrize(
+    ("others", "predictors", "expected"),
+    [
+        ({}, ("a",), {"": "new"}),
+        ({"a": "own"}, ("a",), {"": "first", "a": "new"}),
+        ({"a": "own"}, None, {"": "new", "a": "own"}),
+        ({"a": "own"}, ("b",), {"": "first", "a": "own", "b": "new"}),
+    ],
+)
+def test_a_trained_policy_takes_the_place_of_its_predictors(others: Any, predictors: Any, expected: Any) -> None:
+    assert by_predictor("first", others, "new", predictors) == expected
 
 
 def test_weights_that_were_replaced_are_loaded(llama_dir: Path, tmp_path: Path) -> None:

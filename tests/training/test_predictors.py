@@ -18,7 +18,9 @@ from leret.training.algorithms.kto import KTORecipe
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.model import find_initial
+from leret.training.picking.recipe import PickRecipe
 from leret.training.stage import make_job, train
+from tests.training.picking import stories
 
 PROGRAM = """
 import dspy
@@ -94,18 +96,39 @@ def test_the_reference_answer_is_the_target_where_a_predictor_writes_it(sampled)
         make_job(SFTRecipe(targets="answer", field="story"), run)
 
 
-def several(directory, name="answer", **policy):
-    """The recipe of `Answering`, one of whose predictors has a policy of its own."""
-    (directory / "program.py").write_text(PROGRAM)
-    program = {"path": f"{directory}/program.py:Answering", "adapter": {"kind": "compact"}}
-    sampling = RECIPE["sampling"] | {"credit": "final"}
-    policies = {name: {"model": "agent", "temperature": 0.0, "max_tokens": 6} | policy}
-    return SamplingRecipe.model_validate({**RECIPE, "program": program, "sampling": sampling, "policies": policies})
+MIXED = """
+import dspy
+import leret
+
+class Mixed(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.write = dspy.Predict("question -> query")
+        self.search = leret.Search(k=3)
+        self.pick = leret.Pick()
+
+    def forward(self, question):
+        found = self.search(self.write(question=question).query)
+        one = self.pick(found.ranking, question=question)
+        found = self.search(f"{question} {one.title}" if one else question, found)
+        return dspy.Prediction(doc_ids=found.doc_ids)
+"""
 
 
-def test_each_predictor_may_have_its_own_policy_from_sampling_to_the_loaded_program(tmp_path):
+def several(directory, program="Answering", credit="final", **policies):
+    """The recipe of a program, some predictors of which have policies of their own."""
+    (directory / "program.py").write_text(MIXED if program == "Mixed" else PROGRAM)
+    section = {"path": f"{directory}/program.py:{program}", "adapter": {"kind": "compact"}}
+    sampling = RECIPE["sampling"] | {"credit": credit}
+    return SamplingRecipe.model_validate({**RECIPE, "program": section, "sampling": sampling, "policies": policies})
+
+
+GREEDY = {"model": "agent", "temperature": 0.0, "max_tokens": 6}
+
+
+def test_each_predictor_may_have_its_own_policy(tmp_path):
     run = Run.create(tmp_path / "run")
-    sample(several(tmp_path), run)
+    sample(several(tmp_path, answer=GREEDY), run)
     with Store(run.store, read_only=True) as store:
         groups = {name: [g for g in store.groups() if g.state.predictor == name] for name in ("write", "answer")}
         [policy] = {group.policy_digest for group in store.groups()}
@@ -119,18 +142,35 @@ def test_each_predictor_may_have_its_own_policy_from_sampling_to_the_loaded_prog
         assert find_initial(run, "base", (name,)).directory == policy_directory(model).resolve()
     with pytest.raises(PolicyError, match="train them one by one"):
         make_job(IPORecipe(predictors=("write", "answer")), run)
-    train(IPORecipe(name="pairs", max_steps=1, per_device_train_batch_size=2), run)
-    report = evaluate(EvalRecipe(systems=("base", "pairs"), limit=2, resamples=20), run)
-    assert [row["system"] for row in report.summary["rows"]] == ["base", "pairs"]
-    program = leret.load(run.program)
-    assert [lm.model.rpartition("/")[2] for lm in (p.lm for p in program.predictors())] == ["pairs", "agent"]
+    with pytest.raises(TrainingError, match="pick trains a picker, and none answers"):
+        make_job(PickRecipe(), run)
 
 
 def test_a_policy_of_no_predictor_and_another_decoding_are_refused(tmp_path):
     run = Run.create(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"policies\.reply: .* it has write, answer"):
-        sample(several(tmp_path, "reply"), run)
-    sample(several(tmp_path), run)
-    assert sample(several(tmp_path, device="cpu"), run).new_samples == 0
+        sample(several(tmp_path, reply=GREEDY), run)
+    sample(several(tmp_path, answer=GREEDY), run)
+    assert sample(several(tmp_path, answer={**GREEDY, "device": "cpu"}), run).new_samples == 0
     with pytest.raises(RunError, match=r"policies\.answer\.max_tokens: 6 in the run, 7"):
-        sample(several(tmp_path, max_tokens=7), run)
+        sample(several(tmp_path, answer={**GREEDY, "max_tokens": 7}), run)
+
+
+def test_a_program_that_writes_and_picks_is_trained_part_by_part(tmp_path):
+    run, picker = Run.create(tmp_path / "run"), {"kind": "features", "features": f"{stories.__name__}:numbers"}
+    assert sample(several(tmp_path, "Mixed", "auto", pick=picker), run).policy == "demo, pick: features"
+    with Store(run.store, read_only=True) as store:
+        picks = [one for g in store.groups() if g.state.predictor == "pick" for one in g.samples]
+    assert {tuple(sorted(one.components)) for one in picks} == {("ap", "logp", "q", "recall")}
+    train(PickRecipe(name="picker", questions_per_round=4, max_steps=1, num_generations=2), run)
+    assert make_job(IPORecipe(), run).recipe.predictors == ("write",)
+    report = evaluate(EvalRecipe(systems=("base", "picker"), limit=2, resamples=20), run)
+    assert [row["system"] for row in report.summary["rows"]] == ["base", "picker"]
+    program, question = leret.load(run.program), "Where was the author of the novel The Restless Engine born?"
+    assert program.program.pick.actor.settings.model == str((run.policies / "picker").resolve())
+    assert program.predictors()[0].lm.model == "leret/demo"
+    program.save(tmp_path / "saved")
+    again = leret.load(tmp_path / "saved", retriever=program.program.search.retriever)
+    assert again.program.pick.actor.digest == program.program.pick.actor.digest
+    assert str(tmp_path / "saved/policies/picker-") in again.program.pick.actor.settings.model
+    assert again(question=question).doc_ids == program(question=question).doc_ids
