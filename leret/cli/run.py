@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -112,6 +112,48 @@ def evaluate(
     with shown() as progress:
         report = stage(settings, opened, progress=progress)
     show(report, by_hop=all_)
+
+
+def answer(
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="An eval_seed*.jsonl, or a directory: all below it.")],
+    policy: Annotated[
+        str,
+        typer.Option(help="The reader: a model, or settings as in a recipe, {kind: openai, urls: [...], model: M}."),
+    ],
+    task: Annotated[
+        str | None, typer.Option(help="Whose prompt: qa1 ... qa5, questions.", show_default="by the ids")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = 32,
+    as_json: AsJson = False,
+) -> None:
+    """Let a reader LM answer from what was picked, by the logs that `leret eval` writes; EM and F1."""
+    import asyncio
+
+    from leret.config.load import flag_recipe
+    from leret.core.yaml import parse
+    from leret.evaluation.answers import answer as stage
+    from leret.evaluation.answers import logs
+    from leret.policies.load import make_policy, probe
+    from leret.policies.reader import ReaderLM
+
+    value = parse(policy, "--policy").value if policy.lstrip().startswith("{") else {"model": policy}
+    settings = flag_recipe({"data": {"kind": "world"}, "policy": value}, {"policy": "--policy"}).policy
+    files = logs(log)
+
+    async def all_of_them() -> list[dict[str, Any]]:
+        await probe(settings)
+        opened = make_policy(settings)
+        try:
+            with shown() as progress:
+                return [await stage(file, ReaderLM(opened, task, max_tokens), progress) for file in files]
+        finally:
+            await opened.aclose()
+
+    found = asyncio.run(all_of_them())
+    columns = ("log", "n", "answer EM", "answer F1", "fact EM", "fact F1")
+    names = ("answer_em", "answer_f1", "em", "f1")
+    rows = [(r["log"], str(r["n"]), *("-" if r[n] is None else f"{r[n]:.3f}" for n in names)) for r in found]
+    console.table(columns, rows, values={"logs": found})
 
 
 def show(report: EvalReport, by_hop: bool = False) -> None:

@@ -145,8 +145,8 @@ def best_step(log: Log, measure: str = "recall") -> int | None:
 
 def _check(rule: Rule, log: Log) -> str | None:
     key = next((key for key in rule.keys if log[-1].get(key) is not None), None)
-    if key is None or (key == "entropy" and not any(name in log[-1] for name in _REWARDS)):
-        return None  # imitating lowers the entropy, as it should
+    if key is None or (key == "entropy" and ("alpha" in log[-1] or not any(name in log[-1] for name in _REWARDS))):
+        return None  # imitating lowers the entropy, as it should, and so does a falling temperature
     last, first = (
         [float(entry[key]) for entry in islice((e for e in entries if e.get(key) is not None), ROW)]
         for entries in (reversed(log), log)

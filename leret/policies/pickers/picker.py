@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Sequence
 from copy import deepcopy
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +31,9 @@ from leret.rewards.functions import source_digest
 
 RECORD = "picker.json"
 """In a picker's directory: its kind and settings."""
+
+_AT_ONCE = 2**16
+"""Candidates scored at once, whatever is asked for together."""
 
 
 class QFunction(Protocol):
@@ -122,7 +125,11 @@ class Picker:
             training = self.model.training
             self.model.eval()
             try:
-                return _split(self._function.q(choices, kept=True).mean(0).cpu(), choices)
+                sizes, found = accumulate(len(choice.candidates) for choice in choices), list[Tensor]()
+                for _, group in groupby(zip(sizes, choices, strict=True), lambda one: one[0] // _AT_ONCE):
+                    part = [choice for _, choice in group]
+                    found += _split(self._function.q(part, kept=True).mean(0).cpu(), part)
+                return found
             finally:
                 self.model.train(training)
 

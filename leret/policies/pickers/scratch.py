@@ -24,9 +24,7 @@ def scratch_encoder(texts: Iterable[str], settings: EncoderSettings, seed: int) 
     A word that stands only once in them is unknown, and so are those beyond the ``vocab_size`` commonest.
     """
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.base.modules.dense import Dense
-    from sentence_transformers.base.modules.transformer import Transformer
-    from sentence_transformers.sentence_transformer.modules import Pooling
+    from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
     from transformers import DistilBertConfig, DistilBertModel
     from transformers.utils import logging
 

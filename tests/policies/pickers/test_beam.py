@@ -44,10 +44,13 @@ def test_a_beam_embeds_each_candidate_once(picker, monkeypatch: pytest.MonkeyPat
     assert len(read) == 6
 
 
-def test_a_path_ends_where_it_stops() -> None:
-    choice = story([0, 1, 2, 3, 4], stop=True)
-    paths = plan(lambda choices: [torch.tensor([0.1, 0.9][-len(one.candidates) :]) for one in choices], choice, 3, 2)
-    assert [[one.id for one in path.picked] for path in paths] == [["[stop]"], ["5", "[stop]"]]
+@pytest.mark.parametrize(("width", "found"), [(1, [["[stop]"]]), (2, [["[stop]"], ["5", "[stop]"]])])
+def test_a_path_ends_where_it_stops(width: int, found: list[list[str]]) -> None:
+    def score(choices):
+        return [torch.tensor([0.1, 0.9][-len(one.candidates) :]) for one in choices]
+
+    paths = plan(score, story([0, 1, 2, 3, 4], stop=True), 2, width)
+    assert [[one.id for one in path.picked] for path in paths] == found
 
 
 def test_a_greedy_picker_with_a_beam_plans_to_its_budget(picker) -> None:

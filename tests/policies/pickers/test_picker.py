@@ -11,6 +11,7 @@ from leret.config.policy import EncoderSettings, FeaturesSettings, PolicySetting
 from leret.core.errors import PolicyError
 from leret.policies.base import Request
 from leret.policies.load import make_policy, shared_policy
+from leret.policies.pickers import picker as pickers
 from leret.policies.pickers.picker import draw
 from tests.policies.pickers.stories import numbers, request, shaken, story
 
@@ -50,6 +51,14 @@ def test_a_draw_depends_on_its_seed_alone(picker, kind: str) -> None:
         return await asyncio.gather(*map(one.complete, requests))
 
     assert [[c.text for c in own] for own in asyncio.run(complete())] == [[c.text for c in own] for own in together]
+
+
+def test_values_do_not_change_with_what_is_scored_at_once(picker, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, choices = shaken(picker()), [story(), story([2]), story([4])]
+    together = one.score(choices)
+    monkeypatch.setattr(pickers, "_AT_ONCE", 10)
+    torch.testing.assert_close(one.score(choices), together)
+    assert one.score([]) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,107 @@
+"""A reader: a policy that answers a question from the texts that were picked for it.
+
+One user message holds the task's instruction, the texts as numbered facts, and the question; the answer is the first
+line of a greedy completion. `answer_em` makes it a reward: what a picker is worth to whoever reads its picks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from leret.config.policy import PolicySettings
+from leret.core.aio import submit
+from leret.core.errors import ConfigError
+from leret.core.types import Outcome, Task
+from leret.policies.base import Messages, Policy, Request
+from leret.policies.load import shared_policy
+from leret.rewards.answers import ANSWERS
+
+_PLACE = "Answer with one word, the name of the place."
+PROMPTS: Mapping[str, str] = {
+    "qa1": f"The facts tell who went where; later facts hold over earlier ones. {_PLACE}",
+    "qa2": f"The facts tell who went where, and who took or left which thing; a thing is where its bearer is. {_PLACE}",
+    "qa3": f"The facts tell who went where, and who took or left which thing, in the order of time. The question is "
+    f"where a thing was before it came to another place. {_PLACE}",
+    "qa4": f"The facts tell which place lies in which direction of which other place. {_PLACE}",
+    "qa5": "The facts tell who gave what to whom. Answer with one word, the name of a person or of a thing.",
+    "questions": "Answer from the passages, with a name, a date or a few words; with yes or no where that is asked.",
+}
+"""By task: those of bAbI, and any other question."""
+
+_ANSWERS_KEPT = 65_536
+_THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
+
+
+def task_of(id: str) -> str:
+    """The prompt for a question by its id: bAbI's readers name the task in it.
+
+    >>> task_of("qa2_two-supporting-facts_train-12"), task_of("qa3-test-1"), task_of("5a70f0e7")
+    ('qa2', 'qa3', 'questions')
+    """
+    found = re.match(r"qa[1-5](?=[-_])", id)
+    return found[0] if found else "questions"
+
+
+@dataclass(frozen=True)
+class ReaderLM:
+    """Answers by a policy; ``task`` is a key of `PROMPTS`, or None to tell it by the question's id."""
+
+    policy: Policy
+    task: str | None = None
+    max_tokens: int = 32
+
+    def __post_init__(self) -> None:
+        if self.task is not None and self.task not in PROMPTS:
+            raise ConfigError(f"task {self.task!r} has no prompt for a reader; available: {', '.join(PROMPTS)}")
+
+    def messages(self, id: str, question: str, texts: Sequence[str]) -> Messages:
+        """What is asked."""
+        facts = "\n".join(f"{place}. {text}" for place, text in enumerate(texts, 1))
+        asked = f"{PROMPTS[self.task or task_of(id)]}\n\n{facts}\n\nQuestion: {question}\nAnswer:"
+        return ({"role": "user", "content": asked},)
+
+    async def answer(self, id: str, question: str, texts: Sequence[str]) -> str:
+        """The answer's text; PolicyError where the policy gives none."""
+        request = Request(self.messages(id, question, texts), (0,), 0.0, self.max_tokens)
+        [completion] = await self.policy.complete(request)
+        lines = _THOUGHT.sub("", completion.text, count=1).strip().splitlines()
+        return lines[0].strip() if lines else ""
+
+
+def score(answer: str, references: Sequence[str], measure: str = "em") -> float:
+    """``em`` or ``f1`` of an answer with the best reference, normalised as in HotpotQA's script; 0 without any."""
+    return ANSWERS[measure](Outcome(Task("", {}, answers=tuple(references)), prediction=answer)) or 0.0
+
+
+def answer_em(
+    outcome: Outcome, policy: Mapping[str, Any], task: str | None = None, max_tokens: int = 32, measure: str = "em"
+) -> float | None:
+    """What a reader answers from what was retrieved, against the references.
+
+    It is 0 where the program goes on, or has found nothing; None where the task has no reference answer. ``policy`` are
+    the settings of a policy of any kind, as in a recipe.
+
+    Source: Q-RAG (arXiv 2511.07328), feedback by the answers of an LM.
+    """
+    if not outcome.task.answers:
+        return None
+    if outcome.prediction is None or not outcome.ranking:
+        return 0.0
+    texts = tuple(f"{p.title} | {p.text}" if p.title else p.text for p in outcome.ranking)
+    question = str(outcome.task.inputs.get("question", outcome.task.text))
+    of_reader = json.dumps(dict(policy), sort_keys=True), task, max_tokens
+    return score(_read(*of_reader, outcome.task.id, question, texts), outcome.task.answers, measure)
+
+
+answer_em.waits = True  # type: ignore[attr-defined]  # for the policy: it is asked in a thread
+
+
+@lru_cache(_ANSWERS_KEPT)
+def _read(policy: str, task: str | None, max_tokens: int, id: str, question: str, texts: tuple[str, ...]) -> str:
+    reader = ReaderLM(shared_policy(PolicySettings.model_validate(json.loads(policy))), task, max_tokens)
+    return submit(reader.answer(id, question, texts)).result()

@@ -1,0 +1,97 @@
+"""A reader answers from the logs of picks; what is answered is not asked again."""
+
+import asyncio
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from leret.cli.app import app
+from leret.core.errors import DataError, PolicyError
+from leret.core.progress import Silent
+from leret.evaluation.answers import answer, logs, read
+from leret.policies.base import Completion
+from leret.policies.reader import ReaderLM
+from tests.tiny import tiny_policy
+
+LINE = {"id": "a", "question": "Where is the milk?", "answer": "home", "support": ["0"], "texts": ["Mary went home."],
+        "picked": ["0"], "q_values": [1.0], "return": 1.0, "f1": 1.0, "em": 1.0, "gold_within": 1.0}  # fmt: skip
+LINES = [LINE, {**LINE, "id": "b", "question": "Where is John?", "answers": ["garden", "park"], "em": 0.0, "f1": 0.5}]
+
+
+class Knows:
+    """Answers home, or park where John is asked for; fails on a word."""
+
+    name = digest = "knows"
+
+    def __init__(self, fails_on="nothing"):
+        self.n, self.fails_on = 0, fails_on
+
+    async def complete(self, request):
+        self.n += 1
+        asked = request.messages[0]["content"]
+        if self.fails_on in asked:
+            raise PolicyError("down")
+        return [Completion("the park" if "John" in asked else "Home.", "stop", 1, 1)]
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "ns50" / "base" / "eval_seed0_ns50.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    return path
+
+
+def run(path, policy):
+    return asyncio.run(answer(path, ReaderLM(policy), Silent()))
+
+
+def test_answers_are_written_beside_the_log_and_scored_by_the_best_reference(log):
+    found = run(log, Knows())
+    assert (found["n"], found["answer_em"], found["answer_f1"], found["em"], found["f1"]) == (2, 1.0, 1.0, 0.5, 0.75)
+    assert found["em_ci"][0] <= 0.5 <= found["em_ci"][1]
+    written = read(log.with_name("eval_seed0_ns50.answers.jsonl"))
+    assert [line["prediction"] for line in written] == ["Home.", "the park"]
+    assert all(line.items() >= own.items() for line, own in zip(written, LINES, strict=True))
+
+
+def test_what_was_answered_is_not_asked_again_after_an_outage(log):
+    with pytest.raises(PolicyError):
+        run(log, Knows(fails_on="John"))
+    again = Knows()
+    assert run(log, again)["answer_em"] == 1.0
+    assert again.n == 1
+    last = Knows()
+    run(log, last)
+    assert last.n == 0
+
+
+def test_lines_without_a_reference_have_no_score(log):
+    log.write_text(json.dumps({**LINE, "answer": None}) + "\n")
+    found = run(log, Knows())
+    assert (found["answer_em"], found["answer_em_ci"], found["em"]) == (None, None, 1.0)
+
+
+def test_a_directory_stands_for_all_logs_below_it(log, tmp_path):
+    run(log, Knows())
+    assert logs(tmp_path) == [log] == logs(log)
+    with pytest.raises(DataError, match="no log of picks"):
+        logs(tmp_path / "none")
+
+
+@pytest.mark.parametrize(("text", "says"), [("{", ":1: no line of picks"), ('{"id": "a"}', ":1: 'answer' is missing")])
+def test_other_files_are_refused(tmp_path, text, says):
+    (tmp_path / "eval_seed0.jsonl").write_text(text)
+    with pytest.raises(DataError, match=says):
+        read(tmp_path / "eval_seed0.jsonl")
+
+
+def test_the_command_answers_with_a_model_of_this_process(log, tmp_path):
+    model = tiny_policy(tmp_path / "reader")
+    made = CliRunner().invoke(
+        app, ["answer", str(tmp_path / "ns50"), "--policy", str(model), "--max-tokens", "4", "--json"]
+    )
+    assert made.exit_code == 0, made.output
+    [found] = json.loads(made.stdout)["logs"]
+    assert (found["n"], found["log"]) == (2, str(log))

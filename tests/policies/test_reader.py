@@ -1,0 +1,83 @@
+"""A reader answers from texts, and its answers are a reward."""
+
+import asyncio
+
+import pytest
+
+from leret.config.sampling import RewardSettings
+from leret.core.errors import ConfigError, PolicyError
+from leret.core.types import Outcome, Passage, Task
+from leret.policies import reader
+from leret.policies.base import Completion
+from leret.policies.reader import PROMPTS, ReaderLM, answer_em, score
+from leret.rewards import reward
+
+TASK = Task("qa2-1", {"question": "Where is the milk?", "chunks": ["..."]}, ("1",), ("kitchen",))
+FOUND = (Passage("1", "", "Mary took the milk.", 1.0), Passage("2", "House", "Mary is in the kitchen.", 0.5))
+
+
+class Scripted:
+    """Answers with a text, and remembers what it was asked."""
+
+    name = digest = "scripted"
+
+    def __init__(self, text):
+        self.text, self.requests = text, []
+
+    async def complete(self, request):
+        self.requests.append(request)
+        if isinstance(self.text, Exception):
+            raise self.text
+        return [Completion(self.text, "stop", 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [(" The kitchen.\nBecause she went there.", "The kitchen."), ("<think>Mary\ntook it</think>\n\nkitchen", "kitchen"),
+     ("", "")],
+)  # fmt: skip
+def test_the_first_line_after_any_thought_is_the_answer(text, answer):
+    policy = Scripted(text)
+    assert asyncio.run(ReaderLM(policy).answer("qa2-1", "Where is the milk?", ["Mary took it.", "She left."])) == answer
+    [request] = policy.requests
+    asked = request.messages[0]["content"]
+    assert asked.startswith(PROMPTS["qa2"])
+    assert "1. Mary took it.\n2. She left.\n\nQuestion: Where is the milk?" in asked
+    assert (request.temperature, request.seeds) == (0.0, (0,))
+
+
+def test_an_unknown_task_is_refused_with_those_there_are():
+    with pytest.raises(ConfigError, match=r"'qa9'.*qa1, qa2"):
+        ReaderLM(Scripted(""), "qa9")
+
+
+def test_scores_are_normalised_and_the_best_reference_counts():
+    assert score("The Kitchen!", ["garden", "kitchen"]) == 1.0
+    assert score("in the kitchen", ["kitchen"], "f1") == pytest.approx(2 / 3)
+    assert score("kitchen", []) == 0.0
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    policy = Scripted("kitchen")
+    monkeypatch.setattr(reader, "shared_policy", lambda settings: policy)
+    reader._read.cache_clear()
+    return policy
+
+
+def test_answer_em_is_of_the_end_and_asks_once_for_the_same_texts(asked):
+    part = {"function": "leret.policies.reader:answer_em", "policy": {"model": "demo"}}
+    worth = reward(RewardSettings.model_validate({"parts": {"answer_em": part}}))
+    assert worth(Outcome(TASK, ranking=FOUND, prediction=None)) == 0.0
+    assert worth(Outcome(TASK, prediction={})) == 0.0
+    assert asked.requests == []
+    assert [worth(Outcome(TASK, ranking=FOUND, prediction={})) for _ in range(2)] == [1.0, 1.0]
+    assert "2. House | Mary is in the kitchen." in asked.requests[0].messages[0]["content"]
+    assert len(asked.requests) == 1
+    assert worth(Outcome(Task("q", TASK.inputs), ranking=FOUND, prediction={})) is None
+
+
+def test_an_outage_of_the_reader_is_no_reward(asked):
+    asked.text = PolicyError("the server is down")
+    with pytest.raises(PolicyError, match="down"):
+        answer_em(Outcome(TASK, ranking=FOUND, prediction={}), {"model": "demo"})
