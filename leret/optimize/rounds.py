@@ -145,6 +145,8 @@ def _training(recipe: TrainingRecipe, number: int, trainings: Sequence[TrainingR
 def _no_rounds(recipe: SamplingRecipe, rounds: int) -> Iterator[str]:
     if recipe.data.part is not None:
         yield f"data.part: {recipe.data.part} is of one round, and --rounds {rounds} makes parts itself; leave one out"
+    if recipe.policies:
+        yield "policies: a round hands on one policy, which answers all predictors; leave them, or --rounds, out"
     if not isinstance(recipe.policy, LocalPolicySettings | OpenAIPolicySettings):
         told = "does not take new weights from here; use local, or openai with a vLLM that you start"
         yield f"policy.kind: {recipe.policy.kind} {told}, or leave --rounds out"

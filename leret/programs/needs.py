@@ -21,7 +21,7 @@ PLAIN = (str, int, float, bool, type(None))
 """Values that are JSON as they are."""
 
 _encode = json_encoder(sort_keys=True)
-_as_text = json_encoder(sort_keys=True, ensure_ascii=False)
+_in_order = json_encoder(ensure_ascii=False)
 _CHOICE = dspy.Signature("candidates -> id")
 
 
@@ -82,9 +82,8 @@ class Candidates:
 
     @cached_property
     def text(self) -> str:
-        """All of them as JSON, without what only feature functions read."""
-        rows = ({"id": one.id, "title": one.title, "text": one.text} for one in self.items)
-        return _as_text([{name: value for name, value in row.items() if value} for row in rows])
+        """Their texts by id, as JSON."""
+        return _in_order({a.id: f"{a.title} | {a.text}" if a.title else a.text for a in self.items})
 
 
 @dataclass(eq=False, kw_only=True)
@@ -99,14 +98,19 @@ class ChoiceCall(PredictorCall):
     def choice(self) -> Choice:
         """As a picker is asked."""
         left: Sequence[Candidate] = self.candidates.items
-        if before := {one.id for one in self.picked}:
-            left = [one for one in left if one.id not in before]
+        if self.picked:
+            left = [one for one in left if one.id not in self.picked_ids]
         return Choice(self.predictor, self.inputs, (*left, STOP) if self.stop else left, self.picked)
+
+    @cached_property
+    def picked_ids(self) -> dict[str, None]:
+        """In the order of picking."""
+        return {one.id: None for one in self.picked}
 
     @property
     def is_open(self) -> bool:
         """Whether anything but stopping is left to choose."""
-        return len(self.candidates.items) > sum(one.id in self.candidates.by_id for one in self.picked)
+        return len(self.candidates.items) > sum(name in self.candidates.by_id for name in self.picked_ids)
 
     def chosen(self, text: str) -> Candidate:
         """What an answer names; AdapterParseError where that is nothing that may be picked."""
@@ -114,7 +118,7 @@ class ChoiceCall(PredictorCall):
         if name == STOP.id and self.stop:
             return STOP
         found = self.candidates.by_id.get(name)
-        if found is None or found in self.picked:
+        if found is None or name in self.picked_ids:
             raise AdapterParseError(
                 "Pick", _CHOICE, text, f"{name[:80]!r} is the id of no candidate of {self.predictor}"
             )
@@ -128,12 +132,12 @@ class ChoiceCall(PredictorCall):
     @cached_property
     def values(self) -> dict[str, Any]:
         """Context and ids; the candidates' texts stand in the message."""
-        return self.context | {"candidates": list(self.candidates.by_id), "picked": [one.id for one in self.picked]}
+        return self.context | {"candidates": list(self.candidates.by_id), "picked": list(self.picked_ids)}
 
     @property
     def messages(self) -> tuple[dict[str, str], ...]:
         """The question in words, for a policy that writes."""
-        asked = _as_text({**self.context, "picked": [one.id for one in self.picked]})
+        asked = _in_order({**self.context, "picked": list(self.picked_ids)})
         stop = f", or with {STOP.id} to pick no more" if self.stop else ""
         rest = f"Answer with the id of one of the candidates that are not picked yet{stop}."
         return ({"role": "user", "content": f'{asked[:-1]}, "candidates": {self.candidates.text}}}\n{rest}'},)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import dspy
 
@@ -13,22 +14,9 @@ from leret.core.errors import ProgramError
 from leret.core.types import STOP, Candidate, Passage
 from leret.policies.base import Policy, Request
 from leret.programs.needs import Candidates, ChoiceCall
-from leret.programs.search import Observer
 
 _MAX_TOKENS = 64
 """Of an answer that an LM writes: the id of a candidate."""
-
-
-class PickObserver(Observer, Protocol):
-    """Answers the picks of a program too."""
-
-    def candidates(self, name: str, source: Iterable[Any]) -> Candidates:
-        """Of the pick of that name."""
-        ...
-
-    def choose(self, pick: Pick, call: ChoiceCall) -> Candidate:
-        """The answer to a pick; `leret.core.types.STOP` to pick no more."""
-        ...
 
 
 class Pick(dspy.Module):
@@ -71,7 +59,7 @@ class Pick(dspy.Module):
             ProgramError: the candidates cannot be read, two have one id, or nobody is there to answer.
         """
         own = vars(self)  # DSPy's modules look every attribute up by a method of their own
-        watching: PickObserver | None = carried_run()
+        watching = carried_run()
         given = candidates_of(candidates) if watching is None else watching.candidates(own["_name"], candidates)
         call = ChoiceCall(own["_name"], context, candidates=given, picked=tuple(picked), stop=own["stop"])
         if not call.is_open:
@@ -91,14 +79,12 @@ class Pick(dspy.Module):
                 f"the Pick {call.predictor} has no actor to answer it: set pick.actor = POLICY, or load the program "
                 "with leret.load(DIRECTORY), which sets the one that it was trained with"
             )
-        request = Request(call.messages, (0,), 0.0, _MAX_TOKENS, choice=call.choice)
+        request = Request(call.messages, (0,), 0.0, _MAX_TOKENS, choice=call.choice, predictor=call.predictor)
         [completion] = submit(self.actor.complete(request)).result()
         return call.chosen(completion.text)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Pick:
-        copy = Pick(self.stop, self.retrieves, self.actor)
-        copy._name = self._name
-        return copy
+        return copy.copy(self)  # with the same actor
 
 
 def named_picks(program: dspy.Module) -> dict[str, Pick]:

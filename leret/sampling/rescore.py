@@ -36,7 +36,7 @@ from leret.sampling.store.store import Store
 if TYPE_CHECKING:
     from leret.programs.runner import ProgramRunner
 
-_REST = ("recall", "ap", "final")
+_REST = ("recall", "ap", "final", "q", "logp")
 """Components that are no parts of a step's reward."""
 
 

@@ -232,6 +232,7 @@ def _facts(
         ("evaluated", f"{summary['when']} on split {summary['split']}, {runs if summary['temperature'] else 'greedy'}"),
         *((section, _settings(sampling[section])) for section in ("program", "retriever", "data")),
         ("base policy", f"{policy['model']} ({policy['kind']}), at most {policy['max_tokens']} tokens a completion"),
+        *((f"policy of {name}", _settings(own)) for name, own in sampling.get("policies", {}).items()),
         (
             "sampling",
             f"{bank['prompts']} prompts of {bank['samples']} samples at temperature {policy['temperature']}, "

@@ -14,6 +14,7 @@ from leret.sampling.rollouts.rollout import Decoding, PolicyActor, RolloutRunner
 from tests.programs.conftest import Shelf, complete
 from tests.programs.zoo import Agent, Branch, Retrieving, Tool, Tutorial, TwoPredictors
 from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
+from tests.sampling.rollouts.test_branching import FakePicker, TwoPicks
 
 
 def roll(replay, formatter, policy, retriever=None, n=12, **settings):
@@ -42,6 +43,18 @@ def test_every_question_ends_with_its_steps_and_hops(replay, formatter):
         assert [hop.queries for hop in rollout.hops] == [(step.completion,) for step in rollout.steps]
         assert rollout.prediction.doc_ids == [p.doc_id for p in rollout.ranking]
         assert second.messages[-1]["content"].startswith("question: what follows")
+
+
+def test_a_pick_is_a_step_with_its_value_and_a_hop_where_it_retrieves():
+    replay = Replay(TwoPicks(), CompactAdapter())
+    for rollout in roll(replay, Formatter(replay), FakePicker(), temperature=1.0, limits={"pick": 4}):
+        write, *picks = rollout.steps
+        assert write.messages
+        assert write.value is None
+        assert all(step.messages == () and step.value is not None for step in picks)
+        ids = [step.outputs["id"] for step in picks if step.outputs["id"] != "[stop]"]
+        assert [hop.queries for hop in rollout.hops] == [(name,) for name in ids]
+        assert [p.doc_id for p in rollout.ranking] == ids == [one.id for one in rollout.prediction.picked]
 
 
 def test_greedy_rollouts_do_not_depend_on_the_seed_and_sampled_ones_do(replay, formatter):

@@ -15,7 +15,7 @@ from leret.sampling.rollouts.environment import Environment
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from leret.training.algorithms.grpo import GRPORecipe
-from leret.training.online.rounds import RoundPolicy, RoundSampler, round_of, training_tasks
+from leret.training.online.rounds import AwaitedPolicy, RoundPolicy, RoundSampler, round_of, training_tasks
 from tests.sampling.fakes import recipe_of
 from tests.training.training_runs import changed
 
@@ -132,6 +132,28 @@ def test_what_is_asked_at_one_time_is_one_batch_in_one_order():
 
     asyncio.run(run())
     assert inner.batches == [[f"{turn} {name}" for name in "abcd"] for turn in range(3)]
+
+
+def test_a_batch_waits_for_the_answers_of_other_policies(bench):
+    runner, inner = bench.runner(None), Recording()
+    policy = RoundPolicy(inner, lambda: runner.idle)
+
+    class Slow:
+        name = digest = "slow"
+
+        async def complete(self, request):
+            await asyncio.sleep(0.01)
+            return []
+
+    async def asks_first():
+        await AwaitedPolicy(Slow(), runner).complete(ask("plan"))
+        await policy.complete(ask("b"))
+
+    async def run():
+        await asyncio.gather(asks_first(), policy.complete(ask("a")))
+
+    asyncio.run(run())
+    assert inner.batches == [["a", "b"]]
 
 
 @pytest.mark.parametrize(("texts", "n_failed"), [(("a", "long", "b"), 1), (("a", "broken"), 2)])
