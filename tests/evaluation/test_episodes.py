@@ -149,6 +149,7 @@ def test_a_policy_of_the_recipe_is_a_system(picking):
     report = evaluate(recipe, picking)
     rows = {row["system"]: row for row in report.summary["rows"]}
     assert (rows["mine"]["policy"], rows["mine"]["hops"][-1]["all_found"]) == ("mine", 1.0)
+    assert rows["mine"]["lm_calls"] == 0  # picks are none
     assert (picking.eval / "mine" / file_name(0, 6)).is_file()
     assert rows["mine"]["early_stop"][0]["picks"] == 2
     assert rows["raw-question"]["early_stop"] == []
