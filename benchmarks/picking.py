@@ -1,12 +1,18 @@
-"""How fast pickers choose and learn, on one thread, over sentences of random words.
+"""How fast pickers choose and learn, and how well, on one thread.
 
     OMP_NUM_THREADS=1 python benchmarks/picking.py long [--sentences 40000] [--model DIRECTORY]
     OMP_NUM_THREADS=1 python benchmarks/picking.py features
     OMP_NUM_THREADS=1 python benchmarks/picking.py update [--sentences 50] [--model DIRECTORY]
+    OMP_NUM_THREADS=1 python benchmarks/picking.py babilong --data DATA --out OUT [--task qa2] [--seeds 3] [--set K=V]
+    OMP_NUM_THREADS=1 python benchmarks/picking.py expand --data DATA --out OUT [--seeds 3] [--set K=V]
 
-``long``: an encoder embeds the sentences of one long text, and then makes picks in it. ``features``: 1,000 states of 20
-candidates with 25 numbers each. ``update``: values with gradients for 48 episodes of two picks, both heads, and back.
-Without ``--model`` encoders start from nothing, with relative positions, as the recipe `babilong` has them.
+The first three are over sentences of random words. ``long``: an encoder embeds the sentences of one long text, and
+then makes picks in it. ``features``: 1,000 states of 20 candidates with 25 numbers each. ``update``: values with
+gradients for 48 episodes of two picks, both heads, and back. Without ``--model`` encoders start from nothing, with
+relative positions, as the recipe `babilong` has them.
+``babilong``: the shipped recipes of that name, one training a seed, and `leret eval` at several lengths. ``expand``:
+those of `expand-pick` on HotpotQA, with the losses grpo, ipo and dpo; the best of some rules by the dev split; and the
+first picker as it is on other sets. ``--set`` goes to the trainings, DATA is the folder of the real data.
 
     embed_s     CPU seconds until the first pick, everything encoded
     step_ms     CPU milliseconds of each pick after that, the greatest of them
@@ -16,17 +22,38 @@ Without ``--model`` encoders start from nothing, with relative positions, as the
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import random
+import resource
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import numpy as np
 import torch
 
 from leret.config.policy import EncoderSettings, FeaturesSettings
-from leret.core.types import Candidate, Choice
-from leret.policies.base import Request
+from leret.config.sampling import SamplingRecipe
+from leret.core.runs import Run
+from leret.core.types import Candidate, Choice, Task
+from leret.evaluation.statistics import bootstrap_intervals
+from leret.policies.base import Completion, Request
 from leret.policies.pickers.picker import Picker, open_picker
+from leret.sampling.rollouts.environment import Environment
+from leret.training.validation import Validation
+
+ROOT = Path(__file__).parents[1]
+LOSSES = {"grpo": (), "ipo": (), "dpo": ("beta=1.0",)}
+"""With the keys that differ."""
+SETS = {
+    "hover": ("hotpotqa", "hover/queries_dev.jsonl.gz"),
+    "musique": ("musique", "musique/queries_all.jsonl.gz"),
+    "2wiki": ("2wikimultihopqa", "2wikimultihopqa/queries_all.jsonl.gz"),
+}
+"""The corpus and the questions of each."""
 
 WORDS = 2000
 PICKS = 6
@@ -108,11 +135,153 @@ def update(arguments: argparse.Namespace) -> dict[str, object]:
     return {"parameters": n, "score_ms": round(min(scores), 1), "update_ms": round(min(updates), 1)}
 
 
+def leret(*words: object) -> float:
+    """Run a command of leret; returns its CPU seconds, imports included."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "leret", *map(str, words)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def settings(*pairs: str) -> list[str]:
+    return [word for pair in pairs for word in ("--set", pair)]
+
+
+def table(summary: Path, measure: str) -> dict[str, list[float]]:
+    """Each system's figure after its last hop, with its interval."""
+    rows = json.loads(summary.read_text())["rows"]
+    return {row["system"]: [row["hops"][-1][measure], *row["hops"][-1][f"{measure}_ci"]] for row in rows}
+
+
+def babilong(arguments: argparse.Namespace) -> dict[str, object]:
+    run, recipes = (
+        arguments.out / arguments.task,
+        [f"{stage}/babilong.yaml" for stage in ("sampling", "training", "eval")],
+    )
+    [questions] = (arguments.data / "babi" / "raw").glob(f"{arguments.task}_*")
+    noise, budget = arguments.data / "noise_text" / "2600-0.txt.gz", {"qa1": 1, "qa3": 3}.get(arguments.task, 2)
+    given = settings(f"data.questions={questions}", f"data.noise=[{noise}]", f"program.budget={budget}")
+    seconds = {"sample": leret("sample", recipes[0], "--run", run, *given)}
+    for seed in range(arguments.seeds):
+        own = settings(f"seed={seed}", f"name=seed-{seed}", *arguments.set)
+        seconds[f"seed-{seed}"] = leret("train", recipes[1], "--run", run, *own)
+    seconds["eval"] = leret("eval", recipes[2], "--run", run)
+    found = {path.parent.name: table(path, "fact_em") for path in sorted(run.glob("eval/*/summary.json"))}
+    return {"task": arguments.task, "fact_em": found, "cpu_s": seconds}
+
+
+class Rule:
+    """Picks by a rule; an actor beside pickers."""
+
+    name = digest = "rule"
+
+    def __init__(self, worth: Callable[[Candidate, int], float]) -> None:
+        self.worth = worth
+
+    async def complete(self, request: Request) -> list[Completion]:
+        assert request.choice is not None
+        candidates, step = request.choice.candidates, len(request.choice.picked)
+        return [Completion(max(candidates, key=lambda one: self.worth(one, step)).id, "stop", 0, 0)]
+
+    async def aclose(self) -> None: ...
+
+
+def near(one: Candidate) -> float:
+    return one.data.get("sentence_overlap", -1.0)
+
+
+def after_word(one: Candidate) -> float:
+    return one.data.get("after_question_word", -1.0) + one.data.get("page_overlap", 0.0)
+
+
+def own(one: Candidate) -> float:
+    return one.data.get("own", 0.0)
+
+
+RULES: dict[str, Callable[[Candidate, int], float]] = {
+    "own names, then the question": lambda one, step: 2 * own(one) + one.data.get("question", 0.0),
+    "name in the sentence nearest to the question": lambda one, step: near(one),
+    "name after a word of the question": lambda one, step: after_word(one),
+    "own names, then nearest": lambda one, step: 9 * own(one) + near(one),
+    "nearest, then own names": lambda one, step: near(one) + 9 * own(one) * (step > 0),
+    "nearest, own names, the question": lambda one, step: (
+        near(one) if not step else 9 * own(one) + one.data.get("question", 0.0)
+    ),
+}
+
+
+def recalls(bench: Environment, policy: object, tasks: Sequence[Task]) -> list[float]:
+    """Of all gold documents, at the end of each task."""
+    found = asyncio.run(Validation(bench, tasks, "recall")._rollouts(policy))  # type: ignore[arg-type]
+    ids = [{passage.doc_id for passage in rollout.ranking} for rollout in found]
+    return [len(own & {*task.gold}) / len({*task.gold}) for own, task in zip(ids, tasks, strict=True)]
+
+
+def difference(a: Sequence[float], b: Sequence[float]) -> list[float]:
+    """Mean difference of paired values, and its 95 % interval."""
+    values = np.subtract(a, b)
+    return [round(float(x), 4) for x in (values.mean(), *bootstrap_intervals(values[:, None])[0])]
+
+
+def opened(run: Path, data: Path, name: str) -> tuple[Environment, list[Task]]:
+    """The run's program on another set, with all of its questions; its index is beside the run's."""
+    sampling = SamplingRecipe.model_validate(Run.open(run).section("sampling", ""))
+    corpus, questions = SETS[name]
+    files = {"kind": "jsonl", "questions": str(data / questions), "corpus": str(data / corpus / "corpus.jsonl.gz")}
+    of_set = {"split": "all", "limit": 400, **files}
+    recipe = sampling.model_copy(update={"data": sampling.data.model_copy(update=of_set)})
+    bench = Environment(recipe, run.parent / f"cache-{name}")
+    return bench, bench.questions("all", 400, check=False)
+
+
+def expand(arguments: argparse.Namespace) -> dict[str, object]:
+    run, recipe = arguments.out / "expand", "expand-pick.yaml"
+    of_data = arguments.data / "hotpotqa"
+    given = settings(f"data.questions={of_data}/queries_all.jsonl.gz", f"data.corpus={of_data}/corpus.jsonl.gz")
+    seconds = {"sample": leret("sample", f"sampling/{recipe}", "--run", run, *given)}
+    names = [(f"{loss}-{seed}", loss, seed) for loss in LOSSES for seed in range(arguments.seeds)]
+    for name, loss, seed in names:
+        own = settings(f"seed={seed}", f"name={name}", f"loss={loss}", *LOSSES[loss], *arguments.set)
+        seconds[name] = leret("train", f"training/{recipe}", "--run", run, *own)
+    seconds["eval"] = leret("eval", f"eval/{recipe}", "--run", run)
+    with Environment.open(Run.open(run)) as bench:
+        dev, test = (bench.questions(split) for split in ("dev", "test"))
+        worth = {name: float(np.mean(recalls(bench, Rule(rule), dev))) for name, rule in RULES.items()}
+        best = max(worth, key=worth.__getitem__)
+        raw = recalls(bench, Rule(lambda one, step: one.data.get("question", 0.0)), test)
+        rule = recalls(bench, Rule(RULES[best]), test)
+        rows = {name: recalls(bench, pickers(run, name), test) for name, _, _ in names}
+        means = {loss: np.mean([rows[name] for name, own, _ in names if own == loss], axis=0) for loss in LOSSES}
+    others = {}
+    for name in SETS:
+        bench, tasks = opened(run, arguments.data, name)
+        with bench:
+            found = recalls(bench, pickers(run, names[0][0]), tasks)
+            alone = recalls(bench, Rule(lambda one, step: one.data.get("question", 0.0)), tasks)
+        others[name] = [len(tasks), float(np.mean(alone)), float(np.mean(found)), difference(found, alone)]
+    return {
+        "n": len(test), "raw": float(np.mean(raw)), "rules_on_dev": worth, "best_rule": [best, float(np.mean(rule))],
+        "recall": {name: float(np.mean(row)) for name, row in rows.items()},
+        "minus_raw": {loss: difference(row.tolist(), raw) for loss, row in means.items()},
+        "minus_rule": {loss: difference(row.tolist(), rule) for loss, row in means.items()},
+        "others": others, "cpu_s": seconds,
+    }  # fmt: skip
+
+
+def pickers(run: Path, name: str) -> Picker:
+    return open_picker(FeaturesSettings(model=str(run / "policies" / name)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["long", "features", "update"])
+    parser.add_argument("what", choices=["long", "features", "update", "babilong", "expand"])
     parser.add_argument("--sentences", type=int)
     parser.add_argument("--model", default="scratch")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--task", default="qa2")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--set", action="append", default=[])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     arguments.sentences = arguments.sentences or {"long": 40_000}.get(arguments.what, 50)
