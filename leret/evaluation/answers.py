@@ -41,28 +41,29 @@ async def answer(path: Path, reader: ReaderLM, progress: Progress) -> dict[str, 
         ``log``, ``n``, and means with intervals: ``answer_em``, ``answer_f1``, and of the facts ``em`` and ``f1``.
     """
     lines, out = read(path), path.with_name(path.name.removesuffix(".jsonl") + _SUFFIX)
-    answered = {line["reader"]: line for line in read(out)} if out.is_file() else {}
-    done: dict[int, dict[str, Any]] = {}
-    progress.start(f"answering {path.name}", len(lines))
+    before = {line["reader"]: line["prediction"] for line in read(out)} if out.is_file() else {}
+    asked = [(line["id"], line["question"], line["texts"]) for line in lines]
+    keys = [digest(reader.policy.digest, reader.max_tokens, list(reader.messages(*one))) for one in asked]
+    predictions = {place: before[key] for place, key in enumerate(keys) if key in before}
+    progress.start(f"answering {path.name}", len(lines) - len(predictions))
 
     async def one(place: int) -> None:
-        line = lines[place]
-        asked = line["id"], line["question"], line["texts"]
-        key = digest(reader.policy.digest, reader.max_tokens, list(reader.messages(*asked)))
-        known = answered.get(key)
-        text = known["prediction"] if known else await reader.answer(*asked)
-        references = line.get("answers") or ([line["answer"]] if line["answer"] is not None else [])
-        scores = {f"answer_{name}": score(text, references, name) if references else None for name in ("em", "f1")}
-        done[place] = {**line, "prediction": text, **scores, "reader": key}
+        predictions[place] = await reader.answer(*asked[place])
         progress.advance(1)
 
     try:
-        await for_each(range(len(lines)), one, CONCURRENCY)
+        await for_each([place for place in range(len(lines)) if place not in predictions], one, CONCURRENCY)
     finally:
-        text = "".join(json.dumps(done[place], ensure_ascii=False) + "\n" for place in sorted(done))
-        write_atomically(out, text)
+        done = [_scored(lines[place], predictions[place], keys[place]) for place in sorted(predictions)]
+        write_atomically(out, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in done))
         progress.finish()
-    return {"log": str(path), "n": len(done), **_means([done[place] for place in sorted(done)])}
+    return {"log": str(path), "n": len(done), **_means(done)}
+
+
+def _scored(line: Mapping[str, Any], prediction: str, key: str) -> dict[str, Any]:
+    references = line.get("answers") or ([line["answer"]] if line["answer"] is not None else [])
+    scores = {f"answer_{name}": score(prediction, references, name) if references else None for name in ("em", "f1")}
+    return {**line, "prediction": prediction, **scores, "reader": key}
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -52,3 +52,13 @@ def test_inspect_shows_many_gold_documents_in_short(folder: Path) -> None:
     assert re.search(r"gold documents a question +1 1, 2 1, 3 1, 4 1, 5-8 4, 9-16 8, 17-32 16, 33-64 8\n", out)
     assert "q40: 40? (d0, d1, d2, d3, d4 and 35 more)" in out
     assert "None" not in out
+
+
+def test_episodes_of_a_corpus_are_tasks_of_kind_chunks(folder: Path) -> None:
+    code, out = leret("data", "episodes", *FILES, "--out", "e.jsonl", "--candidates", "3")
+    assert code == 0, out
+    code, out = leret("data", "inspect", "--questions", "e.jsonl", "--json")  # whose kind is told by its first line
+    assert (code, list(json.loads(out)["inputs"])) == (0, ["question, chunks"]), out
+    records = [json.loads(line) for line in (folder / "e.jsonl").read_text().splitlines()]
+    assert all(len(record["chunks"]) == 3 for record in records)
+    assert all(set(record["support"]) <= {chunk["id"] for chunk in record["chunks"]} for record in records)

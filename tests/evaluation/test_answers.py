@@ -59,6 +59,8 @@ def test_answers_are_written_beside_the_log_and_scored_by_the_best_reference(log
 def test_what_was_answered_is_not_asked_again_after_an_outage(log):
     with pytest.raises(PolicyError):
         run(log, Knows(fails_on="John"))
+    with pytest.raises(PolicyError):
+        run(log, Knows(fails_on="John"))  # keeps what was done before, too
     again = Knows()
     assert run(log, again)["answer_em"] == 1.0
     assert again.n == 1

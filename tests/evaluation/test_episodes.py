@@ -125,7 +125,9 @@ def test_lengths_are_evaluated_in_one_call_with_a_line_an_episode(picking):
         assert all(line["em"] == 1 and line["q_values"] == [0.5, 0.5] for line in found)
         rows = read_rows(picking.eval / f"ns{n}" / "base" / "per_question.parquet")
         assert [row.value for row in rows] == [0.5] * len(rows)
-    assert "Found by the number of picks" in (picking.eval / "ns20" / "report.html").read_text()
+    page = (picking.eval / "ns20" / "report.html").read_text()
+    assert "Found by the number of picks" in page
+    assert "Picks makes up to 2 picks a question over babilong." in page
 
 
 def test_the_seed_of_an_evaluation_moves_its_noise_and_names_it(picking):

@@ -23,12 +23,11 @@ from functools import lru_cache
 from hashlib import blake2b
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
 
 from leret.config.data import DataSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Json, Task, digest
-from leret.datasets.formats.base import Fields, optional_text, text, text_list, wrong
+from leret.datasets.formats.base import Fields, optional_text, text, wrong
 from leret.datasets.records import BadRecord, Problems, Record, lines, opened, records
 from leret.datasets.splits import rank_of, split_of
 
@@ -94,19 +93,6 @@ def _chunks(story: tuple[str, ...], places: tuple[int, ...], n: int, noise: Nois
     return [facts.get(place) or next(rest) for place in range(n)]
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """A question of a story; ``support`` are places in it."""
-
-    id: str
-    story: tuple[str, ...]
-    question: str
-    answers: tuple[str, ...]
-    support: tuple[int, ...]
-    split: str | None = None
-    type: str | None = None
-
-
 class BabilongReader:
     """Reads stories, and the books of ``data.noise``."""
 
@@ -117,23 +103,39 @@ class BabilongReader:
         return "story" in record
 
     def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
-        noise = read_noise(data.noise)
-        lengths = data.lengths
-        for record, asked in _asked(Path(str(data.questions)), problems):
-            if len(asked.story) <= (data.facts or min(lengths, default=len(asked.story))):
-                yield record, _task(asked, noise, lengths, data.noise_seed)
+        noise, path = read_noise(data.noise), Path(str(data.questions))
+        with opened(path) as file:
+            is_json = file.peek(1)[:1] in (b"{", b"[")
+        for record in records(path, problems) if is_json else _babi(path, problems):
+            try:
+                task = _task(record.value, data, noise)
+            except BadRecord as problem:
+                problems.add(record.place, problem)
+            else:
+                if task is not None:
+                    yield record, task
 
     def documents(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
         raise DataError("kind babilong has no documents: the chunks of a task are its inputs; leave out data.corpus")
 
 
-def _task(asked: _Asked, noise: Noise, lengths: tuple[int, ...], seed: int) -> Task:
-    draw = random.Random(rank_of(asked.id, seed, "babilong"))
-    n = max(len(asked.story), draw.choice(lengths) if lengths else 0)
-    places = tuple(sorted(draw.sample(range(n), len(asked.story))))
-    inputs = Inputs(asked.question, asked.story, places, n, noise, draw.randrange(max(1, len(noise.sentences))))
-    gold = tuple(str(places[i]) for i in asked.support)
-    return Task(asked.id, inputs, gold, asked.answers, asked.type, len(gold), asked.split)
+def _task(value: Fields, data: DataSettings, noise: Noise) -> Task | None:
+    """A story's question; None where the story is longer than wanted."""
+    story, support = value.get("story"), value.get("support")
+    if not isinstance(story, list) or not story or not all(isinstance(s, str) and s.strip() for s in story):
+        raise wrong("story", story, "a list of sentences")
+    if not isinstance(support, list) or not support or not all(type(i) is int and 0 <= i < len(story) for i in support):
+        raise wrong("support", support, f"places in the story, from 0 to {len(story) - 1}")
+    if len(story) > (data.facts or min(data.lengths, default=len(story))):
+        return None
+    id, question, answer = text(value, "id"), text(value, "question"), optional_text(value, "answer")
+    draw = random.Random(rank_of(id, data.noise_seed, "babilong"))
+    n = max(len(story), draw.choice(data.lengths) if data.lengths else 0)
+    places = tuple(sorted(draw.sample(range(n), len(story))))
+    inputs = Inputs(question, tuple(story), places, n, noise, draw.randrange(max(1, len(noise.sentences))))
+    gold = tuple(dict.fromkeys(str(places[i]) for i in support))
+    answers = () if answer is None else (answer,)
+    return Task(id, inputs, gold, answers, optional_text(value, "task"), len(gold), optional_text(value, "split"))
 
 
 def read_noise(paths: tuple[str, ...]) -> Noise:
@@ -156,16 +158,6 @@ def _sentences(book: str) -> Iterator[str]:
                 yield sentence
 
 
-def _asked(path: Path, problems: Problems) -> Iterator[tuple[Record, _Asked]]:
-    with opened(path) as file:
-        is_json = file.peek(1)[:1] in (b"{", b"[")
-    for record in records(path, problems) if is_json else _babi(path, problems):
-        try:
-            yield record, _of_record(record)
-        except BadRecord as problem:
-            problems.add(record.place, problem)
-
-
 def _babi(path: Path, problems: Problems) -> Iterator[Record]:
     """The questions of bAbI's text, each with the sentences of its story before it."""
     story: list[str] = []
@@ -183,26 +175,6 @@ def _babi(path: Path, problems: Problems) -> Iterator[Record]:
             story.append(rest.strip())
             continue
         question, answer, *support = (part.strip() for part in rest.split("\t"))
-        value = {
-            "id": f"{path.name.partition('.')[0]}-{number}",
-            "story": list(story),
-            "question": question,
-            "answer": answer,
-            "support": [places.get(n, -1) for n in " ".join(support).split()],
-            "split": split_of(digest(story[:2])),
-        }
-        yield Record(place, number, value)
-
-
-def _of_record(record: Record) -> _Asked:
-    value: Any = record.value
-    story, support = value.get("story"), value.get("support")
-    if not isinstance(story, list) or not story or not all(isinstance(s, str) and s.strip() for s in story):
-        raise wrong("story", story, "a list of sentences")
-    if not isinstance(support, list) or not support or not all(type(i) is int and 0 <= i < len(story) for i in support):
-        raise wrong("support", support, f"places in the story, from 0 to {len(story) - 1}")
-    answer = optional_text(value, "answer")
-    answers = dict.fromkeys([*([] if answer is None else [answer]), *text_list(value, "answers")])
-    id, question, type_ = text(value, "id"), text(value, "question"), optional_text(value, "task")
-    places = tuple(dict.fromkeys(support))
-    return _Asked(id, tuple(story), question, tuple(answers), places, optional_text(value, "split"), type_)
+        found = {"story": list(story), "support": [places.get(n, -1) for n in " ".join(support).split()]}
+        named = {"id": f"{path.name.partition('.')[0]}-{number}", "question": question, "answer": answer}
+        yield Record(place, number, {**named, **found, "split": split_of(digest(story[:2]))})

@@ -70,7 +70,7 @@ def examples(
     def show(gain: float, question: Task) -> dict[str, Any]:
         return {
             "question_id": question.id,
-            "question": question.text,
+            "question": question.inputs.get("question", question.text),
             "answer": " / ".join(question.answers) or None,
             "type": question.type,
             "gold": [title(doc_id) for doc_id in question.gold],

@@ -214,9 +214,11 @@ def _subtitle(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     raw = [row["hops"][-1]["recall"] for row in summary["rows"] if row["system"] == RAW]
     without = f" Searching for the question itself finds {raw[0]:.0%} of the gold documents." if raw and raw[0] else ""
     seen = ", passages already seen excluded" if retriever.get("exclude_seen") else ""
+    picks = retriever["kind"] == "none"
+    what = ("picks" if picks else "searches") if hops > 1 else "pick" if picks else "search"
+    each = "" if picks else f"; {retriever['kind'].upper()} returns {retriever['k']} passages for each{seen}"
     return (
-        f"{program['path'].rpartition(':')[2]} makes up to {hops} {'searches' if hops > 1 else 'search'} "
-        f"a question over {over}; {retriever['kind'].upper()} returns {retriever['k']} passages for each{seen}. "
+        f"{program['path'].rpartition(':')[2]} makes up to {hops} {what} a question over {over}{each}. "
         f"{summary['n_questions']:,} held-out questions.{without}"
     )
 

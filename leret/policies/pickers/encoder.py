@@ -23,8 +23,8 @@ _TITLE = ". "
 """Between title and text of a candidate, as `DenseSettings.separator` has it."""
 _CHUNK_TEXTS = 128
 """Encoded at once."""
-_CHUNK_ROWS = 4096
-"""Candidates compared at once without gradients: what a core's cache holds."""
+_CHUNK_NUMBERS = 2**19
+"""Of embeddings of candidates, compared at once without gradients: what a core's cache holds."""
 _CACHE_BYTES = 2**28
 """Of embeddings of candidates."""
 _CACHE_TEXTS = 2**16
@@ -60,7 +60,7 @@ class EncoderQ:
         if only is not None:
             texts, whose, positions = [texts[i] for i in only], whose[only], positions[only]
         embeddings, rows = self._embed_actions(texts, kept)
-        n = len(rows) if torch.is_grad_enabled() else _CHUNK_ROWS
+        n = len(rows) if torch.is_grad_enabled() else max(1, _CHUNK_NUMBERS // states.shape[1])
         values: list[Tensor] = []
         for start in range(0, len(rows), n):
             part = slice(start, start + n)
@@ -192,10 +192,10 @@ def positions_of(choices: Sequence[Choice], kind: str) -> Tensor:
 
 
 def rotated_products(states: Tensor, actions: Tensor, positions: Tensor | None) -> Tensor:
-    """Inner products over sqrt(d) of states and actions, these turned by their positions; in two halves.
+    """Inner products over sqrt(d) of states and actions, these turned by their positions; in two heads.
 
-    Two dimensions side by side are a vector of the plane, which is turned. These pairs belong to the two halves by
-    turns, so that both have all frequencies. Each half counts twice: their mean is the whole product.
+    A vector is (2, 2, d / 4): coordinates of the plane, heads, frequencies; each pair of coordinates is turned at the
+    speed of its frequency. Each head counts twice: their mean is the whole product.
 
     Args:
         states: (n, d), d a multiple of 4.
@@ -208,14 +208,14 @@ def rotated_products(states: Tensor, actions: Tensor, positions: Tensor | None) 
     Source: rotary position embedding, arXiv 2104.09864, equation 34.
     """
     n, d = actions.shape
-    s, a = states.reshape(n, d // 2, 2), actions.reshape(n, d // 2, 2)
-    products = (s * a).sum(-1)
+    s, a = states.reshape(n, 2, 2, d // 4), actions.reshape(n, 2, 2, d // 4)
+    products = s[:, 0] * a[:, 0] + s[:, 1] * a[:, 1]
     if positions is not None:
-        rates = torch.exp(torch.arange(d // 2, device=a.device) * (-math.log(_BASE) / (d // 2)))
-        angles = positions[:, None].to(a.device) * rates
-        crossed = s[..., 1] * a[..., 0] - s[..., 0] * a[..., 1]
+        speeds = torch.exp(torch.arange(d // 4, device=a.device) * (-math.log(_BASE) / (d // 4)))
+        angles = positions[:, None, None].to(a.device) * speeds
+        crossed = s[:, 1] * a[:, 0] - s[:, 0] * a[:, 1]
         products = products * angles.cos() + crossed * angles.sin()
-    return products.reshape(n, d // 4, 2).sum(1).T * (2 / math.sqrt(d))
+    return products.sum(-1).T * (2 / math.sqrt(d))
 
 
 def _text(candidate: Candidate) -> str:

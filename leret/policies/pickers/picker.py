@@ -32,6 +32,8 @@ from leret.rewards.functions import source_digest
 RECORD = "picker.json"
 """In a picker's directory: its kind and settings."""
 
+_VERSION = 2
+
 _AT_ONCE = 2**16
 """Candidates scored at once, whatever is asked for together."""
 
@@ -160,7 +162,7 @@ class Picker:
         """Write what `open_picker` opens; an encoder's folders ``state`` and ``action`` are sentence-transformers'."""
         directory.mkdir(parents=True, exist_ok=True)
         own = self._made().save(directory)
-        record = {"kind": self.settings.kind, "settings": self.settings.architecture(), **own}
+        record = {"version": _VERSION, "kind": self.settings.kind, "settings": self.settings.architecture(), **own}
         write_atomically(directory / RECORD, json.dumps(record, indent=1) + "\n")
 
     def close(self) -> None:
@@ -248,6 +250,8 @@ def open_picker(settings: PickerSettings) -> Picker:
         content = getattr(function, "content", None)  # of a pretrained model
         return Picker(settings, function, name, _digest(settings, content))
     record = read_model_json(directory / RECORD)
+    if record.get("version") != _VERSION:
+        raise PolicyError(f"{directory} was written by another version of leret; train the picker again")
     if record.get("kind") != settings.kind:
         raise PolicyError(f"{directory} is a picker of kind {record.get('kind')}; set policy.kind to that")
     settings = type(settings).model_validate({**settings.model_dump(), **record["settings"]})

@@ -22,12 +22,12 @@ from tests.retrieval.small import minilm
 
 
 def turned(vector: np.ndarray, position: float) -> np.ndarray:
-    """A vector whose pairs of dimensions are turned by a position, one after the other."""
+    """A vector whose planes are turned by a position: dimension i and i + d / 2 are one."""
     d, out = len(vector), np.zeros(len(vector))
-    for k in range(d // 2):
-        angle = position * math.exp(-math.log(1000) * k / (d // 2))
-        x, y = vector[2 * k], vector[2 * k + 1]
-        out[2 * k : 2 * k + 2] = x * math.cos(angle) - y * math.sin(angle), x * math.sin(angle) + y * math.cos(angle)
+    for i in range(d // 2):
+        angle = position * math.exp(-math.log(1000) * (i % (d // 4)) / (d // 4))
+        x, y = vector[i], vector[i + d // 2]
+        out[[i, i + d // 2]] = x * math.cos(angle) - y * math.sin(angle), x * math.sin(angle) + y * math.cos(angle)
     return out
 
 
@@ -121,7 +121,7 @@ def test_the_embeddings_that_are_kept_are_bounded(picker, monkeypatch: pytest.Mo
 
 
 def test_a_long_list_equals_the_same_candidates_in_parts(picker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoders, "_CHUNK_ROWS", 4)
+    monkeypatch.setattr(encoders, "_CHUNK_NUMBERS", 256)
     monkeypatch.setattr(encoders, "_CHUNK_TEXTS", 4)
     one = shaken(picker())
     torch.testing.assert_close(one.score([story(), story([2])]), [q.detach() for q in one.q([story(), story([2])])])

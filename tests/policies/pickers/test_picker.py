@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from leret.core.errors import PolicyError
 from leret.policies.base import Request
 from leret.policies.load import make_policy, shared_policy
 from leret.policies.pickers import picker as pickers
-from leret.policies.pickers.picker import draw
+from leret.policies.pickers.picker import RECORD, draw
 from tests.policies.pickers.stories import numbers, request, shaken, story
 
 KINDS = ("features", "encoder")
@@ -157,6 +158,14 @@ def test_a_picker_of_another_kind_is_refused(picker, tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="kind features"):
         make_policy(EncoderSettings(model=str(tmp_path / "p")))
     with pytest.raises(PolicyError, match="holds no picker"):
+        make_policy(FeaturesSettings(model=str(tmp_path)))
+
+
+def test_a_picker_of_another_version_is_refused(picker, tmp_path: Path) -> None:
+    picker("features").save(tmp_path)
+    record = json.loads((tmp_path / RECORD).read_text())
+    (tmp_path / RECORD).write_text(json.dumps({**record, "version": 1}))
+    with pytest.raises(PolicyError, match="another version of leret"):
         make_policy(FeaturesSettings(model=str(tmp_path)))
 
 
