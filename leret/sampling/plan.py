@@ -131,6 +131,8 @@ def _lengths(bench: Environment, questions: Sequence[Task]) -> tuple[int | None,
     for question in questions:
         for need in _made_up_path(bench, question, passages)[0]:
             name, own = need.predictor, demos[need.predictor]
+            if name in bench.replay.picks or name in bench.recipe.policies:
+                continue
             zero_shot.encode(formatter.messages(need))
             messages = formatter.messages(need, Prompt("1", {name: own[:n_demos]}))
             longest = max(longest, len(few_shot.encode(messages).token_ids))

@@ -11,6 +11,7 @@ from leret.core.bundled import policy_directory
 from leret.core.errors import ConfigError, PolicyError, RunError, TrainingError
 from leret.core.runs import Run
 from leret.evaluation.stage import evaluate
+from leret.sampling.plan import plan
 from leret.sampling.rollouts.environment import Environment
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
@@ -158,7 +159,9 @@ def test_a_policy_of_no_predictor_and_another_decoding_are_refused(tmp_path):
 
 def test_a_program_that_writes_and_picks_is_trained_part_by_part(tmp_path):
     run, picker = Run.create(tmp_path / "run"), {"kind": "features", "features": f"{stories.__name__}:numbers"}
-    assert sample(several(tmp_path, "Mixed", "auto", pick=picker), run).policy == "demo, pick: features"
+    recipe = several(tmp_path, "Mixed", "auto", pick=picker)
+    assert plan(recipe, run).prompt_tokens > 0  # of what is written
+    assert sample(recipe, run).policy == "demo, pick: features"
     with Store(run.store, read_only=True) as store:
         picks = [one for g in store.groups() if g.state.predictor == "pick" for one in g.samples]
     assert {tuple(sorted(one.components)) for one in picks} == {("ap", "logp", "q", "recall")}
