@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 python benchmarks/picking.py features
     OMP_NUM_THREADS=1 python benchmarks/picking.py update [--sentences 50] [--model DIRECTORY]
     OMP_NUM_THREADS=1 python benchmarks/picking.py babilong --data DATA --out OUT [--task qa2] [--seeds 3] [--set K=V]
-    OMP_NUM_THREADS=1 python benchmarks/picking.py expand --data DATA --out OUT [--seeds 3] [--set K=V]
+    OMP_NUM_THREADS=1 python benchmarks/picking.py expand --data DATA --out OUT [--seeds 3] [--losses grpo ipo dpo]
 
 The first three are over sentences of random words. ``long``: an encoder embeds the sentences of one long text, and
 then makes picks in it. ``features``: 1,000 states of 20 candidates with 25 numbers each. ``update``: values with
@@ -239,7 +239,7 @@ def expand(arguments: argparse.Namespace) -> dict[str, object]:
     of_data = arguments.data / "hotpotqa"
     given = settings(f"data.questions={of_data}/queries_all.jsonl.gz", f"data.corpus={of_data}/corpus.jsonl.gz")
     seconds = {"sample": leret("sample", f"sampling/{recipe}", "--run", run, *given)}
-    names = [(f"{loss}-{seed}", loss, seed) for loss in LOSSES for seed in range(arguments.seeds)]
+    names = [(f"{loss}-{seed}", loss, seed) for loss in arguments.losses for seed in range(arguments.seeds)]
     for name, loss, seed in names:
         own = settings(f"seed={seed}", f"name={name}", f"loss={loss}", *LOSSES[loss], *arguments.set)
         seconds[name] = leret("train", f"training/{recipe}", "--run", run, *own)
@@ -251,7 +251,9 @@ def expand(arguments: argparse.Namespace) -> dict[str, object]:
         raw = recalls(bench, Rule(lambda one, step: one.data.get("question", 0.0)), test)
         rule = recalls(bench, Rule(RULES[best]), test)
         rows = {name: recalls(bench, pickers(run, name), test) for name, _, _ in names}
-        means = {loss: np.mean([rows[name] for name, own, _ in names if own == loss], axis=0) for loss in LOSSES}
+        means = {
+            loss: np.mean([rows[name] for name, own, _ in names if own == loss], axis=0) for loss in arguments.losses
+        }
     others = {}
     for name in SETS:
         bench, tasks = opened(run, arguments.data, name)
@@ -281,6 +283,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--task", default="qa2")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--losses", nargs="+", default=list(LOSSES), choices=LOSSES)
     parser.add_argument("--set", action="append", default=[])
     arguments = parser.parse_args()
     torch.set_num_threads(1)

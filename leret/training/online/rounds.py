@@ -10,7 +10,7 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, int64, tensor
@@ -56,6 +56,7 @@ class Sampled:
         parts: (n, n_parts) of the rewards.
         facts: for the log: means over the round, by TRL's names where it has them.
         walks: (n,) number of the task, from 0.
+        at_end: rewards are those of the program's end, whatever the step.
     """
 
     sequences: Sequence[tuple[Any, Any]]
@@ -64,6 +65,7 @@ class Sampled:
     parts: Tensor
     facts: dict[str, float]
     walks: Tensor = field(default_factory=lambda: tensor([]))
+    at_end: bool = False
 
 
 class LivePolicy(Protocol):
@@ -218,7 +220,7 @@ class RoundSampler:
             for _, samples in walk:
                 self.stats.count(samples)
         refuse_failures(self.stats, self._bench.recipe.sampling.max_error_rate, max_unparsed_rate=1.0)
-        return self._collect(walks, policy)
+        return replace(self._collect(walks, policy), at_end=sampler.credits == {"final"})
 
     async def _plan_of(self, policy: RoundPolicy, tasks: Sequence[Task], seed: int) -> SamplingPlan:
         recipe, settings, sampled = self.recipe, self._settings, self._bench.recipe

@@ -23,6 +23,7 @@ from leret.training.model import InitialPolicy, training_record
 from leret.training.online.advantages import mini_batches
 from leret.training.online.rounds import Sampled
 from leret.training.online.update import make_optimizer, make_schedule
+from leret.training.picking.losses import gains
 from leret.training.picking.recipe import PickingRecipe
 from leret.training.validation import Validation
 
@@ -39,6 +40,7 @@ class PickBatch:
         states: place of each pick's choice.
         actions: place of the picked candidate in it.
         walks: number of the run of the program.
+        gains: what each pick is paid of its run's reward.
         targets: what the method aims at: advantages, or returns.
         before: log-probabilities of the picks under the picker that sampled, or under the reference.
     """
@@ -48,6 +50,7 @@ class PickBatch:
     actions: Tensor
     rewards: Tensor
     walks: Tensor
+    gains: Tensor
     targets: Tensor
     before: Tensor
 
@@ -59,13 +62,14 @@ class PickBatch:
         groups = sampled.groups.tolist()
         actions = [places[group][name] for group, (_, name) in zip(groups, sampled.sequences, strict=True)]
         zeros = torch.zeros(len(actions))
-        given = sampled.groups, torch.tensor(actions), sampled.rewards, sampled.walks
+        paid = gains(sampled.rewards, sampled.walks, sampled.at_end)
+        given = sampled.groups, torch.tensor(actions), sampled.rewards, sampled.walks, paid
         return cls([choices[i] for i in range(len(choices))], *given, zeros, zeros)
 
     def at(self, states: Tensor) -> PickBatch:
         """The picks at some states, given in rising order."""
         rows = torch.isin(self.states, states).nonzero()[:, 0]
-        names = ("actions", "rewards", "walks", "targets", "before")
+        names = ("actions", "rewards", "walks", "gains", "targets", "before")
         tables = {name: getattr(self, name)[rows] for name in names}
         own = torch.searchsorted(states, self.states[rows])
         return replace(self, choices=[self.choices[i] for i in states.tolist()], states=own, **tables)

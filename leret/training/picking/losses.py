@@ -89,11 +89,15 @@ def best_and_others(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Te
     return chosen, rejected, 1 / counts[groups[chosen]].to(rewards.dtype)
 
 
-def increments(rewards: Tensor, walks: Tensor) -> Tensor:
-    """What each step adds to its run's reward so far, (n,); the steps of a run stand together, in order."""
-    before = torch.cat([rewards.new_zeros(1), rewards[:-1]])
-    first = torch.cat([walks.new_ones(1, dtype=torch.bool), walks[1:] != walks[:-1]])
-    return rewards - before.masked_fill(first, 0.0)
+def gains(rewards: Tensor, walks: Tensor, at_end: bool = False) -> Tensor:
+    """What each step of a run is paid, (n,), of its reward so far; the steps of a run stand together, in order.
+
+    A step is paid what it adds; or, where rewards are those of the run's end, the last one all, and the others nothing.
+    """
+    starts = torch.cat([walks.new_ones(1, dtype=torch.bool), walks[1:] != walks[:-1]])
+    if at_end:
+        return rewards * torch.cat([starts[1:], starts.new_ones(1)])
+    return rewards - torch.cat([rewards.new_zeros(1), rewards[:-1]]).masked_fill(starts, 0.0)
 
 
 def as_table(values: Tensor, walks: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from leret.policies.pickers.picker import Picker
 from leret.training.picking.learner import PickBatch, values_of
-from leret.training.picking.losses import as_table, increments, lambda_returns, soft_value
+from leret.training.picking.losses import as_table, lambda_returns, soft_value
 from leret.training.picking.recipe import PQNRecipe
 
 _UNIFORM = 1e9
@@ -33,12 +33,12 @@ class ValueMethod:
         return (_UNIFORM, None) if random else (self.temperature * share, self.recipe.top_k)
 
     def prepare(self, picker: Picker, batch: PickBatch, share: float) -> tuple[PickBatch, dict[str, float]]:
-        """The returns. A pick's own reward is what it adds to the run's; under credit final, all is due at the end."""
+        """The returns."""
         recipe = self.recipe
         with torch.no_grad():
             q = values_of(self.fellow or picker, batch.choices, self.recipe.twin)
         values = soft_value(q, self.temperature * share * recipe.soft_value, recipe.top_k).mean(1)
-        rewards, mask = as_table(increments(batch.rewards, batch.walks), batch.walks)
+        rewards, mask = as_table(batch.gains, batch.walks)
         returns = lambda_returns(rewards, as_table(values, batch.walks)[0], mask.float(), recipe.gamma, recipe.lam)
         last = as_table(batch.rewards, batch.walks)[0].gather(1, mask.sum(1, keepdim=True) - 1)
         entry = {"reward": float(last.mean()), "value": float(values.mean()), "alpha": self.temperature * share}

@@ -81,6 +81,7 @@ def test_a_training_goes_on_from_a_trained_picker(run):
     train(changed(PICK, name="first", max_steps=2), run)
     again = changed(PICK, name="second", init_from="first", max_steps=1)
     assert plan(again, run).steps == 1
+    assert plan(changed(again, limit=5), run).examples == 5
     assert train(again, run).total_steps == 3
     with pytest.raises(TrainingError, match="init_from: 'third'"):
         train(changed(PICK, init_from="third"), run)
@@ -93,6 +94,12 @@ def test_the_temperature_falls_with_the_rate_after_random_rounds(run):
         [entry["learning_rate"] / falling.learning_rate for entry in log]
     )
     assert log[0]["alpha"] > log[-1]["alpha"] > 0.1 * falling.temperature
+
+
+def test_a_reward_of_the_end_trains_all_picks_before_it(run):
+    recipe = changed(PQN, name="end", credit="final", eval_steps=100, eval_split="train", eval_tasks=8)
+    log = [entry for entry in record(train(recipe, run))["log_history"] if "eval_recall" in entry]
+    assert log[-1]["eval_recall"] > log[0]["eval_recall"] + 0.3
 
 
 @pytest.mark.parametrize("keys", [{"lora": {"r": 4}}, {"dtype": "bfloat16"}, {"lr_scheduler_type": "linear"}])

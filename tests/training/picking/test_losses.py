@@ -10,7 +10,7 @@ import torch
 from leret.training.picking.losses import (
     as_table,
     best_and_others,
-    increments,
+    gains,
     lambda_returns,
     pair_loss,
     soft_value,
@@ -90,8 +90,9 @@ def test_a_run_that_ended_early_has_no_value_behind_it():
     assert lambda_returns(rewards, values, torch.tensor([[1.0, 0.0]]), 0.9, 0.5).tolist() == [[1.0, 0.0]]
 
 
-def test_increments_start_anew_in_every_run():
-    assert increments(torch.tensor([0.5, 1.0, 0.25]), torch.tensor([0, 0, 1])).tolist() == [0.5, 0.5, 0.25]
+@pytest.mark.parametrize(("at_end", "expected"), [(False, [0.5, 0.5, 0.25]), (True, [0.0, 1.0, 0.25])])
+def test_a_step_is_paid_what_it_adds_or_the_last_one_all(at_end, expected):
+    assert gains(torch.tensor([0.5, 1.0, 0.25]), torch.tensor([0, 0, 1]), at_end).tolist() == expected
     table, mask = as_table(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4, 4, 7]))
     assert (table.tolist(), mask.tolist()) == ([[1.0, 2.0], [3.0, 0.0]], [[True, True], [True, False]])
 
