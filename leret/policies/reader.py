@@ -81,24 +81,21 @@ def score(answer: str, references: Sequence[str], measure: str = "em") -> float:
 def answer_em(
     outcome: Outcome, policy: Mapping[str, Any], task: str | None = None, max_tokens: int = 32, measure: str = "em"
 ) -> float | None:
-    """What a reader answers from what was retrieved, against the references.
+    """What a reader answers from all that was retrieved, against the references: a reward of the program's end.
 
-    It is 0 where the program goes on, or has found nothing; None where the task has no reference answer. ``policy`` are
-    the settings of a policy of any kind, as in a recipe.
+    ``policy`` are the settings of a policy of any kind, as in a recipe. None where the task has no reference answer, or
+    the program goes on.
 
     Source: Q-RAG (arXiv 2511.07328), feedback by the answers of an LM.
     """
-    if not outcome.task.answers:
+    if not outcome.task.answers or outcome.prediction is None:
         return None
-    if outcome.prediction is None or not outcome.ranking:
+    if not outcome.ranking:
         return 0.0
     texts = tuple(f"{p.title} | {p.text}" if p.title else p.text for p in outcome.ranking)
     question = str(outcome.task.inputs.get("question", outcome.task.text))
     of_reader = json.dumps(dict(policy), sort_keys=True), task, max_tokens
     return score(_read(*of_reader, outcome.task.id, question, texts), outcome.task.answers, measure)
-
-
-answer_em.waits = True  # type: ignore[attr-defined]  # for the policy: it is asked in a thread
 
 
 @lru_cache(_ANSWERS_KEPT)

@@ -68,7 +68,7 @@ def asked(monkeypatch):
 def test_answer_em_is_of_the_end_and_asks_once_for_the_same_texts(asked):
     part = {"function": "leret.policies.reader:answer_em", "policy": {"model": "demo"}}
     worth = reward(RewardSettings.model_validate({"parts": {"answer_em": part}}))
-    assert worth(Outcome(TASK, ranking=FOUND, prediction=None)) == 0.0
+    assert worth(Outcome(TASK, ranking=FOUND, prediction=None)) is None
     assert worth(Outcome(TASK, prediction={})) == 0.0
     assert asked.requests == []
     assert [worth(Outcome(TASK, ranking=FOUND, prediction={})) for _ in range(2)] == [1.0, 1.0]

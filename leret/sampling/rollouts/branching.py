@@ -335,20 +335,19 @@ class StateSampler:
     ) -> dict[str, Any]:
         """What a completion came to, as attributes of its sample: a reward and its parts, or a failure."""
         _, outputs, reached = point.reached[text]
-        values: dict[str, float] = {}
         try:
             final = await point.finals[_key(outputs, text)] if with_final else {}
             end = await reached
-            if isinstance(end, Finished) and end.unparsed:
-                return {"failure": unparsed(self._runner.formatter, state.predictor, text)}
-            ranking, prediction = end.ranking, end.prediction if isinstance(end, Finished) else None
-            outcome = Outcome(point.task, text, outputs, ranking, prediction, len(point.steps) + 1)
-            if role.sampled:
-                values = {**await self._values(outcome, role.credit), **final}
         except (PolicyError, RetrievalError, ProgramError) as error:
             return {"outputs": outputs, "failure": failure_of(error)}
+        if isinstance(end, Finished) and end.unparsed:
+            return {"failure": unparsed(self._runner.formatter, state.predictor, text)}
+        ranking, prediction = end.ranking, end.prediction if isinstance(end, Finished) else None
+        outcome = Outcome(point.task, text, outputs, ranking, prediction, len(point.steps) + 1)
         reward, components = 0.0, {"sampled": 0.0}
         if role.sampled:
+            functions = self._reported if role.credit == "final" else self._rewards
+            values = {**values_of(functions, outcome), **final}
             [(reward, components)] = self._crediting.mixed([values], role.credit, state.question_id)
         return {
             "outputs": outputs,
@@ -358,14 +357,6 @@ class StateSampler:
             "components": components,
             "failure": None,
         }
-
-    async def _values(self, outcome: Outcome, credit: str) -> dict[str, float]:
-        """What an outcome is worth; in a thread where a reward asks a policy itself."""
-        functions = self._reported if credit == "final" else self._rewards
-        if any(getattr(getattr(part, "func", part), "waits", False) for part in functions.values()):
-            values: dict[str, float] = await self._runner.in_thread(values_of, functions, outcome)
-            return values
-        return values_of(functions, outcome)
 
     async def _final(self, point: BranchPoint, state: State, key: str, reached: Reached) -> dict[str, float]:
         """The final reward of what some outputs lead to: means where the program has to be run on from there."""
