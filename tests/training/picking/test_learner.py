@@ -60,21 +60,20 @@ import os, signal, sys
 from pathlib import Path
 from leret.core.runs import Run
 from leret.training.stage import train
-from tests.training.picking.test_learner import LOSSES
+from tests.training.picking.test_learner import PQN
 from tests.training.training_runs import Stopper
 stopper = Stopper(5, lambda: os.kill(os.getpid(), signal.SIGKILL))
-train(LOSSES[sys.argv[2]], Run.open(Path(sys.argv[1])), progress=stopper)
+train(PQN, Run.open(Path(sys.argv[1])), progress=stopper)
 """
 
 
-@pytest.mark.parametrize("name", ["pqn", "ipo"])
-def test_a_killed_training_that_goes_on_ends_in_the_same_bits(run, name):
-    command = [sys.executable, "-c", KILLED, str(run.path), name]
+def test_a_killed_training_that_goes_on_ends_in_the_same_bits(run):
+    command = [sys.executable, "-c", KILLED, str(run.path)]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False)
     assert process.returncode == -signal.SIGKILL, process.stderr.decode()
-    resumed = train(LOSSES[name], run)
+    resumed = train(PQN, run)
     assert resumed.resumed_from == 4
-    assert bits(resumed) == bits(train(changed(LOSSES[name], name="straight"), run))
+    assert bits(resumed) == bits(train(changed(PQN, name="straight"), run))
 
 
 def test_a_training_goes_on_from_a_trained_picker(run):
