@@ -8,8 +8,10 @@ from pathlib import Path
 
 import dspy
 import pytest
+from typer.testing import CliRunner
 
 import leret
+from leret.cli.app import app
 from leret.config.retriever import BM25Settings
 from leret.datasets.corpus import Corpus
 from leret.datasets.world.generate import generate
@@ -74,6 +76,20 @@ def test_the_researcher_is_an_agent_that_is_optimized_and_saved(place):
     assert (type(again).__name__, again.max_iters) == ("Researcher", 4)
     question = json.loads(Path("questions.jsonl").read_text().splitlines()[0])["question"]
     assert again(question=question).trajectory["tool_name_0"] in ("look_up", "finish")
+
+
+def test_a_picker_learns_on_own_data_by_a_feature_of_its_own():
+    rows = [json.loads(line) for line in Path("questions.jsonl").read_text().splitlines()]
+    json_lines(Path("numbered.jsonl"), [{"id": f"q{i}", **row} for i, row in enumerate(rows)])
+    given = ["data.kind=jsonl", "data.questions=numbered.jsonl", "data.corpus=corpus.jsonl", "data.limit=4"]
+    given.append(f"policy.features={EXAMPLES / 'picker.py'}:numbers")
+    stages = [f"{stage}/expand-pick.yaml" for stage in ("sampling", "training", "eval")]
+    words = ["run", *stages, "--run", "runs/picker", *(word for one in given for word in ("--set", one))]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    found = import_module("picker").main("runs/picker", rows[0]["question"])
+    assert len(found.context) == 6
+    assert "capitals" in Path("runs/picker/policies/expand-pick/picker.json").read_text()
 
 
 @pytest.mark.usefixtures("saved")

@@ -11,7 +11,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, int64, tensor
 
@@ -22,6 +22,8 @@ from leret.core.runs import Run
 from leret.core.types import Choice, Sample, State, Task
 from leret.policies.base import Completion, Policy, PromptTooLongError, Request
 from leret.policies.load import policy_for
+from leret.policies.local.policy import LocalPolicy
+from leret.policies.pickers.picker import Picker
 from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT
 from leret.programs.replay import SearchResults
@@ -42,6 +44,9 @@ _QUIET = 32
 """Turns of the event loop in which nothing new is asked: as many as a search's answer may need to become a request."""
 
 Group = tuple[State, Sequence[Sample]]
+
+LivePolicy = LocalPolicy | Picker
+"""A policy in training."""
 
 
 @dataclass(slots=True)
@@ -66,26 +71,6 @@ class Sampled:
     facts: dict[str, float]
     walks: Tensor = field(default_factory=lambda: tensor([]))
     at_end: bool = False
-
-
-class LivePolicy(Protocol):
-    """A policy in training: a `LocalPolicy`, whose ``prompt_ids`` are taken too, or a `Picker`."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def digest(self) -> str: ...
-
-    def renew(self, digest: str) -> None:
-        """Take the weights as they are now, under another digest."""
-
-    def complete_many(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        """One completion a seed and request, all in one batch."""
-        ...
-
-    def close(self) -> None:
-        """End its threads."""
 
 
 class RoundPolicy:

@@ -1,0 +1,33 @@
+"""A picker on your own data: it learns which name to add to a question, so that the missing page is found. No LM.
+
+    leret run sampling/expand-pick.yaml training/expand-pick.yaml eval/expand-pick.yaml --run runs/mine \\
+        --set data.kind=jsonl --set data.questions=questions.jsonl --set data.corpus=corpus.jsonl \\
+        --set policy.features=examples/picker.py:numbers
+    python examples/picker.py runs/mine "Where was the director of Ed Wood born?"
+
+`numbers` is a feature function of your own: what the picker knows of a candidate. The shipped ones are beside it.
+"""
+
+import sys
+
+import numpy as np
+
+import leret
+from leret.policies.pickers.features import mentions
+
+
+def numbers(choice):
+    """The shipped numbers of each candidate, and whether it is written in capitals (NASA, UK)."""
+    names, values = mentions(choice)
+    capitals = [[one.text.isupper()] for one in choice.candidates]
+    return (*names, "capitals"), np.hstack([values, np.array(capitals, np.float32)])
+
+
+def main(run, question):
+    with leret.load(f"{run}/program") as program:
+        return program(question=question)
+
+
+if __name__ == "__main__":
+    found = main(*sys.argv[1:])
+    print("\n".join(found.context))
