@@ -189,11 +189,11 @@ def build_index(
 
 
 def model_keys() -> dict[str, str]:
-    """The key that names the model, of every kind that has one."""
+    """The key that names the model, of every kind that has one; of several, the first."""
     return {
         kind: name
         for kind, engine in ENGINES.items()
-        for name, field in engine.settings.model_fields.items()
+        for name, field in reversed(engine.settings.model_fields.items())
         if (mark := mark_of(field, RecipePath)) and mark.hub
     }
 

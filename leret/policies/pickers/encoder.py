@@ -194,8 +194,8 @@ def positions_of(choices: Sequence[Choice], kind: str) -> Tensor:
 def rotated_products(states: Tensor, actions: Tensor, positions: Tensor | None) -> Tensor:
     """Inner products over sqrt(d) of states and actions, these turned by their positions; in two heads.
 
-    A vector is (2, 2, d / 4): coordinates of the plane, heads, frequencies; each pair of coordinates is turned at the
-    speed of its frequency. Each head counts twice: their mean is the whole product.
+    A vector is (2, 2, d / 4): coordinates of a plane, heads, planes. Each plane is turned at a speed of its own; speeds
+    belong to the heads by turns. Each head counts twice: their mean is the whole product.
 
     Args:
         states: (n, d), d a multiple of 4.
@@ -211,7 +211,8 @@ def rotated_products(states: Tensor, actions: Tensor, positions: Tensor | None) 
     s, a = states.reshape(n, 2, 2, d // 4), actions.reshape(n, 2, 2, d // 4)
     products = s[:, 0] * a[:, 0] + s[:, 1] * a[:, 1]
     if positions is not None:
-        speeds = torch.exp(torch.arange(d // 4, device=a.device) * (-math.log(_BASE) / (d // 4)))
+        places = torch.arange(d // 2, device=a.device).reshape(d // 4, 2).T
+        speeds = torch.exp(places * (-math.log(_BASE) / (d // 2)))
         angles = positions[:, None, None].to(a.device) * speeds
         crossed = s[:, 1] * a[:, 0] - s[:, 0] * a[:, 1]
         products = products * angles.cos() + crossed * angles.sin()

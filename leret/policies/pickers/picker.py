@@ -32,7 +32,7 @@ from leret.rewards.functions import source_digest
 RECORD = "picker.json"
 """In a picker's directory: its kind and settings."""
 
-_VERSION = 2
+_VERSION = 3
 
 _AT_ONCE = 2**16
 """Candidates scored at once, whatever is asked for together."""

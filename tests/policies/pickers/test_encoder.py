@@ -25,7 +25,8 @@ def turned(vector: np.ndarray, position: float) -> np.ndarray:
     """A vector whose planes are turned by a position: dimension i and i + d / 2 are one."""
     d, out = len(vector), np.zeros(len(vector))
     for i in range(d // 2):
-        angle = position * math.exp(-math.log(1000) * (i % (d // 4)) / (d // 4))
+        turn = 2 * (i % (d // 4)) + i // (d // 4)
+        angle = position * math.exp(-math.log(1000) * turn / (d // 2))
         x, y = vector[i], vector[i + d // 2]
         out[[i, i + d // 2]] = x * math.cos(angle) - y * math.sin(angle), x * math.sin(angle) + y * math.cos(angle)
     return out
