@@ -63,7 +63,14 @@ _STOPS = (0.0, 0.15, 0.5, 0.85)
 
 _ADAPTER = CompactAdapter(outputs=True)
 _TRAINING = LoopSettings(
-    steps=950, lr=2e-3, decay_from=0.3, prompt_weight=0.1, checkpoint_every=100, log_every=50, probe_every=950
+    steps=1600,
+    optimizer="muon",
+    lr=5e-3,
+    matrix_lr=0.03,
+    decay_from=0.5,
+    prompt_weight=0.1,
+    checkpoint_every=100,
+    probe_every=800,
 )
 _MIX = replace(MIXED, questions=200, uses=2, demos=(0.1, 0.1), lists=(0.0, 0.0))
 _Call = tuple[Any, Mapping[str, Any], list[dict[str, Any]]]
