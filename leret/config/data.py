@@ -61,11 +61,11 @@ class DataSettings(Settings):
         other = [name for name in _OF_BABILONG if self.kind != "babilong" and name in self.model_fields_set]
         if any(getattr(self, name) != type(self).model_fields[name].default for name in other):
             raise ValueError(f"data.{other[0]}: kind {self.kind} has none, only kind babilong; remove it")
-        if self.sentences and not self.noise:
-            raise ValueError("data.noise is missing: data.sentences are filled up with it; name a book, a text file")
         if self.kind != "world" and self.options:
             raise ValueError(f"data.options: kind {self.kind} has none, only kind world; remove them")
         if self.kind != "world" and not self.questions:
             mend = "name it with --set data.questions=FILE, or let `leret init` write a recipe for your files"
             raise ValueError(f"data.questions is missing: kind {self.kind} reads a file; {mend}")
+        if self.sentences and not self.noise:
+            raise ValueError("data.noise is missing: data.sentences are filled up with it; name a book, a text file")
         return self

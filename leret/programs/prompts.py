@@ -110,7 +110,7 @@ class Formatter:
 
     def need(self, predictor: str, inputs: Mapping[str, Any]) -> NeedsCompletion:
         """A usual call of a predictor, of which only the inputs are known; of a pick, one without candidates."""
-        if predictor not in self._predictors:
+        if predictor in self.picks:
             return NeedsChoice(ChoiceCall(predictor, inputs, candidates=Candidates(())), ())
         own = self._predictors[predictor]
         call = PredictorCall(predictor, inputs, True, self.adapter, signature=own.signature, demos=own.demos)

@@ -34,7 +34,8 @@ def test_shipped_recipes_are_valid_and_say_what_they_are_for(name, monkeypatch):
     values = []
     text = (bundled.root() / name).read_text(encoding="utf-8")
     if folder == "sampling" and "kind: world" not in text:
-        values = ["data.questions=README.md", "data.corpus=README.md"]  # the user's own
+        values = ["data.questions=README.md"]  # the user's own
+        values.append("data.noise=[README.md]" if "kind: babilong" in text else "data.corpus=README.md")
         with pytest.raises(ConfigError, match=r"data\.questions is missing.*--set data\.questions=FILE.*leret init"):
             load_all([name])
     problems = []

@@ -167,7 +167,8 @@ def sampled_model(run: Run, predictors: Collection[str] | None = None) -> str:
     model = str(sampled.get("model", ""))
     if model in POLICIES or Path(model).is_dir():
         return model
-    if isinstance(PolicySettings.model_validate(sampled), PickerSettings):
+    kind = PolicySettings.table.get(str(sampled.get("kind")))
+    if kind is not None and issubclass(kind.settings, PickerSettings):
         raise PolicyError(f"{run.path} was sampled with a picker, which only algorithm: pqn and pick train")
     if sampled.get("kind") != "local":
         raise PolicyError(
