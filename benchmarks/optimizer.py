@@ -38,10 +38,18 @@ BOOTSTRAP_CALLS = 55
 """Of BootstrapFewShot for one candidate of the random search, as measured: most runs of the policy are no success."""
 
 TRAINING = {
-    "max_length": 512,
-    "warmup_ratio": 0.05,
-    "sft": {"learning_rate": 1e-3},
-    "ipo": {"learning_rate": 5e-4, "num_train_epochs": 2},
+    "demo": {
+        "max_length": 512,
+        "warmup_ratio": 0.05,
+        "sft": {"learning_rate": 1e-3},
+        "ipo": {"learning_rate": 5e-4, "num_train_epochs": 2},
+    },
+    "agent": {
+        "max_length": 1024,
+        "warmup_ratio": 0.05,
+        "sft": {"learning_rate": 5e-4, "num_train_epochs": 3},
+        "ipo": {"learning_rate": 1e-4},
+    },
 }
 
 
@@ -138,9 +146,9 @@ class React(dspy.Module):
 
 
 PROGRAMS = {"two": Two, "tutorial": Tutorial, "branch": Branch, "async": Async, "react": React}
-POLICIES = {  # adapter, sampling, tokens of a training example
-    "demo": (leret.CompactAdapter(), {"max_tokens": 16}, 512),
-    "agent": (leret.CompactAdapter(outputs=True), {"max_tokens": 96, "temperature": 0.7}, 1024),
+POLICIES = {  # adapter, sampling
+    "demo": (leret.CompactAdapter(), {"max_tokens": 16}),
+    "agent": (leret.CompactAdapter(outputs=True), {"max_tokens": 96, "temperature": 1.0}),
 }
 
 
@@ -216,8 +224,8 @@ def optimize(system, name, seed, splits, options, n_calls, out):
         splits["train"][: options.train],
         splits["dev"][: options.val],
     )
-    training = {**TRAINING, "max_length": POLICIES[options.policy][2]}
-    calls, keys = Calls(), {**TRAINING["sft"], "max_length": training["max_length"], "warmup_ratio": 0.05, "seed": seed}
+    training = TRAINING[options.policy]
+    calls, keys = Calls(), {**training["sft"], "max_length": training["max_length"], "warmup_ratio": 0.05, "seed": seed}
     a_run = 4 if name in ("tutorial", "react") else 2
     a_val = a_run * len(val)
     with dspy.context(callbacks=[calls]):

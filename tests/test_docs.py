@@ -49,9 +49,10 @@ SMALL = {
 
 SMALLER = {
     "sampling/demo.yaml": {"split: train": "split: train\n  limit: 12", "prompts: 4": "prompts: 1"},
+    "training/demo-grpo.yaml": {"max_steps: 150": "max_steps: 2"},
     "eval/demo.yaml": {"limit: null": "limit: 4", "resamples: 10000": "resamples: 100"},
 }
-"""Changes to the recipes themselves, for `leret run`, which takes no overrides."""
+"""Changes to the recipes themselves, where the docs give no overrides."""
 
 NOT_RUN = {
     "vllm": "a server",
