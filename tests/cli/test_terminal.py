@@ -63,8 +63,9 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["train", "demo-sft", "--run", "SAMPLED",
           *settings("num_train_epochs=6", "name=long", "per_device_train_batch_size=1")],
          r"train long .*[1-9]\d*/", "resumed"),
-        (["eval", "demo", "--run", "SAMPLED", *settings("limit=60", "systems=[base]")],
-         r"evaluating base .*[1-9]\d*/60", r"\A(?!(.|\n)*evaluating base .*?/60)"),  # the rest alone, if there is one
+        pytest.param(["eval", "demo", "--run", "SAMPLED", *settings("limit=60", "systems=[base]")],
+         r"evaluating base .*[1-9]\d*/60", r"\A(?!(.|\n)*evaluating base .*?/60)",  # the rest alone, if there is one
+         marks=pytest.mark.slow),
         (["index", "build", "sampling/demo.yaml", "--out", "NEW"], "index words", "documents"),
     ],
     ids=["sample", "train", "eval", "index"],

@@ -202,7 +202,7 @@ load.load_retriever(settings(kind, Path(folder), index=directory), ANIMALS, Path
 """
 
 
-@pytest.mark.parametrize("kind", ["bm25", "tantivy", "dense", "chroma", "hybrid"])
+@pytest.mark.parametrize("kind", ["bm25", "tantivy", "dense", pytest.param("chroma", marks=pytest.mark.slow), "hybrid"])
 def test_a_killed_build_is_noticed_and_the_next_one_finishes_it(kind, folder, tmp_path):
     directory = tmp_path / "index"
     wanted = settings(kind, folder, index=str(directory))  # skips where a package is absent
