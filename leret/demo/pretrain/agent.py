@@ -20,9 +20,9 @@ import dspy
 from leret.core.types import Passage, merge
 from leret.demo.pretrain import words
 from leret.demo.pretrain.examples import prompt_ids
-from leret.demo.pretrain.loop import LoopSettings, Report, Row, train
+from leret.demo.pretrain.loop import Report, Row, train
 from leret.demo.pretrain.probe import make_gate
-from leret.demo.pretrain.scratch import MIXED, STEPS_PER_MINUTE, training_facts
+from leret.demo.pretrain.scratch import MIXED, SECOND, STEPS_PER_MINUTE, training_facts
 from leret.demo.pretrain.worlds import Scene, StreamSettings, draw, query_rows, rows, scenes, start, write
 from leret.policies.checkpoints import find_model, load_weights
 from leret.programs.adapters import CompactAdapter
@@ -62,16 +62,7 @@ _STOPS = (0.0, 0.15, 0.5, 0.85)
 """Chance that an agent finishes after so many searches."""
 
 _ADAPTER = CompactAdapter(outputs=True)
-_TRAINING = LoopSettings(
-    steps=1600,
-    optimizer="muon",
-    lr=5e-3,
-    matrix_lr=0.03,
-    decay_from=0.5,
-    prompt_weight=0.1,
-    checkpoint_every=100,
-    probe_every=800,
-)
+_TRAINING = replace(SECOND, steps=1600, decay_from=0.5, checkpoint_every=100, probe_every=800)
 _MIX = replace(MIXED, questions=200, uses=2, demos=(0.1, 0.1), lists=(0.0, 0.0))
 _Call = tuple[Any, Mapping[str, Any], list[dict[str, Any]]]
 """A signature, inputs, and outputs that may follow."""

@@ -34,7 +34,7 @@ _FIRST = LoopSettings(
     log_every=50,
     probe_every=250,
 )
-_SECOND = replace(
+SECOND = replace(
     _FIRST,
     steps=2200,
     lr=5e-3,
@@ -85,7 +85,7 @@ def pretrain_scratch(
     """
     from transformers import AutoModelForCausalLM
 
-    both = _FIRST.steps + _SECOND.steps
+    both = _FIRST.steps + SECOND.steps
     if steps is None:
         steps = both if minutes is None else max(2, round(minutes * STEPS_PER_MINUTE))
     share = steps / both
@@ -96,7 +96,7 @@ def pretrain_scratch(
     first = replace(_FIRST, steps=max(1, round(_FIRST.steps * share)), seed=seed)
     model = build_model(len(tokenizer), seed)
     train(model, rows(tokenizer, StreamSettings(seed=seed)), first, out / _FIRST_PART, probe=gate, report=report)
-    second = replace(_SECOND, steps=max(1, steps - first.steps), seed=seed + 1)
+    second = replace(SECOND, steps=max(1, steps - first.steps), seed=seed + 1)
     model = AutoModelForCausalLM.from_pretrained(out / _FIRST_PART, dtype="float32")
     looking_up = islice(rows(tokenizer, replace(_LOOKING_UP, seed=seed + 1)), round(_LOOKING_UP_ROWS * share))
     stream = chain(looking_up, rows(tokenizer, replace(MIXED, seed=seed + 2)))
