@@ -41,15 +41,13 @@ _BEFORE, _STEM = 4, 5
 
 
 class _Mention(NamedTuple):
-    """A name in a passage: its words, its sentence and that one's words, its place, stems of the words before it."""
+    """A name in a passage: its words, its sentence's number and words, stems of the words before it."""
 
     text: str
     words: frozenset[str]
     sentence: int
     around: frozenset[str]
-    place: int
     before: frozenset[str]
-    is_quoted: bool
 
 
 @lru_cache(maxsize=1024)
@@ -59,8 +57,8 @@ def mentions(question: str, found: Found) -> Sequence[Candidate]:
     First the names of the question, and then those on the found pages, in the order of finding. Names that are in the
     question or in a found title are left out, but for names of the question whose page is not found.
 
-    The numbers of a candidate's ``data`` need no corpus: where the name stands, how its sentence and its page meet the
-    question, and what it is made of.
+    The numbers of a candidate's ``data`` need no corpus: where the name stands, and how it, its sentence and its page
+    meet the question.
     """
     asked, content = words_of(question), words_of(" ".join(content_words(question)))
     passages = [passage for ranking in found.searches for passage in ranking]
@@ -68,7 +66,7 @@ def mentions(question: str, found: Found) -> Sequence[Candidate]:
     rows: dict[str, tuple[str, dict[str, float]]] = {}
     for name in names(question):
         if (words := words_of(name)) and not words <= known:
-            rows.setdefault(name.lower(), (name, {"own": 1.0, **_form(name, words, content)}))
+            rows.setdefault(name.lower(), (name, {"own": 1.0, **_form(words, content)}))
     best = max((passage.score for passage in passages), default=1.0) or 1.0
     n_first = len(found.searches[0]) if found.searches else 0
     for rank, passage in enumerate(passages):
@@ -79,7 +77,7 @@ def mentions(question: str, found: Found) -> Sequence[Candidate]:
             if (row := rows.get(one.text.lower())) is not None:
                 row[1]["count"] = row[1].get("count", 0.0) + 1
                 continue
-            numbers = {**page, **_of_place(one, content), **_form(one.text, one.words, content)}
+            numbers = {**page, **_of_place(one, content), **_form(one.words, content)}
             rows[one.text.lower()] = one.text, numbers
     return (QUESTION, *(Candidate(name, name, data=data) for name, data in rows.values()))
 
@@ -100,22 +98,13 @@ def _of_place(one: _Mention, content: frozenset[str]) -> dict[str, float]:
         "sentence": min(one.sentence, 5) / 5,
         "sentence_overlap": len(content & one.around) / max(1, len(content)),
         "after_question_word": float(any(word[:_STEM] in one.before for word in content)),
-        "place": one.place / 500,
-        "quoted": float(one.is_quoted),
         "count": 1.0,
     }
 
 
-def _form(name: str, words: frozenset[str], content: frozenset[str]) -> dict[str, float]:
+def _form(words: frozenset[str], content: frozenset[str]) -> dict[str, float]:
     """Of a name alone, and of the question's words in it."""
-    return {
-        "words": len(words) / 4,
-        "several_words": float(len(words) > 1),
-        "digit": float(any(letter.isdigit() for letter in name)),
-        "longest_word": max(map(len, words)) / 10,
-        "shortest_word": min(map(len, words)) / 10,
-        "overlap": len(words & content) / len(words),
-    }
+    return {"several_words": float(len(words) > 1), "overlap": len(words & content) / len(words)}
 
 
 @lru_cache(maxsize=8192)
@@ -128,15 +117,13 @@ def _mentions_in(text: str) -> tuple[_Mention, ...]:
 
 
 def _all_in(text: str) -> Iterator[_Mention]:
-    start = 0
     for number, sentence in enumerate(SENTENCE_END.split(text)):
-        start, around = max(text.find(sentence, start), 0), words_of(sentence)
+        around = words_of(sentence)
         for name in names(sentence):
-            place, words = max(sentence.find(name), 0), words_of(name)
+            words = words_of(name)
             if words and len(name.split()) <= LONGEST_NAME:
-                before = frozenset(word.lower()[:_STEM] for word in WORD.findall(sentence[:place])[-_BEFORE:])
-                yield _Mention(name, words, number, around, start + place, before, f'"{name}' in sentence)
-        start += len(sentence)
+                ahead = WORD.findall(sentence[: max(sentence.find(name), 0)])[-_BEFORE:]
+                yield _Mention(name, words, number, around, frozenset(word.lower()[:_STEM] for word in ahead))
 
 
 @lru_cache(maxsize=8192)

@@ -56,7 +56,7 @@ class Found:
 
     searches: tuple[Ranking, ...] = ()
 
-    @property
+    @functools.cached_property
     def ranking(self) -> Ranking:
         """The union of all searches by retriever score, no document twice; the other properties are in its order."""
         return merge(self.searches)
