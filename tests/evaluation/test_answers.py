@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from aiohttp import web
 from typer.testing import CliRunner
 
 from leret.cli.app import app
@@ -12,6 +13,8 @@ from leret.core.progress import Silent
 from leret.evaluation.answers import answer, logs, read
 from leret.policies.base import Completion
 from leret.policies.reader import ReaderLM
+from tests.http.servers import serving
+from tests.policies.servers import ChatServer, completion
 from tests.tiny import tiny_policy
 
 LINE = {"id": "a", "question": "Where is the milk?", "answer": "home", "support": ["0"], "texts": ["Mary went home."],
@@ -41,6 +44,17 @@ def log(tmp_path):
     path.parent.mkdir(parents=True)
     path.write_text("".join(json.dumps(line) + "\n" for line in LINES))
     return path
+
+
+class Reader(ChatServer):
+    """Knows both answers, and goes on after one of them."""
+
+    async def route(self, request, body):
+        if body is None:  # GET /v1/models
+            return await super().route(request, body)
+        asked, made = body["messages"][0]["content"], completion(body)
+        made["choices"][0]["message"]["content"] = "home" if "Where is the milk?" in asked else "the park\nnot this"
+        return web.json_response(made)
 
 
 def run(path, policy):
@@ -97,3 +111,17 @@ def test_the_command_answers_with_a_model_of_this_process(log, tmp_path):
     assert made.exit_code == 0, made.output
     [found] = json.loads(made.stdout)["logs"]
     assert (found["n"], found["log"]) == (2, str(log))
+
+
+def test_the_command_answers_with_a_served_model(log, tmp_path):
+    async def asked():
+        async with serving(Reader(), under="/v1") as [url]:
+            reader = json.dumps({"kind": "openai", "model": "m", "urls": [url]})
+            words = ["answer", str(tmp_path / "ns50"), "--policy", reader, "--task", "qa2", "--json"]
+            return await asyncio.to_thread(CliRunner().invoke, app, words)
+
+    made = asyncio.run(asked())
+    assert made.exit_code == 0, made.output
+    [found] = json.loads(made.stdout)["logs"]
+    assert (found["answer_em"], found["answer_f1"]) == (1.0, 1.0)
+    assert [line["prediction"] for line in read(log.with_name("eval_seed0_ns50.answers.jsonl"))] == ["home", "the park"]
