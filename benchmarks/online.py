@@ -32,13 +32,13 @@ ROUNDS = {**SMALL, "max_steps": 150, "questions_per_round": 4, "num_generations"
 BIG_ROUNDS = {**ROUNDS, "max_steps": 288, "questions_per_round": 33, "num_iterations": 2, "num_mini_batches": 8,
               "warmup_ratio": 0.1}  # fmt: skip
 ALGORITHMS: dict[str, tuple[str, dict[str, Any], tuple[float, ...]]] = {
-    "dpo": ("dpo", PAIRS, (2e-4, 5e-4, 1e-3)),
-    "ipo-sequence": ("ipo", {**PAIRS, "reduction": "sequence"}, (2e-4, 5e-4, 1e-3)),
-    "ipo-token": ("ipo", {**PAIRS, "reduction": "token"}, (2e-4, 5e-4, 1e-3)),
-    "kto": ("kto", PAIRS, (2e-4, 5e-4, 1e-3)),
+    "dpo": ("dpo", PAIRS, (2e-4, 5e-4, 1e-3, 2e-3)),
+    "ipo-sequence": ("ipo", {**PAIRS, "reduction": "sequence"}, (2e-4, 5e-4, 1e-3, 2e-3)),
+    "ipo-token": ("ipo", {**PAIRS, "reduction": "token"}, (1e-4, 2e-4, 5e-4, 1e-3)),
+    "kto": ("kto", {**PAIRS, "num_train_epochs": 1}, (2e-4, 5e-4, 1e-3)),  # all completions, 6 times as many
     "grpo": ("grpo", ROUNDS, (1e-3, 2e-3, 4e-3)),
     "rloo": ("rloo", {**ROUNDS, "beta": 0.0}, (5e-4, 1e-3, 2e-3)),
-    "ppo": ("ppo", BIG_ROUNDS, (5e-4, 1e-3, 2e-3)),
+    "ppo": ("ppo", BIG_ROUNDS, (5e-4, 1e-3, 2e-3, 4e-3)),
 }
 """Recipe, keys that differ from it, rates to try."""
 

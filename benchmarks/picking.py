@@ -4,13 +4,15 @@
     OMP_NUM_THREADS=1 python benchmarks/picking.py features
     OMP_NUM_THREADS=1 python benchmarks/picking.py update [--sentences 50] [--model DIRECTORY]
     OMP_NUM_THREADS=1 python benchmarks/picking.py babilong --data DATA --out OUT [--task qa2] [--seeds 3] [--set K=V]
+    OMP_NUM_THREADS=1 python benchmarks/picking.py variants --data DATA --out OUT
     OMP_NUM_THREADS=1 python benchmarks/picking.py expand --data DATA --out OUT [--seeds 3] [--losses grpo ipo dpo]
 
 The first three are over sentences of random words. ``long``: an encoder embeds the sentences of one long text, and
 then makes picks in it. ``features``: 1,000 states of 20 candidates with 25 numbers each. ``update``: values with
 gradients for 48 episodes of two picks, both heads, and back. Without ``--model`` encoders start from nothing, with
 relative positions, as the recipe `babilong` has them.
-``babilong``: the shipped recipes of that name, one training a seed, and `leret eval` at several lengths. ``expand``:
+``babilong``: the shipped recipes of that name, one training a seed, and `leret eval` at several lengths; qa3 takes
+longer stories. ``variants``: the same by pqn, with its values and positions changed, one seed each. ``expand``:
 those of `expand-pick` on HotpotQA, with the losses grpo, ipo and dpo; the best of some rules by the dev split; and the
 first picker as it is on other sets. ``--set`` goes to the trainings, DATA is the folder of the real data.
 
@@ -153,21 +155,54 @@ def table(summary: Path, measure: str) -> dict[str, list[float]]:
     return {row["system"]: [row["hops"][-1][measure], *row["hops"][-1][f"{measure}_ci"]] for row in rows}
 
 
-def babilong(arguments: argparse.Namespace) -> dict[str, object]:
-    run, recipes = (
-        arguments.out / arguments.task,
-        [f"{stage}/babilong.yaml" for stage in ("sampling", "training", "eval")],
-    )
+PQN = {"learning_rate": 1.5e-3, "tau": 0.05, "warmup_ratio": 0.02, "num_mini_batches": 4, "max_steps": 1600,
+       "limit": 100000, "eval_steps": 100, "eval_tasks": 200, "metric_for_best_model": "all_found"}  # fmt: skip
+"""Keys of training/pqn.yaml for an encoder from nothing: chosen on dev."""
+VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
+    "grpo": ("babilong", {}),
+    "pqn": ("pqn", PQN),
+    "pqn-hard-values": ("pqn", {**PQN, "soft_value": False}),
+    "pqn-no-target": ("pqn", {**PQN, "tau": 1}),
+}
+"""Recipe, keys that differ from it."""
+TASKS = {"qa3": ("program.budget=3", "data.facts=60", "data.sentences=[60,80]")}
+"""Keys of sampling that a task needs; it is evaluated with stories as long."""
+
+
+def stories(arguments: argparse.Namespace, run: Path, *more: str) -> float:
+    """Sample a task of bAbI; returns CPU seconds."""
     [questions] = (arguments.data / "babi" / "raw").glob(f"{arguments.task}_*")
-    noise, budget = arguments.data / "noise_text" / "2600-0.txt.gz", {"qa1": 1, "qa3": 3}.get(arguments.task, 2)
-    given = settings(f"data.questions={questions}", f"data.noise=[{noise}]", f"program.budget={budget}")
-    seconds = {"sample": leret("sample", recipes[0], "--run", run, *given)}
+    files = f"data.questions={questions}", f"data.noise=[{arguments.data / 'noise_text' / '2600-0.txt.gz'}]"
+    return leret("sample", "sampling/babilong.yaml", "--run", run, *settings(*files, *more))
+
+
+def fact_em(arguments: argparse.Namespace, run: Path, *more: str) -> dict[str, dict[str, list[float]]]:
+    """By length and system."""
+    of_task = ("data.facts=60", "data.sentences=[80,160,1200]") if arguments.task in TASKS else ()
+    leret("eval", "eval/babilong.yaml", "--run", run, *settings(*of_task, *more))
+    return {path.parent.name: table(path, "fact_em") for path in sorted(run.glob("eval/*/summary.json"))}
+
+
+def babilong(arguments: argparse.Namespace) -> dict[str, object]:
+    run = arguments.out / arguments.task
+    seconds = {"sample": stories(arguments, run, *TASKS.get(arguments.task, ()))}
     for seed in range(arguments.seeds):
         own = settings(f"seed={seed}", f"name=seed-{seed}", *arguments.set)
-        seconds[f"seed-{seed}"] = leret("train", recipes[1], "--run", run, *own)
-    seconds["eval"] = leret("eval", recipes[2], "--run", run)
-    found = {path.parent.name: table(path, "fact_em") for path in sorted(run.glob("eval/*/summary.json"))}
-    return {"task": arguments.task, "fact_em": found, "cpu_s": seconds}
+        seconds[f"seed-{seed}"] = leret("train", "training/babilong.yaml", "--run", run, *own)
+    return {"task": arguments.task, "fact_em": fact_em(arguments, run), "cpu_s": seconds}
+
+
+def variants(arguments: argparse.Namespace) -> dict[str, object]:
+    found, seconds = {}, {}
+    for positions in ("relative", "absolute"):
+        run = arguments.out / positions
+        stories(arguments, run, f"policy.positions={positions}")
+        for name in VARIANTS if positions == "relative" else ("grpo", "pqn"):
+            recipe, keys = VARIANTS[name]
+            own = settings(f"name={name}", *(f"{key}={json.dumps(value)}" for key, value in keys.items()))
+            seconds[f"{positions} {name}"] = leret("train", f"training/{recipe}.yaml", "--run", run, *own)
+        found[positions] = fact_em(arguments, run, "limit=400")
+    return {"fact_em": found, "cpu_s": seconds}
 
 
 class Rule:
@@ -276,7 +311,7 @@ def pickers(run: Path, name: str) -> Picker:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["long", "features", "update", "babilong", "expand"])
+    parser.add_argument("what", choices=["long", "features", "update", "babilong", "variants", "expand"])
     parser.add_argument("--sentences", type=int)
     parser.add_argument("--model", default="scratch")
     parser.add_argument("--data", type=Path)
