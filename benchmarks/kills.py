@@ -2,7 +2,7 @@
 
     python benchmarks/kills.py [--kills 20] [--faults 0.3] [--questions 400] [--samples 1]
     OMP_NUM_THREADS=1 python benchmarks/kills.py --recipe sampling/demo.yaml [--kills 20] [--questions 60]
-    OMP_NUM_THREADS=1 python benchmarks/kills.py --train grpo --run RUN [--kills 10]   # or ppo; RUN: sampled
+    OMP_NUM_THREADS=1 python benchmarks/kills.py --train grpo --run RUN [--kills 10]   # ppo, pqn ...; RUN: sampled
 
 Every session is a process of its own that ends by SIGKILL, at a moment drawn between its first request and the run's
 last one; the next session goes on. At the end the samples, the visits and the bytes of the preferences must be those
@@ -49,6 +49,7 @@ from leret.core.runs import Run
 from leret.sampling.stage import sample
 
 HERE = Path(__file__).resolve().parent
+PICKERS = ("pick", "pqn")
 WORDS = [f"{a}{b}" for a in ("al", "be", "co", "du", "er", "fi", "go", "hu") for b in ("ba", "ne", "ri", "so", "tu")]
 
 
@@ -249,8 +250,9 @@ def compare_local(file: Path, n_questions: int, n_kills: int, seed: int) -> tupl
 
 def compare_training(algorithm: str, run: Path, n_kills: int, seed: int) -> bool:
     """Whether an online training that was killed ends as one that was not."""
-    size = {"max_steps": 44, "num_generations": 4, "temperature": 1.0, "max_completion_length": 16, "save_steps": 2,
-            "learning_rate": 1e-3, "logging_steps": 1, "max_length": 512}  # fmt: skip
+    size = {"max_steps": 44, "save_steps": 2, "learning_rate": 1e-3, "logging_steps": 1}
+    if algorithm not in PICKERS:
+        size |= {"num_generations": 4, "temperature": 1.0, "max_completion_length": 16, "max_length": 512}
     rng, policies = random.Random(seed), run / "policies"
 
     def begin(name: str) -> subprocess.Popen[bytes]:
@@ -277,7 +279,7 @@ def compare_training(algorithm: str, run: Path, n_kills: int, seed: int) -> bool
     begin(f"killed-{algorithm}").wait()
     killed = policies / f"killed-{algorithm}"
     logs = [json.loads((path / "training.json").read_text())["log_history"] for path in (whole, killed)]
-    weights = [(path / "model.safetensors").read_bytes() for path in (whole, killed)]
+    weights = [[file.read_bytes() for file in sorted(path.rglob("*.safetensors"))] for path in (whole, killed)]
     print(f"{algorithm}: killed after checkpoints {at} of {n_rounds} rounds; logs equal: {logs[0] == logs[1]}, "
           f"weights equal: {weights[0] == weights[1]}")  # fmt: skip
     return logs[0] == logs[1] and weights[0] == weights[1]
@@ -305,8 +307,8 @@ def compare(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", type=Path, help="sample its policy, in the process that is killed")
-    parser.add_argument("--train", choices=["grpo", "rloo", "ppo"], help="an online algorithm, in --run")
-    parser.add_argument("--run", type=Path, help="of --train: sampled, with an sft policy")
+    parser.add_argument("--train", choices=["grpo", "rloo", "ppo", *PICKERS], help="an online algorithm, in --run")
+    parser.add_argument("--run", type=Path, help="of --train: sampled, with an sft policy or a picker")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--questions", type=int, default=400)
     parser.add_argument("--samples", type=int, default=1, help="completions a prompt and state")

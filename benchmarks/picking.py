@@ -197,7 +197,7 @@ def variants(arguments: argparse.Namespace) -> dict[str, object]:
     for positions in ("relative", "absolute"):
         run = arguments.out / positions
         stories(arguments, run, f"policy.positions={positions}")
-        for name in VARIANTS if positions == "relative" else ("grpo", "pqn"):
+        for name in VARIANTS if positions == "relative" else ("grpo",):
             recipe, keys = VARIANTS[name]
             own = settings(f"name={name}", *(f"{key}={json.dumps(value)}" for key, value in keys.items()))
             seconds[f"{positions} {name}"] = leret("train", f"training/{recipe}.yaml", "--run", run, *own)
