@@ -82,12 +82,17 @@ def trained(run: Run, algorithm: str, rate: float, init: str, seed: int) -> str:
     return name
 
 
-def measured(run: Run, names: list[str], split: str) -> dict[str, dict[str, float]]:
-    """Recall and AP after the last hop, with the half width of recall's interval."""
-    recipe = load_recipe("eval/demo.yaml", EvalRecipe, [f"split={split}", f"systems={json.dumps(names)}"])
-    rows = evaluate(recipe, run).summary["rows"]
-    last = {row["system"]: row["hops"][-1] for row in rows}
-    return {n: {"recall": last[n]["recall"], "ap": last[n]["ap"], "ci": last[n]["recall_ci"]} for n in names}
+def measured(run: Run, names: list[str], split: str, baseline: str) -> dict[str, dict[str, Any]]:
+    """Recall and AP after the last hop, with recall's interval; ``ahead``: its difference to the baseline's, paired."""
+    given = [f"split={split}", f"systems={json.dumps(names)}", f"baseline={baseline}"]
+    summary = evaluate(load_recipe("eval/demo.yaml", EvalRecipe, given), run).summary
+    last = {row["system"]: row["hops"][-1] for row in summary["rows"]}
+    found = {n: {"recall": last[n]["recall"], "ap": last[n]["ap"], "ci": last[n]["recall_ci"]} for n in names}
+    for row in summary["comparisons"]:
+        if (row["b"], row["measure"]) == (baseline, "recall"):
+            low, high = row["ci"]
+            found[row["a"]]["ahead"] = f"{row['difference']:+.3f} [{low:+.3f}, {high:+.3f}]"
+    return found
 
 
 def facts(run: Run, name: str) -> str:
@@ -102,7 +107,7 @@ def sweep(runs: Path, world: int, algorithms: list[str], init: str) -> None:
     run = prepared(runs, world, 0)
     for algorithm in algorithms:
         names = {rate: trained(run, algorithm, rate, init, 0) for rate in ALGORITHMS[algorithm][2]}
-        found = measured(run, [init, *names.values()], "dev")
+        found = measured(run, [init, *names.values()], "dev", init)
         for rate, name in names.items():
             row = found[name]
             print(f"{algorithm:13s} {rate:7g}  recall {row['recall']:.3f}  AP {row['ap']:.3f}", facts(run, name))
@@ -111,15 +116,16 @@ def sweep(runs: Path, world: int, algorithms: list[str], init: str) -> None:
 
 
 def table(runs: Path, world: int, seeds: list[int], algorithms: list[str], init: str) -> None:
-    """The best rates on the test split, a row for each seed."""
+    """The best rates on the test split, a row for each seed; compared with the first IPO among them, else with sft."""
     for seed in seeds:
         run = prepared(runs, world, seed)
         names = [trained(run, algorithm, RATES[algorithm], init, seed) for algorithm in algorithms]
-        for name, row in measured(run, ["base", "sft", *names], "test").items():
+        baseline = next((name for name in names if name.startswith("ipo")), "sft")
+        for name, row in measured(run, ["base", "sft", *names], "test", baseline).items():
             more = facts(run, name) if name in names else ""
-            print(
-                f"seed {seed}  {name:22s} recall {row['recall']:.3f} {row['ci']}  AP {row['ap']:.3f} ", more, flush=True
-            )
+            print(f"seed {seed}  {name:22s} recall {row['recall']:.3f} {row['ci']}  AP {row['ap']:.3f} ", more)
+            if name != baseline:
+                print(f"        minus {baseline}: {row.get('ahead')}", flush=True)
 
 
 def main() -> None:
