@@ -37,12 +37,12 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any], tuple[float, ...]]] = {
     "ipo-token": ("ipo", {**PAIRS, "reduction": "token"}, (1e-4, 2e-4, 5e-4, 1e-3)),
     "kto": ("kto", {**PAIRS, "num_train_epochs": 1}, (2e-4, 5e-4, 1e-3)),  # all completions, 6 times as many
     "grpo": ("grpo", ROUNDS, (1e-3, 2e-3, 4e-3, 8e-3)),
-    "rloo": ("rloo", {**ROUNDS, "beta": 0.0}, (5e-4, 1e-3, 2e-3, 4e-3)),
+    "rloo": ("rloo", {**ROUNDS, "beta": 0.0}, (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)),
     "ppo": ("ppo", BIG_ROUNDS, (5e-4, 1e-3, 2e-3, 4e-3)),
 }
 """Recipe, keys that differ from it, rates to try."""
 
-RATES = {"dpo": 1e-3, "ipo-sequence": 2e-3, "ipo-token": 2e-4, "kto": 5e-4, "grpo": 4e-3, "rloo": 2e-3, "ppo": 2e-3}
+RATES = {"dpo": 1e-3, "ipo-sequence": 2e-3, "ipo-token": 2e-4, "kto": 5e-4, "grpo": 4e-3, "rloo": 4e-3, "ppo": 2e-3}
 
 
 def leret(*words: str) -> float:
