@@ -16,7 +16,7 @@ from tests.retrieval.serving import Reply, loopback
 
 
 def client(url, retry_for_s=0.0):
-    return SearchClient((url,), RemoteSettings(urls=(url,), timeout_s=2.0, retry_for_s=retry_for_s))
+    return SearchClient((url,), RemoteSettings(urls=(url,), timeout_s=20.0, retry_for_s=retry_for_s))
 
 
 def asked(word):
