@@ -137,7 +137,7 @@ def speed(arguments: argparse.Namespace) -> None:
     tables = []
     with place() as work, endpoint(arguments) as url:
         for n in (1, 8):
-            recipe = recipe_of(arguments, url, n, work, limit=arguments.questions or (300 if n == 1 else 100))
+            recipe = recipe_of(arguments, url, n, work, limit=arguments.questions or (1200 if n == 1 else 400))
             rates, costs, loops, shares = [], [], [], Shares()
             bench = Environment(recipe, work)
             for repeat in range(arguments.repeats + 1):

@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import threading
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -79,7 +78,7 @@ class _MutedStream(io.TextIOBase):
         return self.stream.isatty()
 
 
-_muted: Counter[int] = Counter()
+_muted: dict[int, int] = {}
 """Threads that are muted, with the number of blocks that each is in."""
 _streams = {"stdout": _MutedStream(), "stderr": _MutedStream()}
 """Never dropped: a ``print`` of another thread holds no reference to the stream that it writes to."""
@@ -94,13 +93,14 @@ def muted(threads: Collection[int] | None = None) -> Iterator[None]:
             if (before := getattr(sys, name)) is not stream:
                 stream.stream = before
                 setattr(sys, name, stream)
-        _muted.update(threads)
+        for thread in threads:
+            _muted[thread] = _muted.get(thread, 0) + 1
     try:
         yield
     finally:
         with _lock:
-            _muted.subtract(threads)
             for thread in threads:
+                _muted[thread] -= 1
                 if not _muted[thread]:
                     del _muted[thread]
             for name, stream in _streams.items():

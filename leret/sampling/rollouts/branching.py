@@ -327,7 +327,8 @@ class StateSampler:
             if answer.value is not None:
                 what["components"] = {**what.get("components", {}), "q": answer.value, **_logp(answer)}
             what |= {"n_prompt_tokens": answer.n_prompt_tokens, "n_completion_tokens": answer.n_completion_tokens}
-            scored.append(replace(sample, completion=text, **what))
+            where = sample.state_id, sample.question_id, sample.step
+            scored.append(Sample(sample.id, *where, sample.prompt, sample.index, sample.seed, text, **what))
         return scored
 
     async def _result(
