@@ -11,7 +11,6 @@ import asyncio
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import dspy
@@ -21,7 +20,8 @@ from dspy.clients._deprecation import adapter_message_call
 from dspy.clients.base_lm import LM_CLASS_STATE_KEY
 from dspy.clients.provider import Provider, ReinforceJob, TrainingJob
 from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus, get_finetune_directory
-from dspy.dsp.utils.settings import thread_local_overrides
+from dspy.dsp.utils.settings import main_thread_config, thread_local_overrides
+from dspy.dsp.utils.utils import dotdict
 from dspy.primitives.prediction import Completions
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
@@ -104,9 +104,17 @@ QUIET: dict[str, Any] = {"callbacks": [], "disable_history": True, "warn_on_type
 """Settings without what DSPy notes of a call."""
 
 
-def carrying(run: Any, **settings: Any) -> AbstractContextManager[None]:
+class carrying:  # noqa: N801 - a context manager; `dspy.context` takes four times as long
     """Settings of a pass that leret watches: they reach `dspy.Parallel`'s threads, as context variables do not."""
-    return cast(AbstractContextManager[None], dspy.context(**settings, _leret_run=run))
+
+    def __init__(self, run: Any, settings: Mapping[str, Any]) -> None:
+        self._settings = dotdict({**main_thread_config, **thread_local_overrides.get(), **settings, "_leret_run": run})
+
+    def __enter__(self) -> None:
+        self._token = thread_local_overrides.set(self._settings)
+
+    def __exit__(self, *error: object) -> None:
+        thread_local_overrides.reset(self._token)
 
 
 def forward_of(program: dspy.Module) -> Callable[..., Any]:

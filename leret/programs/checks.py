@@ -108,7 +108,7 @@ def _run_stock(
     observer = SearchMemory(results, None if runner.searches is None else runner.searches.retriever, recorded)
     try:
         settings = {**QUIET, "trace": [], "callbacks": callbacks, "adapter": proxy, "lm": lm, "rm": runner.replay.rm}
-        with suppress_output("dspy"), carrying(observer, **settings):
+        with suppress_output("dspy"), carrying(observer, settings):
             run_program(program, **bound_inputs(program, task))
     except _PathLeft:
         pass

@@ -112,6 +112,8 @@ class Replay:
             if type(predictor) is dspy.Predict and not predictor.config:
                 predictor.__class__ = _QuickPredict  # of this module of its own; ten times as fast
         self.rm = as_rm if rm is None else rm
+        self._forward = self._forward_of(program)
+        self._settings = {**QUIET, "adapter": self.proxy, "lm": self._guard, "rm": self.rm}
         # These count failures on themselves, so one instance is no function of its completions.
         self._fresh = any(isinstance(m, dspy.Refine | dspy.BestOfN) for _, m in program.named_sub_modules())
         # A program with both may bridge them by asyncio.run, which needs a thread without an event loop.
@@ -155,14 +157,15 @@ class Replay:
                 run = ProgramRun(self, steps, results, retrieve)
 
     def _pass(self, run: ProgramRun, inputs: Mapping[str, Any]) -> None:
-        program, run._home, run._before = self.program, threading.get_ident(), threading.enumerate()
+        program, forward = self.program, self._forward
+        run._home, run._before = threading.get_ident(), threading.enumerate()
         if self._fresh:
             program = program.deepcopy()
+            forward = self._forward_of(program)
             run.names = {id(predictor): name for name, predictor in program.named_predictors()}
+        settings = {**self._settings, "caller_modules": [program], "trace": []}
         try:
-            own = {"adapter": self.proxy, "lm": self._guard, "rm": self.rm, "caller_modules": [program]}
-            with carrying(run, **QUIET, trace=[], **own), muted():  # it is run many times, and prints the same
-                forward = program.acall if self.is_async else forward_of(program)
+            with carrying(run, settings), muted():  # it is run many times, and prints the same
                 run.prediction = asyncio.run(forward(**inputs)) if self.is_async else forward(**inputs)
         except Stop:
             pass
@@ -170,6 +173,9 @@ class Replay:
             if isinstance(error, RuntimeError) and self._thread is None and "running event loop" in str(error):
                 raise
             run.crash = error
+
+    def _forward_of(self, program: dspy.Module) -> Callable[..., Any]:
+        return program.acall if self.is_async else forward_of(program)
 
     def name_of(self, signature: Any) -> str:
         """The name of a predictor that the program makes on the way; a copy is known by its signature."""

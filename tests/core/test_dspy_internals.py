@@ -62,7 +62,7 @@ def test_the_adapter_in_the_settings_gets_every_call_with_what_the_program_gives
     assert isinstance(proxy, dspy.XMLAdapter)
     assert proxy.format_user_message_content.__self__ is inner
     lm = dspy_internals.EngineLM("none", lambda request: None)
-    with dspy_internals.carrying(run, **dspy_internals.QUIET, adapter=proxy, lm=lm):
+    with dspy_internals.carrying(run, {**dspy_internals.QUIET, "adapter": proxy, "lm": lm}):
         if asynchronous:
             found = [asyncio.run(program.ask.acall(question="?")).answer]
         else:
@@ -81,7 +81,7 @@ def test_a_prediction_is_what_dspy_makes_of_its_completions(outputs):
 
 def test_settings_of_a_pass_hold_all_that_dspy_looks_up():
     assert dspy_internals.carried_run() is None
-    with dspy_internals.carrying("run", trace=[]):
+    with dspy_internals.carrying("run", {"trace": []}):
         assert dspy_internals.carried_run() == "run"
         assert dict(dspy_internals.settings_here()) == dict(dspy.settings.copy())
 

@@ -231,7 +231,7 @@ class RetrievalStudent(dspy.Module):
         for predictor, lm in zip(self.program.predictors(), dspy.settings.get("_leret_lms", ()), strict=False):
             predictor.lm = lm
         memory = SearchMemory({}, self.monitor.retriever)
-        with carrying(memory, rm=as_rm):
+        with carrying(memory, {"rm": as_rm}):
             result, complete = self.monitor.run(self.program, bound_inputs(self.program, task))
         return dspy.Prediction(ranking=merge(memory.rankings), complete=complete, result=result)
 
