@@ -4,6 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.leret-ready
 STAMP  := $(VENV)/.leret-set-up
+# Python compiles what is imported, when it is, and keeps it; compiling all of it here would take two minutes.
+unexport PYTHONDONTWRITEBYTECODE
+INSTALL = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 RUN    ?= runs/demo
 SEED   ?= 0
 
@@ -21,13 +24,13 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "leret needs Python 3.11 or later, and $(PYTHON) is older or missing; try: make setup PYTHON=python3.12"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train]'
+	$(INSTALL) torch==2.13.0
+	$(INSTALL) -e '.[train]'
 	@touch $@
 
 $(STAMP): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps text-generation
+	$(INSTALL) -e '.[dev]'
+	$(INSTALL) --no-deps text-generation
 	@touch $@
 
 demo: $(READY)  ## a language model learns to search; the result lies in runs/demo
