@@ -179,7 +179,9 @@ def test_a_finished_run_sees_a_file_that_was_cut(run):
     assert preferences(run) == table
 
 
-@pytest.mark.parametrize("faults", [0.0, 0.3], ids=["sound replies", "30 % faulty replies"])
+@pytest.mark.parametrize(
+    "faults", [pytest.param(0.0, marks=pytest.mark.slow), 0.3], ids=["sound replies", "30 % faulty replies"]
+)
 def test_a_run_killed_three_times_equals_one_that_was_not(faults):
     """`benchmarks/kills.py` is the long version of this."""
     command = [sys.executable, "benchmarks/kills.py", "--kills", "3", "--questions", "40"]

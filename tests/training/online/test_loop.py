@@ -32,7 +32,6 @@ SMALL = {
     "device": "cpu",
 }
 GRPO, RLOO, PPO = GRPORecipe(**SMALL), RLOORecipe(**SMALL), PPORecipe(**SMALL, num_mini_batches=2)
-RECIPES = pytest.mark.parametrize("recipe", [GRPO, PPO], ids=["grpo", "ppo"])
 
 
 def bits(report):
@@ -81,7 +80,7 @@ train(recipe, Run.open(Path(sys.argv[1])), progress=Stopper(5, lambda: os.kill(o
 """
 
 
-@RECIPES
+@pytest.mark.parametrize("recipe", [pytest.param(GRPO, marks=pytest.mark.slow), PPO], ids=["grpo", "ppo"])
 def test_a_killed_training_that_goes_on_ends_in_the_same_bits(run, recipe):
     command = [sys.executable, "-c", KILLED, str(run.path), recipe.algorithm.upper()]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False)
