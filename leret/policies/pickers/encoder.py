@@ -65,7 +65,8 @@ class EncoderQ:
         for start in range(0, len(rows), n):
             part = slice(start, start + n)
             at = None if self.settings.positions == "none" else positions[part]
-            values.append(rotated_products(states[whose[part]], embeddings[rows[part]], at))
+            asked = states if len(states) == 1 else states[whose[part]]
+            values.append(rotated_products(asked, embeddings[rows[part]], at))
         return torch.cat(values, dim=1)
 
     def renew(self) -> None:
@@ -198,7 +199,7 @@ def rotated_products(states: Tensor, actions: Tensor, positions: Tensor | None) 
     belong to the heads by turns. Each head counts twice: their mean is the whole product.
 
     Args:
-        states: (n, d), d a multiple of 4.
+        states: (n, d), d a multiple of 4; (1, d): one for all actions.
         actions: (n, d).
         positions: (n,); None turns nothing.
 
@@ -207,16 +208,16 @@ def rotated_products(states: Tensor, actions: Tensor, positions: Tensor | None) 
 
     Source: rotary position embedding, arXiv 2104.09864, equation 34.
     """
-    n, d = actions.shape
-    s, a = states.reshape(n, 2, 2, d // 4), actions.reshape(n, 2, 2, d // 4)
-    products = s[:, 0] * a[:, 0] + s[:, 1] * a[:, 1]
-    if positions is not None:
-        places = torch.arange(d // 2, device=a.device).reshape(d // 4, 2).T
+    d = actions.shape[1]
+    (x, y), (u, v) = (vectors.reshape(-1, 2, 2, d // 4).unbind(1) for vectors in (states, actions))
+    if positions is not None:  # turning the action is turning the state back
+        places = torch.arange(d // 2, device=actions.device).reshape(d // 4, 2).T
         speeds = torch.exp(places * (-math.log(_BASE) / (d // 2)))
-        angles = positions[:, None, None].to(a.device) * speeds
-        crossed = s[:, 1] * a[:, 0] - s[:, 0] * a[:, 1]
-        products = products * angles.cos() + crossed * angles.sin()
-    return products.sum(-1).T * (2 / math.sqrt(d))
+        angles = positions[:, None, None].to(actions.device) * speeds
+        cos, sin = angles.cos(), angles.sin()
+        x, y = x * cos + y * sin, y * cos - x * sin
+    products: Tensor = torch.linalg.vecdot(x, u) + torch.linalg.vecdot(y, v)
+    return products.T * (2 / math.sqrt(d))
 
 
 def _text(candidate: Candidate) -> str:
