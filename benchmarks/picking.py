@@ -11,10 +11,11 @@ The first three are over sentences of random words. ``long``: an encoder embeds 
 then makes picks in it. ``features``: 1,000 states of 20 candidates with 25 numbers each. ``update``: values with
 gradients for 48 episodes of two picks, both heads, and back. Without ``--model`` encoders start from nothing, with
 relative positions, as the recipe `babilong` has them.
-``babilong``: the shipped recipes of that name, one training a seed, and `leret eval` at several lengths; qa3 takes
-longer stories. ``variants``: the same by pqn, with its values and positions changed, one seed each. ``expand``:
-those of `expand-pick` on HotpotQA, with the losses grpo, ipo and dpo; the best of some rules by the dev split; and the
-first picker as it is on other sets. ``--set`` goes to the trainings, DATA is the folder of the real data.
+``babilong``: the shipped recipes of that name, one training a seed, and `leret eval` at several lengths; qa3, of which
+there are but 1,000 stories, takes each of them eight times, under other names, and bAbI's own test file. ``variants``:
+the same by pqn, with its values and positions changed, one seed each. ``expand``: those of `expand-pick` on HotpotQA,
+with the losses grpo, ipo and dpo; the best of some rules by the dev split; and the first picker as it is on other sets.
+``--set`` goes to the trainings, DATA is the folder of the real data.
 
     embed_s     CPU seconds until the first pick, everything encoded
     step_ms     CPU milliseconds of each pick after that, the greatest of them
@@ -25,8 +26,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gzip
 import json
 import random
+import re
 import resource
 import subprocess
 import sys
@@ -41,6 +44,8 @@ from leret.config.policy import EncoderSettings, FeaturesSettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.core.types import Candidate, Choice, Task
+from leret.datasets.formats.babilong import babi_records
+from leret.datasets.records import Problems
 from leret.evaluation.statistics import bootstrap_intervals
 from leret.policies.base import Completion, Request
 from leret.policies.pickers.picker import Picker, open_picker
@@ -165,20 +170,52 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "pqn-no-target": ("pqn", {**PQN, "tau": 1}),
 }
 """Recipe, keys that differ from it."""
-TASKS = {"qa3": ("program.budget=3", "data.facts=60", "data.sentences=[60,80]")}
+TASKS = {"qa3": ("program.budget=3", "data.facts=80", "data.sentences=[80,100]")}
 """Keys of sampling that a task needs; it is evaluated with stories as long."""
+NAMES = (
+    ("Mary", "John", "Daniel", "Sandra"), ("milk", "apple", "football"),
+    ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office"),
+)  # fmt: skip
+"""What may stand for one another in bAbI's stories: people, things, places."""
+COPIES = 8
+
+
+def renamed(record: dict[str, object], rng: random.Random, copy: int) -> dict[str, object]:
+    """The same story of other people, things and places."""
+    other = {name: new for names in NAMES for name, new in zip(names, rng.sample(names, len(names)), strict=True)}
+    told = json.dumps({key: record[key] for key in ("story", "question", "answer")})
+    return {
+        **record,
+        "id": f"{record['id']}-{copy}",
+        **json.loads(re.sub(r"\w+", lambda m: other.get(m[0], m[0]), told)),
+    }
+
+
+def augmented(arguments: argparse.Namespace) -> Path:
+    """A small task: bAbI's training questions, those to learn from eight times under other names, and its test file."""
+    [raw] = (arguments.data / "babi" / "raw").glob(f"{arguments.task}_*")
+    path, rng = arguments.out / f"{arguments.task}.jsonl", random.Random(0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file, gzip.open(arguments.data / "babi" / f"queries_{arguments.task}_test.jsonl.gz") as test:
+        for record in babi_records(raw, Problems()):
+            own = dict(record.value, split="dev" if record.value["split"] == "dev" else "train")
+            copies = [renamed(own, rng, i) for i in range(1, COPIES)] if own["split"] == "train" else []
+            file.writelines(json.dumps(one) + "\n" for one in [own, *copies])
+        file.writelines(json.dumps(dict(json.loads(line), split="test")) + "\n" for line in test)
+    return path
 
 
 def stories(arguments: argparse.Namespace, run: Path, *more: str) -> float:
     """Sample a task of bAbI; returns CPU seconds."""
-    [questions] = (arguments.data / "babi" / "raw").glob(f"{arguments.task}_*")
+    small = arguments.task in TASKS
+    [questions] = [augmented(arguments)] if small else (arguments.data / "babi" / "raw").glob(f"{arguments.task}_*")
     files = f"data.questions={questions}", f"data.noise=[{arguments.data / 'noise_text' / '2600-0.txt.gz'}]"
     return leret("sample", "sampling/babilong.yaml", "--run", run, *settings(*files, *more))
 
 
 def fact_em(arguments: argparse.Namespace, run: Path, *more: str) -> dict[str, dict[str, list[float]]]:
     """By length and system."""
-    of_task = ("data.facts=60", "data.sentences=[80,160,1200]") if arguments.task in TASKS else ()
+    of_task = ("data.facts=80", "data.sentences=[100,160,1200]") if arguments.task in TASKS else ()
     leret("eval", "eval/babilong.yaml", "--run", run, *settings(*of_task, *more))
     return {path.parent.name: table(path, "fact_em") for path in sorted(run.glob("eval/*/summary.json"))}
 

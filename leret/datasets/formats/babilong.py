@@ -106,7 +106,7 @@ class BabilongReader:
         noise, path = read_noise(data.noise), Path(str(data.questions))
         with opened(path) as file:
             is_json = file.peek(1)[:1] in (b"{", b"[")
-        for record in records(path, problems) if is_json else _babi(path, problems):
+        for record in records(path, problems) if is_json else babi_records(path, problems):
             try:
                 task = _task(record.value, data, noise)
             except BadRecord as problem:
@@ -158,7 +158,7 @@ def _sentences(book: str) -> Iterator[str]:
                 yield sentence
 
 
-def _babi(path: Path, problems: Problems) -> Iterator[Record]:
+def babi_records(path: Path, problems: Problems) -> Iterator[Record]:
     """The questions of bAbI's text, each with the sentences of its story before it."""
     story: list[str] = []
     places: dict[str, int] = {}
