@@ -23,8 +23,7 @@ from leret.core.types import Sample, digest
 from leret.optimize.inputs import CallBudget, greedy_lm
 from leret.programs.pick import named_picks
 from leret.sampling.bank.bootstrap import NEVER, THREADS, RunMonitor
-from leret.sampling.preferences.dataset import state_targets
-from leret.sampling.preferences.pairs import distinct, make_pairs
+from leret.sampling.preferences.dataset import distinct, make_pairs, state_targets
 from leret.sampling.store.schema import StateSamples
 from leret.training.data import TrainingExample
 
