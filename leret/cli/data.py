@@ -54,7 +54,7 @@ def episodes(
 ) -> None:
     """Give questions candidates of a corpus: the gold documents, and the first others that BM25 finds."""
     from leret.datasets.load import load
-    from leret.evaluation.candidates import write_episodes
+    from leret.evaluation.episodes import write_episodes
 
     data = _settings(None, form, questions, corpus, ["data.split=all"])
     n = write_episodes(load(data), out, candidates)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from leret.config.evaluation import EvalRecipe
 from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
-from leret.core.progress import Progress, Silent
+from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.training.algorithms import TrainingRecipe
 
@@ -28,15 +28,13 @@ def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> EvalRepo
         seed: of the world, the samples and the trainings.
         progress: shown while it works.
     """
-    from leret.evaluation.stage import evaluate
-    from leret.sampling.stage import sample
-    from leret.training.stage import train
+    from leret.optimize.rounds import Recipe, run_stage, schedule
 
-    progress = progress or Silent()
+    recipes: list[Recipe] = [
+        load_recipe("sampling/demo.yaml", SamplingRecipe, [f"data.seed={seed}", f"sampling.seed={seed}"]),
+        *(load_recipe(f"training/{name}.yaml", TrainingRecipe, [f"seed={seed}"]) for name in TRAININGS),
+        load_recipe("eval/demo.yaml", EvalRecipe, [f"seed={seed}"]),
+    ]
     run = Run.create(out)
-    seeds = [f"data.seed={seed}", f"sampling.seed={seed}"]
-    sample(load_recipe("sampling/demo.yaml", SamplingRecipe, seeds), run, base_dir=Path.cwd(), progress=progress)
-    for name in TRAININGS:
-        recipe = load_recipe(f"training/{name}.yaml", TrainingRecipe, [f"seed={seed}"])
-        train(recipe, run, progress=progress)
-    return evaluate(load_recipe("eval/demo.yaml", EvalRecipe, [f"seed={seed}"]), run, progress=progress)
+    *_, report = [run_stage(stage, run, progress=progress) for stage in schedule(recipes, run)]
+    return cast("EvalReport", report)

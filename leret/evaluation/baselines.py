@@ -7,6 +7,7 @@ a policy does.
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,13 +15,14 @@ from typing import Any
 import dspy
 
 from leret.core.errors import ConfigError, RetrievalError
-from leret.core.types import STOP, Document, Failure, Hop, LMCall, Passage, Rollout, Task
-from leret.evaluation.candidates import CandidateRanking
+from leret.core.types import STOP, Choice, Document, Failure, Hop, LMCall, Passage, Rollout, Task
+from leret.datasets.corpus import Corpus
 from leret.evaluation.results import ScoredHop, first_runs
 from leret.policies.base import Policy
 from leret.programs.needs import NeedsChoice, NeedsCompletion, Step
 from leret.programs.prompts import Formatter
 from leret.retrieval.base import Retriever
+from leret.retrieval.engines.bm25 import BM25
 from leret.retrieval.fusion import reciprocal_rank_fusion
 from leret.sampling.rollouts.rollout import Decoding
 
@@ -29,6 +31,9 @@ _PASSAGE_TOKENS = 128
 
 _HEAD_WORDS = 12
 """Words of a document without a title that stand for it."""
+
+_RANKINGS = 512
+"""Of the last choices, kept for the picks that follow."""
 
 Script = Callable[[Task, int], Sequence[str]]
 """(task, step from 0) to the texts that answer the step."""
@@ -59,6 +64,36 @@ class ScriptedPolicy:
             return LMCall(need.predictor, need.inputs, (), None, {"id": chosen}), self._formatter.step(need, chosen)
         outputs = answer_fields(need.predictor, need.call.signature, self._script(task, step))
         return LMCall(need.predictor, need.inputs, (), None, outputs), self._formatter.scripted(need, outputs)
+
+
+class CandidateRanking:
+    """The candidates of each choice in BM25's order for the question: title and text, as of documents."""
+
+    def __init__(self) -> None:
+        self._rankings: OrderedDict[tuple[str, str, int], list[str]] = OrderedDict()
+
+    def first(self, task: Task, choice: Choice) -> str:
+        """The id of the best one that was not picked before."""
+        left = {one.id: one for one in choice.candidates if one is not STOP}
+        everyone = left | {one.id: one for one in choice.picked}
+        key = task.id, choice.predictor, hash(frozenset(everyone))
+        if key not in self._rankings:
+            query = str(choice.context.get("question") or task.text)
+            documents = [Document(one.id, one.title, one.text) for one in everyone.values()]
+            self._rankings[key] = ranked(query, documents)
+        self._rankings.move_to_end(key)
+        if len(self._rankings) > _RANKINGS:
+            self._rankings.popitem(last=False)
+        return next(id for id in self._rankings[key] if id in left)
+
+
+def ranked(query: str, documents: list[Document]) -> list[str]:
+    """Ids in BM25's order; those that share no word with the query stand last, in their own order."""
+    try:
+        [found] = BM25.build(Corpus(documents)).search([query], len(documents))
+    except RetrievalError:  # no word in any of them
+        found = ()
+    return list(dict.fromkeys([*(passage.doc_id for passage in found), *(one.doc_id for one in documents)]))
 
 
 @dataclass(frozen=True)

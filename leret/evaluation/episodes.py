@@ -4,6 +4,7 @@
 ``answer``, ``support`` (the gold ids), ``picked`` (ids in their order), ``q_values`` of these picks (null without a
 picker), ``texts``, ``return`` (the run's reward at the end), and of the facts ``f1``, ``em`` (the gold ones and no
 other) and ``gold_within`` (the gold ones are all among them). `leret answer` reads such files.
+`write_episodes` makes the tasks of such a program, with candidates of a corpus.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ import numpy as np
 
 from leret.core.files import write_atomically
 from leret.core.types import Document, Json, Outcome, Passage, Task
+from leret.datasets.load import Data
+from leret.datasets.splits import rank_of
 from leret.evaluation.results import ScoredHop, first_runs
+from leret.retrieval.engines.bm25 import BM25
 from leret.rewards import Reward
 from leret.rewards.ranking import all_found, fact_em, fact_f1
 
@@ -107,6 +111,27 @@ def early_stop(rows: Iterable[ScoredHop], tasks: Sequence[Task]) -> list[dict[st
         }
         points.append({"threshold": threshold, **{name: float(mean) for name, mean in means.items()}})
     return points
+
+
+def write_episodes(data: Data, path: Path, n: int = 10) -> int:
+    """Write tasks with candidates of a corpus, as JSON lines of kind chunks; returns how many.
+
+    The candidates of a task are its gold documents and the first others that BM25 finds for its question, ``n`` in
+    all, in an order drawn by the task's id. Figures on them are not those on a data set's own paragraphs: the gold
+    documents are always there, and the others are near the question.
+    """
+    tasks = [task for task in data.tasks if task.gold]
+    rankings = BM25.build(data.corpus).search([task.text for task in tasks], n)
+    lines = []
+    for task, ranking in zip(tasks, rankings, strict=True):
+        found = [passage.doc_id for passage in ranking if passage.doc_id not in task.gold]
+        ids = sorted([*task.gold, *found[: max(0, n - len(task.gold))]], key=lambda id: rank_of(id, 0, task.id))
+        chunks = [{"id": id, "title": data.corpus[id].title, "text": data.corpus[id].text} for id in ids]
+        known = {"answers": list(task.answers), "type": task.type, "hops": task.hops, "split": task.split}
+        line = {"id": task.id, "question": task.text, "chunks": chunks, "support": list(task.gold), **known}
+        lines.append(json.dumps({name: value for name, value in line.items() if value}, ensure_ascii=False) + "\n")
+    write_atomically(path, "".join(lines))
+    return len(lines)
 
 
 def _until(picks: Sequence[tuple[str, float]], threshold: float) -> list[str]:

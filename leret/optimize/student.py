@@ -1,23 +1,31 @@
-"""The run of a student: ``run_dir``, or a directory in it where that was begun with another one."""
+"""A student: the run that it has, what its samples teach it, and its score on held-out examples."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import dspy
+from dspy.teleprompt.bootstrap_finetune import copy_program_with_lms
 from pydantic_core import to_jsonable_python
 
-from leret.core.errors import RunError
+from leret.core.errors import LeretError, PolicyError, ProgramError, RunError, TrainingError, reason
 from leret.core.files import cache_directory
+from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.stages import check_resumable
-from leret.core.types import digest
+from leret.core.types import Sample, digest
+from leret.optimize.inputs import CallBudget, greedy_lm
 from leret.programs.pick import named_picks
+from leret.sampling.bank.bootstrap import NEVER, THREADS, RunMonitor
+from leret.sampling.preferences.dataset import distinct, make_pairs, state_targets
+from leret.sampling.store.schema import StateSamples
+from leret.training.data import TrainingExample
 
 logger = logging.getLogger("dspy.teleprompt.leret")  # where DSPy's own optimizers log
 
@@ -71,3 +79,93 @@ def source_of(thing: Any) -> str:
 def name_of(thing: Any) -> str:
     """The name of a function or a class, of another value its class's."""
     return str(getattr(thing, "__qualname__", type(thing).__qualname__))
+
+
+def training_examples(
+    groups: Sequence[StateSamples], lms: Mapping[str, dspy.LM], algorithms: Sequence[str], seed: int
+) -> dict[str, dict[dspy.LM, list[TrainingExample]]]:
+    """Targets or pairs by algorithm and LM, in the order of the states; ``lms`` are those of predictors.
+
+    Raises:
+        PolicyError: no completion parses.
+        TrainingError: at no state do two completions differ in reward.
+    """
+    found = {name: {lm: list[TrainingExample]() for lm in lms.values()} for name in algorithms}
+    for group in groups:
+        messages = tuple(dict(message) for message in group.state.messages)
+        for algorithm, by_lm in found.items():
+            rows: Sequence[tuple[Sample, ...]] = make_pairs(distinct(group.samples), "adjacent")
+            if algorithm == "sft":
+                rows = [(target,) for target in state_targets(group, seed=seed)]
+            texts = (tuple(sample.completion or "" for sample in row) for row in rows)
+            by_lm[lms[group.state.predictor]] += [
+                TrainingExample(group.state.question_id, messages, own) for own in texts
+            ]
+    if not any(examples for by_lm in found.values() for examples in by_lm.values()):
+        raise _nothing_learnt(groups)
+    return found
+
+
+def _nothing_learnt(groups: Sequence[StateSamples]) -> LeretError:
+    """Why there is no pair and no target."""
+    samples = [sample for group in groups for sample in group.samples]
+    unparsed = [one.failure for one in samples if one.failure is not None and one.failure.kind == "parse"]
+    if unparsed and len(unparsed) == len(samples):
+        return PolicyError(f"none of {len(samples)} completions parses; one of them: {unparsed[0].message}")
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    mean = sum(rewards) / max(1, len(rewards))
+    return TrainingError(
+        f"no pair and no target: at none of {len(groups)} sampled states did two completions differ in reward "
+        f"({len(samples)} completions, {len(unparsed)} unparsed, mean reward {mean:.3f}); "
+        "raise samples or the LM's temperature, or take a reward that tells them apart"
+    )
+
+
+def score(
+    stage: str,
+    program: dspy.Module,
+    valset: Sequence[dspy.Example],
+    metric: Callable[..., Any],
+    budget: CallBudget,
+    progress: Progress,
+) -> float:
+    """The mean metric on held-out examples in percent, of greedy runs, by `dspy.Evaluate`.
+
+    That takes every failure for a bad score; an outage and a fault of the metric are raised here.
+    """
+    scored = ScoredProgram(copy_program_with_lms(program))
+    for predictor in scored.program.predictors():
+        predictor.lm = greedy_lm(predictor.lm, budget)
+    progress.start(f"valset, {stage}", len(valset))
+    watched = scored.watched(metric, progress)
+    evaluate = dspy.Evaluate(devset=list(valset), metric=watched, num_threads=THREADS, max_errors=NEVER)
+    found = float(evaluate(scored, callback_metadata={"optimizer": "LeReT", "stage": stage}).score)
+    progress.finish()
+    scored.monitor.raise_first(f"valset, stage {stage}")
+    return found
+
+
+class ScoredProgram(dspy.Module):
+    """A program as `dspy.Evaluate` runs it: no prediction where a completion does not parse."""
+
+    def __init__(self, program: dspy.Module) -> None:
+        super().__init__()
+        self.program, self.monitor = program, RunMonitor()
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.monitor.run(self.program, inputs)[0]
+
+    def watched(self, metric: Callable[..., Any], progress: Progress) -> Callable[..., float]:
+        """The metric; 0 where there is no prediction."""
+
+        @functools.wraps(metric)
+        def score(example: dspy.Example, prediction: Any, trace: Any = None) -> float:
+            progress.advance(1)
+            try:
+                return 0.0 if prediction is None else float(metric(example, prediction))
+            except Exception as error:
+                failed = ProgramError(f"the metric failed: {reason(error)}")
+                self.monitor.outage = failed.with_traceback(error.__traceback__)
+                raise
+
+        return score

@@ -40,9 +40,15 @@ from leret.optimize.inputs import (
     teacher_prompt,
     trained_lms,
 )
-from leret.optimize.learnt import training_examples
-from leret.optimize.student import begin_run, logger, name_of, source_of, student_digest
-from leret.optimize.valset import score
+from leret.optimize.student import (
+    begin_run,
+    logger,
+    name_of,
+    score,
+    source_of,
+    student_digest,
+    training_examples,
+)
 from leret.policies.base import Policy
 from leret.programs.needs import NeedsChoice, NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT, Prompt

@@ -13,14 +13,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from leret.config.training import TrainingRecipe
 from leret.core.errors import RunError
 from leret.core.files import locked, write_atomically
+from leret.core.runs import versions
+from leret.training.alarms import best_step, first_alarms
+from leret.training.model import InitialPolicy
 
 
 class CheckpointDirectory:
@@ -135,6 +139,32 @@ class TrainingRecord:
     best_step: int | None = None
     alarms: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     validation: Sequence[str] = field(default_factory=tuple)
+
+    @classmethod
+    def of(
+        cls,
+        recipe: TrainingRecipe,
+        initial: InitialPolicy,
+        key: Mapping[str, Any],
+        log: Sequence[Mapping[str, Any]],
+        validation: Collection[str],
+        **facts: Any,
+    ) -> TrainingRecord:
+        """The record of a training by a recipe; ``facts`` are its counts, ``seconds`` and ``preflight``."""
+        measure = recipe.metric_for_best_model
+        return cls(
+            name=recipe.policy_name,
+            algorithm=recipe.algorithm,
+            key=key,
+            parent=recipe.init_from,
+            total_steps=initial.total_steps + facts["steps"],
+            versions=versions(),
+            log_history=log,
+            best_step=best_step(log, measure),
+            alarms=[asdict(alarm) for alarm in first_alarms(log, measure)],
+            validation=sorted(validation),
+            **facts,
+        )
 
     def report(self, path: Path, seconds: float, *, already: bool = False, resumed_from: int = 0) -> TrainReport:
         """What the stage returns for this policy."""

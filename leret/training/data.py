@@ -100,17 +100,11 @@ def read_preferences(directory: Path, predictors: Collection[str] | None = None)
         )
     _check_predictors(predictors, {str(row["predictor"]) for row in rows})
     examples = []
-    for number, row in enumerate(rows):
+    for row in rows:
         if predictors is not None and row["predictor"] not in predictors:
             continue
-        try:
-            prompt = plain(row["prompt"])
-            completions = (str(row["chosen"][0]["content"]), str(row["rejected"][0]["content"]))
-        except (KeyError, TypeError, IndexError) as error:
-            raise TrainingError(
-                f"{path}, row {number}: prompt, chosen and rejected must be lists of messages with role and content; "
-                "`leret pairs` rebuilds the file"
-            ) from error
+        prompt = plain(row["prompt"])
+        completions = (str(row["chosen"][0]["content"]), str(row["rejected"][0]["content"]))
         scores = (float(row["score_chosen"]), float(row["score_rejected"]))
         examples.append(TrainingExample(str(row["question_id"]), prompt, completions, scores))
     return examples

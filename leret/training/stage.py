@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -21,11 +21,11 @@ from leret.config.policy import PickerSettings
 from leret.config.training import TrainingRecipe
 from leret.core.errors import TrainingError
 from leret.core.progress import Progress, Silent
-from leret.core.runs import Run, versions
+from leret.core.runs import Run
 from leret.core.stages import check_resumable
 from leret.core.types import Task
 from leret.policies.serving.model import sampled_settings
-from leret.training.alarms import best_step, first_alarms
+from leret.training.alarms import best_step
 from leret.training.algorithms import ALGORITHMS, OnlineAlgorithm
 from leret.training.algorithms.base import Algorithm, TrainerInputs
 from leret.training.callbacks import check_trackers, monitored, training_callback
@@ -297,22 +297,17 @@ def fit(
         resumed_from = 0 if job.max_steps == 0 else _step(trainer, job, tokenizer, progress or Silent(), stop)
         steps, seconds = int(trainer.state.global_step), time.monotonic() - began
         log = [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
-        record = TrainingRecord(
-            name=recipe.policy_name,
-            algorithm=recipe.algorithm,
-            key=job.key,
-            parent=recipe.init_from,
+        record = TrainingRecord.of(
+            recipe,
+            job.initial,
+            job.key,
+            log,
+            () if job.validation is None else job.validation.ids,
             examples=n_examples,
             dropped=max(0, len(job.examples) - n_examples),
             steps=steps,
-            total_steps=job.initial.total_steps + steps,
             seconds=round(seconds, 3),
             preflight=difference,
-            versions=versions(),
-            log_history=log,
-            best_step=best_step(log, recipe.metric_for_best_model),
-            alarms=[asdict(alarm) for alarm in first_alarms(log, recipe.metric_for_best_model)],
-            validation=sorted(job.validation.ids) if job.validation is not None else [],
         )
         _save(trainer, tokenizer, record, algorithm.describe(recipe), job)
     report = record.report(directory.policy, time.monotonic() - began, resumed_from=resumed_from)

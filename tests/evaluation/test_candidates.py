@@ -5,7 +5,8 @@ import json
 from leret.config.data import DataSettings
 from leret.core.types import STOP, Candidate, Choice, Document, Task
 from leret.datasets import load, load_tasks
-from leret.evaluation.candidates import CandidateRanking, ranked, write_episodes
+from leret.evaluation.baselines import CandidateRanking, ranked
+from leret.evaluation.episodes import write_episodes
 
 ONES = tuple(Candidate(str(i), text) for i, text in enumerate(["the sea", "milk and more", "where is milk", "?"]))
 TASK = Task.question("q", "where is the milk")

@@ -5,11 +5,17 @@ Tasks: ``{"id", "question", "relevant_doc_ids", "answer"}``, and where known ``a
 ``question`` or instead of it; ``query`` is taken for ``question``; without an ``id``, the digest of the inputs is one.
 Corpora: ``{"doc_id", "title", "text"}``; ``_id`` and ``id`` are taken for ``doc_id``, and a title may be missing.
 Other fields are left alone.
+
+Kind ``chunks``, tasks that bring what may be picked: ``{"id", "question", "chunks": [...], "support": [...],
+"answer"}``. A chunk is a text, whose id is its place from 0 as text, or ``{"id", "title", "text"}``; ``support`` names
+places or ids. The task's inputs are ``question`` and ``chunks``, in their order; its gold documents are the ids of the
+supporting ones. The other fields are as above.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from leret.core.types import Document, Task, digest
@@ -86,4 +92,38 @@ def _documents(record: Fields) -> Iterable[Document]:
     yield Document(doc_id, title, body or "")
 
 
+def _with_chunks(record: Fields) -> Task:
+    chunks = record.get("chunks")
+    if not isinstance(chunks, list) or not chunks:
+        raise wrong("chunks", chunks, "a list of texts, or of objects with id, title and text")
+    shown = [_chunk(chunk, place) for place, chunk in enumerate(chunks)]
+    ids = [str(place) if isinstance(chunk, str) else chunk["id"] for place, chunk in enumerate(shown)]
+    if len(set(ids)) < len(ids):
+        raise BadRecord("duplicate id", "two of 'chunks' have one id; ids name one chunk each")
+    support = record.get("support") or []
+    if not isinstance(support, list):
+        raise wrong("support", support, "places or ids of chunks")
+    gold = [ids[s] if type(s) is int and 0 <= s < len(ids) else s for s in support]
+    for named in gold:
+        if named not in ids:
+            raise wrong("support", named, f"places from 0 to {len(ids) - 1}, or ids, of chunks")
+    task = _task({**record, "relevant_doc_ids": gold})
+    return replace(task, inputs={**task.inputs, "chunks": shown})
+
+
+def _chunk(chunk: Any, place: int) -> str | dict[str, str]:
+    if isinstance(chunk, str):
+        return chunk
+    if not isinstance(chunk, Mapping):
+        raise wrong("chunks", chunk, "texts, or objects with id, title and text")
+    title = chunk.get("title") or ""
+    return {"id": str(chunk.get("id", place)), "title": str(title), "text": text(chunk, "text")}
+
+
+def no_documents(record: Fields) -> Iterable[Document]:
+    """Of a kind whose tasks bring what may be picked."""
+    raise BadRecord("no documents", "the chunks of a task are its inputs, and no corpus; leave out data.corpus")
+
+
 JSONL = FileReader(_task, _documents, marks=("relevant_doc_ids", "doc_id"))
+CHUNKS = FileReader(_with_chunks, no_documents, marks=("chunks",))

@@ -11,6 +11,9 @@ MuSiQue (arXiv 2108.00573), JSON lines: ``{"id", "question", "answer", "answer_a
 "paragraph_text", "is_supporting"}, ...], "question_decomposition"}``. One article gives many paragraphs, so a
 document's id is ``title #`` and six digits of its text's digest, the same in every file. A question that is not
 answerable has no gold to be scored by, and counts as a bad record.
+
+Kind ``episodes``: questions of HotpotQA, 2WikiMultihopQA and MuSiQue, their own paragraphs as ``chunks``, with the ids
+that the kinds ``hotpotqa``, ``2wiki`` and ``musique`` give them.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from leret.datasets.formats.base import (
     text,
     text_list,
 )
-from leret.datasets.formats.jsonl import JSONL
+from leret.datasets.formats.jsonl import JSONL, no_documents
 from leret.datasets.records import BadRecord
 
 
@@ -107,7 +110,21 @@ def _context(record: Fields) -> Iterable[Document]:
     return (document for document, _ in _paragraphs(record))
 
 
+def _episode(record: Fields) -> Task:
+    reader = next((reader for reader in (TWO_WIKI, MUSIQUE, HOTPOTQA) if reader.fits(record)), None)
+    if reader is None or not ("context" in record or "paragraphs" in record):
+        there = ", ".join(map(repr, record))
+        mend = "make a file of kind chunks with `leret data episodes`, which takes candidates from a corpus"
+        raise BadRecord("no paragraphs", f"the question brings no paragraphs (fields {there}); {mend}")
+    task, documents = reader.task(record), {d.doc_id: d for d in reader.in_record(record)}
+    if missing := [doc_id for doc_id in task.gold if doc_id not in documents]:
+        raise BadRecord("unknown gold", f"gold document {missing[0]!r} is not among the paragraphs")
+    chunks = [{"id": d.doc_id, "title": d.title, "text": d.text} for d in documents.values()]
+    return replace(task, inputs={**task.inputs, "chunks": chunks})
+
+
 HOTPOTQA = FileReader(_hotpotqa, _articles, ("supporting_facts",), True, repeats_documents=True, own=JSONL)
 TWO_WIKI = FileReader(_two_wiki, _articles, ("evidences", "evidences_id"), True, repeats_documents=True, own=JSONL)
 HOVER = FileReader(_hover, _articles, ("claim",), repeats_documents=True, own=JSONL)
 MUSIQUE = FileReader(_musique, _context, ("paragraphs",), True, repeats_documents=True, own=JSONL)
+EPISODES = FileReader(_episode, no_documents, marks=())

@@ -12,12 +12,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import dspy
-from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from leret.config.base import Settings
 from leret.core.types import Document, Ranking
 from leret.demo.pretrain.heuristics import STYLES, Draft, Idf
 from leret.programs.adapters import CompactAdapter
@@ -76,33 +74,19 @@ def prompt_ids(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[st
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _some_of(known: Mapping[str, float]) -> AfterValidator:
-    def check(weights: dict[str, float]) -> dict[str, float]:
-        if not weights.keys() <= known.keys() or not any(weights.values()):
-            raise ValueError(f"must weigh some of {', '.join(known)} above 0")
-        return weights
-
-    return AfterValidator(check)
-
-
-Hop1Weights = Annotated[dict[str, NonNegativeFloat], _some_of(HOP1_MIXTURE)]
-Hop2Weights = Annotated[dict[str, NonNegativeFloat], _some_of(HOP2_MIXTURE)]
-
-
-class ExampleSettings(Settings):
+@dataclass(frozen=True, slots=True)
+class ExampleSettings:
     """What the stream is made of."""
 
-    hop1: Hop1Weights = Field(HOP1_MIXTURE, description="weights of the styles before anything is found")
-    hop2: Hop2Weights = Field(HOP2_MIXTURE, description="weights of the styles afterwards")
-    targets: PositiveInt = Field(10, description="queries a zero-shot prompt; equal ones are left out")
-    demo_targets: PositiveInt = Field(4, description="queries a prompt with demos")
-    demo_share: float = Field(0.4, ge=0, le=1, description="share of the prompts with demos")
-    most_demos: PositiveInt = Field(3, description="demos of a prompt at most")
-    k: PositiveInt = Field(3, description="passages a search")
-    hop1_first: NonNegativeInt = Field(
-        6000, description="examples at the start that are first hops without demos: they teach copying soonest"
-    )
-    block: PositiveInt = Field(256, description="questions whose searches are done in one batch")
+    hop1: Mapping[str, float] = field(default_factory=lambda: HOP1_MIXTURE)  # weights before anything is found
+    hop2: Mapping[str, float] = field(default_factory=lambda: HOP2_MIXTURE)  # weights afterwards
+    targets: int = 10  # queries a zero-shot prompt; equal ones are left out
+    demo_targets: int = 4  # queries a prompt with demos
+    demo_share: float = 0.4  # share of the prompts with demos
+    most_demos: int = 3  # demos of a prompt at most
+    k: int = 3  # passages a search
+    hop1_first: int = 6000  # examples at the start that are first hops without demos: they teach copying soonest
+    block: int = 256  # questions whose searches are done in one batch
     seed: int = 0
 
 

@@ -3,7 +3,7 @@
 One loop for every causal LM of transformers. What is particular to it: the targets of one prompt share the prompt's
 forward pass (a mask keeps them apart), which makes one prompt with six targets about four times cheaper than six
 prompts; and a run that was stopped goes on bit-equally, at one thread: weights, optimizer states and the random state
-are one file, ``state.safetensors``, until the last step.
+are one file, ``state.pt``, until the last step.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from leret.core.errors import TrainingError
@@ -35,7 +33,7 @@ Probe = Callable[[PreTrainedModel], Mapping[str, float]]
 Report = Callable[[int, Mapping[str, float]], None]
 """Gets the step and its figures at every line of the log."""
 
-_STATE = "state.safetensors"
+_STATE = "state.pt"
 _DONE = "finished.json"
 
 
@@ -308,13 +306,9 @@ def _save_state(
     step: int,
 ) -> None:
     """Write weights, optimizer states and the random state, whole or not at all, and the model itself."""
-    tensors = {f"model/{name}": value.detach().contiguous() for name, value in model.named_parameters()}
-    for i, part in enumerate(parts):
-        for index, entry in part.state_dict()["state"].items():
-            tensors |= {f"optimizer/{i}/{index}/{name}": value.detach().contiguous() for name, value in entry.items()}
-    tensors["random"] = torch.get_rng_state()
+    own = {"model": model.state_dict(), "optimizers": [part.state_dict() for part in parts]}
     partial = out / f"{_STATE}.part"
-    save_file(tensors, partial, metadata={"step": str(step), "settings": json.dumps(key, sort_keys=True)})
+    torch.save({**own, "random": torch.get_rng_state(), "step": step, "settings": json.dumps(key)}, partial)
     os.replace(partial, out / _STATE)
     model.save_pretrained(out)
 
@@ -323,23 +317,13 @@ def _load_state(
     out: Path, model: PreTrainedModel, parts: Sequence[torch.optim.Optimizer], key: Mapping[str, Any]
 ) -> int:
     """Put a checkpoint into the model and the optimizers; the steps done so far, 0 without a checkpoint."""
-    path = out / _STATE
-    if not path.is_file():
+    if not (out / _STATE).is_file():
         return 0
-    with safe_open(path, framework="pt") as file:
-        facts = file.metadata()
-    before = json.loads(facts["settings"])
-    check_resumable(out, before, json.loads(json.dumps(key)), otherwise="name another directory to start anew")
-    tensors = load_file(path)
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            value.copy_(tensors[f"model/{name}"])
-    for i, part in enumerate(parts):
-        state: dict[int, dict[str, torch.Tensor]] = {}
-        for where, value in tensors.items():
-            if where.startswith(f"optimizer/{i}/"):
-                _, _, index, name = where.split("/")
-                state.setdefault(int(index), {})[name] = value
-        part.load_state_dict({"state": state, "param_groups": part.state_dict()["param_groups"]})
-    torch.set_rng_state(tensors["random"])
-    return int(facts["step"])
+    state = torch.load(out / _STATE, weights_only=True)
+    before, now = json.loads(state["settings"]), json.loads(json.dumps(key))
+    check_resumable(out, before, now, otherwise="name another directory to start anew")
+    model.load_state_dict(state["model"])
+    for part, own in zip(parts, state["optimizers"], strict=True):
+        part.load_state_dict(own)
+    torch.set_rng_state(state["random"])
+    return int(state["step"])

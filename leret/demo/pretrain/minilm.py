@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import asdict, fields
 from math import gcd
 from pathlib import Path
 
@@ -37,7 +37,6 @@ def _has_bfloat16() -> bool:
 class MiniLMSettings(Settings):
     """How the base is trained: the keys of ``pretrain.options``."""
 
-    examples: ExampleSettings = ExampleSettings()
     steps: PositiveInt = 1600
     lr: float = Field(7e-4, gt=0, description="peak rate of AdamW")
     batch_tokens: PositiveInt = Field(2048, description="tokens a step")
@@ -59,6 +58,7 @@ def pretrain_minilm(
     corpus: Iterable[Document],
     retriever: Retriever,
     settings: MiniLMSettings,
+    drawn: ExampleSettings,
     out: Path,
     report: Report | None,
     prompting: Prompting,
@@ -70,6 +70,7 @@ def pretrain_minilm(
         corpus: for the rarity of words and for pseudo-questions.
         retriever: over ``corpus``.
         settings: how.
+        drawn: what its examples are made of.
         out: the model directory; its log is ``pretrain.jsonl``.
         report: of every line of the log.
         prompting: how prompts are written.
@@ -88,14 +89,14 @@ def pretrain_minilm(
     idf = corpus_idf(f"{document.title} {document.text}" for document in documents)
     tokenizer, model = build_tokenizer(), build_model()
     stream = interleaved(
-        rows(examples(used, retriever, idf, settings.examples, prompting), tokenizer),
+        rows(examples(used, retriever, idf, drawn, prompting), tokenizer),
         _exercises(tokenizer, settings.seed),
         settings.exercises,
         settings.settled,
         random.Random(f"interleaved {settings.seed}"),
     )
-    probe = probe_on(held, retriever, tokenizer, prompting, settings.examples.k)
-    data = data_names(settings, [*held, *used], retriever, prompting)
+    probe = probe_on(held, retriever, tokenizer, prompting, drawn.k)
+    data = data_names(settings, drawn, [*held, *used], retriever, prompting)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(out)
     # Without cache_enabled=False the copies made at the first step would serve at all later ones.
@@ -104,11 +105,15 @@ def pretrain_minilm(
 
 
 def data_names(
-    settings: MiniLMSettings, texts: Sequence[str], retriever: Retriever, prompting: Prompting
+    settings: MiniLMSettings,
+    drawn: ExampleSettings,
+    texts: Sequence[str],
+    retriever: Retriever,
+    prompting: Prompting,
 ) -> dict[str, str]:
     """Names what the rows are made of, by the keys of a recipe."""
     own = {name: getattr(settings, name) for name in ("pseudo_questions", "exercises", "settled", "bf16")}
-    examples = {f"examples.{name}": value for name, value in settings.examples.model_dump().items()}
+    examples = {f"examples.{name}": value for name, value in asdict(drawn).items()}
     content = {"questions": digest(list(texts)), "retriever": retriever.digest, "adapter": prompting.adapter.settings()}
     return {name: repr(value) for name, value in (own | examples | content).items()}
 

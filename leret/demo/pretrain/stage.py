@@ -55,40 +55,34 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
 
 def _minilm(recipe: SamplingRecipe, settings: PretrainSettings, directory: Path, report: Report) -> Path:
     from leret.demo.pretrain.decoder import weights_dir
-    from leret.demo.pretrain.examples import Prompting
+    from leret.demo.pretrain.examples import ExampleSettings, Prompting
     from leret.demo.pretrain.minilm import pretrain_minilm
     from leret.programs.adapters import CompactAdapter, make_adapter
     from leret.sampling.rollouts.environment import Environment
 
     if settings.minutes is not None:
         raise ConfigError("pretrain.minutes: kind minilm is measured in steps; set pretrain.steps instead")
-    how = minilm_settings(settings, recipe.retriever.k)
+    how, drawn = minilm_settings(settings), ExampleSettings(k=recipe.retriever.k, seed=settings.seed)
     adapter = make_adapter(recipe.program.adapter)
     if not isinstance(adapter, CompactAdapter):
         raise ConfigError("program.adapter.kind: kind minilm has 512 positions; set program.adapter.kind: compact")
     weights_dir()  # before the data is read: whether the package is there
     environment = Environment(recipe, directory / ".cache")
     questions, corpus = environment.questions("train"), environment.corpus.values()
-    return pretrain_minilm(questions, corpus, environment.retriever, how, directory, report, Prompting(adapter=adapter))
+    prompting = Prompting(adapter=adapter)
+    return pretrain_minilm(questions, corpus, environment.retriever, how, drawn, directory, report, prompting)
 
 
-def minilm_settings(settings: PretrainSettings, k: int) -> MiniLMSettings:
+def minilm_settings(settings: PretrainSettings) -> MiniLMSettings:
     """The recipe's section as settings of its kind; ``options`` win over the section's own keys."""
     from leret.demo.pretrain.minilm import MiniLMSettings
 
     own = {"seed": settings.seed} | ({} if settings.steps is None else {"steps": settings.steps})
-    examples = settings.options.get("examples", {})
-    if isinstance(examples, dict):
-        examples = {"seed": settings.seed, "k": k, **examples}
     try:
-        return MiniLMSettings.model_validate({**own, **settings.options, "examples": examples})
+        return MiniLMSettings.model_validate({**own, **settings.options})
     except ValidationError as error:
-        raise ConfigError(
-            [
-                f"pretrain.options.{'.'.join(map(str, fault['loc']))}: {fault['msg']}, is {fault['input']!r}"
-                for fault in error.errors()
-            ]
-        ) from None
+        faults = ((".".join(map(str, fault["loc"])), fault["msg"], fault["input"]) for fault in error.errors())
+        raise ConfigError([f"pretrain.options.{key}: {what}, is {given!r}" for key, what, given in faults]) from None
 
 
 @contextmanager

@@ -8,7 +8,8 @@ settings: same bytes.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import combinations, pairwise, product
 from typing import Any, Literal
 
 from leret.config.sampling import RewardSettings, SamplingSettings
@@ -16,8 +17,7 @@ from leret.core.errors import RunError
 from leret.core.files import atomic_file, write_atomically
 from leret.core.runs import Run
 from leret.core.types import Sample, digest
-from leret.sampling.preferences.pairs import Pair, Strategy, distinct, make_pairs
-from leret.sampling.preferences.report import PreferenceReport, card
+from leret.sampling.preferences.report import PreferenceReport, Strategy, card
 from leret.sampling.rollouts.credit import with_price
 from leret.sampling.rollouts.selection import reward_levels
 from leret.sampling.store.export import write_parquet
@@ -32,6 +32,10 @@ COLUMNS = {
 """With their types, as in `leret.sampling.store.export`."""
 
 
+Pair = tuple[Sample, Sample]
+"""Chosen, rejected."""
+
+
 def build_preferences(
     run: Run,
     strategy: Strategy = "adjacent",
@@ -42,7 +46,7 @@ def build_preferences(
     """Make R/preferences from the store's finished questions, replacing what was there.
 
     The samples are of one policy, by default the one that the run sampled last; for the other arguments see
-    `leret.sampling.preferences.pairs.make_pairs`.
+    `make_pairs`.
 
     Raises:
         RunError: nothing was sampled, or the directory cannot be written.
@@ -118,6 +122,51 @@ def _row(group: StateSamples, pair: Pair, report: PreferenceReport) -> dict[str,
         chosen.id, rejected.id, chosen.prompt, rejected.prompt,
     )  # fmt: skip
     return dict(zip(COLUMNS, values, strict=True))
+
+
+def distinct(samples: Sequence[Sample]) -> list[Sample]:
+    """Samples with a reward, the first of those with the same completion."""
+    by_text: dict[str, Sample] = {}
+    for sample in samples:
+        if sample.reward is not None and sample.completion is not None:
+            by_text.setdefault(sample.completion, sample)
+    return list(by_text.values())
+
+
+def make_pairs(
+    samples: Sequence[Sample], strategy: Strategy, margin: float = 0.0, max_pairs: int | None = None
+) -> list[Pair]:
+    """Pairs of one state, by level, then in the order of the samples.
+
+    Args:
+        samples: of the state, distinct.
+        strategy: ``adjacent``: each completion of a reward level over each of the level just below (LeReT);
+            ``best-worst``: of the highest over the lowest; ``all``: over every lower level; ``margin``: every pair
+            whose rewards differ by ``margin`` or more.
+        margin: of strategy ``margin``.
+        max_pairs: the widest margins are kept; ties in the order of the samples.
+    """
+    levels = [members for _, members in reward_levels(samples)]
+    pairs = [pair for upper, lower in _LEVELS[strategy](levels) for pair in product(upper, lower)]
+    if strategy == "margin":
+        pairs = [pair for pair in pairs if _margin(pair) >= margin]
+    if max_pairs is not None:
+        widest = sorted(range(len(pairs)), key=lambda i: -_margin(pairs[i]))[:max_pairs]
+        pairs = [pairs[i] for i in sorted(widest)]
+    return pairs
+
+
+_LEVELS: dict[Strategy, Callable[[list[list[Sample]]], Iterable[tuple[list[Sample], list[Sample]]]]] = {
+    "adjacent": pairwise,
+    "best-worst": lambda levels: [(levels[0], levels[-1])] if len(levels) > 1 else [],
+    "all": lambda levels: combinations(levels, 2),
+    "margin": lambda levels: combinations(levels, 2),
+}
+"""Which reward levels, highest first, are compared."""
+
+
+def _margin(pair: Pair) -> float:
+    return (pair[0].reward or 0.0) - (pair[1].reward or 0.0)
 
 
 def state_targets(

@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from leret.core import yaml
-from leret.sampling.preferences.pairs import Strategy
+
+Strategy = Literal["adjacent", "best-worst", "all", "margin"]
 
 _BAR = 40
 """Characters of the longest bar."""

@@ -15,8 +15,7 @@ from pydantic import Field
 from leret.config.training import TrainingRecipe
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
-from leret.sampling.preferences.dataset import unparsed_reward
-from leret.sampling.preferences.pairs import distinct
+from leret.sampling.preferences.dataset import distinct, unparsed_reward
 from leret.sampling.rollouts.credit import with_price
 from leret.training.algorithms.base import (
     Algorithm,

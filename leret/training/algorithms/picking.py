@@ -11,18 +11,11 @@ if TYPE_CHECKING:
     from leret.training.online.algorithm import Learner
 
 
-def _by_groups(*given: Any) -> Learner:
-    from leret.training.picking.groups import GroupMethod
+def _learner(recipe: PickRecipe | PQNRecipe, *given: Any) -> Learner:
     from leret.training.picking.learner import PickLearner
+    from leret.training.picking.methods import GroupMethod, ValueMethod
 
-    return PickLearner(GroupMethod, *given)
-
-
-def _by_values(*given: Any) -> Learner:
-    from leret.training.picking.learner import PickLearner
-    from leret.training.picking.values import ValueMethod
-
-    return PickLearner(ValueMethod, *given)
+    return PickLearner(GroupMethod if isinstance(recipe, PickRecipe) else ValueMethod, recipe, *given)
 
 
 def _describe_pick(recipe: PickRecipe) -> str:
@@ -39,5 +32,5 @@ def _describe_pqn(recipe: PQNRecipe) -> str:
     return f"parallel Q-learning of a picker (Q-RAG, arXiv 2511.07328), lambda {recipe.lam}, alpha {recipe.temperature}"
 
 
-PICK = OnlineAlgorithm(PickRecipe, _by_groups, _describe_pick)
-PQN = OnlineAlgorithm(PQNRecipe, _by_values, _describe_pqn)
+PICK = OnlineAlgorithm(PickRecipe, _learner, _describe_pick)
+PQN = OnlineAlgorithm(PQNRecipe, _learner, _describe_pqn)

@@ -46,7 +46,7 @@ def estimate(recipe: PPORecipe, sampled: Sampled, batch: RolloutBatch, beta: flo
     """An advantage and a return at each token, by GAE."""
     import torch
 
-    from leret.training.online.advantages import gae, whiten
+    from leret.training.online.advantages import lambda_returns, whiten
     from leret.training.online.losses import KL
 
     assert batch.values is not None
@@ -55,8 +55,8 @@ def estimate(recipe: PPORecipe, sampled: Sampled, batch: RolloutBatch, beta: flo
         rewards = -beta * KL[recipe.kl_estimator](batch.old_logps, batch.reference) * mask
     last = mask.sum(1).long() - 1
     rewards[torch.arange(len(last), device=mask.device), last] += sampled.rewards.to(mask)
-    advantages = gae(rewards, batch.values, mask, recipe.gamma, recipe.lam)
-    batch.returns = advantages + batch.values
+    batch.returns = lambda_returns(rewards, batch.values, mask, recipe.gamma, recipe.lam)
+    advantages = batch.returns - batch.values * mask
     batch.advantages = whiten(advantages, mask) if recipe.whiten_advantages else advantages
 
 

@@ -53,47 +53,20 @@ class IPORecipe(PairRecipe):
     losses: dict[Literal["ipo", "dpo", "sft"], Weight] = Field({}, description="weights; sft: likelihood of the chosen")
 
 
-def ipo_loss(
-    policy_chosen: torch.Tensor,
-    policy_rejected: torch.Tensor,
-    reference_chosen: torch.Tensor,
-    reference_rejected: torch.Tensor,
-    beta: float,
-) -> torch.Tensor:
-    """IPO: the squared distance of the log-ratios' difference from 1 / (2 beta).
+def pair_loss(kind: Literal["dpo", "ipo"], margins: torch.Tensor, beta: float) -> torch.Tensor:
+    """Losses (n_pairs,) of pairs by how far the chosen one is ahead of the rejected one.
 
     Args:
-        policy_chosen: (n_pairs,) log-probability of each chosen completion under the policy: summed over its tokens
-            (reduction ``sequence``), or averaged (``token``); the others likewise, rejected, under the reference model.
-        policy_rejected: (n_pairs,).
-        reference_chosen: (n_pairs,).
-        reference_rejected: (n_pairs,).
-        beta: strength of the regularisation, tau in the paper.
+        kind: ``dpo``: the negative log-likelihood of the preference; ``ipo``: the squared distance from 1 / (2 beta).
+        margins: (n_pairs,) differences of the two log-ratios to the reference model: of log-probabilities that are
+            summed over a completion's tokens, or, for ipo of reduction ``token``, averaged; for picks, of one each.
+        beta: strength of the tie to the reference, tau in IPO's paper.
 
-    Returns:
-        (n_pairs,) losses, 0 or more.
-
-    Source: Azar et al. 2023, arXiv 2310.12036, eq. 17.
-    """
-    h = (policy_chosen - reference_chosen) - (policy_rejected - reference_rejected)
-    return (h - 1 / (2 * beta)) ** 2
-
-
-def dpo_loss(
-    policy_chosen: torch.Tensor,
-    policy_rejected: torch.Tensor,
-    reference_chosen: torch.Tensor,
-    reference_rejected: torch.Tensor,
-    beta: float,
-) -> torch.Tensor:
-    """DPO: the negative log-likelihood of the preference; arguments as of `ipo_loss`, on sums.
-
-    Source: Rafailov et al. 2023, arXiv 2305.18290, eq. 7.
+    Source: ``dpo``: Rafailov et al. 2023, arXiv 2305.18290, eq. 7; ``ipo``: Azar et al. 2023, arXiv 2310.12036, eq. 17.
     """
     from torch.nn.functional import logsigmoid
 
-    h = (policy_chosen - reference_chosen) - (policy_rejected - reference_rejected)
-    return -logsigmoid(beta * h)
+    return -logsigmoid(beta * margins) if kind == "dpo" else (margins - 1 / (2 * beta)) ** 2
 
 
 class PairCollator:
@@ -197,12 +170,14 @@ def oracle_loss(recipe: DPORecipe | IPORecipe, model: Any, rows: Sequence[Mappin
     )
     ref_chosen = ref_chosen + recipe.reward_margin * torch.tensor([row["gain"] for row in rows], device=device)
     n_chosen, n_rejected = (torch.tensor([len(logps) for logps in side], device=device) for side in by_side)
-    sums = chosen, rejected, ref_chosen, ref_rejected
-    means = chosen / n_chosen, rejected / n_rejected, ref_chosen / n_chosen, ref_rejected / n_rejected
+    ahead, behind = chosen - ref_chosen, rejected - ref_rejected
+    margins = ahead - behind
     by_token = isinstance(recipe, IPORecipe) and recipe.reduction == "token"
     losses = {
-        "dpo": lambda: dpo_loss(*sums, recipe.beta).mean(),
-        "ipo": lambda: ipo_loss(*(means if by_token else sums), recipe.beta).mean(),
+        "dpo": lambda: pair_loss("dpo", margins, recipe.beta).mean(),
+        "ipo": lambda: pair_loss(
+            "ipo", ahead / n_chosen - behind / n_rejected if by_token else margins, recipe.beta
+        ).mean(),
         "sft": lambda: -chosen.sum() / n_chosen.sum(),
     }
     return float(sum(weight * losses[name]() for name, weight in recipe.loss_weights.items()))

@@ -59,27 +59,30 @@ def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
     return centred(rewards, groups) * sizes / (sizes - 1).clamp(min=1)
 
 
-def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
-    """Generalised advantage estimates (n, width) of tokens; the value behind a completion's last token is 0.
+def lambda_returns(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
+    """What each step of a trajectory is worth: ``G[t] = r[t] + gamma * ((1 - lam) * V[t + 1] + lam * G[t + 1])``.
+
+    Less the values these are the generalised advantage estimates of Schulman et al. 2015, arXiv 1506.02438, eq. 16.
 
     Args:
-        rewards: (n, width) of each token.
-        values: (n, width) expected before each token.
-        mask: (n, width).
-        gamma: discount a token.
+        rewards: (n, width) of each step: a token, or a pick.
+        values: (n, width) of the states that the steps were taken in; behind the last one it is 0.
+        mask: (n, width), 1 on steps.
+        gamma: discount a step.
         lam: 0 trusts the values, 1 the rewards.
 
-    Source: Schulman et al. 2015, arXiv 1506.02438, eq. 16.
+    Returns:
+        (n, width), 0 off the mask.
+
+    Source: Q-RAG, arXiv 2511.07328, section 3 (Daley and Amato 2019, arXiv 1810.09967, eq. 2).
     """
-    rewards, values = rewards * mask, values * mask
-    following = torch.nn.functional.pad(values, (0, 1))[:, 1:]
-    delta = (rewards + gamma * following - values) * mask
-    advantages = torch.zeros_like(delta)
-    last = delta.new_zeros(len(delta))
-    for t in reversed(range(delta.shape[1])):
-        last = delta[:, t] + gamma * lam * last
-        advantages[:, t] = last
-    return advantages * mask
+    following = torch.nn.functional.pad(values * mask, (0, 1))[:, 1:]
+    returns = torch.zeros_like(rewards)
+    last = rewards.new_zeros(len(rewards))
+    for t in reversed(range(rewards.shape[1])):
+        last = mask[:, t] * (rewards[:, t] + gamma * ((1 - lam) * following[:, t] + lam * last))
+        returns[:, t] = last
+    return returns
 
 
 def whiten(values: Tensor, mask: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,10 @@ import torch
 
 from leret.core.files import write_atomically
 from leret.core.progress import Progress, Silent
-from leret.core.runs import Run, versions
+from leret.core.runs import Run
 from leret.core.types import Task, digest
 from leret.sampling.rollouts.environment import Environment
-from leret.training.alarms import best_step, first_alarms
+from leret.training.alarms import best_step
 from leret.training.callbacks import Monitor, monitored
 from leret.training.checkpoints import CheckpointDirectory, TrainingRecord, TrainReport, checkpoint_step
 from leret.training.model import InitialPolicy, pick_device
@@ -148,7 +147,18 @@ def fit_online(
             progress.finish()
             training.close()
         training.load_best(directory.path)
-        record = _record(training, initial, key, time.monotonic() - began, validation)
+        record = TrainingRecord.of(
+            recipe,
+            initial,
+            key,
+            training.log,
+            () if validation is None else validation.ids,
+            examples=int(sum(entry["num_samples"] for entry in training.history)),
+            dropped=0,
+            steps=len(training.history) * recipe.num_iterations * recipe.num_mini_batches,
+            seconds=round(time.monotonic() - began, 3),
+            preflight=0.0,
+        )
         base_model, library = training.learner.save(directory.final)
         record.write(directory.final, algorithm.describe(recipe), base_model, library)
         directory.publish()
@@ -183,34 +193,6 @@ def _rounds(
         if stopped or interrupt.requested:
             break
     monitor.check()
-
-
-def _record(
-    training: OnlineTraining,
-    initial: InitialPolicy,
-    key: Mapping[str, Any],
-    seconds: float,
-    validation: Validation | None,
-) -> TrainingRecord:
-    recipe, history, log = training.recipe, training.history, training.log
-    steps = len(history) * recipe.num_iterations * recipe.num_mini_batches
-    return TrainingRecord(
-        name=recipe.policy_name,
-        algorithm=recipe.algorithm,
-        key=key,
-        parent=recipe.init_from,
-        examples=int(sum(entry["num_samples"] for entry in history)),
-        dropped=0,
-        steps=steps,
-        total_steps=initial.total_steps + steps,
-        seconds=round(seconds, 3),
-        preflight=0.0,
-        versions=versions(),
-        log_history=log,
-        best_step=best_step(log, recipe.metric_for_best_model),
-        alarms=[asdict(alarm) for alarm in first_alarms(log, recipe.metric_for_best_model)],
-        validation=[] if validation is None else sorted(validation.ids),
-    )
 
 
 def _mean(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -7,11 +7,9 @@ candidate is minus infinity; trajectories are (n_walks, width), one row a run of
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 
 def soft_value(q: Tensor, temperature: float, k: int | None = None) -> Tensor:
@@ -31,43 +29,6 @@ def soft_value(q: Tensor, temperature: float, k: int | None = None) -> Tensor:
         return q.amax(-1)
     best = q if k is None else q.topk(min(k, q.shape[-1]), -1).values
     return temperature * (best / temperature).logsumexp(-1)
-
-
-def lambda_returns(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
-    """What each step of a trajectory is worth: ``G[t] = r[t] + gamma * ((1 - lam) * V[t + 1] + lam * G[t + 1])``.
-
-    Args:
-        rewards: (n, width) of each step.
-        values: (n, width) of the states that the steps were taken in; behind the last one it is 0.
-        mask: (n, width), 1 on steps.
-        gamma: discount a step.
-        lam: 0 trusts the values, 1 the rewards.
-
-    Returns:
-        (n, width), 0 off the mask.
-
-    Source: Q-RAG, arXiv 2511.07328, section 3 (Daley and Amato 2019, arXiv 1810.09967, eq. 2).
-    """
-    following = torch.nn.functional.pad(values * mask, (0, 1))[:, 1:]
-    returns = torch.zeros_like(rewards)
-    last = rewards.new_zeros(len(rewards))
-    for t in reversed(range(rewards.shape[1])):
-        last = mask[:, t] * (rewards[:, t] + gamma * ((1 - lam) * following[:, t] + lam * last))
-        returns[:, t] = last
-    return returns
-
-
-def pair_loss(kind: Literal["dpo", "ipo"], margins: Tensor, beta: float) -> Tensor:
-    """Losses (n,) of pairs by how far the chosen pick is ahead of the rejected one.
-
-    Args:
-        kind: which loss.
-        margins: (n,) differences of log-probabilities, less those under the reference.
-        beta: strength of the tie to the reference.
-
-    Source: ``dpo``: Rafailov et al. 2023, arXiv 2305.18290, eq. 7; ``ipo``: Azar et al. 2023, arXiv 2310.12036, eq. 17.
-    """
-    return -logsigmoid(beta * margins) if kind == "dpo" else (margins - 1 / (2 * beta)) ** 2
 
 
 def best_and_others(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -92,7 +92,7 @@ def test_a_stopped_run_goes_on_to_bit_equal_weights(tmp_path: Path) -> None:
     train(rest, stream(), SETTINGS, tmp_path / "parts")
     assert equal(whole, rest)
     assert log(tmp_path / "whole") == log(tmp_path / "parts")
-    assert not (tmp_path / "parts" / "state.safetensors").exists()
+    assert not (tmp_path / "parts" / "state.pt").exists()
 
 
 def test_a_finished_run_is_left_as_it_is_and_does_not_go_on(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ def test_rows_of_another_mixture_or_adapter_are_other_data() -> None:
         digest = "bm25"
 
     def named(hop2: dict[str, float], words: int = 40) -> dict[str, str]:
-        settings = MiniLMSettings(examples=ExampleSettings(hop2=hop2))
-        return data_names(settings, ["who?"], Engine(), Prompting(adapter=CompactAdapter(words_per_item=words)))
+        prompting = Prompting(adapter=CompactAdapter(words_per_item=words))
+        return data_names(MiniLMSettings(), ExampleSettings(hop2=hop2), ["who?"], Engine(), prompting)
 
     base = named({"copy": 1.0})
     for other, key in (

@@ -20,14 +20,12 @@ def test_a_served_policy_may_stand_beside_a_pretrain_section_but_is_no_place_to_
         pretrain(recipe)
 
 
-def test_a_mixture_of_pretraining_is_a_mapping_of_known_styles() -> None:
-    good = {"copy": 1, "mention_near": 0.5}
-    settings = PretrainSettings(kind="minilm", steps=7, seed=3, options={"examples": {"hop2": good}})
-    made = minilm_settings(settings, k=5)
-    assert (made.steps, made.seed, made.examples.seed, made.examples.k, made.examples.hop2) == (7, 3, 3, 5, good)
-    for weights, says in (({"copied": 1}, "'copied'"), ({"copy": "much"}, "'much'"), ({"copy": 0}, "0")):
-        with pytest.raises(ConfigError, match=rf"pretrain\.options\.examples\.hop2.*{says}"):
-            minilm_settings(PretrainSettings(kind="minilm", options={"examples": {"hop2": weights}}), k=5)
+def test_options_of_minilm_are_its_keys() -> None:
+    made = minilm_settings(PretrainSettings(kind="minilm", steps=7, seed=3, options={"probe_questions": 2}))
+    assert (made.steps, made.seed, made.probe_questions) == (7, 3, 2)
+    for options, key in (({"lr": 0}, "lr"), ({"examples": {}}, "examples")):
+        with pytest.raises(ConfigError, match=rf"pretrain\.options\.{key}: "):
+            minilm_settings(PretrainSettings(kind="minilm", options=options))
 
 
 def test_the_package_is_looked_for_before_data_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

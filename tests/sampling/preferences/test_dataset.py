@@ -5,8 +5,7 @@ import pytest
 
 from leret.core.errors import RunError
 from leret.core.runs import Run
-from leret.sampling.preferences.dataset import build_preferences, state_targets
-from leret.sampling.preferences.pairs import distinct, make_pairs
+from leret.sampling.preferences.dataset import build_preferences, distinct, make_pairs, state_targets
 from leret.sampling.store.schema import PathStep, SamplingParams
 from leret.sampling.store.store import Store
 from tests.sampling.fakes import made

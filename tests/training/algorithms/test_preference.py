@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from leret.training.algorithms.preference import DPORecipe, IPORecipe, PairCollator, dpo_loss, ipo_loss
+from leret.training.algorithms.preference import DPORecipe, IPORecipe, PairCollator, pair_loss
 from leret.training.data import Encoded
 from tests.training.training_runs import logp, moved, trainer_of
 
@@ -54,9 +54,14 @@ def columns(policy, reference, divide=False):
     return *(column(policy, side) for side in (0, 1)), *(column(reference, side).detach() for side in (0, 1))
 
 
+def loss_of(kind, columns, beta):
+    chosen, rejected, ref_chosen, ref_rejected = columns
+    return pair_loss(kind, (chosen - ref_chosen) - (rejected - ref_rejected), beta)
+
+
 @pytest.mark.parametrize("reduction", ["sequence", "token"])
 def test_ipo_of_trl_with_moved_weights_is_the_loss_written_out(policy, reference, trl, reduction):
-    expected = ipo_loss(*columns(policy, reference, divide=reduction == "token"), beta=0.05).mean()
+    expected = loss_of("ipo", columns(policy, reference, divide=reduction == "token"), 0.05).mean()
     expected.backward()
     found, gradients = trl(IPORecipe(reduction=reduction, beta=0.05))
     assert found == pytest.approx(float(expected.detach()), rel=1e-5)
@@ -66,7 +71,7 @@ def test_ipo_of_trl_with_moved_weights_is_the_loss_written_out(policy, reference
 
 
 def test_dpo_of_trl_with_moved_weights_is_the_loss_on_sums(policy, reference, trl):
-    expected = float(dpo_loss(*columns(policy, reference), beta=0.1).mean().detach())
+    expected = float(loss_of("dpo", columns(policy, reference), 0.1).mean().detach())
     assert trl(DPORecipe(beta=0.1))[0] == pytest.approx(expected, rel=1e-5)
 
 
@@ -74,16 +79,16 @@ def test_a_mixture_is_the_weighted_sum_of_its_losses(policy, reference, trl):
     n_tokens = sum(len(pair.completions[0]) for pair in PAIRS)
     likelihood = sum(float(logp(policy, pair.prompt, pair.completions[0])) for pair in PAIRS) / n_tokens
     sums = columns(policy, reference)
-    expected = 0.5 * ipo_loss(*sums, beta=0.1).mean() + 2 * dpo_loss(*sums, beta=0.1).mean() - 0.3 * likelihood
+    expected = 0.5 * loss_of("ipo", sums, 0.1).mean() + 2 * loss_of("dpo", sums, 0.1).mean() - 0.3 * likelihood
     found, _ = trl(IPORecipe(beta=0.1, losses={"ipo": 0.5, "dpo": 2.0, "sft": 0.3}))
     assert found == pytest.approx(float(expected), rel=1e-5)
 
 
-@pytest.mark.parametrize(("recipe", "loss"), [(IPORecipe, ipo_loss), (DPORecipe, dpo_loss)])
+@pytest.mark.parametrize(("recipe", "loss"), [(IPORecipe, "ipo"), (DPORecipe, "dpo")])
 def test_a_reward_margin_widens_what_a_pair_is_held_to(policy, reference, trl, recipe, loss):
     chosen, rejected, ref_chosen, ref_rejected = columns(policy, reference)
     wider = ref_chosen + 3.0 * torch.tensor([pair.scores[0] - pair.scores[1] for pair in PAIRS])
-    expected = loss(chosen, rejected, wider, ref_rejected, beta=0.05).mean()
+    expected = loss_of(loss, (chosen, rejected, wider, ref_rejected), 0.05).mean()
     assert trl(recipe(beta=0.05, reward_margin=3.0))[0] == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
@@ -91,13 +96,13 @@ def test_ipo_of_two_pairs_by_hand():
     # pair 1: h = (-3 + 5) - (-4 + 2) = 2 + 2 = 4, loss (4 - 10)^2 = 36
     # pair 2: h = (-1 + 1) - (-9 + 6) = 0 + 3 = 3, loss (3 - 10)^2 = 49
     columns = [torch.tensor(x, dtype=torch.float64) for x in ([-3.0, -1], [-4.0, -9], [-5.0, -1], [-2.0, -6])]
-    assert ipo_loss(*columns, beta=0.05).tolist() == pytest.approx([36.0, 49.0], abs=1e-12)
+    assert loss_of("ipo", columns, 0.05).tolist() == pytest.approx([36.0, 49.0], abs=1e-12)
 
 
 def test_dpo_of_one_pair_by_hand():
     # h = (-3 + 5) - (-4 + 2) = 4, loss -log(1 / (1 + exp(-0.1 * 4)))
     columns = [torch.tensor([x], dtype=torch.float64) for x in (-3.0, -4.0, -5.0, -2.0)]
-    assert float(dpo_loss(*columns, beta=0.1)) == pytest.approx(math.log(1 + math.exp(-0.4)), abs=1e-12)
+    assert float(loss_of("dpo", columns, 0.1)) == pytest.approx(math.log(1 + math.exp(-0.4)), abs=1e-12)
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -6,7 +6,7 @@ import statistics
 import pytest
 import torch
 
-from leret.training.online.advantages import gae, group_relative, leave_one_out, on_one_side, whiten
+from leret.training.online.advantages import group_relative, lambda_returns, leave_one_out, on_one_side, whiten
 
 
 def case(seed: int, n: int = 23):
@@ -54,7 +54,7 @@ def test_gae_is_the_weighted_sum_of_errors(seed):
     lengths = [rng.randint(1, width) for _ in range(3)]
     rewards, values = torch.randn(2, 3, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     mask = torch.tensor([[t < n for t in range(width)] for n in lengths]).double()
-    found = gae(rewards, values, mask, gamma, lam)
+    found = lambda_returns(rewards * mask, values, mask, gamma, lam) - values * mask
     for i, n in enumerate(lengths):
         v = [*values[i, :n].tolist(), 0.0]
         errors = [float(rewards[i, t]) + gamma * v[t + 1] - v[t] for t in range(n)]

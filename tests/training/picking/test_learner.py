@@ -9,15 +9,11 @@ import pytest
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from leret.config.policy import PolicySettings
 from leret.core.errors import PolicyError, TrainingError
-from leret.core.types import Candidate, Choice
-from leret.policies.load import make_policy
 from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.picking.recipe import PickRecipe, PQNRecipe
 from leret.training.stage import plan, train
 from tests.sampling.fakes import ROOT
-from tests.training.picking import stories
 from tests.training.training_runs import changed
 
 SMALL = {"questions_per_round": 8, "save_steps": 2, "logging_steps": 1, "learning_rate": 2e-2, "device": "cpu"}
@@ -26,8 +22,6 @@ PQN = PQNRecipe(
     **SMALL, num_train_epochs=12, num_mini_batches=2, learning_starts=2, temperature=0.1, lr_scheduler_type="constant",
     min_lr_rate=0.0,
 )  # fmt: skip
-LOSSES = {"pqn": PQN} | {loss: changed(PICK, loss=loss) for loss in ("grpo", "ipo", "dpo", "sft")}
-LOSSES["dpo"] = changed(LOSSES["dpo"], beta=1.0)
 
 
 def record(report):
@@ -37,22 +31,6 @@ def record(report):
 def bits(report):
     weights = load_file(report.path / "model.safetensors")
     return {name: weight.numpy().tobytes() for name, weight in weights.items()}, record(report)["log_history"]
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_picker_learns_what_its_rewards_say(run, name):
-    recipe = changed(LOSSES[name], eval_steps=100, eval_split="train", eval_tasks=8)
-    report = train(recipe, run)
-    log = [entry for entry in record(report)["log_history"] if "eval_recall" in entry]
-    assert log[0]["eval_recall"] < 0.6
-    assert log[-1]["eval_recall"] > 0.9
-    assert {"README.md", "training.json", "picker.json"} <= {path.name for path in report.path.iterdir()}
-    assert train(recipe, run).already
-    settings = {"kind": "features", "features": f"{stories.__name__}:numbers", "model": str(report.path)}
-    picker = make_policy(PolicySettings.model_validate(settings))
-    choice = Choice("pick", {"question": "from b"}, [Candidate(word, f"{word} leads to x") for word in "abc"])
-    assert picker.score([choice])[0].argmax() == 1
-    picker.close()
 
 
 KILLED = """
@@ -84,21 +62,6 @@ def test_a_training_goes_on_from_a_trained_picker(run):
     assert train(again, run).total_steps == 3
     with pytest.raises(TrainingError, match="init_from: 'third'"):
         train(changed(PICK, init_from="third"), run)
-
-
-def test_the_temperature_falls_with_the_rate_after_random_rounds(run):
-    falling = changed(PQN, lr_scheduler_type="cosine", min_lr_rate=0.1, max_steps=12)
-    log = record(train(falling, run))["log_history"]
-    assert [entry["alpha"] / falling.temperature for entry in log] == pytest.approx(
-        [entry["learning_rate"] / falling.learning_rate for entry in log]
-    )
-    assert log[0]["alpha"] > log[-1]["alpha"] > 0.1 * falling.temperature
-
-
-def test_a_reward_of_the_end_trains_all_picks_before_it(run):
-    recipe = changed(PQN, name="end", credit="final", eval_steps=100, eval_split="train", eval_tasks=8)
-    log = [entry for entry in record(train(recipe, run))["log_history"] if "eval_recall" in entry]
-    assert log[-1]["eval_recall"] > log[0]["eval_recall"] + 0.3
 
 
 @pytest.mark.parametrize("keys", [{"lora": {"r": 4}}, {"dtype": "bfloat16"}, {"lr_scheduler_type": "linear"}])

@@ -7,14 +7,8 @@ import random
 import pytest
 import torch
 
-from leret.training.picking.losses import (
-    as_table,
-    best_and_others,
-    gains,
-    lambda_returns,
-    pair_loss,
-    soft_value,
-)
+from leret.training.online.advantages import lambda_returns
+from leret.training.picking.losses import as_table, best_and_others, gains, soft_value
 
 ALPHA, GAMMA = 0.3, 0.9
 
@@ -101,8 +95,3 @@ def test_pairs_are_of_the_best_and_the_others_of_one_group():
     rewards, groups = torch.tensor([1.0, 0.0, 1.0, 0.5, 0.5, 0.2]), torch.tensor([0, 0, 0, 1, 1, 2])
     chosen, rejected, weights = best_and_others(rewards, groups)
     assert (chosen.tolist(), rejected.tolist(), weights.tolist()) == ([0, 2], [1, 1], [0.5, 0.5])
-
-
-@pytest.mark.parametrize(("kind", "expected"), [("dpo", math.log(1 + math.exp(-0.2))), ("ipo", 9.0)])
-def test_losses_of_pairs_are_those_of_the_papers(kind, expected):
-    assert float(pair_loss(kind, torch.tensor([2.0]), 0.1)[0]) == pytest.approx(expected)

@@ -1,0 +1,55 @@
+"""A student's run directory, and its score on held-out examples."""
+
+import dspy
+import pytest
+
+import leret
+from leret.core.errors import LeretError
+from leret.policies.base import Completion
+from tests.optimize.fakes import TRAIN, VAL, Words, fake_lm, fake_training, leret_of, student_of
+from tests.sampling.fakes import FakeRetriever
+
+
+@pytest.fixture(autouse=True)
+def world():
+    with dspy.context(adapter=leret.CompactAdapter(), rm=FakeRetriever(), lm=None):
+        yield
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    return fake_training(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"samples": 4}, "samples"), ({"trainset": TRAIN[1:]}, "trainset: its content")],
+    ids=["settings", "trainset"],
+)
+def test_a_run_directory_of_something_else_is_refused(change, says, tmp_path, trainings):
+    trainset = change.get("trainset", TRAIN)
+    leret_of(tmp_path).compile(student_of(), trainset=TRAIN)
+    with pytest.raises(LeretError, match=says):
+        leret_of(tmp_path, samples=change.get("samples", 3)).compile(student_of(), trainset=trainset)
+
+
+@pytest.mark.parametrize("where", ["policy", "metric"])
+def test_an_outage_on_the_valset_is_raised_and_not_scored(where, trainings):
+    policy = Words("words")
+    settings = {}
+    if where == "policy":
+        policy.fail = lambda request: request.temperature == 0
+    else:
+        settings["metric"] = lambda example, prediction, trace=None: prediction.nothing
+    with pytest.raises((LeretError, AttributeError), match=r"away|nothing"):
+        leret_of(**settings).compile(student_of(lm=fake_lm(policy=policy)), trainset=TRAIN, valset=VAL)
+
+
+def test_a_completion_that_does_not_parse_scores_zero_on_the_valset(trainings, monkeypatch):
+    monkeypatch.setattr(
+        Words,
+        "_one",
+        lambda self, r, s, one=Words._one: one(self, r, s) if r.temperature else Completion("", "stop", 1, 0),
+    )
+    best = leret_of().compile(student_of(), trainset=TRAIN, valset=VAL)
+    assert {one["score"] for one in best.candidate_programs} == {0.0}

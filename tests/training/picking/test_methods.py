@@ -1,0 +1,45 @@
+"""Each loss of the trainings of pickers learns what its rewards say."""
+
+import pytest
+
+from leret.config.policy import PolicySettings
+from leret.core.types import Candidate, Choice
+from leret.policies.load import make_policy
+from leret.training.stage import train
+from tests.training.picking import stories
+from tests.training.picking.test_learner import PICK, PQN, record
+from tests.training.training_runs import changed
+
+LOSSES = {"pqn": PQN} | {loss: changed(PICK, loss=loss) for loss in ("grpo", "ipo", "dpo", "sft")}
+LOSSES["dpo"] = changed(LOSSES["dpo"], beta=1.0)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_picker_learns_what_its_rewards_say(run, name):
+    recipe = changed(LOSSES[name], eval_steps=100, eval_split="train", eval_tasks=8)
+    report = train(recipe, run)
+    log = [entry for entry in record(report)["log_history"] if "eval_recall" in entry]
+    assert log[0]["eval_recall"] < 0.6
+    assert log[-1]["eval_recall"] > 0.9
+    assert {"README.md", "training.json", "picker.json"} <= {path.name for path in report.path.iterdir()}
+    assert train(recipe, run).already
+    settings = {"kind": "features", "features": f"{stories.__name__}:numbers", "model": str(report.path)}
+    picker = make_policy(PolicySettings.model_validate(settings))
+    choice = Choice("pick", {"question": "from b"}, [Candidate(word, f"{word} leads to x") for word in "abc"])
+    assert picker.score([choice])[0].argmax() == 1
+    picker.close()
+
+
+def test_the_temperature_falls_with_the_rate_after_random_rounds(run):
+    falling = changed(PQN, lr_scheduler_type="cosine", min_lr_rate=0.1, max_steps=12)
+    log = record(train(falling, run))["log_history"]
+    assert [entry["alpha"] / falling.temperature for entry in log] == pytest.approx(
+        [entry["learning_rate"] / falling.learning_rate for entry in log]
+    )
+    assert log[0]["alpha"] > log[-1]["alpha"] > 0.1 * falling.temperature
+
+
+def test_a_reward_of_the_end_trains_all_picks_before_it(run):
+    recipe = changed(PQN, name="end", credit="final", eval_steps=100, eval_split="train", eval_tasks=8)
+    log = [entry for entry in record(train(recipe, run))["log_history"] if "eval_recall" in entry]
+    assert log[-1]["eval_recall"] > log[0]["eval_recall"] + 0.3
