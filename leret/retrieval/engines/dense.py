@@ -164,8 +164,8 @@ class Encoder:
         except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError, AssertionError,
                 UnpicklingError, SafetensorError) as error:  # fmt: skip  # AssertionError: torch without CUDA
             raise RetrievalError(
-                f"{directory} cannot be opened as a sentence-transformers model, with retriever.device: "
-                f"{settings.device} ({reason(error)}); name another model, or device cpu or auto"
+                f"{directory} cannot be opened as a sentence-transformers model ({reason(error)}); name another, or "
+                f"correct retriever.device: {settings.device}"
             ) from error
         if settings.max_length is not None:
             _lengthen(self._model, settings.max_length, directory)
