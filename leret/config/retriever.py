@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Field,
     FiniteFloat,
@@ -20,18 +18,8 @@ from pydantic import (
 
 from leret.config.base import BaseUrl, BaseUrls, Free, KindSettings, RecipePath, Settings, mark_of
 
-
-def _dated(pattern: str, form: str) -> AfterValidator:
-    def check(value: str) -> str:
-        if not re.fullmatch(pattern, value):
-            raise ValueError(f"{value!r} is no date; write {form}")
-        return value
-
-    return AfterValidator(check)
-
-
-PartialDate = Annotated[str, _dated(r"\d{4}(/\d{2}(/\d{2})?)?", "YYYY, YYYY/MM or YYYY/MM/DD")]
-Date = Annotated[str, _dated(r"\d{4}-\d{2}-\d{2}", "YYYY-MM-DD")]
+PartialDate = Annotated[str, Field(pattern=r"^\d{4}(/\d{2}(/\d{2})?)?$")]
+Date = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
 
 
 def _not_bool(value: object) -> object:

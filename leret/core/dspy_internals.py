@@ -25,6 +25,8 @@ from dspy.dsp.utils.utils import dotdict
 from dspy.primitives.prediction import Completions
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
+from leret.core.types import SharedInstance
+
 __all__ = ["AdapterParseError", "ContextWindowExceededError", "LMError", "Provider", "ReinforceJob", "TrainDataFormat",
            "TrainingJob", "TrainingStatus", "get_finetune_directory", "lm15", "parse_value"]  # fmt: skip
 
@@ -197,14 +199,11 @@ class EngineLM(dspy.LM):
         super().__init__(f"leret/{name}", cache=False, num_retries=0, **engines, **settings)
 
 
-class _Engine:
+class _Engine(SharedInstance):
     supported_params = frozenset({"temperature", "max_tokens", "top_p"})
 
     def __init__(self, answer: Callable[[lm15.Request], lm15.Response]) -> None:
         self.complete = answer
-
-    def __deepcopy__(self, memo: dict[int, object]) -> _Engine:
-        return self
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
         yield from lm15.response_to_events(self.complete(request))
@@ -213,12 +212,9 @@ class _Engine:
         """Nothing is held."""
 
 
-class _AsyncEngine:
+class _AsyncEngine(SharedInstance):
     def __init__(self, answer: Callable[[lm15.Request], lm15.Response]) -> None:
         self._answer = answer
-
-    def __deepcopy__(self, memo: dict[int, object]) -> _AsyncEngine:
-        return self
 
     async def complete(self, request: lm15.Request) -> lm15.Response:
         return self._answer(request)

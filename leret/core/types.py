@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from json.encoder import c_make_encoder, encode_basestring, encode_basestring_ascii  # type: ignore[attr-defined]
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 Json = Any
 """A value that ``json.dumps`` takes."""
@@ -38,6 +38,13 @@ def digest(*parts: Json) -> str:
     """
     text = _encode(parts)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+class SharedInstance:
+    """What copies of a program have in common, deep ones too: a model, connections. DSPy's optimizers copy programs."""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, Polic
 from leret.core.aio import submit
 from leret.core.dspy_internals import lm15, messages_of, text_response
 from leret.core.errors import LeretError, PolicyError
-from leret.core.types import digest
+from leret.core.types import SharedInstance, digest
 from leret.http.answers import ApiKey
 from leret.policies.base import Completion, Policy, PromptTooLongError, Request
 from leret.policies.load import SERVED, close_shared, policy_state, shared_policy
@@ -133,7 +133,7 @@ class PolicyLM(dspy.LM):
             _call.reset(token)
 
 
-class PolicyEngine:
+class PolicyEngine(SharedInstance):
     """DSPy's engine protocol over policies by their names; safe from many threads, whose requests are batched.
 
     A model of this process has its directory for a name. A policy that is given answers to its own name, ``own``.
@@ -157,9 +157,6 @@ class PolicyEngine:
         self._waiting: weakref.WeakSet[Future[list[Completion]]] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._closed = False
-
-    def __deepcopy__(self, memo: dict[int, object]) -> PolicyEngine:
-        return self  # DSPy's optimizers copy programs with their LM; the model is one
 
     def arguments(self) -> dict[str, Any]:
         """Of ``dspy.LM``. The policy retries by itself; DSPy on top of it would multiply the attempts."""
@@ -250,16 +247,13 @@ class PolicyEngine:
         return Request(messages, seeds, temperature, settings[2], settings[1], config.stop)
 
 
-class AsyncPolicyEngine:
+class AsyncPolicyEngine(SharedInstance):
     """The async counterpart of a `PolicyEngine`, on the same policy."""
 
     def __init__(self, engine: PolicyEngine) -> None:
         self.engine = engine
         self.complete = engine.acomplete
         self.dump_state = engine.dump_state
-
-    def __deepcopy__(self, memo: dict[int, object]) -> AsyncPolicyEngine:
-        return self
 
     async def stream(self, request: lm15.Request) -> Any:
         """The whole completion as a stream of one piece."""

@@ -25,7 +25,7 @@ from leret.core.bundled import POLICIES
 from leret.core.classes import class_at, path_of
 from leret.core.dspy_internals import LM_ATTRIBUTES
 from leret.core.errors import ConfigError, PolicyError, ProgramError
-from leret.core.types import digest
+from leret.core.types import SharedInstance, digest
 from leret.policies.base import Policy, Request
 from leret.policies.checkpoints import adapter_base, find_model, load_tokenizer, model_digest, read_model_json
 from leret.policies.dspy_lm import PolicyLM, policy_lm
@@ -46,11 +46,8 @@ _SECRET = re.compile(r"(?i)key|secret|credential|password|header|(^|_)token($|_)
 _NO_KEY = {None, "", "none", "None", "EMPTY"}
 
 
-class Servers(ExitStack):
+class Servers(SharedInstance, ExitStack):
     """The servers that run for a program; copies of the program share them."""
-
-    def __deepcopy__(self, memo: dict[int, object]) -> Servers:
-        return self
 
 
 def lm_record(lm: dspy.BaseLM, directory: Path) -> dict[str, Any]:

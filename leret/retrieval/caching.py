@@ -13,7 +13,7 @@ import diskcache  # type: ignore[import-untyped]
 
 from leret.config.retriever import CacheSettings, RetrieverSettings
 from leret.core.files import cache_directory
-from leret.core.types import Passage, Ranking, digest
+from leret.core.types import Passage, Ranking, SharedInstance, digest
 from leret.retrieval.base import PartialResultsError, Retriever
 
 _LOG = logging.getLogger("leret")
@@ -33,7 +33,7 @@ class JsonDisk(diskcache.JSONDisk):
         return super().fetch(mode, filename, value, read)
 
 
-class CachedRetriever:
+class CachedRetriever(SharedInstance):
     """Asks a retriever only for what no run has asked it before; safe for many threads.
 
     A cache never costs an answer: whatever is wrong with its files is logged once, and searches go on without it.
@@ -54,9 +54,6 @@ class CachedRetriever:
             )
         except _FAULTS as error:
             self._give_up(error)
-
-    def __deepcopy__(self, memo: dict[int, object]) -> CachedRetriever:
-        return self
 
     @property
     def digest(self) -> str:

@@ -206,9 +206,9 @@ def check_index(directory: Path, corpus: Documents | None = None) -> Manifest:
     """
     manifest = read_manifest(directory)
     if manifest.engine == "hybrid":
-        for folder in _hybrid_folders(manifest, directory):
-            check_index(folder, corpus)
         open_index(directory)
+        for name in ("first", "second"):
+            check_index(directory / manifest.places[name], corpus)
         return manifest
     problems = check_files(manifest, directory, content=True)
     if problems:
@@ -259,21 +259,12 @@ def _open(engine: IndexEngine, directory: Path) -> Retriever:
 
 
 def _open_hybrid(manifest: Manifest, directory: Path) -> Retriever:
-    folders = _hybrid_folders(manifest, directory)
+    folders = [directory / manifest.places[name] for name in ("first", "second")]
     fusion = FusionSettings(**{name: value for name, value in manifest.settings.items() if name != "engines"})
     if not manifest.equals(_hybrid_manifest([read_manifest(folder) for folder in folders], fusion, manifest.places)):
         raise RetrievalError(f"{directory / MANIFEST} does not fit its two indexes; build the index again")
     first, second = map(open_index, folders)
     return Hybrid(first, second, fusion)
-
-
-def _hybrid_folders(manifest: Manifest, directory: Path) -> list[Path]:
-    if set(manifest.places) != {"first", "second"}:
-        raise RetrievalError(
-            f"{directory} is a hybrid index of an older leret; build it again (`leret index build ... --force`), which "
-            "keeps its two indexes where they still fit"
-        )
-    return [directory / manifest.places[name] for name in ("first", "second")]
 
 
 @dataclass(frozen=True)

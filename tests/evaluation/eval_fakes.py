@@ -7,11 +7,11 @@ import dspy
 from leret.config.evaluation import EvalRecipe
 from leret.core.types import Document
 from leret.policies.base import Completion
-from leret.programs import Found, Search
 from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
+from leret.programs.search import Found, Search
 from tests.sampling.fakes import DOCS, ROOT
 from tests.tiny import tiny_policy
 

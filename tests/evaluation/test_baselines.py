@@ -20,10 +20,10 @@ from leret.evaluation.baselines import (
 )
 from leret.evaluation.results import ScoredHop
 from leret.evaluation.stage import evaluate
-from leret.programs import Found
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
+from leret.programs.search import Found
 from leret.retrieval.batching import SearchBatcher
 from leret.sampling.rollouts.rollout import Decoding, RolloutRunner
 from tests.evaluation.eval_fakes import CORPUS, Planned, Rule, asks, parts_of, program

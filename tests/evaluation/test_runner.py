@@ -13,9 +13,9 @@ from leret.evaluation.measures import all_measures
 from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
 from leret.evaluation.systems import System
 from leret.policies.local.chat_template import PromptTooLongError
-from leret.programs import Search
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
 from leret.programs.replay import Replay
+from leret.programs.search import Search
 from leret.sampling.rollouts.rollout import Decoding
 from tests.evaluation.eval_fakes import CORPUS, Planned, Rule, follow, parts_of, program
 from tests.programs.zoo import Agent

@@ -19,7 +19,7 @@ def llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def policy(llama_dir: Path) -> Iterator[LocalPolicy]:
-    loaded = LocalPolicy(llama_dir, threads=1)
+    loaded = LocalPolicy(llama_dir)
     yield loaded
     loaded.close()
 

@@ -127,7 +127,7 @@ def test_a_saved_program_comes_back_with_its_policy(llama_dir: Path, tmp_path: P
 @pytest.mark.parametrize("of_settings", [True, False])
 def test_weights_follow_the_name_of_the_lm(llama_dir: Path, tmp_path: Path, of_settings: bool) -> None:
     other = tiny_policy(tmp_path / "other", seed=1)
-    given = LocalPolicySettings(model=str(llama_dir)) if of_settings else LocalPolicy(llama_dir, threads=1)
+    given = LocalPolicySettings(model=str(llama_dir)) if of_settings else LocalPolicy(llama_dir)
     lm = policy_lm(given, temperature=0.0, max_tokens=6)
     first, copied = lm("the city"), lm.copy(model=f"leret/{other}")
     assert copied("the city") == policy_lm(LocalPolicy(other), temperature=0.0, max_tokens=6)("the city") != first

@@ -127,7 +127,7 @@ def test_outputs_of_most_types_are_made_up_and_others_are_not():
 
 OWN = """
 import random, dspy
-from leret.programs import Search
+from leret.programs.search import Search
 class Own(dspy.Module):
     def __init__(self, k=3, hops=2):
         super().__init__()

@@ -6,8 +6,8 @@ import dspy
 import pytest
 
 from leret.core.errors import ProgramError
-from leret.programs import Search
 from leret.programs.load import differing_k, load_program
+from leret.programs.search import Search
 
 MULTIHOP = Path(__file__).parents[2] / "pipelines/multihop.py"
 

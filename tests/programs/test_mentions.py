@@ -4,9 +4,9 @@ import pytest
 
 from leret.core.types import Passage
 from leret.policies.base import Completion
-from leret.programs import Found
 from leret.programs.load import load_program
 from leret.programs.mentions import QUESTION, mentions, names
+from leret.programs.search import Found
 from tests.sampling.fakes import ROOT, FakeRetriever
 
 ASKED = 'Who directed Silent Harbor before "Red Dune" won in Rome?'

@@ -10,11 +10,11 @@ import pytest
 
 from leret.core.errors import ProgramError, ReplayError, RetrievalError
 from leret.core.types import Passage, Task
-from leret.programs import Found, Search
 from leret.programs.load import load_program
 from leret.programs.needs import Finished, NeedsCompletion, NeedsSearch, Step
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
+from leret.programs.search import Found, Search
 
 ROOT = Path(__file__).parents[2]
 SHELF = {

@@ -5,7 +5,7 @@ import pytest
 
 from leret.core.errors import ProgramError
 from leret.core.types import Passage
-from leret.programs import Found, Search
+from leret.programs.search import Found, Search
 
 ONE, TWO, THREE = (Passage(f"d{i}", f"T{i}" if i < 3 else "", f"text {i}", float(4 - i)) for i in (1, 2, 3))
 

@@ -5,8 +5,7 @@ from contextlib import suppress
 
 import dspy
 
-from leret.programs import Found, Search
-from leret.programs.search import search_tool
+from leret.programs.search import Found, Search, search_tool
 
 
 class WriteQuery(dspy.Signature):

@@ -271,5 +271,5 @@ def test_a_hybrid_shares_the_index_that_its_engine_names(tmp_path):
     manifest = tmp_path / "both" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "places": {}}))
     for opened in (open_index, check_index):
-        with pytest.raises(RetrievalError, match=r"hybrid index of an older leret; build it again.*--force"):
+        with pytest.raises(RetrievalError, match=r"not the settings of an index of kind hybrid.*build the index again"):
             opened(tmp_path / "both")

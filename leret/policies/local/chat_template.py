@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +128,7 @@ class PromptEncoder:
         self._ends: frozenset[int] = frozenset()
         # A fast tokenizer refuses to be changed and read at the same time, and padding settings are changed by a call.
         self._lock = threading.RLock()
-        self._beginnings: OrderedDict[tuple[tuple[tuple[str, str], ...], ...], list[int]] = OrderedDict()
+        self._beginning = lru_cache(_BEGINNINGS)(self._render_beginning)
 
     def set_ends(self, ids: int | Sequence[int] | None) -> list[int]:
         """Take the end tokens of the generation configuration, the tokenizer's own included; `PolicyError` for none."""
@@ -143,7 +143,8 @@ class PromptEncoder:
         """The prompt that asks for the next assistant message; `PromptTooLongError` where it takes all positions."""
         with self._lock:
             ids = self._render(messages, add_generation_prompt=True)
-            n_shared = n_common(ids, self._beginning(messages[:-1])) if len(messages) > 1 else 0
+            before = tuple(tuple(message.items()) for message in messages[:-1])
+            n_shared = n_common(ids, self._beginning(before)) if before else 0
         if self._n_positions is not None and len(ids) >= self._n_positions:
             raise PromptTooLongError(
                 f"a prompt of {len(ids)} tokens does not fit {self._name}, which has {self._n_positions} positions; "
@@ -178,18 +179,11 @@ class PromptEncoder:
         ids: list[int] = list(encoded["input_ids"])
         return ids
 
-    def _beginning(self, messages: Messages) -> list[int]:
-        key = tuple(tuple(sorted(message.items())) for message in messages)
-        known = self._beginnings.get(key)
-        if known is None:
-            try:
-                known = self._render(messages, add_generation_prompt=False)
-            except PolicyError:
-                known = []  # some templates insist on a last user message; then nothing is shared
-            self._beginnings[key] = known
-            if len(self._beginnings) > _BEGINNINGS:
-                self._beginnings.popitem(last=False)
-        return known
+    def _render_beginning(self, messages: tuple[tuple[tuple[str, str], ...], ...]) -> list[int]:
+        try:
+            return self._render(tuple(map(dict, messages)), add_generation_prompt=False)
+        except PolicyError:
+            return []  # some templates insist on a last user message; then nothing is shared
 
 
 def n_common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from leret.config.policy import LocalPolicySettings
 from leret.core.bundled import policy_directory
 from leret.core.errors import PolicyError
+from leret.core.types import SharedInstance
 from leret.core.usage import UsageMeter
 from leret.policies.base import Completion, Messages, Request
 from leret.policies.checkpoints import LoadedModel, find_model, load_model, model_digest
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 
 _PREFIX_BYTES = 256 * 2**20
 _TINY = 10_000_000
+"""Parameters below which more threads than one slow a model down."""
 
 
-class LocalPolicy:
+class LocalPolicy(SharedInstance):
     """Implements ``Policy`` over a Hugging Face causal LM in this process.
 
     Safe to use from several threads and event loops. The model's own ``generation_config`` gives the end tokens and
@@ -37,9 +39,6 @@ class LocalPolicy:
         model_dir: model or LoRA adapter directory, or a repository of the Hugging Face hub.
         device: ``auto``, ``cpu``, ``cuda`` ...
         dtype: ``auto`` (float32 on a CPU), ``float32``, ``bfloat16``, ``float16``.
-        max_batch_tokens: prompt and completion tokens of a batch, padding included; None chooses by device.
-        threads: of torch in the worker; None takes one for a model under 10M parameters, which more threads slow
-            down, and torch's own number for others.
         name: as reports call it; None takes the directory's name.
         enable_thinking: of the chat template; None leaves it to the template.
         template: plain gives a chat template to a model that has none.
@@ -53,8 +52,6 @@ class LocalPolicy:
         *,
         device: str = "auto",
         dtype: str = "auto",
-        max_batch_tokens: int | None = None,
-        threads: int | None = None,
         name: str | None = None,
         enable_thinking: bool | None = None,
         template: Literal["plain"] | None = None,
@@ -67,8 +64,8 @@ class LocalPolicy:
         on_cpu = next(loaded.model.parameters()).device.type == "cpu"
         self.meter = UsageMeter(price_prompt, price_completion)
         self.enable_thinking, self.template = enable_thinking, template
-        self._threads = threads if threads is not None else 1 if tiny and on_cpu else None
-        self._open(loaded, path, name or path.resolve().name, model_digest(path), dtype, max_batch_tokens)
+        self._threads = 1 if tiny and on_cpu else None
+        self._open(loaded, path, name or path.resolve().name, model_digest(path), dtype)
 
     @classmethod
     def over(
@@ -78,7 +75,6 @@ class LocalPolicy:
         *,
         name: str,
         digest: str,
-        max_batch_tokens: int | None = None,
         enable_thinking: bool | None = None,
     ) -> LocalPolicy:
         """A policy over a model that is in memory, and may be in training: `renew` after each update.
@@ -91,23 +87,20 @@ class LocalPolicy:
             tokenizer: with a chat template.
             name: as reports call it.
             digest: names its weights as they are now.
-            max_batch_tokens: as of the class.
             enable_thinking: as of the class.
         """
         self = cls.__new__(cls)
         self.meter, self.enable_thinking, self.template, self._threads = UsageMeter(), enable_thinking, None, None
         plain = model.get_base_model() if hasattr(model, "peft_config") else model
-        self._open(LoadedModel(plain, tokenizer), Path(name), name, digest, str(plain.dtype)[6:], max_batch_tokens)
+        self._open(LoadedModel(plain, tokenizer), Path(name), name, digest, str(plain.dtype)[6:])
         return self
 
-    def _open(
-        self, loaded: LoadedModel, path: Path, name: str, digest: str, dtype: str, max_batch_tokens: int | None
-    ) -> None:
+    def _open(self, loaded: LoadedModel, path: Path, name: str, digest: str, dtype: str) -> None:
         self.path, self.name, self.digest, self.dtype = path, name, digest, dtype
         self.device = str(next(loaded.model.parameters()).device)
         self.tokenizer = loaded.tokenizer
         self._encoder = PromptEncoder(loaded.tokenizer, _n_positions(loaded.model), name, self.enable_thinking)
-        self.max_batch_tokens = max_batch_tokens or (16_384 if self.device == "cpu" else 131_072)
+        self.max_batch_tokens = 16_384 if self.device == "cpu" else 131_072  # of prompts and completions, with padding
         self._decoder = self._make_decoder(loaded.model)
         self._worker: BatchWorker[Job, list[Completion]] = BatchWorker(
             self._process, self._plan, name=f"policy {self.name}", start=self._set_threads
@@ -118,10 +111,6 @@ class LocalPolicy:
         self.digest = digest
         if self._decoder.prefixes is not None:
             self._decoder.prefixes.clear()
-
-    def __deepcopy__(self, memo: dict[int, object]) -> LocalPolicy:
-        # Programs are deep-copied by DSPy's optimizers; the model behind them is one.
-        return self
 
     @property
     def settings(self) -> LocalPolicySettings:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,8 @@ from torch import Tensor, nn
 from leret.config.policy import EncoderSettings
 from leret.core import hub
 from leret.core.errors import PolicyError, import_optional, reason
-from leret.core.types import STOP, Candidate, Choice
+from leret.core.types import STOP, Candidate, Choice, SharedInstance
 from leret.policies.checkpoints import find_model
-from leret.policies.pickers.scratch import scratch_encoder
 
 _TITLE = ". "
 """Between title and text of a candidate, as `DenseSettings.separator` has it."""
@@ -31,6 +31,12 @@ _CACHE_TEXTS = 2**16
 """Whose token ids are kept, before they go all together."""
 _BASE = 1000.0
 """The slowest of the rotations turns once in about 6,000 positions."""
+
+_SCRATCH_TOKENS = 256
+"""Of a text at most, as an encoder from nothing reads it."""
+_SPECIALS = ("[PAD]", "[UNK]", "[SEP]")
+_HEAD = 32
+"""Dimensions of a head of its attention."""
 
 
 class EncoderQ:
@@ -151,8 +157,8 @@ class Embedder:
         return embeddings
 
 
-class TokenIds:
-    """Token ids of texts as a model reads them; they are kept, since training reads its texts many times."""
+class TokenIds(SharedInstance):
+    """Token ids of texts as a model reads them, kept: training, and its target network, read them many times."""
 
     def __init__(self, model: Any, max_length: int | None) -> None:
         self._tokenizer = deepcopy(model.tokenizer.backend_tokenizer)
@@ -166,9 +172,6 @@ class TokenIds:
         ids |= {text: one.ids for text, one in zip(new, self._tokenizer.encode_batch_fast(new), strict=True)}
         self._ids = ids
         return [ids[text] for text in texts]
-
-    def __deepcopy__(self, memo: dict[int, object]) -> TokenIds:
-        return self  # a target network reads the same texts
 
 
 def positions_of(choices: Sequence[Choice], kind: str) -> Tensor:
@@ -239,3 +242,52 @@ def _opened(directory: Path) -> Any:
     if type(model[-1]).__name__ == "Normalize":  # of unit vectors no inner product is more than 1 / sqrt(d)
         model = library.SentenceTransformer(modules=list(model)[:-1], device="cpu")
     return model.float()
+
+
+def scratch_encoder(texts: Iterable[str], settings: EncoderSettings, seed: int) -> Any:
+    """A sentence-transformers model with random weights for the words of some texts, in lower case.
+
+    A word that stands only once in them is unknown, and so are those beyond the ``vocab_size`` commonest.
+    """
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
+    from transformers import DistilBertConfig, DistilBertModel
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    tokenizer = _tokenizer(texts, settings.vocab_size)
+    size = settings.hidden_size
+    config = DistilBertConfig(
+        vocab_size=len(tokenizer), dim=size, n_layers=settings.num_hidden_layers, n_heads=max(1, size // _HEAD),
+        hidden_dim=2 * size, dropout=0.0, attention_dropout=0.0, max_position_embeddings=_SCRATCH_TOKENS,
+        pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as folder:
+        torch.manual_seed(seed)
+        DistilBertModel(config).save_pretrained(folder)  # the library makes its modules of directories alone
+        tokenizer.save_pretrained(folder)
+        parts = [Transformer(folder), Pooling(size, "mean"), Dense(size, size, activation_function=nn.Identity())]
+        return SentenceTransformer(modules=parts, device="cpu")
+
+
+def _tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"\w+"), behavior="removed", invert=True)
+    trainer = trainers.WordLevelTrainer(
+        vocab_size=vocab_size, min_frequency=2, special_tokens=list(_SPECIALS), show_progress=False
+    )
+    backend.train_from_iterator(texts, trainer)
+    # Also a text without words is a token long.
+    backend.post_processor = processors.TemplateProcessing(single="$A [SEP]", special_tokens=[("[SEP]", 2)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        sep_token="[SEP]",
+        model_input_names=["input_ids", "attention_mask"],
+        model_max_length=_SCRATCH_TOKENS,
+    )

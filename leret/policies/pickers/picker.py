@@ -1,15 +1,16 @@
-"""Actors that choose: a value for each candidate, and a draw by a request's seeds."""
+"""Actors that choose: a value for each candidate, a draw by a request's seeds, and a beam over several picks."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from itertools import accumulate, groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -19,12 +20,11 @@ from leret.config.policy import FeaturesSettings, PickerSettings
 from leret.core import hub
 from leret.core.errors import PolicyError
 from leret.core.files import write_atomically
-from leret.core.types import Choice, digest
+from leret.core.types import STOP, Candidate, Choice, SharedInstance, digest
 from leret.policies.base import Completion, Request
 from leret.policies.checkpoints import read_model_json
 from leret.policies.local.batching import BatchWorker
 from leret.policies.local.sampling import exponentials, step_keys
-from leret.policies.pickers.beam import plan
 from leret.policies.pickers.encoder import EncoderQ
 from leret.policies.pickers.features import FeatureQ
 from leret.rewards.functions import source_digest
@@ -67,7 +67,7 @@ Q_FUNCTIONS: dict[str, type[Any]] = {"features": FeatureQ, "encoder": EncoderQ}
 """By kind of settings, which each takes."""
 
 
-class Picker:
+class Picker(SharedInstance):
     """Implements ``Policy`` by choosing one of the candidates of a request; the text of a completion is its id.
 
     The probability of a candidate is softmax(Q / temperature) over the request's candidates, or the best ``top_k``;
@@ -172,9 +172,6 @@ class Picker:
     async def aclose(self) -> None:
         await asyncio.to_thread(self.close)
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Picker:
-        return self  # programs are deep-copied by DSPy's optimizers; the model behind them is one
-
     def _made(self) -> QFunction:
         if not self.fitted:
             raise PolicyError(f"the picker {self.name} has no network yet; call fit with some choices first")
@@ -233,6 +230,50 @@ def draw(
     noise = exponentials(step_keys(seeds, 1)[:, 0], len(values)).numpy()
     places = (weights / noise).argmax(axis=1)
     return list(zip(places.tolist(), np.log(weights[places]).tolist(), strict=True))
+
+
+class Picks(NamedTuple):
+    """Picks in their order, each with its Q-value."""
+
+    picked: tuple[Candidate, ...] = ()
+    q_values: tuple[float, ...] = ()
+
+    @property
+    def value(self) -> float:
+        """The mean of the Q-values, so that those that stopped earlier compare with others."""
+        return sum(self.q_values) / max(1, len(self.q_values))
+
+
+def plan(score: Callable[[Sequence[Choice]], list[Tensor]], choice: Choice, n_picks: int, width: int) -> list[Picks]:
+    """Beam search over the picks that follow a choice, best first; width 1 is the greedy order.
+
+    A step scores all sequences in one batch. Of those that picked the same candidates the best one stays.
+
+    Args:
+        score: values of each candidate of some choices.
+        choice: the next one.
+        n_picks: to come, at least one.
+        width: sequences that are followed.
+    """
+    found = [Picks()]
+    for _ in range(max(1, min(n_picks, len(choice.candidates)))):
+        grown = [one for one in found if one.picked[-1:] == (STOP,)]
+        going = [one for one in found if one.picked[-1:] != (STOP,)]
+        choices = [_after(choice, one.picked) for one in going]
+        for before, after, values in zip(going, choices, score(choices), strict=True):
+            best, places = (part[:width].tolist() for part in values.sort(descending=True, stable=True))
+            for value, i in zip(best, places, strict=True):
+                grown.append(Picks((*before.picked, after.candidates[i]), (*before.q_values, value)))
+        grown.sort(key=lambda one: one.value)
+        found = list({frozenset(pick.id for pick in one.picked): one for one in grown}.values())
+        found = sorted(found, key=lambda one: -one.value)[:width]
+    return found
+
+
+def _after(choice: Choice, picked: tuple[Candidate, ...]) -> Choice:
+    gone = {one.id for one in picked}
+    left = [one for one in choice.candidates if one.id not in gone] if picked else choice.candidates
+    return replace(choice, candidates=left, picked=(*choice.picked, *picked))
 
 
 def open_picker(settings: PickerSettings) -> Picker:

@@ -10,10 +10,10 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import PolicyError
-from leret.core.types import digest
+from leret.core.types import SharedInstance, digest
 from leret.core.usage import UsageMeter
 from leret.http.answers import Answer, ApiKey, HttpError, RejectedError, RetryableError, error_text, one_line
-from leret.http.client import Call, Carry, Client, encode_json
+from leret.http.client import Call, Carry, Client
 from leret.policies.base import Completion, PromptTooLongError, Request
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _ROUNDING = 1e-3
 """How far above 0 a log-probability of half precision may be."""
 
 
-class OpenAIPolicy:
+class OpenAIPolicy(SharedInstance):
     """Implements ``Policy``.
 
     Whether the server makes several choices of one prompt is found by asking it, never assumed: some ignore ``n``.
@@ -61,9 +61,6 @@ class OpenAIPolicy:
         self._thinking: bool | None = getattr(settings, "enable_thinking", None)
         self._takes_n: bool | None = None
         self._probing: asyncio.Task[bool] | None = None
-
-    def __deepcopy__(self, memo: dict[int, object]) -> OpenAIPolicy:
-        return self  # DSPy's optimizers copy programs; the connections are one
 
     async def complete(self, request: Request) -> list[Completion]:
         seeds = request.seeds if request.temperature > 0 else request.seeds[:1]
@@ -184,7 +181,7 @@ class OpenAIPolicy:
             body["return_token_ids"] = True
         if self._thinking is not None:
             body["chat_template_kwargs"] = {"enable_thinking": self._thinking}
-        return Call("POST", "/chat/completions", body=encode_json(body).encode("utf-8", "backslashreplace"))
+        return Call.post("/chat/completions", body)
 
 
 def client_of(
@@ -250,7 +247,7 @@ def completions_of(answer: Answer, n: int, max_tokens: int) -> list[Completion]:
         raise ValueError("a number of tokens is below 0")
     if n == 1:
         return [_completion(choices[0], max_tokens, answer.url, n_prompt, n_written)]
-    counts = _token_counts(choices, n_written)
+    counts = shared([len(choice["message"]["content"] or "") for choice in choices], n_written)
     pairs = zip(choices, counts, strict=True)
     return [_completion(choice, max_tokens, answer.url, n_prompt, count) for choice, count in pairs]
 
@@ -278,15 +275,6 @@ def _completion(choice: Mapping[str, Any], max_tokens: int, url: str, n_prompt: 
     ids, logprobs = _tokens(choice)
     tokens = ids if ids is not None else logprobs
     return Completion(text, finish, n_prompt, n_written if tokens is None else len(tokens), ids, logprobs)
-
-
-def _token_counts(choices: Sequence[Mapping[str, Any]], n_written: int) -> list[int]:
-    tokens = [_tokens(choice) for choice in choices]
-    known = [None if ids is None and logprobs is None else len(ids or logprobs or ()) for ids, logprobs in tokens]
-    left = max(0, n_written - sum(count or 0 for count in known))
-    texts = [choice["message"]["content"] or "" for choice in choices]
-    shares = iter(shared([len(text) for text, count in zip(texts, known, strict=True) if count is None], left))
-    return [next(shares) if count is None else count for count in known]
 
 
 def _tokens(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import MissingDependency, PolicyError
-from leret.core.types import digest
+from leret.core.types import SharedInstance, digest
 from leret.core.usage import UsageMeter
 from leret.http.answers import Answer, HttpError, RejectedError
 from leret.http.client import Call
@@ -34,7 +34,7 @@ _GENERATION_FAILED = 424
 _INSTALL = "pip install --no-deps 'text-generation>=0.7,<0.8'"
 
 
-class TgiPolicy:
+class TgiPolicy(SharedInstance):
     """Implements ``Policy``. The chat template is applied here, so that the server sees the trainer's tokens.
 
     Each sample of a prompt is a request with its own seed. With ``best_of`` they are one request; TGI takes no seed
@@ -58,9 +58,6 @@ class TgiPolicy:
         rooted = settings.model_copy(update={"urls": roots})
         self.client = client_of(rooted, self.meter, also_retried=frozenset({_GENERATION_FAILED}))
         self._path = "/generate"
-
-    def __deepcopy__(self, memo: dict[int, object]) -> TgiPolicy:
-        return self  # DSPy's optimizers copy programs; the connections are one
 
     async def complete(self, request: Request) -> list[Completion]:
         if not request.seeds:

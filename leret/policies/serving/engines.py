@@ -47,7 +47,6 @@ class ServerKind:
         adapter_name: the ``model`` of requests for an adapter.
         key_variable: where the server itself looks for the key that clients must send; None where it looks nowhere.
         takes_adapters: serves an adapter on its base; it is merged into the base otherwise.
-        lists_names: /v1/models shows the name that requests use.
     """
 
     name: str
@@ -59,7 +58,6 @@ class ServerKind:
     adapter_name: str = "{name}"
     key_variable: str | None = None
     takes_adapters: bool = True
-    lists_names: bool = True
 
     @property
     def variable(self) -> str:
@@ -128,7 +126,6 @@ SERVERS = {
         _tgi,
         key_variable="API_KEY",
         takes_adapters=False,
-        lists_names=False,  # but a path
     ),
 }
 

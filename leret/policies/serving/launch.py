@@ -118,7 +118,7 @@ def run_server(
     try:
         server.start()
         tell(f"log: {server.log}")
-        wait_until_ready(server, plan.at.url, plan.model, listed=plan.kind.lists_names, timeout_s=timeout_s, tell=tell)
+        wait_until_ready(server, plan.at.url, plan.model, timeout_s=timeout_s, tell=tell)
         tell(f"ready after {time.monotonic() - began:.1f} s")
         yield server
     finally:

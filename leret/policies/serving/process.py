@@ -128,17 +128,12 @@ def _alive(group: int) -> bool:
 
 
 def wait_until_ready(
-    server: ServerProcess, url: str, model: str, *, listed: bool, timeout_s: float, tell: Callable[[str], None]
+    server: ServerProcess, url: str, model: str, *, timeout_s: float, tell: Callable[[str], None]
 ) -> None:
-    """Return once the server has answered one real chat completion.
-
-    ``listed`` says that it lists the model by the name that requests use.
-    """
+    """Return once the server has answered one real chat completion."""
     began = time.monotonic()
     _wait_for_health(server, url, timeout_s, tell)
     tell(f"healthy after {time.monotonic() - began:.0f} s; one completion to warm it")
-    if listed:
-        _check_model(server, url, model)
     _warm(server, url, model, began + timeout_s)
 
 
@@ -159,19 +154,6 @@ def _wait_for_health(server: ServerProcess, url: str, timeout_s: float, tell: Ca
             told = now
             tell(f"waiting for {url}, {now - began:.0f} s: {server.tail(1)[:160]}")
         time.sleep(5 * _POLL_S)
-
-
-def _check_model(server: ServerProcess, url: str, model: str) -> None:
-    """A server that does not list our model is another's; SGLang's requests name an adapter as ``base:adapter``."""
-    status, text = _answer(f"{url}/v1/models", server.key, _ANSWER_S)
-    try:
-        known = [str(entry["id"]) for entry in json.loads(text)["data"]] if status == 200 else []
-    except (ValueError, KeyError, TypeError):
-        known = []
-    if known and not {model, model.split(":", 1)[0]} & set(known):
-        raise PolicyError(
-            f"{url} serves {', '.join(known)} and not {model}: another server listens there; take another --port"
-        )
 
 
 def _warm(server: ServerProcess, url: str, model: str, deadline: float) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leret.config.retriever import ClinicalTrialsSettings
-from leret.core.types import Passage, Ranking, digest
+from leret.core.types import Passage, Ranking, SharedInstance, digest
 from leret.http.answers import Answer, HttpError
 from leret.http.client import Call
 from leret.http.endpoints import shared_rate
@@ -23,7 +23,7 @@ _FIELDS = "NCTId,BriefTitle,OfficialTitle,BriefSummary"
 Page = tuple[list[Passage], str | None]
 
 
-class ClinicalTrials:
+class ClinicalTrials(SharedInstance):
     """Implements ``Retriever`` over ClinicalTrials.gov.
 
     The API gives no scores: a passage's is 1 / its rank. A query whose syntax the API refuses finds nothing.
@@ -32,10 +32,8 @@ class ClinicalTrials:
     def __init__(self, settings: ClinicalTrialsSettings) -> None:
         self._settings = settings
         self._client = SearchClient([settings.url], settings, rate=shared_rate(settings.url, settings.requests_per_s))
+        self.close = self._client.close
         self.site: Site[Page] = Site("ClinicalTrials.gov", _MOST, self._client, self._page, ([], None), _SYNTAX)
-
-    def __deepcopy__(self, memo: dict[int, object]) -> ClinicalTrials:
-        return self
 
     @property
     def digest(self) -> str:
@@ -49,10 +47,6 @@ class ClinicalTrials:
         terms, first = self.site.ask(queries, k, self._settings.offline)
         found = {term: self._studies(term, page, k) for term, page in first.items()}
         return rankings_of(queries, [found.get(term, ()) for term in terms])
-
-    def close(self) -> None:
-        """Give up what is asked now, and close the connections."""
-        self._client.close()
 
     def _studies(self, term: str, page: Page | HttpError, k: int) -> Ranking | HttpError:
         studies: dict[str, Passage] = {}

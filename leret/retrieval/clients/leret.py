@@ -9,7 +9,7 @@ from typing import Any
 
 from leret.config.retriever import RemoteSettings
 from leret.core.errors import RetrievalError
-from leret.core.types import Passage, Ranking, digest
+from leret.core.types import Passage, Ranking, SharedInstance, digest
 from leret.http.answers import Answer, ApiKey, HttpError, RejectedError, one_line
 from leret.http.client import Call, encode_json
 from leret.http.endpoints import RateLimit
@@ -60,7 +60,7 @@ class Served:
     max_queries: int | None = None
 
 
-class Remote:
+class Remote(SharedInstance):
     """Implements ``Retriever`` over HTTP.
 
     Args:
@@ -84,14 +84,9 @@ class Remote:
             key=ApiKey.from_env(settings.token_env, "retriever.token_env"),
             rate=RateLimit(settings.requests_per_s) if settings.requests_per_s else None,
         )
+        self.close = self._client.close
         self._accept_empty = settings.accept_empty if settings.accept_empty is not None else self._is_leret
         self._served: Served | None = None
-
-    def __repr__(self) -> str:
-        return f"Remote({self._settings.protocol}, {list(self._client.urls)})"
-
-    def __deepcopy__(self, memo: dict[int, object]) -> Remote:
-        return self  # DSPy's optimizers copy programs; the connections are one
 
     @property
     def digest(self) -> str:
@@ -153,10 +148,6 @@ class Remote:
                     outcomes[place] = answer if isinstance(answer, HttpError) else answer[n]
             batches = again
         return rankings_of(queries, outcomes)
-
-    def close(self) -> None:
-        """Give up what is asked now, and close the connections."""
-        self._client.close()
 
     def _most_queries(self) -> int:
         if not self._protocol.batched:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 from leret.config.retriever import PubMedSettings
-from leret.core.types import Passage, Ranking, digest
+from leret.core.types import Passage, Ranking, SharedInstance, digest
 from leret.http.answers import Answer, ApiKey, HttpError, RetryableError, one_line
 from leret.http.client import Call
 from leret.http.endpoints import shared_rate
@@ -35,7 +35,7 @@ _KNOWN = "1"
 """An article that PubMed has had since 1975: an answer that holds its record is whole."""
 
 
-class PubMed:
+class PubMed(SharedInstance):
     """Implements ``Retriever`` over PubMed.
 
     An article that esearch finds and efetch has no record of (withdrawn, not yet there) keeps its place, without title
@@ -50,10 +50,8 @@ class PubMed:
         self._key = os.environ.get(settings.api_key_env, "").strip() or None
         rate = shared_rate(settings.url, 10.0 if self._key else 3.0)
         self._client = SearchClient([settings.url], settings, secret=ApiKey(self._key), rate=rate)
+        self.close = self._client.close
         self.site: Site[tuple[str, ...]] = Site("PubMed", _MOST, self._client, self._search, (), _SYNTAX)
-
-    def __deepcopy__(self, memo: dict[int, object]) -> PubMed:
-        return self
 
     @property
     def digest(self) -> str:
@@ -76,10 +74,6 @@ class PubMed:
                 some = next((failed[i] for i in some[:k] if i in failed), some[:k])
             outcomes.append(some if isinstance(some, HttpError) else _ranking(some, articles))
         return rankings_of(queries, outcomes)
-
-    def close(self) -> None:
-        """Give up what is asked now, and close the connections."""
-        self._client.close()
 
     def _search(self, term: str, k: int) -> Question[tuple[str, ...]]:
         s = self._settings

@@ -135,16 +135,13 @@ class BM25Index(IndexEngine):
 
     settings: BM25Settings
     kind: ClassVar[str] = "bm25"
+    packages = ("bm25s",)
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
         values = dict(manifest.settings)
         del values["method"]
         return cls(BM25Settings(**values))
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        return ("bm25s",)
 
     def ranking_keys(self) -> dict[str, Any]:
         return {"method": "lucene", **self.settings.ranking_keys()}

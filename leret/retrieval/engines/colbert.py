@@ -102,6 +102,7 @@ class ColbertIndex(IndexEngine):
     content: str
     downloaded: PlaidIndex | None = None
     kind: ClassVar[str] = "colbert"
+    packages = ("colbert-ai",)
     resumable: ClassVar[bool] = True
 
     @classmethod
@@ -127,10 +128,6 @@ class ColbertIndex(IndexEngine):
             if downloaded.digest != index:
                 raise RetrievalError(f"{directory}: {downloaded.directory} is not the index that this one was made for")
         return cls(ColbertSettings(checkpoint=str(checkpoint), **values), checkpoint, content, downloaded)
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        return ("colbert-ai",)
 
     def ranking_keys(self) -> dict[str, Any]:
         found = {"checkpoint": self.content, **self.settings.ranking_keys()}

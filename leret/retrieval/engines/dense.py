@@ -158,13 +158,14 @@ class Encoder:
         library = import_optional("sentence_transformers", "sentence-transformers", "dense")
         from safetensors import SafetensorError
 
-        device = _usable(settings.device)
+        device = None if settings.device == "auto" else settings.device  # None: the library's choice
         try:
             self._model = library.SentenceTransformer(str(directory), device=device, local_files_only=True)
-        except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError,
-                UnpicklingError, SafetensorError) as error:  # fmt: skip
+        except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError, AssertionError,
+                UnpicklingError, SafetensorError) as error:  # fmt: skip  # AssertionError: torch without CUDA
             raise RetrievalError(
-                f"{directory} cannot be opened as a sentence-transformers model ({reason(error)})"
+                f"{directory} cannot be opened as a sentence-transformers model ({reason(error)}); name another, or "
+                f"correct retriever.device: {settings.device}"
             ) from error
         if settings.max_length is not None:
             _lengthen(self._model, settings.max_length, directory)
@@ -182,21 +183,6 @@ class Encoder:
                 show_progress_bar=False,
             )
         return np.ascontiguousarray(found, np.float32)
-
-
-def _usable(device: str) -> str | None:
-    """The device as sentence-transformers wants it, None being its choice."""
-    if device == "auto":
-        return None
-    import torch
-
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
-        raise RetrievalError(
-            f"retriever.device: torch cannot use {device} ({reason(error)}); name cpu, or auto"
-        ) from error
-    return device
 
 
 def _lengthen(model: Any, max_length: int, directory: Path) -> None:

@@ -94,14 +94,11 @@ class TantivyIndex(IndexEngine):
 
     settings: TantivySettings
     kind: ClassVar[str] = "tantivy"
+    packages = ("tantivy",)
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
         return cls(TantivySettings(**manifest.settings))
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        return ("tantivy",)
 
     def ranking_keys(self) -> dict[str, Any]:
         return self.settings.ranking_keys()

@@ -15,7 +15,7 @@ from leret.core.types import Candidate, Choice, Document
 from leret.datasets.corpus import Corpus
 from leret.policies.load import make_policy
 from leret.policies.pickers import encoder as encoders
-from leret.policies.pickers.encoder import positions_of, rotated_products
+from leret.policies.pickers.encoder import positions_of, rotated_products, scratch_encoder
 from leret.retrieval.load import load_retriever, open_index
 from tests.policies.pickers.stories import STORY, shaken, story
 from tests.retrieval.small import minilm
@@ -151,3 +151,29 @@ def test_an_encoder_starts_from_a_model_without_its_last_normalization(picker) -
     assert one.digest != make_policy(EncoderSettings(model=str(minilm()), query_prefix="query: ")).digest
     with pytest.raises(PolicyError, match="no model directory nowhere"):
         make_policy(EncoderSettings(model="nowhere"))
+
+
+TEXTS = ["Mary went to the kitchen.", "Mary took the milk.", "To the garden!"]
+
+
+def test_words_that_stand_once_are_unknown() -> None:
+    encoder = scratch_encoder(TEXTS, EncoderSettings(), 0)
+    ids = encoder.tokenizer("mary WENT to the Milk [SEP] the", padding=False)["input_ids"]
+    assert encoder.tokenizer.convert_ids_to_tokens(ids) == [
+        "mary",
+        "[UNK]",
+        "to",
+        "the",
+        "[UNK]",
+        "[SEP]",
+        "the",
+        "[SEP]",
+    ]
+    assert len(scratch_encoder(TEXTS, EncoderSettings(vocab_size=4), 0).tokenizer) == 4
+
+
+def test_weights_follow_from_the_seed() -> None:
+    one, same, other = (scratch_encoder(TEXTS, EncoderSettings(), seed).encode(TEXTS) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one, same)
+    assert abs(one - other).max() > 0.01
+    assert one.shape == (3, 64)

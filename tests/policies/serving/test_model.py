@@ -91,7 +91,7 @@ def test_an_adapter_here_and_merged_says_what_peft_says(adapter: Path) -> None:
     oracle = AutoPeftModelForCausalLM.from_pretrained(adapter)
     texts = []
     for path in (adapter, served.weights, adapter.parent / "base"):
-        policy = LocalPolicy(path, threads=1)
+        policy = LocalPolicy(path)
         [[own]] = policy.complete_many([ask("the city", 1)])
         policy.close()
         texts.append(own.text)

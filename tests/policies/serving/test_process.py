@@ -32,7 +32,6 @@ def server(serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any
         ("dies at start", 5, ["exited with code 3", "RuntimeError: not enough memory for the KV cache"]),
         ("never healthy", 1, ["/health answers 503 after 1 s"]),
         ("silent", 1, ["/health does not answer after 1 s"]),
-        ("another server", 5, ["serves somebody-elses and not mine"]),
         ("cannot complete", 5, ["head_dim=16 is not supported (Bearer [key])", "refused Bearer [key]"]),
         ("dies of a completion", 5, ["exited with code 7", "RuntimeError: no such kernel"]),
     ],

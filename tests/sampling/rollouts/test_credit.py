@@ -11,9 +11,9 @@ from leret.core.errors import ConfigError, PolicyError, ProgramError
 from leret.core.runs import Run
 from leret.core.types import Outcome, Task
 from leret.policies.base import Completion, PromptTooLongError
-from leret.programs import Found, Search
 from leret.programs.adapters import CompactAdapter
 from leret.programs.prompts import ZERO_SHOT, Prompt
+from leret.programs.search import Found, Search
 from leret.retrieval.batching import SearchBatcher
 from leret.sampling.preferences.dataset import state_targets
 from leret.sampling.rollouts.branching import Role, SamplingPlan
