@@ -61,7 +61,7 @@ def test_a_stop_leaves_a_checkpoint_that_warn_goes_on_from(run, alarming):
 @pytest.fixture
 def alarming(monkeypatch):
     """An alarm at step 5 of any training."""
-    from leret.training import alarms, stage
+    from leret.training import alarms, checkpoints
     from leret.training.alarms import Alarm
 
     def at_5(log, measure="recall"):
@@ -69,7 +69,7 @@ def alarming(monkeypatch):
 
     monkeypatch.setattr(callbacks, "alarms", at_5)
     monkeypatch.setattr(alarms, "alarms", at_5)
-    assert stage.first_alarms is alarms.first_alarms
+    assert checkpoints.first_alarms is alarms.first_alarms
 
 
 class Tracker:

@@ -24,7 +24,7 @@ RECIPE = GRPORecipe(num_generations=4, max_completion_length=6)
 
 @pytest.fixture
 def policy(base):
-    made = LocalPolicy(base, threads=1)
+    made = LocalPolicy(base)
     yield made
     made.close()
 

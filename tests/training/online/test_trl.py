@@ -102,7 +102,7 @@ def scored(sampled, base):
 
     with Environment.open(sampled) as bench, Store(sampled.store, read_only=True) as store:
         bench.retriever = Counted(bench.retriever)
-        policy = LocalPolicy(base, threads=1)
+        policy = LocalPolicy(base)
         states = StoredStates(GRPO, bench, sampled, policy, training_tasks(bench, GRPO))
         bench.retriever.batches.clear()
         yield states, bench.retriever, [one for group in store.finished() for one in group.samples]
