@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.leret-ready
 STAMP  := $(VENV)/.leret-set-up
-# Python compiles what is imported, when it is, and keeps it; compiling all of it here would take two minutes.
+# Python compiles what is imported, when it is, and keeps it; most of what is installed never is.
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 RUN    ?= runs/demo

@@ -84,7 +84,7 @@ _streams = {"stdout": _MutedStream(), "stderr": _MutedStream()}
 """Never dropped: a ``print`` of another thread holds no reference to the stream that it writes to."""
 
 
-class muted:  # noqa: N801 - a context manager; as a generator it takes half as long again, at every run of a program
+class muted:  # noqa: N801 - a context manager; a generator takes half as long again
     """Drop what threads print within the block; by default this one. Blocks of several threads may overlap."""
 
     def __init__(self, threads: Collection[int] | None = None) -> None:
