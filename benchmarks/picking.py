@@ -177,7 +177,7 @@ NAMES = (
     ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office"),
 )  # fmt: skip
 """What may stand for one another in bAbI's stories: people, things, places."""
-COPIES = 8
+COPIES = {"train": 16, "dev": 2}
 
 
 def renamed(record: dict[str, object], rng: random.Random, copy: int) -> dict[str, object]:
@@ -199,7 +199,7 @@ def augmented(arguments: argparse.Namespace) -> Path:
     with path.open("w") as file, gzip.open(arguments.data / "babi" / f"queries_{arguments.task}_test.jsonl.gz") as test:
         for record in babi_records(raw, Problems()):
             own = dict(record.value, split="dev" if record.value["split"] == "dev" else "train")
-            copies = [renamed(own, rng, i) for i in range(1, COPIES)] if own["split"] == "train" else []
+            copies = [renamed(own, rng, i) for i in range(1, COPIES[own["split"]])]
             file.writelines(json.dumps(one) + "\n" for one in [own, *copies])
         file.writelines(json.dumps(dict(json.loads(line), split="test")) + "\n" for line in test)
     return path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import dspy
@@ -52,14 +52,14 @@ class Found:
 
     Attributes:
         searches: one ranking a search, in order, each as the search added it.
+        ranking: the union of all searches by retriever score, no document twice; the properties are in its order.
     """
 
     searches: tuple[Ranking, ...] = ()
+    ranking: Ranking = field(init=False, repr=False, compare=False)
 
-    @functools.cached_property
-    def ranking(self) -> Ranking:
-        """The union of all searches by retriever score, no document twice; the other properties are in its order."""
-        return merge(self.searches)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ranking", merge(self.searches))
 
     @property
     def doc_ids(self) -> list[str]:

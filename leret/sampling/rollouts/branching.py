@@ -323,26 +323,32 @@ class StateSampler:
             if isinstance(answer, Failure):
                 scored.append(replace(sample, failure=answer))
                 continue
-            what = await self._result(point, state, role, text, with_final)
-            if answer.value is not None:
-                what["components"] = {**what.get("components", {}), "q": answer.value, **_logp(answer)}
-            what |= {"n_prompt_tokens": answer.n_prompt_tokens, "n_completion_tokens": answer.n_completion_tokens}
-            where = sample.state_id, sample.question_id, sample.step
-            scored.append(Sample(sample.id, *where, sample.prompt, sample.index, sample.seed, text, **what))
+            scored.append(await self._result(point, state, role, sample, answer, text, with_final))
         return scored
 
     async def _result(
-        self, point: BranchPoint, state: State, role: Role, text: str, with_final: bool
-    ) -> dict[str, Any]:
-        """What a completion came to, as attributes of its sample: a reward and its parts, or a failure."""
+        self,
+        point: BranchPoint,
+        state: State,
+        role: Role,
+        sample: Sample,
+        answer: Completion,
+        text: str,
+        with_final: bool,
+    ) -> Sample:
+        """A sample with what its completion came to: a reward and its parts, or a failure."""
         _, outputs, reached = point.reached[text]
+        asked = sample.id, sample.state_id, sample.question_id, sample.step, sample.prompt, sample.index, sample.seed
+        tokens = answer.n_prompt_tokens, answer.n_completion_tokens
+        picked = {} if answer.value is None else {"q": answer.value, **_logp(answer)}
         try:
             final = await point.finals[_key(outputs, text)] if with_final else {}
             end = await reached
         except (PolicyError, RetrievalError, ProgramError) as error:
-            return {"outputs": outputs, "failure": failure_of(error)}
+            return Sample(*asked, text, outputs, (), (), None, picked, failure_of(error), *tokens)
         if isinstance(end, Finished) and end.unparsed:
-            return {"failure": unparsed(self._runner.formatter, state.predictor, text)}
+            failure = unparsed(self._runner.formatter, state.predictor, text)
+            return Sample(*asked, text, {}, (), (), None, picked, failure, *tokens)
         ranking, prediction = end.ranking, end.prediction if isinstance(end, Finished) else None
         outcome = Outcome(point.task, text, outputs, ranking, prediction, len(point.steps) + 1)
         reward, components = 0.0, {"sampled": 0.0}
@@ -350,14 +356,8 @@ class StateSampler:
             functions = self._reported if role.credit == "final" else self._rewards
             values = {**values_of(functions, outcome), **final}
             [(reward, components)] = self._crediting.mixed([values], role.credit, state.question_id)
-        return {
-            "outputs": outputs,
-            "doc_ids": tuple([passage.doc_id for passage in ranking]),
-            "scores": tuple([passage.score for passage in ranking]),
-            "reward": reward,
-            "components": components,
-            "failure": None,
-        }
+        doc_ids, scores = tuple([passage.doc_id for passage in ranking]), tuple([passage.score for passage in ranking])
+        return Sample(*asked, text, outputs, doc_ids, scores, reward, components | picked, None, *tokens)
 
     async def _final(self, point: BranchPoint, state: State, key: str, reached: Reached) -> dict[str, float]:
         """The final reward of what some outputs lead to: means where the program has to be run on from there."""
