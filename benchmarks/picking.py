@@ -12,7 +12,7 @@ then makes picks in it. ``features``: 1,000 states of 20 candidates with 25 numb
 gradients for 48 episodes of two picks, both heads, and back. Without ``--model`` encoders start from nothing, with
 relative positions, as the recipe `babilong` has them.
 ``babilong``: the shipped recipes of that name, one training a seed, and `leret eval` at several lengths; qa3, of which
-there are but 1,000 stories, takes each of them eight times, under other names, and bAbI's own test file. ``variants``:
+there are but 1,000 stories, takes each of them 16 times, under other names, and bAbI's own test file. ``variants``:
 the same by pqn, with its values and positions changed, one seed each. ``expand``: those of `expand-pick` on HotpotQA,
 with the losses grpo, ipo and dpo; the best of some rules by the dev split; and the first picker as it is on other sets.
 ``--set`` goes to the trainings, DATA is the folder of the real data.

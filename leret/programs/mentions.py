@@ -36,6 +36,8 @@ LONGEST_NAME = 6
 QUESTION = Candidate("[question]", "", data={"question": 1.0})
 """The candidate that adds nothing: the question alone is searched for again."""
 
+_ADJECTIVES = ("an", "ans", "ish", "ese", "ic", "ch")
+"""Ends of words that name a people or a language, which many pages share."""
 _BEFORE, _STEM = 4, 5
 """Words before a name that are compared with the question's, by so many letters."""
 
@@ -63,10 +65,12 @@ def mentions(question: str, found: Found) -> Sequence[Candidate]:
     asked, content = words_of(question), words_of(" ".join(content_words(question)))
     passages = [passage for ranking in found.searches for passage in ranking]
     known = words_of(" ".join(passage.title for passage in passages))
+    read = frozenset().union(*(words_of(f"{passage.title} {passage.text}") for passage in passages))
     rows: dict[str, tuple[str, dict[str, float]]] = {}
-    for name in names(question):
+    for place, name in enumerate(names(question)):
         if (words := words_of(name)) and not words <= known:
-            rows.setdefault(name.lower(), (name, {"own": 1.0, **_form(words, content)}))
+            own = {"own": 1.0, "own_place": place / 3, "own_read": float(words <= read)}
+            rows.setdefault(name.lower(), (name, {**own, **_form(name, words, content)}))
     best = max((passage.score for passage in passages), default=1.0) or 1.0
     n_first = len(found.searches[0]) if found.searches else 0
     for rank, passage in enumerate(passages):
@@ -77,8 +81,9 @@ def mentions(question: str, found: Found) -> Sequence[Candidate]:
             if (row := rows.get(one.text.lower())) is not None:
                 row[1]["count"] = row[1].get("count", 0.0) + 1
                 continue
-            numbers = {**page, **_of_place(one, content), **_form(one.words, content)}
-            rows[one.text.lower()] = one.text, numbers
+            titled = len(one.words & known) / len(one.words)
+            form = _form(one.text, one.words, content)
+            rows[one.text.lower()] = one.text, {**page, **_of_place(one, content), "titled": titled, **form}
     return (QUESTION, *(Candidate(name, name, data=data) for name, data in rows.values()))
 
 
@@ -102,9 +107,13 @@ def _of_place(one: _Mention, content: frozenset[str]) -> dict[str, float]:
     }
 
 
-def _form(words: frozenset[str], content: frozenset[str]) -> dict[str, float]:
+def _form(name: str, words: frozenset[str], content: frozenset[str]) -> dict[str, float]:
     """Of a name alone, and of the question's words in it."""
-    return {"several_words": float(len(words) > 1), "overlap": len(words & content) / len(words)}
+    return {
+        "several_words": float(len(words) > 1),
+        "adjective": float(len(words) <= 2 and name.lower().endswith(_ADJECTIVES)),
+        "overlap": len(words & content) / len(words),
+    }
 
 
 @lru_cache(maxsize=8192)

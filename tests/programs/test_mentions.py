@@ -33,7 +33,8 @@ def test_the_questions_own_names_come_first_and_what_is_found_is_left_out(search
 def test_numbers_say_where_a_name_stands_and_what_it_is():
     found = {one.id: one.data for one in mentions(ASKED, Found(((HARBOR, DUNE), (LATER,))))}
     assert found["[question]"] == {"question": 1.0}
-    assert found["Rome"]["own"] == 1.0
+    rome = found["Rome"]
+    assert (rome["own"], rome["own_place"], rome["own_read"], rome["adjective"]) == (1.0, 2 / 3, 1.0, 0.0)
     bolt, film, lund = found["Anna Bolt"], found["The Lost Film"], found["Mia Lund"]
     assert (bolt["rank_0"], bolt["score"], bolt["first_sentence"], bolt["after_question_word"]) == (1.0, 0.4, 1.0, 1.0)
     assert bolt["sentence_overlap"] == 3 / 7  # directed, silent, harbor; of directed silent harbor red dune won rome
@@ -42,6 +43,14 @@ def test_numbers_say_where_a_name_stands_and_what_it_is():
     twice = {one.id: one.data for one in mentions("who?", Found(((HARBOR, DUNE),)))}
     assert twice["Otto Kern"]["count"] == 2.0
     assert twice["Otto Kern"]["rank_0"] == 1.0
+
+
+def test_numbers_tell_names_of_peoples_and_what_found_pages_and_titles_hold():
+    page = Passage("p", "Jan Vos", "Jan Vos met a French painter, Anna Vos.", 1.0)
+    found = {one.id: one.data for one in mentions("Which Dutch painter met Anna?", Found(((page,),)))}
+    assert (found["Dutch"]["adjective"], found["Dutch"]["own_read"], found["Dutch"]["own_place"]) == (1.0, 0.0, 0.0)
+    assert (found["Anna"]["adjective"], found["Anna"]["own_read"], found["Anna"]["own_place"]) == (0.0, 1.0, 1 / 3)
+    assert (found["French"]["titled"], found["Anna Vos"]["titled"]) == (0.0, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,16 @@ Numbers = tuple[Sequence[str], NDArray[np.float32]]
 
 
 def mentions(choice: Choice) -> Numbers:
-    """The numbers that `leret.programs.mentions` keeps in the candidates' ``data``, and the picks made before."""
+    """The numbers that `leret.programs.mentions` keeps in the candidates' ``data``, and of the picks made before."""
     names = sorted({name for one in choice.candidates for name in one.data})
     step = float(len(choice.picked))
-    rows = [[*[one.data.get(name, 0.0) for name in names], step] for one in choice.candidates]
-    return (*names, "step"), np.array(rows, np.float32)
+    used = {word for one in choice.picked for word in one.text.lower().split()}
+    rows = []
+    for one in choice.candidates:
+        words = set(one.text.lower().split())
+        again = len(words & used) / len(words) if words else 0.0
+        rows.append([*[one.data.get(name, 0.0) for name in names], step, again, float(0 < again < 1)])
+    return (*names, "step", "again", "partly_again"), np.array(rows, np.float32)
 
 
 FEATURES: dict[str, Callable[[Choice], Numbers]] = {"mentions": mentions}

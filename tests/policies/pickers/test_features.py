@@ -35,13 +35,20 @@ def test_values_are_a_linear_layer_plus_a_small_network(picker) -> None:
 
 @pytest.mark.parametrize(
     ("data", "row"),
-    [({"idf": 2.0, "own": 1}, [2.0, 1.0, 1.0]), ({"own": True}, [0.0, 1.0, 1.0]), ({}, [0.0, 0.0, 1.0])],
+    [({"idf": 2.0, "own": 1}, [2.0, 1.0]), ({"own": True}, [0.0, 1.0]), ({}, [0.0, 0.0])],
 )
 def test_mentions_reads_the_numbers_of_candidates(data: dict[str, float], row: list[float]) -> None:
     whole = Candidate("a", "a", data={"idf": 1.0, "own": 0})
     names, rows = mentions(Choice("pick", {}, [whole, Candidate("b", "b", data=data)], (whole,)))
-    assert names == ("idf", "own", "step")
-    assert rows.tolist() == [[1.0, 0.0, 1.0], row]
+    assert names == ("idf", "own", "step", "again", "partly_again")
+    assert rows.tolist() == [[1.0, 0.0, 1.0, 1.0, 0.0], [*row, 1.0, 0.0, 0.0]]
+
+
+def test_mentions_tells_what_a_name_shares_with_those_picked() -> None:
+    picked = Candidate("1", "Anna Bolt"), Candidate("2", "Rome")
+    texts = ["anna bolt", "Anna Kern Bolt Rome", "Mia", ""]
+    _, rows = mentions(Choice("pick", {}, [Candidate(text, text) for text in texts], picked))
+    assert rows.tolist() == [[2.0, 1.0, 0.0], [2.0, 0.75, 1.0], [2.0, 0.0, 0.0], [2.0, 0.0, 0.0]]
 
 
 def test_features_that_a_choice_lacks_are_0(picker) -> None:
