@@ -33,6 +33,7 @@ Check = Callable[[Recipe], Iterable[Clash]] | None
 """What only other packages know to be wrong with a recipe: names that their tables lack."""
 
 _FOLDERS: dict[Any, str] = {SamplingRecipe: "sampling", TrainingRecipe: "training", EvalRecipe: "eval"}
+_SECTIONS: dict[Any, str] = {TrainingRecipe: "train.", EvalRecipe: "eval."}
 _COMMANDS: dict[Any, str] = {SamplingRecipe: "sample", TrainingRecipe: "train", EvalRecipe: "eval"}
 
 
@@ -81,7 +82,7 @@ def find_recipe(path: str | Path, *folders: str) -> Path:
 
 
 def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: Check = None) -> list[Recipe]:
-    """Read recipes of several stages; an override goes to each of them that has its key.
+    """Read recipes of several stages; an override goes to each that has its key, ``train.seed=1`` to trainings alone.
 
     A short name that several stages have (``demo``) is of sampling where it comes first, and of another stage later.
     All faults of all recipes are listed together, with overrides that none of them has a place for.
@@ -99,9 +100,10 @@ def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: 
         for known, placed in parts:
             try:
                 stage = known or stage_of(file)
-                own = [override for override in overrides if _has_place(stage, placed.value, override)]
+                plain = {override: override.removeprefix(_SECTIONS.get(stage, "")) for override in overrides}
+                own = {override: key for override, key in plain.items() if _has_place(stage, placed.value, key)}
                 taken |= set(own)
-                loaded.append(_checked(placed, stage, file.resolve().parent, own, (), check))
+                loaded.append(_checked(placed, stage, file.resolve().parent, list(own.values()), (), check))
             except ConfigError as error:
                 problems += error.problems
     strange = [override for override in overrides if override not in taken] if loaded or taken else []

@@ -177,6 +177,8 @@ def test_one_file_holds_a_run_and_an_override_goes_to_the_stages_that_have_its_k
     assert isinstance(evaluation, EvalRecipe)
     assert (sft.algorithm, sft.learning_rate, ipo.init_from) == ("sft", 1e-3, "sft")
     assert (sampling.sampling.seed, sft.seed, ipo.seed, evaluation.seed, evaluation.limit) == (4, 3, 3, 3, 5)
+    sampling, sft, ipo, evaluation = load_all(["r.yaml"], ["train.seed=6", "eval.limit=7"], known_names())
+    assert (sft.seed, ipo.seed, evaluation.seed, evaluation.limit) == (6, 6, 0, 7)
     assert load_recipe("r.yaml", EvalRecipe).systems == ("base",)
     assert load_recipe("r.yaml", SamplingRecipe).policy.model == "demo"
     with pytest.raises(ConfigError, match="2 recipes for `leret train`"):
