@@ -2,6 +2,10 @@
 
     python benchmarks/online.py sweep RUNS [--world 1] [--algorithms grpo,ppo]  # rates, on dev of another world
     python benchmarks/online.py table RUNS [--world 0] [--seeds 0,1,2] [--init sft]  # the best rates, on test
+    python benchmarks/online.py sweep|table RUNS --hotpotqa DATA --model POLICY
+
+The last are on HotpotQA's questions (DATA/queries_all.jsonl.gz and DATA/corpus.jsonl.gz) with the small writer that
+`leret pretrain sampling/hotpotqa.yaml` makes: some 4,800 completions for each algorithm, rates swept on the dev split.
 
 RUNS is a directory for the runs; what is there is not done again, so the commands can be stopped and given again, and
 several of them may share the work by ``--algorithms``. Sampling draws 9,600 completions; offline algorithms train on
@@ -17,6 +21,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +48,47 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any], tuple[float, ...]]] = {
 """Recipe, keys that differ from it, rates to try."""
 
 RATES = {"dpo": 1e-3, "ipo-sequence": 2e-3, "ipo-token": 2e-4, "kto": 5e-4, "grpo": 4e-3, "rloo": 4e-3, "ppo": 2e-3}
+HOTPOTQA_RATES = {
+    "dpo": 2e-5,
+    "ipo-sequence": 5e-5,
+    "ipo-token": 2e-5,
+    "kto": 2e-5,
+    "grpo": 5e-5,
+    "rloo": 5e-5,
+    "ppo": 2e-5,
+}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is sampled and trained on: recipes, the keys of the sampling (by world and seed), rates, online rounds."""
+
+    recipes: tuple[str, str, str] = ("sampling/demo.yaml", "training/demo-sft.yaml", "eval/demo.yaml")
+    sampling: tuple[str, ...] = ("data.seed={world}", "sampling.seed={seed}")
+    swept: dict[str, tuple[float, ...]] = field(default_factory=lambda: {name: a[2] for name, a in ALGORITHMS.items()})
+    rates: dict[str, float] = field(default_factory=lambda: RATES)
+    rounds: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def hotpotqa(data: str, model: str) -> Bench:
+    """HotpotQA: 300 questions and 75 rounds of 64 completions (PPO: 12 of 400), of 24 tokens at most."""
+    low, high = (2e-5, 1e-4), (5e-5, 2e-4)
+    swept: dict[str, tuple[float, ...]] = {
+        "dpo": low,
+        "ipo-sequence": high,
+        "ipo-token": low,
+        "kto": low,
+        "grpo": high,
+        "rloo": high,
+        "ppo": low,
+    }
+    few = {"max_steps": 75, "max_completion_length": 24}
+    return Bench(
+        ("sampling/hotpotqa.yaml", "training/minilm-sft.yaml", "eval/hotpotqa.yaml"),
+        (f"data.questions={data}/queries_all.jsonl.gz", f"data.corpus={data}/corpus.jsonl.gz", f"policy.model={model}",
+         "data.limit=300", "sampling.seed={seed}"),
+        swept, HOTPOTQA_RATES, {"grpo": few, "rloo": few, "ppo": {**few, "max_steps": 192, "questions_per_round": 25}},
+    )  # fmt: skip
 
 
 def leret(*words: str) -> float:
@@ -59,33 +105,40 @@ def leret(*words: str) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def prepared(runs: Path, world: int, seed: int) -> Run:
+def prepared(bench: Bench, runs: Path, world: int, seed: int) -> Run:
     """A sampled run with its sft policy."""
     path = runs / f"world-{world}-{seed}"
-    keys = (f"data.seed={world}", f"sampling.seed={seed}")
+    keys = (key.format(world=world, seed=seed) for key in bench.sampling)
     if not (path / "sample.done").is_file():
-        leret("sample", "sampling/demo.yaml", "--run", str(path), *(word for key in keys for word in ("--set", key)))
+        leret("sample", bench.recipes[0], "--run", str(path), *(word for key in keys for word in ("--set", key)))
     if not (path / "policies" / "sft").is_dir():
-        leret("train", "training/demo-sft.yaml", "--run", str(path), "--set", f"seed={seed}")
+        leret("train", bench.recipes[1], "--run", str(path), "--set", f"seed={seed}")
     return Run.open(path)
 
 
-def trained(run: Run, algorithm: str, rate: float, init: str, seed: int) -> str:
+def trained(bench: Bench, run: Run, algorithm: str, rate: float, init: str, seed: int) -> str:
     """The name of a policy, trained where it is not there; its CPU-seconds are kept beside it."""
     recipe, keys, _ = ALGORITHMS[algorithm]
     name = f"{algorithm}-{init}-{rate:g}"
     if not (run.policies / name).is_dir():
-        given = {**keys, "name": name, "init_from": init, "learning_rate": rate, "seed": seed}
+        given = {
+            **keys,
+            **bench.rounds.get(algorithm, {}),
+            "name": name,
+            "init_from": init,
+            "learning_rate": rate,
+            "seed": seed,
+        }
         words = [word for key, value in given.items() for word in ("--set", f"{key}={json.dumps(value)}")]
         seconds = leret("train", f"training/{recipe}.yaml", "--run", str(run.path), *words)
         (run.policies / name / "cpu_seconds").write_text(str(seconds))
     return name
 
 
-def measured(run: Run, names: list[str], split: str, baseline: str) -> dict[str, dict[str, Any]]:
+def measured(bench: Bench, run: Run, names: list[str], split: str, baseline: str) -> dict[str, dict[str, Any]]:
     """Recall and AP after the last hop, with recall's interval; ``ahead``: its difference to the baseline's, paired."""
     given = [f"split={split}", f"systems={json.dumps(names)}", f"baseline={baseline}"]
-    summary = evaluate(load_recipe("eval/demo.yaml", EvalRecipe, given), run).summary
+    summary = evaluate(load_recipe(bench.recipes[2], EvalRecipe, given), run).summary
     last = {row["system"]: row["hops"][-1] for row in summary["rows"]}
     found = {n: {"recall": last[n]["recall"], "ap": last[n]["ap"], "ci": last[n]["recall_ci"]} for n in names}
     for row in summary["comparisons"]:
@@ -102,12 +155,12 @@ def facts(run: Run, name: str) -> str:
     return f"{seconds:6.0f} CPU s {record['examples']:7,} examples"
 
 
-def sweep(runs: Path, world: int, algorithms: list[str], init: str) -> None:
+def sweep(bench: Bench, runs: Path, world: int, algorithms: list[str], init: str) -> None:
     """Each algorithm at each rate, on the dev split."""
-    run = prepared(runs, world, 0)
+    run = prepared(bench, runs, world, 0)
     for algorithm in algorithms:
-        names = {rate: trained(run, algorithm, rate, init, 0) for rate in ALGORITHMS[algorithm][2]}
-        found = measured(run, [init, *names.values()], "dev", init)
+        names = {rate: trained(bench, run, algorithm, rate, init, 0) for rate in bench.swept[algorithm]}
+        found = measured(bench, run, [init, *names.values()], "dev", init)
         for rate, name in names.items():
             row = found[name]
             print(f"{algorithm:13s} {rate:7g}  recall {row['recall']:.3f}  AP {row['ap']:.3f}", facts(run, name))
@@ -115,13 +168,13 @@ def sweep(runs: Path, world: int, algorithms: list[str], init: str) -> None:
         print(f"{algorithm:13s} best: {best:g}  ({init}: {found[init]['recall']:.3f})", flush=True)
 
 
-def table(runs: Path, world: int, seeds: list[int], algorithms: list[str], init: str) -> None:
+def table(bench: Bench, runs: Path, world: int, seeds: list[int], algorithms: list[str], init: str) -> None:
     """The best rates on the test split, a row for each seed; compared with the first IPO among them, else with sft."""
     for seed in seeds:
-        run = prepared(runs, world, seed)
-        names = [trained(run, algorithm, RATES[algorithm], init, seed) for algorithm in algorithms]
+        run = prepared(bench, runs, world, seed)
+        names = [trained(bench, run, algorithm, bench.rates[algorithm], init, seed) for algorithm in algorithms]
         baseline = next((name for name in names if name.startswith("ipo")), "sft")
-        for name, row in measured(run, ["base", "sft", *names], "test", baseline).items():
+        for name, row in measured(bench, run, ["base", "sft", *names], "test", baseline).items():
             more = facts(run, name) if name in names else ""
             print(f"seed {seed}  {name:22s} recall {row['recall']:.3f} {row['ci']}  AP {row['ap']:.3f} ", more)
             if name != baseline:
@@ -136,13 +189,16 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--algorithms", default=",".join(ALGORITHMS))
     parser.add_argument("--init", default="sft", choices=["sft", "base"])
+    parser.add_argument("--hotpotqa", metavar="DATA")
+    parser.add_argument("--model", help="with --hotpotqa: the directory of the policy")
     given = parser.parse_args()
+    bench = hotpotqa(given.hotpotqa, given.model) if given.hotpotqa else Bench()
     algorithms = given.algorithms.split(",")
     if given.what == "sweep":
-        sweep(given.runs, 1 if given.world is None else given.world, algorithms, given.init)
+        sweep(bench, given.runs, 1 if given.world is None else given.world, algorithms, given.init)
     else:
         seeds = [int(seed) for seed in given.seeds.split(",")]
-        table(given.runs, given.world or 0, seeds, algorithms, given.init)
+        table(bench, given.runs, given.world or 0, seeds, algorithms, given.init)
 
 
 if __name__ == "__main__":
