@@ -11,6 +11,7 @@ import copy
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from enum import Enum
 from typing import Any, Literal
 
@@ -106,14 +107,10 @@ def _run_stock(
             predictor.demos = [dict(demo) for demo in prompt.demos[name]]
     named_picks(program)
     observer = SearchMemory(results, None if runner.searches is None else runner.searches.retriever, recorded)
-    try:
-        settings = {**QUIET, "trace": [], "callbacks": callbacks, "adapter": proxy, "lm": lm, "rm": runner.replay.rm}
-        with suppress_output("dspy"), carrying(observer, settings):
-            run_program(program, **bound_inputs(program, task))
-    except _PathLeft:
-        pass
-    except Exception:
-        pass  # it goes no further; a call that is missing then is reported
+    settings = {**QUIET, "trace": [], "callbacks": callbacks, "adapter": proxy, "lm": lm, "rm": runner.replay.rm}
+    # Where it goes no further, a call that is missing then is reported.
+    with suppress(_PathLeft, Exception), suppress_output("dspy"), carrying(observer, settings):
+        run_program(program, **bound_inputs(program, task))
     return [messages for messages, _ in left], others[0] if others else None
 
 

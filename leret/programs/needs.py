@@ -202,6 +202,11 @@ class NeedsCompletion:
         return self.call.key
 
     @property
+    def choice(self) -> Choice | None:
+        """What a picker is asked; None where a text is needed."""
+        return None
+
+    @property
     def ranking(self) -> Ranking:
         """The union of what was retrieved before this step."""
         return merge(added for search in self.searches for added in search.added)
@@ -215,7 +220,6 @@ class NeedsChoice(NeedsCompletion):
 
     @property
     def choice(self) -> Choice:
-        """As a picker is asked."""
         return self.call.choice
 
 

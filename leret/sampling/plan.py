@@ -50,9 +50,9 @@ class Plan:
     positions: int | None = None
 
 
-def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> Plan:
+def plan(recipe: SamplingRecipe, run: Run) -> Plan:
     """What `sample` would do with the same arguments; writes nothing, and the run need not exist."""
-    bench = Environment(located(recipe, base_dir or Path.cwd()), run.cache)
+    bench = Environment(located(recipe, Path.cwd()), run.cache)
     settings = recipe.sampling
     for spec in settings.rewards:
         scoring(spec, "sampling.reward")

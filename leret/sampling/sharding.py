@@ -65,15 +65,13 @@ class Shard:
         return run.shards / f"{self.index}-of-{self.count}.db"
 
 
-def sample_shard(
-    recipe: SamplingRecipe, run: Run, shard: Shard, *, base_dir: Path | None = None, progress: Progress | None = None
-) -> SamplingStats:
+def sample_shard(recipe: SamplingRecipe, run: Run, shard: Shard, *, progress: Progress | None = None) -> SamplingStats:
     """Sample one shard into its store in R/shards; arguments and errors are those of `leret.sampling.stage.sample`.
 
     All shards share the run: the first of them makes the index and the bank, the others wait for it.
     """
     progress = progress or Silent()
-    with opened(located(recipe, base_dir or Path.cwd()), run, progress) as parts:
+    with opened(located(recipe, Path.cwd()), run, progress) as parts:
         return _sample(parts, run, shard, progress)
 
 

@@ -24,7 +24,7 @@ from leret.demo.pretrain.examples import encoded
 from leret.demo.pretrain.heuristics import Draft, draw, write
 from leret.demo.pretrain.loop import Row, train
 from leret.demo.pretrain.probe import make_gate
-from leret.demo.pretrain.scratch import MIXED, SECOND, STEPS_PER_MINUTE, training_facts
+from leret.demo.pretrain.scratch import MIXED, SECOND, training_facts
 from leret.demo.pretrain.worlds import StreamSettings, drafts, query_rows, rows, start
 from leret.policies.checkpoints import find_model, load_weights
 from leret.programs.adapters import CompactAdapter
@@ -194,14 +194,12 @@ def _agent_calls(draft: Draft, retriever: Retriever, settings: StreamSettings) -
     yield agent.extract.predict.signature, inputs(), [answer(draft) for _ in range(4)]
 
 
-def pretrain_agent(
-    out: Path, progress: Progress, *, seed: int = 0, steps: int | None = None, minutes: float | None = None
-) -> Path:
+def pretrain_agent(out: Path, progress: Progress, *, seed: int = 0, steps: int | None = None) -> Path:
     """Train `demo` on to `agent` in ``out``, or go on with it; the arguments are `pretrain_scratch`'s."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    steps = steps or (_TRAINING.steps if minutes is None else max(1, round(minutes * STEPS_PER_MINUTE)))
+    steps = steps or _TRAINING.steps
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = words.build_tokenizer(vocabulary())
     tokenizer.save_pretrained(out)

@@ -17,9 +17,6 @@ from leret.demo.pretrain.probe import GATE_SEED, make_gate
 from leret.demo.pretrain.words import build_model, build_tokenizer
 from leret.demo.pretrain.worlds import StreamSettings, rows
 
-STEPS_PER_MINUTE = 220
-"""Steps in a CPU-minute of one thread of a 2024 server core."""
-
 _FIRST_PART = ".first"
 
 _FIRST = LoopSettings(
@@ -72,18 +69,12 @@ MIXED = replace(
 )
 
 
-def pretrain_scratch(
-    out: Path, progress: Progress, *, seed: int = 0, steps: int | None = None, minutes: float | None = None
-) -> Path:
-    """Build the tiny policy of the demo in ``out``, or go on building it.
-
-    ``steps`` None takes what ``minutes`` (of one CPU thread) allow, or as many as the shipped policy had.
-    """
+def pretrain_scratch(out: Path, progress: Progress, *, seed: int = 0, steps: int | None = None) -> Path:
+    """Build the tiny policy of the demo in ``out``, or go on building it; by default with the shipped one's steps."""
     from transformers import AutoModelForCausalLM
 
     both = _FIRST.steps + SECOND.steps
-    if steps is None:
-        steps = both if minutes is None else max(2, round(minutes * STEPS_PER_MINUTE))
+    steps = steps or both
     share = steps / both
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()

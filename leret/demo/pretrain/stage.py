@@ -49,7 +49,7 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
             from leret.demo.pretrain.agent import pretrain_agent as build
         else:
             from leret.demo.pretrain.scratch import pretrain_scratch as build
-        return build(directory, progress, seed=settings.seed, steps=settings.steps, minutes=settings.minutes)
+        return build(directory, progress, seed=settings.seed, steps=settings.steps)
     finally:
         progress.finish()
 
@@ -60,8 +60,6 @@ def _minilm(recipe: SamplingRecipe, settings: PretrainSettings, directory: Path,
     from leret.programs.adapters import CompactAdapter, make_adapter
     from leret.sampling.rollouts.environment import Environment
 
-    if settings.minutes is not None:
-        raise ConfigError("pretrain.minutes: kind minilm is measured in steps; set pretrain.steps instead")
     how = minilm_settings(settings)
     adapter = make_adapter(recipe.program.adapter)
     if not isinstance(adapter, CompactAdapter):

@@ -5,8 +5,6 @@ Sampling opens it from its recipe, evaluation from the run that sampling wrote, 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -191,16 +189,8 @@ class Environment:
 
 
 def questions_digest(questions: Sequence[Task]) -> str:
-    """Names questions by all that is scored with: `digest` of their list, without making the list's text."""
-    name = hashlib.blake2b(digest_size=16)
-    separator = b"[["
-    for question in questions:
-        entry = [question.id, question.text, list(question.gold), *([question.relevance] if question.relevance else [])]
-        text = json.dumps(entry, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-        name.update(separator + text.encode("utf-8", "surrogatepass"))
-        separator = b","
-    name.update(b"]]" if questions else b"[[]]")
-    return name.hexdigest()
+    """Names questions by all that is scored with."""
+    return digest([[q.id, q.text, list(q.gold), *([q.relevance] if q.relevance else [])] for q in questions])
 
 
 def located(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:

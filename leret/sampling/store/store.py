@@ -27,9 +27,9 @@ from leret.sampling.store.schema import (
     SamplingParams,
     StateSamples,
     connect,
+    dump,
     errors_of,
     read_uri,
-    reward_row,
     sample_of,
     sample_row,
     state_of,
@@ -86,7 +86,7 @@ class Store:
 
     def put_rewards(self, samples: Iterable[Sample]) -> None:
         """Replace reward and components of samples that have a reward, all of them together or none."""
-        self._new_rewards.extend(reward_row(sample) for sample in samples)
+        self._new_rewards.extend((sample.reward, dump(sample.components), sample.id) for sample in samples)
 
     def put_visit(self, visit: PathStep) -> None:
         """Keep where a question's path went."""
