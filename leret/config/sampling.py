@@ -81,7 +81,6 @@ class PartSettings(Settings):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the function."""
         return {**(self.model_extra or {}), **({} if self.model is None else {"model": self.model})}
 
 

@@ -292,7 +292,6 @@ class _Log:
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def add(self, step: int, figures: Mapping[str, float]) -> None:
-        """Count a step in."""
         self._since.append(figures)
         if step % self._every == 0:
             mean = {name: round(fmean(one[name] for one in self._since), 4) for name in figures}

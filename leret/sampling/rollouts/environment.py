@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from pydantic import ValidationError
@@ -98,7 +97,6 @@ class Environment:
 
     @cached_property
     def source(self) -> ProgramSource:
-        """The program's file, class and arguments."""
         from leret.programs.saved import ProgramSource
 
         settings = self.recipe.program
@@ -136,7 +134,6 @@ class Environment:
 
     @cached_property
     def adapter(self) -> dspy.Adapter:
-        """How calls become messages."""
         from leret.programs.adapters import make_adapter
 
         return make_adapter(self.recipe.program.adapter)
@@ -150,20 +147,17 @@ class Environment:
 
     @cached_property
     def formatter(self) -> Formatter:
-        """Formats and parses the program's calls."""
         from leret.programs.prompts import Formatter
 
         return Formatter(self.replay)
 
     def runner(self, searches: SearchBatcher) -> ProgramRunner:
-        """Runs the program step by step over a retriever."""
         from leret.programs.runner import ProgramRunner
 
         return ProgramRunner(self.replay, self.formatter, searches)
 
     @property
     def program_digest(self) -> str:
-        """Names the program's source, its arguments and its adapter."""
         return program_digest(self.recipe.program.model_dump(mode="json"))
 
     @property
@@ -182,9 +176,7 @@ class Environment:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
