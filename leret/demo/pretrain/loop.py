@@ -139,7 +139,9 @@ def train(
             trim_malloc()  # no two batches have the same shape, and what was freed lies in gaps
         done = step + 1 == settings.steps
         if probe is not None and ((step + 1) % settings.probe_every == 0 or done):
-            log.write(step + 1, _probed(model, probe))
+            model.eval()
+            log.write(step + 1, probe(model))
+            model.train()
         if (step + 1) % settings.checkpoint_every == 0 or done:
             _save_state(out, model, parts, key, step + 1)
     write_atomically(out / _DONE, json.dumps({"steps": settings.steps}) + "\n")
@@ -269,13 +271,6 @@ def losses(
 
     prompt = mean_loss(batch.prompt_at, batch.prompt_labels) if with_prompt else torch.zeros(())
     return mean_loss(batch.target_at, batch.target_labels), prompt
-
-
-def _probed(model: PreTrainedModel, probe: Probe) -> Mapping[str, float]:
-    model.eval()
-    figures = probe(model)
-    model.train()
-    return figures
 
 
 class _Log:

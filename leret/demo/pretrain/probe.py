@@ -49,11 +49,9 @@ def probe_on(
     def probe(model: PreTrainedModel) -> dict[str, float]:
         figures: dict[str, float] = {}
         for hop, prompts in hops.items():
-            greedy = generate(model, prompts, 0)
+            figures[f"valid_{hop}"] = copied(generate(model, prompts, 0), prompts)
             samples = generate(model, prompts, _SAMPLES)
-            figures[f"valid_{hop}"] = copied(greedy, prompts)
             figures[f"distinct_{hop}"] = distinct(samples)
-        # Of the samples at the second hop: with a piece of the context that the question lacks.
         figures["mention_2"] = _share(
             bool((set(one) & set(full)) - set(bare))
             for bare, full, some in zip(hops[1], hops[2], samples, strict=True)

@@ -21,9 +21,13 @@ from leret.core.runs import Run
 from leret.core.types import Outcome, Rollout, Task
 from leret.datasets.splits import rank_of
 from leret.policies.base import Policy
+from leret.policies.dspy_lm import policy_lm
+from leret.policies.load import policy_for
+from leret.programs.pick import named_picks
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import reward
+from leret.sampling.bank.bootstrap import BankPlan, best_quarter, bootstrap_prompts, cached_completion_lm
 from leret.sampling.rollouts.environment import Environment
 from leret.sampling.rollouts.rollout import Decoding, PolicyActor, RolloutRunner
 from leret.sampling.rollouts.scheduler import refuse_unparsed
@@ -90,11 +94,6 @@ def _given(directory: Path, n: int) -> list[Prompt]:
 async def _bootstrapped(
     run: Run, bench: Environment, policy: Policy, searches: SearchBatcher, tasks: Sequence[Task], progress: Progress
 ) -> list[Prompt]:
-    from leret.policies.dspy_lm import policy_lm
-    from leret.policies.load import policy_for
-    from leret.programs.pick import named_picks
-    from leret.sampling.bank.bootstrap import BankPlan, best_quarter, bootstrap_prompts, cached_completion_lm
-
     recipe, settings = bench.recipe, bench.recipe.sampling
     train, dev = _drawn(run, bench, tasks)
     progress.start("prompt bank", len(train) + settings.bank.candidates * len(dev))

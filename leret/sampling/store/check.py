@@ -13,6 +13,7 @@ from leret.core.errors import LeretError
 from leret.core.runs import Run
 from leret.core.types import Outcome, Passage
 from leret.rewards import ranking, reward
+from leret.sampling.rollouts.environment import Environment
 from leret.sampling.store.merge import shard_stores
 from leret.sampling.store.schema import connect, errors_of, sample_of
 
@@ -78,8 +79,6 @@ def check_store(run: Run) -> StoreReport:
 
 def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) -> Iterator[str]:
     """Samples whose reward is another than that of their ranking, for measures that need nothing else."""
-    from leret.sampling.rollouts.environment import Environment
-
     try:
         bench = Environment.open(run)
         name = bench.recipe.sampling.reward
