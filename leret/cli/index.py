@@ -15,12 +15,12 @@ from leret.core.progress import shown
 if TYPE_CHECKING:
     from leret.config.data import DataSettings
     from leret.config.retriever import RetrieverSettings
-    from leret.datasets.corpus import Corpus
     from leret.retrieval.index.manifest import Manifest
 
 
 app = typer.Typer(help="Build search indexes, and look at them.", no_args_is_help=True)
 
+_FLAGS = {"data.kind": "--format", "data.corpus": "--corpus"}
 IndexArgument = Annotated[Path, typer.Argument(metavar="INDEX", help="The index directory.")]
 CorpusOption = Annotated[str | None, typer.Option("--corpus", metavar="PATH", help="The corpus file, or hf:NAME.")]
 
@@ -88,13 +88,18 @@ def check(
     index: IndexArgument, corpus: CorpusOption = None, form: FormatOption = None, skip_invalid: SkipInvalid = False
 ) -> None:
     """Read an index through, open it and search it; with --corpus, compare that with the one it was made from."""
+    from leret.config.load import flag_recipe
     from leret.core.errors import ConfigError
+    from leret.datasets.load import load_corpus
     from leret.retrieval.engines.colbert_index import PlaidIndex
     from leret.retrieval.load import check_index
 
     if corpus is None and (form is not None or skip_invalid):
         raise ConfigError("--format and --skip-invalid say how --corpus is read; name it too, or leave them out")
-    documents = None if corpus is None else _corpus(corpus, form, skip_invalid)
+    documents = None
+    if corpus is not None:
+        given = {"data": _data(corpus, form, skip_invalid)}
+        documents = load_corpus(flag_recipe(given, _FLAGS, (), ("data.questions",)).data)
     if PlaidIndex.exists(index):
         from leret.retrieval.engines.colbert import check_downloaded
 
@@ -136,21 +141,11 @@ def _of_flags(
         raise ConfigError(f"--kind {kind} needs --model, a model directory (retriever.{keys[kind]})")
     if kind == "hybrid" and not any(change.startswith("retriever.engines") for change in changes):
         raise ConfigError("--kind hybrid needs two engines; add --set 'engines=[{kind: bm25}, {kind: tantivy}]', say")
-    flags = {"data.kind": "--format", "data.corpus": "--corpus", "retriever.kind": "--kind"}
-    flags |= {f"retriever.{key}": "--model" for key in keys.values()}
+    flags = {**_FLAGS, "retriever.kind": "--kind", **{f"retriever.{key}": "--model" for key in keys.values()}}
     made = flag_recipe(
         {"data": _data(corpus, form, skip_invalid), "retriever": retriever}, flags, changes, ("data.questions",)
     )
     return made.data, made.retriever
-
-
-def _corpus(corpus: str, form: str | None, skip_invalid: bool) -> Corpus:
-    from leret.config.load import flag_recipe
-    from leret.datasets.load import load_corpus
-
-    flags = {"data.kind": "--format", "data.corpus": "--corpus"}
-    data = flag_recipe({"data": _data(corpus, form, skip_invalid)}, flags, (), ("data.questions",)).data
-    return load_corpus(data)
 
 
 def _data(corpus: str, form: str | None, skip_invalid: bool) -> dict[str, Any]:

@@ -97,9 +97,14 @@ def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: 
         except ConfigError as error:
             problems += error.problems
             continue
-        for known, placed in parts:
+        for stage, placed in parts:
             try:
-                stage = known or stage_of(file)
+                if stage is None:
+                    keys = ", ".join(sorted(placed.value)) or "none"
+                    raise ConfigError(
+                        f"{file}: cannot tell what this recipe is for (keys: {keys}); "
+                        "sampling has `data`, training has `algorithm`, evaluation has `systems` or `measures`"
+                    )
                 plain = {override: override.removeprefix(_SECTIONS.get(stage, "")) for override in overrides}
                 own = {override: key for override, key in plain.items() if _has_place(stage, placed.value, key)}
                 taken |= set(own)
@@ -123,21 +128,8 @@ def _has_place(stage: Any, value: Mapping[str, Any], override: str) -> bool:
     return first in known and (not rest or not of_data or rest[0] in of_data or stage is SamplingRecipe)
 
 
-def stage_of(path: str | Path) -> Any:
-    """The class of a recipe: the only stage that its keys fit."""
-    file = find_recipe(path)
-    value = _read(file).value
-    stage = _stage(value)
-    if stage is None:
-        raise ConfigError(
-            f"{file}: cannot tell what this recipe is for (keys: {', '.join(sorted(value)) or 'none'}); "
-            "sampling has `data`, training has `algorithm`, evaluation has `systems` or `measures`"
-        )
-    return stage
-
-
-def _stage(value: Mapping[str, Any]) -> Any:
-    """The only stage that some of the keys are of; None where there is none, or more than one."""
+def stage_of(value: Mapping[str, Any]) -> Any:
+    """The class of a recipe: the only stage that some keys are of; None where there is none, or more than one."""
     keys = {stage: {key for kind in (stage, *models_in(stage)) for key in kind.model_fields} for stage in _FOLDERS}
     fits = []
     for stage, own in keys.items():
@@ -151,7 +143,7 @@ def _parts(placed: Placed, file: Path) -> list[tuple[Any, Placed]]:
     """The stages that a file has a recipe for, each with it; None where no key tells the only one."""
     own = {name: value for name, value in placed.value.items() if name not in {"train", "eval"}}
     if len(own) == len(placed.value):
-        return [(_stage(own), placed)]
+        return [(stage_of(own), placed)]
     trainings = placed.value.get("train", [])
     found: list[tuple[Any, Key, Any]] = [(TrainingRecipe, ("train",), trainings)]
     if isinstance(trainings, list):

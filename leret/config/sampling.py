@@ -81,7 +81,6 @@ class PartSettings(Settings):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the function."""
         return {**(self.model_extra or {}), **({} if self.model is None else {"model": self.model})}
 
 
@@ -157,7 +156,6 @@ class PretrainSettings(Settings):
 
     kind: Literal["scratch", "agent", "minilm"] = Field(description="scratch (makes demo), agent or minilm")
     steps: PositiveInt | None = None
-    minutes: float | None = Field(None, gt=0, description="CPU-minutes, one thread; the schedule is scaled to it")
     seed: int = 0
     options: dict[str, Any] = Field(default_factory=dict)
 

@@ -75,15 +75,11 @@ class TrainingRecipe(KindSettings):
         return name
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> TrainingRecipe:
+    def _fits_together(self) -> TrainingRecipe:
         if self.warmup_ratio and self.warmup_steps:
             raise ValueError("warmup_ratio and warmup_steps exclude each other; remove one")
         if self.max_steps and self.match_steps_of:
             raise ValueError("max_steps and match_steps_of exclude each other; remove one")
-        return self
-
-    @model_validator(mode="after")
-    def _quantized_in_bfloat16(self) -> TrainingRecipe:
         if self.lora and self.lora.quantization and self.dtype != "bfloat16":
             raise ValueError("lora.quantization: nf4 computes in bfloat16; set dtype: bfloat16 too")
         return self

@@ -32,6 +32,10 @@ class Usage:
     failed: int = 0
     latencies: Counter[int] = field(default_factory=Counter)
 
+    def answered(self, latency_s: float) -> None:
+        self.calls += 1
+        self.latencies[round(math.log2(max(latency_s, 1e-6)) * _STEPS_A_DOUBLING)] += 1
+
     def percentile(self, percent: float) -> float:
         """Seconds that ``percent`` of the durations stayed within; 0 where there is none."""
         rank, seen = self.latencies.total() * percent / 100, 0
@@ -42,7 +46,6 @@ class Usage:
         return 0.0
 
     def add(self, other: Usage) -> None:
-        """Add another one's counts."""
         for name in ("calls", "completions", "prompt_tokens", "completion_tokens", "failed"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.latencies.update(other.latencies)
@@ -68,10 +71,8 @@ class UsageMeter:
         self._lock = threading.Lock()
 
     def answered(self, latency_s: float) -> None:
-        """Count a request that was answered."""
         with self._lock:
-            self._usage.calls += 1
-            self._usage.latencies[round(math.log2(max(latency_s, 1e-6)) * _STEPS_A_DOUBLING)] += 1
+            self._usage.answered(latency_s)
 
     def wrote(self, n_prompt_tokens: int, n_completion_tokens: int, n_completions: int) -> None:
         """Count an answer's tokens; a prompt counts once however many completions it got."""
@@ -81,12 +82,10 @@ class UsageMeter:
             self._usage.completions += n_completions
 
     def fault(self, kind: str) -> None:
-        """Count an attempt that failed."""
         with self._lock:
             self._faults[kind] += 1
 
     def retried(self) -> None:
-        """Count a request that is sent again."""
         with self._lock:
             self._retries += 1
 
@@ -110,11 +109,10 @@ class UsageByPrompt:
     ) -> None:
         """Count an answered call, with so many tokens a completion; ``seconds`` holds all waiting and retries."""
         usage = self._usages[step, prompt]
-        usage.calls += 1
+        usage.answered(seconds)
         usage.completions += len(n_completion_tokens)
         usage.prompt_tokens += n_prompt_tokens
         usage.completion_tokens += sum(n_completion_tokens)
-        usage.latencies[round(math.log2(max(seconds, 1e-6)) * _STEPS_A_DOUBLING)] += 1
 
     def failed(self, step: int, prompt: str, n_completions: int) -> None:
         """Count a call that failed for good."""

@@ -72,7 +72,6 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The body as UTF-8."""
         return self.body.decode("utf-8", "replace")
 
     @cached_property

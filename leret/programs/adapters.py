@@ -88,7 +88,6 @@ class CompactAdapter(dspy.ChatAdapter):
         return "\n".join(f"{name}: {value}" for name, value in values.items())
 
     def parse(self, signature: type[dspy.Signature], completion: str) -> dict[str, Any]:
-        """The output fields of a completion."""
         names = list(signature.output_fields)
         raw = {names[0]: completion.strip()} if len(names) == 1 else _labelled(names, completion)
         missing = [name for name in names if not raw.get(name)]
@@ -177,7 +176,7 @@ def adapter_record(adapter: dspy.Adapter) -> dict[str, Any]:
     """
     kind, names = type(adapter), dict[str, None]()
     for parent in kind.__mro__:
-        parameters = inspect.signature(vars(parent).get("__init__", _same)).parameters.values()
+        parameters = inspect.signature(vars(parent).get("__init__", object.__init__)).parameters.values()
         names |= {one.name: None for one in parameters if one.kind in {one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY}}
         if not any(one.kind is one.VAR_KEYWORD for one in parameters):
             break
@@ -201,7 +200,3 @@ def load_adapter(record: Mapping[str, Any]) -> dspy.Adapter:
     """The adapter of a record."""
     adapter: dspy.Adapter = class_at(record["class"], dspy.Adapter)(**record["settings"])
     return adapter
-
-
-def _same(self: Any, **settings: Any) -> None:
-    """The constructor of a class without one: its parent's."""

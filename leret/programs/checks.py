@@ -11,6 +11,7 @@ import copy
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from enum import Enum
 from typing import Any, Literal
 
@@ -34,7 +35,7 @@ from leret.policies.base import Messages
 from leret.programs.needs import Candidates, ChoiceCall, Finished, NeedsChoice, NeedsCompletion, Step, tool_key
 from leret.programs.pick import Pick, candidates_of, named_picks
 from leret.programs.prompts import ZERO_SHOT, Prompt
-from leret.programs.replay import SearchResults, bound_inputs
+from leret.programs.replay import SearchResults, Stop, bound_inputs
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.base import Retriever
 
@@ -93,7 +94,7 @@ def _run_stock(
         place = next((i for i, (known, _) in enumerate(left) if known == messages), None)
         if place is None:
             others.append(messages)
-            raise _PathLeft
+            raise Stop  # the program asks for more than the path has
         return left.pop(place)[1]
 
     lm = EngineLM("recorder", lambda request: text_response(request, recorded(messages_of(request))))
@@ -106,19 +107,11 @@ def _run_stock(
             predictor.demos = [dict(demo) for demo in prompt.demos[name]]
     named_picks(program)
     observer = SearchMemory(results, None if runner.searches is None else runner.searches.retriever, recorded)
-    try:
-        settings = {**QUIET, "trace": [], "callbacks": callbacks, "adapter": proxy, "lm": lm, "rm": runner.replay.rm}
-        with suppress_output("dspy"), carrying(observer, settings):
-            run_program(program, **bound_inputs(program, task))
-    except _PathLeft:
-        pass
-    except Exception:
-        pass  # it goes no further; a call that is missing then is reported
+    settings = {**QUIET, "trace": [], "callbacks": callbacks, "adapter": proxy, "lm": lm, "rm": runner.replay.rm}
+    # Where it goes no further, a call that is missing then is reported.
+    with suppress(Stop, Exception), suppress_output("dspy"), carrying(observer, settings):
+        run_program(program, **bound_inputs(program, task))
     return [messages for messages, _ in left], others[0] if others else None
-
-
-class _PathLeft(BaseException):
-    """The program asks for more than the path has."""
 
 
 class _ForeignLMs(BaseCallback):

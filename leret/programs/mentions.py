@@ -7,7 +7,7 @@ as candidates of a `leret.Pick`, with the numbers that a picker of kind ``featur
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -120,19 +120,15 @@ def _form(name: str, words: frozenset[str], content: frozenset[str]) -> dict[str
 def _mentions_in(text: str) -> tuple[_Mention, ...]:
     """Names of a passage, each where it first stands."""
     found: dict[str, _Mention] = {}
-    for one in _all_in(text):
-        found.setdefault(one.text.lower(), one)
-    return tuple(found.values())
-
-
-def _all_in(text: str) -> Iterator[_Mention]:
     for number, sentence in enumerate(SENTENCE_END.split(text)):
         around = words_of(sentence)
         for name in names(sentence):
             words = words_of(name)
-            if words and len(name.split()) <= LONGEST_NAME:
+            if words and len(name.split()) <= LONGEST_NAME and name.lower() not in found:
                 ahead = WORD.findall(sentence[: max(sentence.find(name), 0)])[-_BEFORE:]
-                yield _Mention(name, words, number, around, frozenset(word.lower()[:_STEM] for word in ahead))
+                before = frozenset(word.lower()[:_STEM] for word in ahead)
+                found[name.lower()] = _Mention(name, words, number, around, before)
+    return tuple(found.values())
 
 
 @lru_cache(maxsize=8192)

@@ -77,7 +77,6 @@ class Candidates:
 
     @cached_property
     def by_id(self) -> dict[str, Candidate]:
-        """Candidates by their ids."""
         return {one.id: one for one in self.items}
 
     @cached_property
@@ -126,7 +125,6 @@ class ChoiceCall(PredictorCall):
 
     @cached_property
     def context(self) -> dict[str, Any]:
-        """The inputs as JSON values."""
         return {name: _json(value) for name, value in self.inputs.items()}
 
     @cached_property
@@ -144,7 +142,6 @@ class ChoiceCall(PredictorCall):
 
     @cached_property
     def key(self) -> str:
-        """What is asked, as JSON."""
         return f"{self.predictor} {self.messages[0]['content']}"
 
     def asks_as(self, other: PredictorCall) -> bool:
@@ -188,7 +185,6 @@ class NeedsCompletion:
 
     @property
     def predictor(self) -> str:
-        """Its name."""
         return self.call.predictor
 
     @property
@@ -198,8 +194,12 @@ class NeedsCompletion:
 
     @property
     def key(self) -> str:
-        """What is asked, as JSON."""
         return self.call.key
+
+    @property
+    def choice(self) -> Choice | None:
+        """What a picker is asked; None where a text is needed."""
+        return None
 
     @property
     def ranking(self) -> Ranking:
@@ -215,7 +215,6 @@ class NeedsChoice(NeedsCompletion):
 
     @property
     def choice(self) -> Choice:
-        """As a picker is asked."""
         return self.call.choice
 
 
@@ -250,7 +249,6 @@ class Finished:
 
     @property
     def ranking(self) -> Ranking:
-        """The union of what was retrieved."""
         return merge(added for search in self.searches for added in search.added)
 
     @property

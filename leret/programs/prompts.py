@@ -36,7 +36,7 @@ from leret.programs.needs import (
     PredictorCall,
     Step,
 )
-from leret.programs.replay import Replay
+from leret.programs.replay import Replay, Stop
 
 _PROOFS = 3
 """Messages of a prompt that are formatted both ways."""
@@ -62,7 +62,6 @@ class Prompt:
         return digest(to_jsonable_python(self.demos), dict(self.instructions))
 
     def save(self, path: Path) -> None:
-        """Write as JSON."""
         demos = to_jsonable_python(self.demos, fallback=str)
         value = {"name": self.name, "score": self.score, "demos": demos, "instructions": dict(self.instructions)}
         path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
@@ -219,9 +218,9 @@ def request_of(
 
     def take(request: lm15.Request) -> lm15.Response:
         seen.append(request)
-        raise _Seen
+        raise Stop
 
-    with suppress(_Seen):
+    with suppress(Stop):
         call.adapter(EngineLM("request", take), dict(call.config), signature, demos, dict(call.inputs))
     if not seen:
         raise ProgramError(f"{type(call.adapter).__name__} answered a call of {call.predictor} without asking its LM")
@@ -239,7 +238,3 @@ def outputs_of(call: PredictorCall, completion: str) -> list[dict[str, Any]] | A
         )
     except AdapterParseError as error:
         return error
-
-
-class _Seen(BaseException):
-    """Ends a call whose request was taken; passes an adapter's own handlers."""

@@ -72,7 +72,7 @@ _LONGEST_S = 1.0
 
 
 class Stop(BaseException):
-    """Carries a need or an error out of the program; not an Exception: a program's own handlers let it pass."""
+    """Ends a program, or an adapter's call, where it stands; not an Exception: their own handlers let it pass."""
 
 
 class Replay:
@@ -346,7 +346,6 @@ class ProgramRun:
         return Finished(self.prediction, self.found)
 
     def stop(self, why: NeedsCompletion | NeedsSearch | Exception) -> NoReturn:
-        """End the program here."""
         if isinstance(why, Exception):
             self._errors.append(why)
         else:

@@ -72,7 +72,6 @@ class TrainedProgram(dspy.Module):
         self._servers = servers or Servers()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program."""
         with dspy.context(adapter=self.adapter):
             return run_program(self.program, *args, **kwargs)
 

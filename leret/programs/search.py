@@ -63,17 +63,14 @@ class Found:
 
     @property
     def doc_ids(self) -> list[str]:
-        """Ids of the documents."""
         return [passage.doc_id for passage in self.ranking]
 
     @property
     def titles(self) -> list[str]:
-        """Their titles."""
         return [passage.title for passage in self.ranking]
 
     @property
     def texts(self) -> list[str]:
-        """Their texts."""
         return [passage.text for passage in self.ranking]
 
     @property

@@ -8,19 +8,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from leret.config.policy import LocalPolicySettings
 from leret.config.sampling import SamplingRecipe
+from leret.core.bundled import policy_directory
 from leret.core.runs import Run
 from leret.core.types import Passage, Ranking, Task
+from leret.programs.checks import made_up_path
+from leret.programs.needs import NeedsCompletion
+from leret.programs.prompts import Prompt
+from leret.retrieval.batching import SearchBatcher
 from leret.rewards import scoring
 from leret.sampling.bank.bank import n_bank_questions
 from leret.sampling.rollouts.environment import Environment, located
 from leret.sampling.rollouts.scheduler import LOOKED_AT
 from leret.sampling.store.store import Store
-
-if TYPE_CHECKING:
-    from leret.programs.needs import NeedsCompletion
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,9 @@ class Plan:
     positions: int | None = None
 
 
-def plan(recipe: SamplingRecipe, run: Run, *, base_dir: Path | None = None) -> Plan:
+def plan(recipe: SamplingRecipe, run: Run) -> Plan:
     """What `sample` would do with the same arguments; writes nothing, and the run need not exist."""
-    bench = Environment(located(recipe, base_dir or Path.cwd()), run.cache)
+    bench = Environment(located(recipe, Path.cwd()), run.cache)
     settings = recipe.sampling
     for spec in settings.rewards:
         scoring(spec, "sampling.reward")
@@ -89,8 +92,6 @@ def _made_up_path(
     environment: Environment, task: Task, passages: Iterator[Passage]
 ) -> tuple[list[NeedsCompletion], str | None]:
     """The calls of one run, and why there are no more; a new search takes the next passages."""
-    from leret.programs.checks import made_up_path
-    from leret.retrieval.batching import SearchBatcher
 
     class Passages:
         digest = "made up"
@@ -110,11 +111,8 @@ def _made_up_path(
 
 def _lengths(bench: Environment, questions: Sequence[Task]) -> tuple[int | None, int | None]:
     """Tokens of the longest of some prompts, with documents of the corpus as what is found; the policy's positions."""
-    from leret.config.policy import LocalPolicySettings
-    from leret.core.bundled import policy_directory
     from leret.policies.checkpoints import load_tokenizer, read_model_json
     from leret.policies.local.chat_template import PromptEncoder
-    from leret.programs.prompts import Prompt
 
     policy, formatter, settings = bench.recipe.policy, bench.formatter, bench.recipe.sampling
     path = policy_directory(policy.model) or Path(policy.model)

@@ -23,21 +23,20 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
 
 from leret.config.policy import LocalPolicySettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.aio import muted
 from leret.core.errors import ConfigError, LeretError, MissingDependency, RunError
+from leret.core.memory import tune_malloc
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.types import Task
 from leret.sampling.rollouts.environment import Environment, located
+from leret.sampling.rollouts.scheduler import SamplingStats, refuse_failures
 from leret.sampling.stage import begin, opened, sample_session
 from leret.sampling.store.store import Store
-
-if TYPE_CHECKING:
-    from leret.sampling.rollouts.scheduler import SamplingStats
 
 _Opened = tuple[Environment, list[Task], dict[str, str]]
 _RETRIES = 5
@@ -65,15 +64,13 @@ class Shard:
         return run.shards / f"{self.index}-of-{self.count}.db"
 
 
-def sample_shard(
-    recipe: SamplingRecipe, run: Run, shard: Shard, *, base_dir: Path | None = None, progress: Progress | None = None
-) -> SamplingStats:
+def sample_shard(recipe: SamplingRecipe, run: Run, shard: Shard, *, progress: Progress | None = None) -> SamplingStats:
     """Sample one shard into its store in R/shards; arguments and errors are those of `leret.sampling.stage.sample`.
 
     All shards share the run: the first of them makes the index and the bank, the others wait for it.
     """
     progress = progress or Silent()
-    with opened(located(recipe, base_dir or Path.cwd()), run, progress) as parts:
+    with opened(located(recipe, Path.cwd()), run, progress) as parts:
         return _sample(parts, run, shard, progress)
 
 
@@ -123,8 +120,6 @@ class RayCluster:
             LeretError: a worker's own; too many failures; no worker started; a shard killed every worker that took it.
         """
         import ray
-
-        from leret.sampling.rollouts.scheduler import SamplingStats, refuse_failures
 
         settings, total = recipe.sampling, SamplingStats()
         rates = settings.max_error_rate, settings.max_unparsed_rate
@@ -224,8 +219,6 @@ _OPEN = ExitStack()
 
 @cache
 def _opened(recipe: str, run: Path) -> _Opened:
-    from leret.core.memory import tune_malloc
-
     tune_malloc()
     if not Run(run).manifest_path.is_file():
         raise RunError(

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import dspy
 from filelock import AsyncFileLock, FileLock
 
 from leret.config.sampling import SamplingRecipe, SamplingSettings
@@ -25,10 +26,20 @@ from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.stages import completed, is_complete_parquet, mark_completed, stage_key
 from leret.core.types import Outcome, Task
-from leret.policies.load import probe
+from leret.core.usage import UsageByPrompt, UsageEvents
+from leret.policies.base import Policy
+from leret.policies.load import PolicySet, open_policies, probe, sampled_policy
+from leret.programs.checks import check_path
+from leret.programs.needs import NeedsCompletion, Step
+from leret.programs.prompts import Prompt
+from leret.programs.replay import SearchResults
+from leret.programs.runner import ProgramRunner
+from leret.retrieval.batching import SearchBatcher
 from leret.rewards import function_names, scoring
+from leret.sampling.bank.bank import load_or_build_bank
 from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.preferences.report import PreferenceReport
+from leret.sampling.rollouts.branching import Role, SamplingPlan, StateSampler
 from leret.sampling.rollouts.environment import (
     Environment,
     located,
@@ -37,22 +48,10 @@ from leret.sampling.rollouts.environment import (
     refuse_changed_files,
     refuse_changes,
 )
+from leret.sampling.rollouts.scheduler import LOOKED_AT, SamplingStats, Scheduler, predictors_searched, refuse_unparsed
 from leret.sampling.store.merge import merge_shards
 from leret.sampling.store.schema import OUTAGES
 from leret.sampling.store.store import Store
-
-if TYPE_CHECKING:
-    import dspy
-
-    from leret.core.usage import UsageByPrompt
-    from leret.policies.base import Policy
-    from leret.programs.needs import NeedsCompletion, Step
-    from leret.programs.prompts import Prompt
-    from leret.programs.replay import SearchResults
-    from leret.programs.runner import ProgramRunner
-    from leret.retrieval.batching import SearchBatcher
-    from leret.sampling.rollouts.branching import Role, SamplingPlan
-    from leret.sampling.rollouts.scheduler import SamplingStats
 
 Distribute = Callable[[SamplingRecipe, Run, str, Sequence[Task], Progress], "SamplingStats"]
 """Samples tasks into the run's shards with other processes; takes the recipe, the run and the policy's digest."""
@@ -111,10 +110,6 @@ async def sample_tasks(
 
     Raises LeretError where too much fails, or the program cannot be replayed; what is done is kept.
     """
-    from leret.programs.runner import ProgramRunner
-    from leret.sampling.rollouts.branching import StateSampler
-    from leret.sampling.rollouts.scheduler import LOOKED_AT, Scheduler
-
     other, rest, first = program.deepcopy(), iter(tasks), list[Task]()
     runner = ProgramRunner.over(program, adapter, search, rm)
     if plan.searched is None:
@@ -132,8 +127,6 @@ def _path_check(
     program: dspy.Module, runner: ProgramRunner, prompts: tuple[Prompt, ...]
 ) -> Callable[[Task, Sequence[Step], SearchResults], Awaitable[None]]:
     """`check_path` of another instance: on one task under all prompts, on the others under the first."""
-    from leret.programs.checks import check_path
-
     left = iter([prompts])
     return lambda task, steps, results: check_path(program, runner, task, steps, results, next(left, prompts[:1]))
 
@@ -151,9 +144,6 @@ async def with_credit(
     plan: SamplingPlan, runner: ProgramRunner, store: Store | None, tasks: Iterable[Task], run: Run | None = None
 ) -> SamplingPlan:
     """The plan with what credit ``auto`` goes by: noted in the run, or learnt on paths of the first tasks."""
-    from leret.sampling.rollouts.branching import StateSampler
-    from leret.sampling.rollouts.scheduler import predictors_searched
-
     roles = [plan.role(runner.formatter.need(name, {})) for name in runner.replay.names]
     n_auto = sum(role.sampled and role.credit == "auto" for role in roles)
     if n_auto < 2 and not (n_auto and plan.final):  # a single one is sampled by its steps, or nothing is
@@ -251,8 +241,6 @@ def begin(
 
     The policy of the run's recipe stays the one of the first round: the base of all others.
     """
-    from leret.policies.load import PolicySet, open_policies, sampled_policy
-
     policy = open_policies(bench.recipe.by_predictor, sampled_policy)
     if policy_digest not in {None, policy.digest}:
         raise RunError(f"policy.model: {bench.recipe.policy.model} is another model here than where sampling was begun")
@@ -285,12 +273,6 @@ async def sample_session(
     only: Sequence[Task] | None = None,
 ) -> tuple[list[Prompt], SamplingStats, list[str]]:
     """The bank, which all tasks make; samples of them, or of ``only`` some or none; notes. Closes the policy."""
-    from leret.core.usage import UsageByPrompt, UsageEvents
-    from leret.retrieval.batching import SearchBatcher
-    from leret.sampling.bank.bank import load_or_build_bank
-    from leret.sampling.rollouts.branching import SamplingPlan
-    from leret.sampling.rollouts.scheduler import SamplingStats
-
     lm, settings = bench.recipe.policy, bench.recipe.sampling
     search = SearchBatcher(bench.retriever)
     try:
@@ -324,8 +306,6 @@ async def sample_session(
 
 def _role(recipe: SamplingRecipe, policy: Policy, need: NeedsCompletion) -> Role:
     """Of a predictor; one whose own policy is greedy is not sampled."""
-    from leret.sampling.rollouts.branching import Role
-
     decoding = recipe.decoding_of(need.predictor)
     return Role(policy, decoding.get("temperature") != 0, recipe.sampling.credit, **decoding)
 
@@ -355,8 +335,6 @@ def _report(
     bank: Sequence[Prompt],
     notes: list[str],
 ) -> SampleReport:
-    from leret.sampling.rollouts.scheduler import refuse_unparsed
-
     settings, counts = recipe.sampling, store.counts(policy.digest)
     failures = (sample.failure for group in store.groups(policy.digest) for sample in group.samples)
     unparsed = (failure for failure in failures if failure is not None and failure.kind == "parse")

@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import dspy
 
+from leret.core.progress import Progress
 from leret.core.types import Passage, merge
 from leret.demo.pretrain import words
-from leret.demo.pretrain.examples import prompt_ids
-from leret.demo.pretrain.loop import Report, Row, train
+from leret.demo.pretrain.examples import encoded
+from leret.demo.pretrain.heuristics import Draft, draw, write
+from leret.demo.pretrain.loop import Row, train
 from leret.demo.pretrain.probe import make_gate
-from leret.demo.pretrain.scratch import MIXED, SECOND, STEPS_PER_MINUTE, training_facts
-from leret.demo.pretrain.worlds import Scene, StreamSettings, draw, query_rows, rows, scenes, start, write
+from leret.demo.pretrain.scratch import MIXED, SECOND, training_facts
+from leret.demo.pretrain.worlds import StreamSettings, drafts, query_rows, rows, start
 from leret.policies.checkpoints import find_model, load_weights
 from leret.programs.adapters import CompactAdapter
 from leret.programs.mentions import content_words, names
@@ -79,48 +81,46 @@ def vocabulary() -> list[str]:
 
 def agent_rows(tokenizer: PreTrainedTokenizerFast, seed: int, settings: StreamSettings) -> list[Row]:
     """Rows of a new world: the demo's, and every call of the programs that the policy is for."""
-    found, (begun, retriever) = scenes(seed, settings), start(seed, settings)
-    calls = [call for scene in found for call in _single_calls(scene, settings)]
-    calls += [call for scene in begun for call in _agent_calls(scene, retriever, settings)]
+    found, (begun, retriever) = drafts(seed, settings), start(seed, settings)
+    calls = [call for draft in found for call in _single_calls(draft, settings)]
+    calls += [call for draft in begun for call in _agent_calls(draft, retriever, settings)]
     return query_rows(tokenizer, found, settings) + [_row(tokenizer, *call) for call in calls]
 
 
 def _row(tokenizer: PreTrainedTokenizerFast, signature: Any, inputs: Any, outputs: Sequence[Mapping[str, Any]]) -> Row:
     texts = [_ADAPTER.format_assistant_message_content(signature, one) for one in outputs]
-    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    prompt = prompt_ids(tokenizer, _ADAPTER.format(signature, (), inputs))
-    return Row(prompt, tuple((*one, tokenizer.eos_token_id) for one in ids))
+    return encoded(tokenizer, _ADAPTER.format(signature, (), inputs), texts)
 
 
-def _single_calls(scene: Scene, settings: StreamSettings) -> Iterator[_Call]:
-    rng = scene.rng
-    noted = replace(scene, found=tuple(Passage("", "", note(scene)["note"], 0.0) for _ in range(rng.randint(1, 3))))
-    for shown, styles in ((scene.first(), settings.hop1), (scene, settings.hop2), (noted, settings.hop2)):
+def _single_calls(draft: Draft, settings: StreamSettings) -> Iterator[_Call]:
+    rng = draft.rng
+    noted = replace(draft, passages=tuple(Passage("", "", note(draft)["note"], 0.0) for _ in range(rng.randint(1, 3))))
+    for shown, styles in ((replace(draft, passages=()), settings.hop1), (draft, settings.hop2), (noted, settings.hop2)):
         name = rng.choice(QUERIES)
         queries = [write(draw(rng, styles), shown) for _ in range(6)]
         yield _call(shown, [{"reasoning": _thought(rng, query), name: query} for query in queries])
-    name, taken = rng.choice(NOTES), [note(scene) for _ in range(5)]
+    name, taken = rng.choice(NOTES), [note(draft) for _ in range(5)]
     outputs: list[dict[str, Any]] = [{"reasoning": one["reasoning"], name: one["note"]} for one in taken]
     if rng.random() < 0.3:
         outputs = [{"reasoning": one["reasoning"], name: [one["note"]], "titles": [one["title"]]} for one in taken]
-    before = [passage.text for passage in noted.found] if name != "notes" and rng.random() < 0.3 else []
-    yield _call(scene, outputs, before)
-    yield _call(scene, [answer(scene) for _ in range(4)])
+    before = [passage.text for passage in noted.passages] if name != "notes" and rng.random() < 0.3 else []
+    yield _call(draft, outputs, before)
+    yield _call(draft, [answer(draft) for _ in range(4)])
 
 
 _signature = cache(dspy.Signature)
 
 
-def _call(scene: Scene, outputs: list[dict[str, Any]], notes: Sequence[str] = ()) -> _Call:
-    """A call on a scene, with notes beside the passages; one in two has no reasoning, three in ten no titles."""
-    rng, asked = scene.rng, scene.rng.choice(QUESTIONS)
+def _call(draft: Draft, outputs: list[dict[str, Any]], notes: Sequence[str] = ()) -> _Call:
+    """A call at a draft, with notes beside the passages; one in two has no reasoning, three in ten no titles."""
+    rng, asked = draft.rng, draft.rng.choice(QUESTIONS)
     context = rng.choice([name for name in CONTEXTS if name not in outputs[0] and (name != "notes" or not notes)])
     if rng.random() < 0.5:
         outputs = [{name: value for name, value in one.items() if name != "reasoning"} for one in outputs]
     types = ", ".join(f"{name}: {'list[str]' if isinstance(one, list) else 'str'}" for name, one in outputs[0].items())
-    inputs: dict[str, Any] = {asked: scene.question.text, **({"notes": list(notes)} if notes else {})}
+    inputs: dict[str, Any] = {asked: draft.question, **({"notes": list(notes)} if notes else {})}
     titled = rng.random() < 0.7
-    inputs[context] = [f"{p.title} | {p.text}" if p.title and titled else p.text for p in scene.found]
+    inputs[context] = [f"{p.title} | {p.text}" if p.title and titled else p.text for p in draft.passages]
     return _signature(f"{', '.join(inputs)} -> {types}"), inputs, outputs
 
 
@@ -128,15 +128,15 @@ def _thought(rng: random.Random, query: str) -> str:
     return rng.choice(_THOUGHTS).format(" ".join(query.split()[: rng.randint(1, 3)]))
 
 
-def note(scene: Scene) -> dict[str, str]:
+def note(draft: Draft) -> dict[str, str]:
     """A clause of a passage, after its title or alone: often of the one that shares the question's rarest words."""
-    asked, rng = set(content_words(scene.question.text.lower())), scene.rng
+    asked, rng = set(content_words(draft.question.lower())), draft.rng
 
     def weight(text: str) -> float:
-        return sum(scene.idf(word) for word in sorted(asked & set(content_words(text.lower()))))
+        return sum(draft.idf(word) for word in sorted(asked & set(content_words(text.lower()))))
 
     near = rng.random() < 0.5
-    passage = max(scene.found, key=lambda p: weight(p.text)) if near else rng.choice(scene.found)
+    passage = max(draft.passages, key=lambda p: weight(p.text)) if near else rng.choice(draft.passages)
     clauses = [part.strip(" .") for part in re.split(r"(?<=\.)\s+|, | and ", passage.text)]
     clauses = [part for part in clauses if len(part.split()) > 2] or [passage.text]
     clause = max(clauses, key=weight) if near and rng.random() < 0.5 else rng.choice(clauses)
@@ -145,11 +145,11 @@ def note(scene: Scene) -> dict[str, str]:
     return {"reasoning": rng.choice(_REASONS).format(passage.title), "note": text, "title": passage.title}
 
 
-def answer(scene: Scene) -> dict[str, Any]:
+def answer(draft: Draft) -> dict[str, Any]:
     """Something of the kind that is asked for, often from a passage that another passage names; else a name."""
-    rng, question = scene.rng, scene.question.text
-    linked = [p for p in scene.found if any(p.title in other.text for other in scene.found if other is not p)]
-    passage = rng.choice(linked if linked and rng.random() < 0.6 else scene.found)
+    rng, question = draft.rng, draft.question
+    linked = [p for p in draft.passages if any(p.title in other.text for other in draft.passages if other is not p)]
+    passage = rng.choice(linked if linked and rng.random() < 0.6 else draft.passages)
     kind = next((kind for kind in _SAID if kind in question and " or " not in question), None)
     said = re.findall(_SAID[kind], passage.text) if kind else []
     text = rng.choice(["yes", "no"] if question.startswith("Is ") else said or names(question) or [passage.title])
@@ -161,21 +161,21 @@ def _agent(asked: str, tool: str) -> dspy.ReAct:
     return dspy.ReAct(f"{asked} -> answer", tools=[dspy.Tool(lambda query: query, name=tool)])
 
 
-def _agent_calls(scene: Scene, retriever: Retriever, settings: StreamSettings) -> Iterator[_Call]:
+def _agent_calls(draft: Draft, retriever: Retriever, settings: StreamSettings) -> Iterator[_Call]:
     """The steps and the answer of an agent, whose tool returns passages or rows."""
-    rng, asked, tool = scene.rng, scene.rng.choice(QUESTIONS), scene.rng.choice(TOOLS)
+    rng, asked, tool = draft.rng, draft.rng.choice(QUESTIONS), draft.rng.choice(TOOLS)
     agent, k, rows_of = _agent(asked, tool), rng.choice((2, 3)), rng.random() < 0.3
     trajectory: dict[str, Any] = {}
 
     def step(stop: float) -> dict[str, Any]:
         if rng.random() < stop:
             return {"next_thought": rng.choice(_ENOUGH), "next_tool_name": "finish", "next_tool_args": {}}
-        query = write(draw(rng, settings.hop2 if scene.found else settings.hop1), scene)
+        query = write(draw(rng, settings.hop2 if draft.passages else settings.hop1), draft)
         return {"next_thought": _thought(rng, query), "next_tool_name": tool, "next_tool_args": {"query": query}}
 
     def inputs() -> dict[str, str]:
         shown = _ADAPTER.format_user_message_content(_signature(f"{', '.join(trajectory)} -> x"), trajectory)
-        return {asked: scene.question.text, "trajectory": shown}
+        return {asked: draft.question, "trajectory": shown}
 
     for n, stop in enumerate(_STOPS):
         yield agent.react.signature, inputs(), [step(stop) for _ in range(5)]
@@ -186,22 +186,20 @@ def _agent_calls(scene: Scene, retriever: Retriever, settings: StreamSettings) -
         trajectory[f"observation_{n}"] = (
             [{"id": p.doc_id, "text": t} for p, t in zip(found, shown, strict=True)] if rows_of else shown
         )
-        scene = replace(scene, found=merge([scene.found, found]))
+        draft = replace(draft, passages=merge([draft.passages, found]))
         if rng.random() < 0.4:
             break
     trajectory |= {f"{name.removeprefix('next_')}_{n + 1}": value for name, value in step(1.0).items()}
     trajectory[f"observation_{n + 1}"] = "Completed."
-    yield agent.extract.predict.signature, inputs(), [answer(scene) for _ in range(4)]
+    yield agent.extract.predict.signature, inputs(), [answer(draft) for _ in range(4)]
 
 
-def pretrain_agent(
-    out: Path, *, seed: int = 0, steps: int | None = None, minutes: float | None = None, report: Report | None = None
-) -> Path:
+def pretrain_agent(out: Path, progress: Progress, *, seed: int = 0, steps: int | None = None) -> Path:
     """Train `demo` on to `agent` in ``out``, or go on with it; the arguments are `pretrain_scratch`'s."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    steps = steps or (_TRAINING.steps if minutes is None else max(1, round(minutes * STEPS_PER_MINUTE)))
+    steps = steps or _TRAINING.steps
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = words.build_tokenizer(vocabulary())
     tokenizer.save_pretrained(out)
@@ -211,7 +209,7 @@ def pretrain_agent(
             weight[: len(demo[name])] = demo[name]  # the rows of new words stay fresh
     stream = rows(tokenizer, replace(_MIX, seed=seed + 10), agent_rows)
     settings = replace(_TRAINING, steps=steps, seed=seed)
-    train(model, stream, settings, out, probe=make_gate(tokenizer), report=report)
+    train(model, stream, settings, out, progress, probe=make_gate(tokenizer))
     AutoModelForCausalLM.from_pretrained(out, dtype=torch.float16).save_pretrained(out)
     cost, measured = training_facts(out / "pretrain.jsonl")
     card = _CARD.format(seed=seed, steps=steps, cost=cost, measured=measured, world=10**6 * (seed + 11))

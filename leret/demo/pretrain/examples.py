@@ -10,14 +10,15 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import dspy
 
 from leret.core.types import Document, Ranking
-from leret.demo.pretrain.heuristics import STYLES, Draft, Idf
+from leret.demo.pretrain.heuristics import STYLES, Draft, Idf, draw
+from leret.demo.pretrain.loop import Row
 from leret.programs.adapters import CompactAdapter
 from leret.programs.search import Found
 from leret.retrieval.base import Retriever
@@ -39,6 +40,14 @@ HOP2_MIXTURE = {
 }
 """Weights of the styles; where a style has nothing to say, another one is drawn."""
 
+_TARGETS, _DEMO_TARGETS = 10, 4
+"""Queries of a zero-shot prompt, equal ones left out, and of one with demos."""
+_DEMO_SHARE, _MOST_DEMOS = 0.4, 3
+"""Share of the prompts with demos; demos of a prompt at most."""
+
+COMPACT = CompactAdapter()
+"""How the demo's prompts are written."""
+
 
 class WriteQuery(dspy.Signature):
     """Write a search query for the document that is still missing to answer the question."""
@@ -52,20 +61,18 @@ class WriteQuery(dspy.Signature):
 class Example:
     """A prompt, ending in a user's turn, and queries that may follow it, each by itself."""
 
-    messages: tuple[dict[str, str], ...]
+    messages: Sequence[dict[str, str]]
     targets: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Prompting:
-    """How a program's call becomes messages: `WriteQuery` and an adapter."""
-
-    adapter: CompactAdapter = field(default_factory=CompactAdapter)
-
-    def messages(self, question: str, passages: Ranking, demos: Sequence[Mapping[str, Any]] = ()) -> tuple[Any, ...]:
-        """Messages of one call."""
-        inputs = {"question": question, "context": Found((passages,)).passages}
-        return tuple(self.adapter.format(WriteQuery, demos, inputs))
+def call_messages(
+    question: str,
+    passages: Ranking,
+    demos: Sequence[Mapping[str, Any]] = (),
+    adapter: CompactAdapter = COMPACT,
+) -> list[Any]:
+    """Messages of a program's call of `WriteQuery`."""
+    return adapter.format(WriteQuery, demos, {"question": question, "context": Found((passages,)).passages})
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
@@ -74,46 +81,52 @@ def prompt_ids(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[st
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-@dataclass(frozen=True, slots=True)
-class ExampleSettings:
-    """What the stream is made of."""
-
-    hop1: Mapping[str, float] = field(default_factory=lambda: HOP1_MIXTURE)  # weights before anything is found
-    hop2: Mapping[str, float] = field(default_factory=lambda: HOP2_MIXTURE)  # weights afterwards
-    targets: int = 10  # queries a zero-shot prompt; equal ones are left out
-    demo_targets: int = 4  # queries a prompt with demos
-    demo_share: float = 0.4  # share of the prompts with demos
-    most_demos: int = 3  # demos of a prompt at most
-    k: int = 3  # passages a search
-    hop1_first: int = 6000  # examples at the start that are first hops without demos: they teach copying soonest
-    block: int = 256  # questions whose searches are done in one batch
-    seed: int = 0
+def encoded(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, Any]], targets: Sequence[str]) -> Row:
+    """Messages and what may follow them as token ids."""
+    ids = tokenizer(list(targets), add_special_tokens=False)["input_ids"]
+    return Row(prompt_ids(tokenizer, messages), tuple((*one, tokenizer.eos_token_id) for one in ids))
 
 
 def examples(
-    questions: Sequence[str], retriever: Retriever, idf: Idf, settings: ExampleSettings, prompting: Prompting
+    questions: Sequence[str],
+    retriever: Retriever,
+    idf: Idf,
+    adapter: CompactAdapter,
+    *,
+    k: int = 3,
+    seed: int = 0,
+    hop1_first: int = 6000,
+    block: int = 256,
 ) -> Iterator[Example]:
     """An endless stream of examples, both hops of a block of questions mixed; the same for the same arguments.
 
     Each pass over the questions draws new styles, so new queries and new contexts.
 
     Args:
-        questions: their texts, two at least; never the ones that are evaluated.
+        questions: their texts; never the ones that are evaluated.
         retriever: finds the contexts of the second hop.
         idf: rarity of a word in the corpus.
-        settings: what to draw.
-        prompting: how prompts are written.
+        adapter: how prompts are written.
+        k: passages a search.
+        seed: of all that is drawn.
+        hop1_first: examples at the start that are first hops without demos: they teach copying soonest.
+        block: questions whose searches are done in one batch.
     """
-    made, words = 0, prompting.adapter.words_per_item
+    made = 0
     for epoch in count():
-        rng = random.Random(f"examples {settings.seed} {epoch}")
+        rng = random.Random(f"examples {seed} {epoch}")
         order = rng.sample(list(questions), len(questions))
-        for start in range(0, len(order), settings.block):
-            block = order[start : start + settings.block]
-            if len(block) < 2:
-                block = [*block, order[0]]
-            asked = [Draft(question, (), idf, rng, words) for question in block]
-            drawn = _Drawing(settings, prompting, rng).block(asked, retriever, made >= settings.hop1_first)
+        for start in range(0, len(order), block):
+            asked = [Draft(one, (), idf, rng, adapter.words_per_item) for one in order[start : start + block]]
+            if made < hop1_first:
+                drawn = [_zero_shot(draft, HOP1_MIXTURE, adapter) for draft in asked]
+            else:
+                drawn = _at_hop(asked, HOP1_MIXTURE, adapter)
+                rankings = retriever.search([_mixed(draft, HOP1_MIXTURE) for draft in asked], k)
+                found = [
+                    replace(one, passages=ranking) for one, ranking in zip(asked, rankings, strict=True) if ranking
+                ]
+                drawn += _at_hop(found, HOP2_MIXTURE, adapter)
             rng.shuffle(drawn)
             made += len(drawn)
             yield from drawn
@@ -130,58 +143,39 @@ def pseudo_questions(documents: Iterable[Document], n: int, seed: int) -> list[s
     return found[:n]
 
 
-@dataclass(frozen=True, slots=True)
-class _Drawing:
-    settings: ExampleSettings
-    prompting: Prompting
-    rng: random.Random
-
-    def block(self, asked: Sequence[Draft], retriever: Retriever, both_hops: bool) -> list[Example]:
-        """Examples of every question, at the first hop or at both."""
-        settings = self.settings
-        if not both_hops:
-            return [self._zero_shot(draft, settings.hop1) for draft in asked]
-        drawn = [self._example(draft, settings.hop1, _without(asked, i)) for i, draft in enumerate(asked)]
-        rankings = retriever.search([self._mixed(draft, settings.hop1) for draft in asked], settings.k)
-        later = [replace(draft, passages=ranking) for draft, ranking in zip(asked, rankings, strict=True) if ranking]
-        return drawn + [self._example(draft, settings.hop2, _without(later, i)) for i, draft in enumerate(later)]
-
-    def _example(self, draft: Draft, mixture: Mapping[str, float], others: Sequence[Draft]) -> Example:
-        if self.rng.random() < self.settings.demo_share:
-            style = self._draw(mixture)
-            targets = [STYLES[style](draft) for _ in range(self.settings.demo_targets)]
-            demos = self._demos(style, others)
-            if demos and all(targets):
-                return self._made(draft, [target for target in targets if target], demos)
-        return self._zero_shot(draft, mixture)
-
-    def _zero_shot(self, draft: Draft, mixture: Mapping[str, float]) -> Example:
-        return self._made(draft, [self._mixed(draft, mixture) for _ in range(self.settings.targets)], [])
-
-    def _made(self, draft: Draft, targets: Sequence[str], demos: Sequence[Mapping[str, str]]) -> Example:
-        messages = self.prompting.messages(draft.question, draft.passages, demos)
-        return Example(messages, tuple(dict.fromkeys(targets)))
-
-    def _demos(self, style: str, others: Sequence[Draft]) -> list[dict[str, str]]:
-        """Turns of other questions in one style; fewer where the style has nothing to say on those drawn."""
-        drawn = self.rng.sample(others, min(len(others), self.rng.randint(1, self.settings.most_demos)))
-        written = [(draft.question, STYLES[style](draft)) for draft in drawn]
-        return [{"question": question, "query": query} for question, query in written if query]
-
-    def _mixed(self, draft: Draft, mixture: Mapping[str, float]) -> str:
-        """A query in a style of the mixture; the question itself where no style has anything to say."""
-        left = dict(mixture)
-        while left:
-            style = self._draw(left)
-            query = STYLES[style](draft)
-            if query is not None:
-                return query
-            del left[style]
-        return draft.question
-
-    def _draw(self, mixture: Mapping[str, float]) -> str:
-        return self.rng.choices(list(mixture), list(mixture.values()))[0]
+def _at_hop(drafts: Sequence[Draft], mixture: Mapping[str, float], adapter: CompactAdapter) -> list[Example]:
+    """An example of every draft: with demos of the others in one style, or zero-shot."""
+    made: list[Example] = []
+    for i, draft in enumerate(drafts):
+        example = None
+        if draft.rng.random() < _DEMO_SHARE:
+            example = _with_demos(draft, [*drafts[:i], *drafts[i + 1 :]], draw(draft.rng, mixture), adapter)
+        made.append(example or _zero_shot(draft, mixture, adapter))
+    return made
 
 
-def _without(drafts: Sequence[Draft], i: int) -> Sequence[Draft]:
-    return [*drafts[:i], *drafts[i + 1 :]]
+def _with_demos(draft: Draft, others: Sequence[Draft], style: str, adapter: CompactAdapter) -> Example | None:
+    """None where the style has nothing to say, on the question or on all of the others that are drawn."""
+    targets = [query for _ in range(_DEMO_TARGETS) if (query := STYLES[style](draft))]
+    drawn = draft.rng.sample(others, min(len(others), draft.rng.randint(1, _MOST_DEMOS)))
+    demos = [{"question": other.question, "query": query} for other in drawn if (query := STYLES[style](other))]
+    if not demos or len(targets) < _DEMO_TARGETS:
+        return None
+    return Example(call_messages(draft.question, draft.passages, demos, adapter), tuple(dict.fromkeys(targets)))
+
+
+def _zero_shot(draft: Draft, mixture: Mapping[str, float], adapter: CompactAdapter) -> Example:
+    targets = dict.fromkeys(_mixed(draft, mixture) for _ in range(_TARGETS))
+    return Example(call_messages(draft.question, draft.passages, (), adapter), tuple(targets))
+
+
+def _mixed(draft: Draft, mixture: Mapping[str, float]) -> str:
+    """A query in a style of the mixture; the question itself where no style has anything to say."""
+    left = dict(mixture)
+    while left:
+        style = draw(draft.rng, left)
+        query = STYLES[style](draft)
+        if query is not None:
+            return query
+        del left[style]
+    return draft.question

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from leret.core.types import Passage
@@ -140,6 +140,16 @@ STYLES: dict[str, Style] = {
     "mention_matched": mention_matched,
     "mention_near": mention_near,
 }
+
+
+def write(style: str, draft: Draft) -> str:
+    """A query in a style; where it has nothing to say an entity of the question, or the question."""
+    return STYLES[style](draft) or entity(draft) or draft.question
+
+
+def draw(rng: random.Random, styles: Mapping[str, float]) -> str:
+    """The name of a style, by its weight."""
+    return rng.choices(list(styles), list(styles.values()))[0]
 
 
 def _shown(draft: Draft, passage: Passage) -> str:

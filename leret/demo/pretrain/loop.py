@@ -9,32 +9,32 @@ are one file, ``state.pt``, until the last step.
 from __future__ import annotations
 
 import json
-import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
 
 from leret.core.errors import TrainingError
-from leret.core.files import write_atomically
+from leret.core.files import atomic_file, write_atomically
 from leret.core.memory import trim_malloc
+from leret.core.progress import Progress
 from leret.core.stages import check_resumable
 from leret.training.packing import Packed, pack
 
 Probe = Callable[[PreTrainedModel], Mapping[str, float]]
-"""Measures the model on held-out data; it must not change the global random state's course (the loop saves it)."""
-
-Report = Callable[[int, Mapping[str, float]], None]
-"""Gets the step and its figures at every line of the log."""
+"""Measures the model on held-out data, and leaves the global random state alone."""
 
 _STATE = "state.pt"
 _DONE = "finished.json"
+_CLIP = 1.0
+"""Largest norm of the gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,23 @@ class Row:
 
     def __len__(self) -> int:
         return len(self.prompt) + sum(map(len, self.targets))
+
+
+def interleaved(
+    rows: Iterator[Row],
+    exercise: Callable[[], Row],
+    shares: tuple[float, float],
+    settled: int,
+    rng: random.Random,
+) -> Iterator[Row]:
+    """Rows with exercises between them; ``shares`` at the start and after ``settled`` rows, linear in between."""
+    n, (start, last) = 0, shares
+    for row in rows:
+        while rng.random() < last + (start - last) * max(0.0, 1 - n / settled):
+            yield exercise()
+            n += 1
+        yield row
+        n += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +85,10 @@ class LoopSettings:
     optimizer: Literal["muon", "adamw"] = "adamw"  # muon: Muon for the matrices of the layers, AdamW for the rest
     lr: float = 7e-4  # peak rate of AdamW
     matrix_lr: float = 0.02  # peak rate of Muon
-    weight_decay: float = 0.0
     batch_tokens: int = 2048  # prompts and targets, padding included
     pool_rows: int = 256  # rows that are sorted by length together, so that batches hold little padding
     warmup_steps: int = 30
     decay_from: float = 0.0  # share of the steps after which the rate falls linearly to 0
-    clip: float = 1.0  # largest norm of the gradient
     prompt_weight: float = 0.0  # of the loss on the prompt's own tokens beside 1 for the targets'
     # Tokens that a token of the loss is told apart from, beside those of its batch (Jean et al., arXiv 1412.2007); the
     # last sixth of the steps takes the whole vocabulary. 0: all steps do.
@@ -89,9 +104,9 @@ def train(
     rows: Iterator[Row],
     settings: LoopSettings,
     out: Path,
+    progress: Progress,
     *,
     probe: Probe | None = None,
-    report: Report | None = None,
     data: Mapping[str, str] | None = None,
 ) -> Path:
     """Train a model, or go on with training that was stopped.
@@ -101,8 +116,8 @@ def train(
         rows: the same stream at every call; on resumption the rows that were used are passed over.
         settings: other settings than those of the checkpoint in ``out`` are refused.
         out: directory; gets ``config.json``, ``model.safetensors``, ``pretrain.jsonl`` and, until the end, the state.
+        progress: hears of every line of the log.
         probe: measures on held-out data for the log.
-        report: of every line of the log.
         data: names what ``rows`` are made of; a checkpoint of other data is refused.
     """
     if is_finished(out, settings.steps):
@@ -113,7 +128,7 @@ def train(
     key = {**asdict(settings), **(data or {})}
     first = _load_state(out, model, parts, key)
     batches = islice(_batches(rows, settings), first, None)
-    log = _Log(out / "pretrain.jsonl", settings.log_every, report, first)
+    log = _Log(out / "pretrain.jsonl", settings.log_every, progress, first)
     model.train()
     for step in range(first, settings.steps):
         batch = next(batches, None)
@@ -124,7 +139,9 @@ def train(
             trim_malloc()  # no two batches have the same shape, and what was freed lies in gaps
         done = step + 1 == settings.steps
         if probe is not None and ((step + 1) % settings.probe_every == 0 or done):
-            log.write({"step": step + 1, **_probed(model, probe)})
+            model.eval()
+            log.write(step + 1, probe(model))
+            model.train()
         if (step + 1) % settings.checkpoint_every == 0 or done:
             _save_state(out, model, parts, key, step + 1)
     write_atomically(out / _DONE, json.dumps({"steps": settings.steps}) + "\n")
@@ -156,10 +173,10 @@ def optimizers(model: PreTrainedModel, settings: LoopSettings) -> list[torch.opt
     chosen = {id(p) for p in inner}
     rest = [p for p in model.parameters() if id(p) not in chosen]
     parts: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(rest, lr=settings.lr, betas=(0.9, 0.98), weight_decay=settings.weight_decay, fused=True)
+        torch.optim.AdamW(rest, lr=settings.lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     ]
     if inner:
-        parts.append(torch.optim.Muon(inner, lr=settings.matrix_lr, weight_decay=settings.weight_decay))
+        parts.append(torch.optim.Muon(inner, lr=settings.matrix_lr, weight_decay=0.0))
     for part in parts:
         for group in part.param_groups:
             group["peak"] = group["lr"]
@@ -205,7 +222,7 @@ def _step(
     )
     loss = target_loss + settings.prompt_weight * prompt_loss
     loss.backward()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), _CLIP)
     if not torch.isfinite(norm):
         raise TrainingError(
             f"pretraining: the gradient is not finite at step {step}; lower lr ({settings.lr}) "
@@ -256,24 +273,13 @@ def losses(
     return mean_loss(batch.target_at, batch.target_labels), prompt
 
 
-def _probed(model: PreTrainedModel, probe: Probe) -> Mapping[str, float]:
-    state = torch.get_rng_state()
-    model.eval()
-    try:
-        with torch.no_grad():
-            return probe(model)
-    finally:
-        model.train()
-        torch.set_rng_state(state)
-
-
 class _Log:
     """Lines of JSON: means of the figures since the line before."""
 
-    def __init__(self, path: Path, every: int, report: Report | None, first: int) -> None:
-        self._path, self._every, self._report = path, every, report
-        self._sums: dict[str, float] = {}
-        self._n = 0
+    def __init__(self, path: Path, every: int, progress: Progress, first: int) -> None:
+        self._path, self._every, self._progress = path, every, progress
+        self._since: list[Mapping[str, float]] = []
+        self._step = 0
         self._cpu = time.process_time()
         # What was logged after the last checkpoint will be logged again.
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
@@ -281,21 +287,18 @@ class _Log:
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def add(self, step: int, figures: Mapping[str, float]) -> None:
-        """Count a step in."""
-        for name, value in figures.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
-        self._n += 1
+        self._since.append(figures)
         if step % self._every == 0:
-            mean = {name: round(total / self._n, 4) for name, total in self._sums.items()}
+            mean = {name: round(fmean(one[name] for one in self._since), 4) for name in figures}
             cpu = time.process_time()
-            self.write({"step": step, **mean, "cpu_s": round(cpu - self._cpu, 1)})
-            self._cpu, self._sums, self._n = cpu, {}, 0
+            self.write(step, {**mean, "cpu_s": round(cpu - self._cpu, 1)})
+            self._cpu, self._since = cpu, []
 
-    def write(self, line: Mapping[str, Any]) -> None:
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        if self._report is not None:
-            self._report(int(line["step"]), {k: float(v) for k, v in line.items() if k != "step"})
+            file.write(json.dumps({"step": step, **figures}) + "\n")
+        self._progress.advance(step - self._step, **figures)
+        self._step = step
 
 
 def _save_state(
@@ -307,9 +310,8 @@ def _save_state(
 ) -> None:
     """Write weights, optimizer states and the random state, whole or not at all, and the model itself."""
     own = {"model": model.state_dict(), "optimizers": [part.state_dict() for part in parts]}
-    partial = out / f"{_STATE}.part"
-    torch.save({**own, "random": torch.get_rng_state(), "step": step, "settings": json.dumps(key)}, partial)
-    os.replace(partial, out / _STATE)
+    with atomic_file(out / _STATE, "wb") as file:
+        torch.save({**own, "random": torch.get_rng_state(), "step": step, "settings": json.dumps(key)}, file)
     model.save_pretrained(out)
 
 

@@ -8,9 +8,10 @@ exercises in copying between them.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, fields
+from dataclasses import fields
+from functools import partial
 from math import gcd
 from pathlib import Path
 
@@ -20,12 +21,14 @@ from transformers import PreTrainedTokenizerFast
 
 from leret.config.base import Settings
 from leret.core.errors import TrainingError
+from leret.core.progress import Progress
 from leret.core.types import Document, Task, digest
 from leret.demo.pretrain.decoder import POSITIONS, around, build_model, build_tokenizer
-from leret.demo.pretrain.examples import Example, ExampleSettings, Prompting, examples, prompt_ids, pseudo_questions
+from leret.demo.pretrain.examples import Example, encoded, examples, pseudo_questions
 from leret.demo.pretrain.heuristics import corpus_idf
-from leret.demo.pretrain.loop import LoopSettings, Report, Row, is_finished, train
+from leret.demo.pretrain.loop import LoopSettings, Row, interleaved, is_finished, train
 from leret.demo.pretrain.probe import probe_on
+from leret.programs.adapters import CompactAdapter
 from leret.retrieval.base import Retriever
 
 
@@ -58,10 +61,10 @@ def pretrain_minilm(
     corpus: Iterable[Document],
     retriever: Retriever,
     settings: MiniLMSettings,
-    drawn: ExampleSettings,
+    k: int,
+    adapter: CompactAdapter,
     out: Path,
-    report: Report | None,
-    prompting: Prompting,
+    progress: Progress,
 ) -> Path:
     """Make the base policy, or go on with making it.
 
@@ -70,10 +73,10 @@ def pretrain_minilm(
         corpus: for the rarity of words and for pseudo-questions.
         retriever: over ``corpus``.
         settings: how.
-        drawn: what its examples are made of.
+        k: passages a search.
+        adapter: how prompts are written.
         out: the model directory; its log is ``pretrain.jsonl``.
-        report: of every line of the log.
-        prompting: how prompts are written.
+        progress: hears of every line of the log.
     """
     if is_finished(out, settings.steps):
         return out
@@ -89,33 +92,28 @@ def pretrain_minilm(
     idf = corpus_idf(f"{document.title} {document.text}" for document in documents)
     tokenizer, model = build_tokenizer(), build_model()
     stream = interleaved(
-        rows(examples(used, retriever, idf, drawn, prompting), tokenizer),
+        rows(examples(used, retriever, idf, adapter, k=k, seed=settings.seed), tokenizer),
         _exercises(tokenizer, settings.seed),
         settings.exercises,
         settings.settled,
         random.Random(f"interleaved {settings.seed}"),
     )
-    probe = probe_on(held, retriever, tokenizer, prompting, drawn.k)
-    data = data_names(settings, drawn, [*held, *used], retriever, prompting)
+    probe = probe_on(held, retriever, tokenizer, adapter, k)
+    data = data_names(settings, k, [*held, *used], retriever, adapter)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(out)
     # Without cache_enabled=False the copies made at the first step would serve at all later ones.
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False) if settings.bf16 else nullcontext():
-        return train(model, stream, _loop(settings), out, probe=probe, report=report, data=data)
+        return train(model, stream, _loop(settings), out, progress, probe=probe, data=data)
 
 
 def data_names(
-    settings: MiniLMSettings,
-    drawn: ExampleSettings,
-    texts: Sequence[str],
-    retriever: Retriever,
-    prompting: Prompting,
+    settings: MiniLMSettings, k: int, texts: Sequence[str], retriever: Retriever, adapter: CompactAdapter
 ) -> dict[str, str]:
     """Names what the rows are made of, by the keys of a recipe."""
-    own = {name: getattr(settings, name) for name in ("pseudo_questions", "exercises", "settled", "bf16")}
-    examples = {f"examples.{name}": value for name, value in asdict(drawn).items()}
-    content = {"questions": digest(list(texts)), "retriever": retriever.digest, "adapter": prompting.adapter.settings()}
-    return {name: repr(value) for name, value in (own | examples | content).items()}
+    own = settings.model_dump(include={"pseudo_questions", "exercises", "settled", "bf16"})
+    content = {"k": k, "questions": digest(list(texts)), "retriever": retriever.digest, "adapter": adapter.settings()}
+    return {name: repr(value) for name, value in (own | content).items()}
 
 
 def _loop(settings: MiniLMSettings) -> LoopSettings:
@@ -127,20 +125,15 @@ def _loop(settings: MiniLMSettings) -> LoopSettings:
 def rows(stream: Iterable[Example], tokenizer: PreTrainedTokenizerFast, longest: int = POSITIONS) -> Iterator[Row]:
     """Examples as token ids; one of which a prompt and target exceed ``longest`` tokens is left out."""
     for example in stream:
-        prompt = prompt_ids(tokenizer, example.messages)
-        endings = [f"{target}{tokenizer.eos_token}" for target in example.targets]
-        targets = tuple(tuple(ids) for ids in tokenizer(endings, add_special_tokens=False)["input_ids"])
-        if len(prompt) + max(map(len, targets)) <= longest:
-            yield Row(prompt, targets)
+        row = encoded(tokenizer, example.messages, example.targets)
+        if len(row.prompt) + max(map(len, row.targets)) <= longest:
+            yield row
 
 
-def _exercises(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Row]:
-    rng = random.Random(f"exercises {seed}")
+def _exercises(tokenizer: PreTrainedTokenizerFast, seed: int) -> Callable[[], Row]:
     vocabulary = tokenizer.get_vocab()
     pieces = sorted(i for piece, i in vocabulary.items() if piece.removeprefix("##").isalnum())
-    before_after, end = around(tokenizer), tokenizer.eos_token_id
-    while True:
-        yield copying(rng, pieces, before_after, end)
+    return partial(copying, random.Random(f"exercises {seed}"), pieces, around(tokenizer), tokenizer.eos_token_id)
 
 
 _SPANS = 6
@@ -159,17 +152,3 @@ def copying(rng: random.Random, pieces: Sequence[int], around: tuple[Sequence[in
         start = rng.randint(0, len(said) - length)
         targets.add((*said[start : start + length], end))
     return Row((*before, *said, *after), tuple(sorted(targets)))
-
-
-def interleaved(
-    rows: Iterator[Row], exercises: Iterator[Row], shares: tuple[float, float], settled: int, rng: random.Random
-) -> Iterator[Row]:
-    """Rows with exercises between them; ``shares`` at the start and after ``settled`` rows, linear in between."""
-    n = 0
-    for row in rows:
-        start, last = shares
-        while rng.random() < last + (start - last) * max(0.0, 1 - n / max(1, settled)):
-            yield next(exercises)
-            n += 1
-        yield row
-        n += 1

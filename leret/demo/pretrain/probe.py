@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from leret.core.types import Ranking
 from leret.datasets.world.generate import generate as generate_world
-from leret.demo.pretrain.examples import Prompting, prompt_ids
+from leret.demo.pretrain.examples import call_messages, prompt_ids
+from leret.demo.pretrain.heuristics import Draft, write
 from leret.demo.pretrain.words import NAME_CLASSES
-from leret.demo.pretrain.worlds import Scene, StreamSettings, encoded, scenes, write
+from leret.demo.pretrain.worlds import StreamSettings, drafts
+from leret.programs.adapters import CompactAdapter
 from leret.retrieval.base import Retriever
 
 if TYPE_CHECKING:
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
 GATE_SEED = 900_001
 """Seed of the held-out world; training worlds have seeds from 1,000,000 on."""
 
-_SAMPLES = 4
+_SAMPLES, _MAX_TOKENS = 4, 40
 Ids = Sequence[int]
 
 
 def probe_on(
-    questions: Sequence[str], retriever: Retriever, tokenizer: PreTrainedTokenizerFast, prompting: Prompting, k: int
+    questions: Sequence[str], retriever: Retriever, tokenizer: PreTrainedTokenizerFast, adapter: CompactAdapter, k: int
 ) -> Probe:
     """A probe on held-out questions, zero-shot at both hops; the raw question's passages are the second's context.
 
@@ -41,21 +42,16 @@ def probe_on(
     """
     contexts: dict[int, Sequence[Ranking]] = {1: [()] * len(questions), 2: retriever.search(questions, k)}
     hops = {
-        hop: [prompt_ids(tokenizer, prompting.messages(*one)) for one in zip(questions, found, strict=True)]
+        hop: [prompt_ids(tokenizer, call_messages(*one, adapter=adapter)) for one in zip(questions, found, strict=True)]
         for hop, found in contexts.items()
     }
 
     def probe(model: PreTrainedModel) -> dict[str, float]:
-        import torch
-
-        torch.manual_seed(0)
         figures: dict[str, float] = {}
         for hop, prompts in hops.items():
-            greedy = generate(model, prompts, 0)
+            figures[f"valid_{hop}"] = copied(generate(model, prompts, 0), prompts)
             samples = generate(model, prompts, _SAMPLES)
-            figures[f"valid_{hop}"] = copied(greedy, prompts)
             figures[f"distinct_{hop}"] = distinct(samples)
-        # Of the samples at the second hop: with a piece of the context that the question lacks.
         figures["mention_2"] = _share(
             bool((set(one) & set(full)) - set(bare))
             for bare, full, some in zip(hops[1], hops[2], samples, strict=True)
@@ -66,7 +62,7 @@ def probe_on(
     return probe
 
 
-def make_gate(tokenizer: PreTrainedTokenizerFast, n: int = 64, seed: int = GATE_SEED) -> Probe:
+def make_gate(tokenizer: PreTrainedTokenizerFast, n: int = 64) -> Probe:
     """A probe on bridge questions of a held-out world whose bridge stands in the context.
 
     Its figures, all in [0, 1]: ``bridge`` (samples at T=1 that hold the bridge's full name), ``bridge_demos`` (the same
@@ -75,38 +71,39 @@ def make_gate(tokenizer: PreTrainedTokenizerFast, n: int = 64, seed: int = GATE_
     so in the prompt), ``distinct`` (different ones among four samples).
     """
     settings = StreamSettings(questions=6 * n, deep=0.0)
-    found = scenes(seed, settings)
-    documents, _ = generate_world(seed, settings.questions, 0, 0)
+    found = drafts(GATE_SEED, settings)
+    documents, questions = generate_world(GATE_SEED, settings.questions, 0, 0)
     titles = {document.doc_id: document.title for document in documents}
-    bridge_scenes = [
-        s for s in found if s.question.type == "bridge" and any(titles[s.question.gold[1]] in p.text for p in s.found)
+    linked = [
+        (draft, titles[task.gold[0]], titles[task.gold[1]])
+        for draft, task in zip(found, questions, strict=True)
+        if task.type == "bridge" and any(titles[task.gold[1]] in passage.text for passage in draft.passages)
     ][:n]
-    rng = random.Random(f"gate {seed}")
-    demos = [_demos(found, scene, rng) for scene in bridge_scenes]
+    rng = random.Random(f"gate {GATE_SEED}")
+
+    def demos(draft: Draft) -> list[dict[str, str]]:
+        others = rng.sample([other for other in found if other is not draft], 2)
+        return [{"question": other.question, "query": write("mention_near", other)} for other in others]
 
     def ids(text: str) -> tuple[int, ...]:
         return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    bridges = [ids(titles[scene.question.gold[1]]) for scene in bridge_scenes]
-    works = [ids(titles[scene.question.gold[0]].split(" (")[0].removeprefix("The ")) for scene in bridge_scenes]
-    plain = [encoded(tokenizer, scene) for scene in bridge_scenes]
-    shown = [encoded(tokenizer, scene, turns) for scene, turns in zip(bridge_scenes, demos, strict=True)]
-    first = [encoded(tokenizer, scene.first()) for scene in bridge_scenes]
+    bridges = [ids(bridge) for _, _, bridge in linked]
+    works = [ids(work.split(" (")[0].removeprefix("The ")) for _, work, _ in linked]
+    first = [prompt_ids(tokenizer, call_messages(one.question, ())) for one, *_ in linked]
+    plain = [prompt_ids(tokenizer, call_messages(one.question, one.passages)) for one, *_ in linked]
+    shown = [prompt_ids(tokenizer, call_messages(one.question, one.passages, demos(one))) for one, *_ in linked]
     known = tokenizer.get_vocab()
     # Class of every part of a name: 0, 1 people; 2, 3 works; 4, 5 companies.
     parts = {known[word.lower()]: i for i, words in enumerate(NAME_CLASSES[:6]) for word in words}
 
     def gate(model: PreTrainedModel) -> Mapping[str, float]:
-        import torch
-
-        complete = partial(generate, model, max_new_tokens=20, batch=32)
-        torch.manual_seed(seed)
-        sampled = complete(plain, _SAMPLES)
+        sampled = generate(model, plain, _SAMPLES)
         return {
             "bridge": holding(sampled, bridges),
-            "bridge_demos": holding(complete(shown, _SAMPLES), bridges),
-            "bridge_greedy": holding(complete(plain, 0), bridges),
-            "bridge_hop1": holding(complete(first, _SAMPLES), works),
+            "bridge_demos": holding(generate(model, shown, _SAMPLES), bridges),
+            "bridge_greedy": holding(generate(model, plain, 0), bridges),
+            "bridge_hop1": holding(generate(model, first, _SAMPLES), works),
             "copied": copied(sampled, plain),
             "names_copied": names_copied(sampled, plain, parts),
             "distinct": distinct(sampled),
@@ -115,27 +112,15 @@ def make_gate(tokenizer: PreTrainedTokenizerFast, n: int = 64, seed: int = GATE_
     return gate
 
 
-def generate(
-    model: PreTrainedModel, prompts: Sequence[Ids], n: int, *, max_new_tokens: int = 40, batch: int = 16
-) -> list[list[tuple[int, ...]]]:
+def generate(model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], n: int) -> list[list[Ids]]:
     """``n`` completions of each prompt at temperature 1, or for 0 the greedy one, without the end token."""
-    import torch
+    from leret.policies.local.decoder import Decoder, Job
 
-    end, pad = model.generation_config.eos_token_id, model.generation_config.pad_token_id
-    how: dict[str, Any] = {"do_sample": True, "top_k": 0, "num_return_sequences": n} if n else {"do_sample": False}
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    found: list[list[tuple[int, ...]]] = [[] for _ in prompts]
-    for start in range(0, len(order), batch):
-        chosen = order[start : start + batch]
-        width = max(len(prompts[i]) for i in chosen)
-        ids = torch.tensor([[pad] * (width - len(prompts[i])) + list(prompts[i]) for i in chosen], device=model.device)
-        complete: Any = model.generate
-        with torch.no_grad():
-            written = complete(input_ids=ids, attention_mask=(ids != pad).long(), max_new_tokens=max_new_tokens, **how)
-        for j, row in enumerate(written[:, width:].tolist()):
-            stop = row.index(end) if end in row else len(row)
-            found[chosen[j // max(1, n)]].append(tuple(row[:stop]))
-    return found
+    end, suppressed = model.generation_config.eos_token_id, model.generation_config.suppress_tokens
+    seeds = [range(i * _SAMPLES, i * _SAMPLES + max(1, n)) for i in range(len(prompts))]
+    jobs = [Job(ids, 0, tuple(own), min(n, 1), 1.0, _MAX_TOKENS) for ids, own in zip(prompts, seeds, strict=True)]
+    written = Decoder(model, end_ids=[end], suppressed=suppressed or ()).run(jobs)
+    return [[[token for token in one.token_ids if token != end] for one in some] for some in written]
 
 
 def holding(completions: Sequence[Sequence[Ids]], wanted: Sequence[tuple[int, ...]]) -> float:
@@ -176,8 +161,3 @@ def distinct(completions: Sequence[Sequence[Ids]]) -> float:
 def _share(hits: Iterable[bool]) -> float:
     found = list(hits)
     return round(sum(found) / max(1, len(found)), 3)
-
-
-def _demos(found: Sequence[Scene], scene: Scene, rng: random.Random) -> list[dict[str, str]]:
-    others = rng.sample([other for other in found if other is not scene], 2)
-    return [{"question": other.question.text, "query": write("mention_near", other)} for other in others]

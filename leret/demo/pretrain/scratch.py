@@ -11,13 +11,11 @@ from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 
-from leret.demo.pretrain.loop import LoopSettings, Report, train
+from leret.core.progress import Progress
+from leret.demo.pretrain.loop import LoopSettings, train
 from leret.demo.pretrain.probe import GATE_SEED, make_gate
 from leret.demo.pretrain.words import build_model, build_tokenizer
 from leret.demo.pretrain.worlds import StreamSettings, rows
-
-STEPS_PER_MINUTE = 220
-"""Steps in a CPU-minute of one thread of a 2024 server core."""
 
 _FIRST_PART = ".first"
 
@@ -71,23 +69,12 @@ MIXED = replace(
 )
 
 
-def pretrain_scratch(
-    out: Path,
-    *,
-    seed: int = 0,
-    steps: int | None = None,
-    minutes: float | None = None,
-    report: Report | None = None,
-) -> Path:
-    """Build the tiny policy of the demo in ``out``, or go on building it.
-
-    ``steps`` None takes what ``minutes`` (of one CPU thread) allow, or as many as the shipped policy had.
-    """
+def pretrain_scratch(out: Path, progress: Progress, *, seed: int = 0, steps: int | None = None) -> Path:
+    """Build the tiny policy of the demo in ``out``, or go on building it; by default with the shipped one's steps."""
     from transformers import AutoModelForCausalLM
 
     both = _FIRST.steps + SECOND.steps
-    if steps is None:
-        steps = both if minutes is None else max(2, round(minutes * STEPS_PER_MINUTE))
+    steps = steps or both
     share = steps / both
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
@@ -95,13 +82,12 @@ def pretrain_scratch(
     gate = make_gate(tokenizer)
     first = replace(_FIRST, steps=max(1, round(_FIRST.steps * share)), seed=seed)
     model = build_model(len(tokenizer), seed)
-    train(model, rows(tokenizer, StreamSettings(seed=seed)), first, out / _FIRST_PART, probe=gate, report=report)
+    train(model, rows(tokenizer, StreamSettings(seed=seed)), first, out / _FIRST_PART, progress, probe=gate)
     second = replace(SECOND, steps=max(1, steps - first.steps), seed=seed + 1)
     model = AutoModelForCausalLM.from_pretrained(out / _FIRST_PART, dtype="float32")
     looking_up = islice(rows(tokenizer, replace(_LOOKING_UP, seed=seed + 1)), round(_LOOKING_UP_ROWS * share))
     stream = chain(looking_up, rows(tokenizer, replace(MIXED, seed=seed + 2)))
-    later = report and (lambda step, figures: report(first.steps + step, figures))
-    train(model, stream, second, out, probe=gate, report=later)
+    train(model, stream, second, out, progress, probe=gate)
     shutil.copyfile(out / _FIRST_PART / "pretrain.jsonl", out / "pretrain-first.jsonl")
     (out / "README.md").write_text(
         _card(out, seed, steps, sum(p.numel() for p in model.parameters())), encoding="utf-8"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +13,6 @@ from leret.core.errors import ConfigError
 from leret.core.progress import Progress, Silent
 
 if TYPE_CHECKING:
-    from leret.demo.pretrain.loop import Report
     from leret.demo.pretrain.minilm import MiniLMSettings
 
 
@@ -40,9 +37,11 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
             "say with --out where the new policy shall go"
         )
     directory = out or Path(f"policies/{model}" if model in POLICIES else model)
-    with _reported(progress or Silent(), f"pretraining {directory.name}") as report:
+    progress = progress or Silent()
+    progress.start(f"pretraining {directory.name}", None)
+    try:
         if settings.kind == "minilm":
-            return _minilm(recipe, settings, directory, report)
+            return _minilm(recipe, settings, directory, progress)
         if settings.options:
             names = ", ".join(settings.options)
             raise ConfigError(f"pretrain.options: kind {settings.kind} has none, not {names}; remove them")
@@ -50,27 +49,26 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
             from leret.demo.pretrain.agent import pretrain_agent as build
         else:
             from leret.demo.pretrain.scratch import pretrain_scratch as build
-        return build(directory, seed=settings.seed, steps=settings.steps, minutes=settings.minutes, report=report)
+        return build(directory, progress, seed=settings.seed, steps=settings.steps)
+    finally:
+        progress.finish()
 
 
-def _minilm(recipe: SamplingRecipe, settings: PretrainSettings, directory: Path, report: Report) -> Path:
+def _minilm(recipe: SamplingRecipe, settings: PretrainSettings, directory: Path, progress: Progress) -> Path:
     from leret.demo.pretrain.decoder import weights_dir
-    from leret.demo.pretrain.examples import ExampleSettings, Prompting
     from leret.demo.pretrain.minilm import pretrain_minilm
     from leret.programs.adapters import CompactAdapter, make_adapter
     from leret.sampling.rollouts.environment import Environment
 
-    if settings.minutes is not None:
-        raise ConfigError("pretrain.minutes: kind minilm is measured in steps; set pretrain.steps instead")
-    how, drawn = minilm_settings(settings), ExampleSettings(k=recipe.retriever.k, seed=settings.seed)
+    how = minilm_settings(settings)
     adapter = make_adapter(recipe.program.adapter)
     if not isinstance(adapter, CompactAdapter):
         raise ConfigError("program.adapter.kind: kind minilm has 512 positions; set program.adapter.kind: compact")
     weights_dir()  # before the data is read: whether the package is there
     environment = Environment(recipe, directory / ".cache")
     questions, corpus = environment.questions("train"), environment.corpus.values()
-    prompting = Prompting(adapter=adapter)
-    return pretrain_minilm(questions, corpus, environment.retriever, how, drawn, directory, report, prompting)
+    k = recipe.retriever.k
+    return pretrain_minilm(questions, corpus, environment.retriever, how, k, adapter, directory, progress)
 
 
 def minilm_settings(settings: PretrainSettings) -> MiniLMSettings:
@@ -83,19 +81,3 @@ def minilm_settings(settings: PretrainSettings) -> MiniLMSettings:
     except ValidationError as error:
         faults = ((".".join(map(str, fault["loc"])), fault["msg"], fault["input"]) for fault in error.errors())
         raise ConfigError([f"pretrain.options.{key}: {what}, is {given!r}" for key, what, given in faults]) from None
-
-
-@contextmanager
-def _reported(progress: Progress, what: str) -> Iterator[Report]:
-    step = 0
-
-    def report(at: int, figures: Mapping[str, float]) -> None:
-        nonlocal step
-        progress.advance(max(0, at - step), **figures)
-        step = max(step, at)
-
-    progress.start(what, None)
-    try:
-        yield report
-    finally:
-        progress.finish()

@@ -11,14 +11,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import TYPE_CHECKING
 
-from leret.core.types import Ranking, Task, merge
+from leret.core.types import merge
 from leret.datasets.corpus import Corpus
 from leret.datasets.world.generate import generate
-from leret.demo.pretrain.examples import Prompting, prompt_ids
-from leret.demo.pretrain.heuristics import STYLES, Draft, Idf, corpus_idf
-from leret.demo.pretrain.loop import Row
+from leret.demo.pretrain.examples import call_messages, encoded
+from leret.demo.pretrain.heuristics import Draft, corpus_idf, draw, write
+from leret.demo.pretrain.loop import Row, interleaved
 from leret.demo.pretrain.words import NAME_CLASSES
 from leret.retrieval.engines.bm25 import BM25
 
@@ -56,56 +57,28 @@ class StreamSettings:
     hop2: Mapping[str, float] = field(default_factory=lambda: HOP2_STYLES)  # weights afterwards
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """A question of a world, what a first query found, and the means to write on."""
-
-    question: Task
-    found: Ranking
-    idf: Idf
-    rng: random.Random
-
-    def first(self) -> Scene:
-        """The same question with nothing found yet."""
-        return Scene(self.question, (), self.idf, self.rng)
-
-
-def write(style: str, scene: Scene) -> str:
-    """A query in a style; where it has nothing to say an entity of the question, or the question."""
-    draft = Draft(scene.question.text, scene.found, scene.idf, scene.rng)
-    return STYLES[style](draft) or STYLES["entity"](draft) or scene.question.text
-
-
-def start(seed: int, settings: StreamSettings) -> tuple[list[Scene], BM25]:
+def start(seed: int, settings: StreamSettings) -> tuple[list[Draft], BM25]:
     """The questions of a new world with nothing found yet, and its search."""
     documents, questions = generate(seed, settings.questions, 0, 0)
     idf = corpus_idf(f"{document.title} {document.text}" for document in documents)
     rng = random.Random(f"scenes {seed}")
-    return [Scene(question, (), idf, rng) for question in questions], BM25.build(Corpus(documents))
+    return [Draft(question.text, (), idf, rng) for question in questions], BM25.build(Corpus(documents))
 
 
-def scenes(seed: int, settings: StreamSettings) -> list[Scene]:
+def drafts(seed: int, settings: StreamSettings) -> list[Draft]:
     """The questions of a new world, each with what queries in random styles find (k=3, nothing found twice)."""
     started, retriever = start(seed, settings)
     rng = started[0].rng
-    queries = [write(draw(rng, settings.hop1), scene) for scene in started]
-    found = [
-        replace(scene, found=ranking) for scene, ranking in zip(started, retriever.search(queries, 3), strict=True)
-    ]
+    queries = [write(draw(rng, settings.hop1), draft) for draft in started]
+    rankings = retriever.search(queries, 3)
+    found = [replace(draft, passages=ranking) for draft, ranking in zip(started, rankings, strict=True)]
     deep = [i for i in range(len(found)) if rng.random() < settings.deep]
     queries = [write(draw(rng, settings.hop2), found[i]) for i in deep]
     for i, ranking in zip(deep, retriever.search(queries, 6), strict=True):
-        seen = {passage.doc_id for passage in found[i].found}
+        seen = {passage.doc_id for passage in found[i].passages}
         new = [passage for passage in ranking if passage.doc_id not in seen][:3]
-        found[i] = replace(found[i], found=merge([found[i].found, new]))
+        found[i] = replace(found[i], passages=merge([found[i].passages, new]))
     return found
-
-
-def encoded(
-    tokenizer: PreTrainedTokenizerFast, scene: Scene, demos: Sequence[Mapping[str, str]] = ()
-) -> tuple[int, ...]:
-    """Token ids of the prompt that a program sends at a scene."""
-    return prompt_ids(tokenizer, Prompting().messages(scene.question.text, scene.found, demos))
 
 
 Maker = Callable[["PreTrainedTokenizerFast", int, StreamSettings], list[Row]]
@@ -114,61 +87,39 @@ Maker = Callable[["PreTrainedTokenizerFast", int, StreamSettings], list[Row]]
 
 def demo_rows(tokenizer: PreTrainedTokenizerFast, seed: int, settings: StreamSettings) -> list[Row]:
     """Those of policy `demo`: queries alone."""
-    return query_rows(tokenizer, scenes(seed, settings), settings)
+    return query_rows(tokenizer, drafts(seed, settings), settings)
 
 
 def rows(tokenizer: PreTrainedTokenizerFast, settings: StreamSettings, make: Maker = demo_rows) -> Iterator[Row]:
     """An endless stream of rows, the same for the same arguments."""
-    names = _Names(tokenizer)
-    rng = random.Random(f"rows {settings.seed}")
-    n = 0
-    for made in _of_worlds(tokenizer, settings, names, rng, make):
-        start, end = settings.lists
-        share = end + (start - end) * max(0.0, 1 - n / settings.settled)
-        while rng.random() < share:
-            yield names.listed(rng)
-            n += 1
-        yield made
-        n += 1
+    names, rng = _Names(tokenizer), random.Random(f"rows {settings.seed}")
+
+    def of_worlds() -> Iterator[Row]:
+        for world in count(10**6 * (settings.seed + 1)):
+            made = make(tokenizer, world, settings)
+            for use in range(settings.uses):
+                for row in rng.sample(made, len(made)):
+                    yield names.exchanged(row, rng) if use else row
+
+    return interleaved(of_worlds(), lambda: names.listed(rng), settings.lists, settings.settled, rng)
 
 
-def _of_worlds(
-    tokenizer: PreTrainedTokenizerFast, settings: StreamSettings, names: _Names, rng: random.Random, make: Maker
-) -> Iterator[Row]:
-    world = 10**6 * (settings.seed + 1)
-    while True:
-        made = make(tokenizer, world, settings)
-        for use in range(settings.uses):
-            for row in rng.sample(made, len(made)):
-                yield names.exchanged(row, rng) if use else row
-        world += 1
-
-
-def query_rows(tokenizer: PreTrainedTokenizerFast, found: Sequence[Scene], settings: StreamSettings) -> list[Row]:
+def query_rows(tokenizer: PreTrainedTokenizerFast, found: Sequence[Draft], settings: StreamSettings) -> list[Row]:
     """Rows at the first and at a later hop, zero-shot in mixed styles, and with demos in one style."""
-
-    def targets(queries: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        end = tokenizer.eos_token_id
-        return tuple((*tokenizer(query, add_special_tokens=False)["input_ids"], end) for query in queries)
-
     made: list[Row] = []
-    for scene in found:
-        rng = scene.rng
-        hops = ((scene.first(), settings.hop1, settings.demos[0], 5), (scene, settings.hop2, settings.demos[1], 8))
+    for draft in found:
+        rng, first = draft.rng, replace(draft, passages=())
+        hops = ((first, settings.hop1, settings.demos[0], 5), (draft, settings.hop2, settings.demos[1], 8))
         for here, styles, with_demos, n in hops:
             mixed = [write(draw(rng, styles), here) for _ in range(n)]
-            made.append(Row(encoded(tokenizer, here), targets(mixed)))
+            made.append(encoded(tokenizer, call_messages(here.question, here.passages), mixed))
             if rng.random() < with_demos:
                 style = draw(rng, settings.hop2)
                 others = rng.sample(found, rng.randint(1, 3))
-                demos = [{"question": o.question.text, "query": write(style, o)} for o in others]
-                made.append(Row(encoded(tokenizer, here, demos), targets([write(style, here) for _ in range(4)])))
+                demos = [{"question": o.question, "query": write(style, o)} for o in others]
+                shown = call_messages(here.question, here.passages, demos)
+                made.append(encoded(tokenizer, shown, [write(style, here) for _ in range(4)]))
     return made
-
-
-def draw(rng: random.Random, styles: Mapping[str, float]) -> str:
-    """The name of a style."""
-    return rng.choices(list(styles), list(styles.values()))[0]
 
 
 class _Names:

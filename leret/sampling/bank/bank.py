@@ -21,17 +21,16 @@ from leret.core.runs import Run
 from leret.core.types import Outcome, Rollout, Task
 from leret.datasets.splits import rank_of
 from leret.policies.base import Policy
+from leret.policies.dspy_lm import policy_lm
+from leret.policies.load import policy_for
+from leret.programs.pick import named_picks
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import reward
+from leret.sampling.bank.bootstrap import BankPlan, best_quarter, bootstrap_prompts, cached_completion_lm
 from leret.sampling.rollouts.environment import Environment
 from leret.sampling.rollouts.rollout import Decoding, PolicyActor, RolloutRunner
 from leret.sampling.rollouts.scheduler import refuse_unparsed
-
-_GOOD_SHARE = 0.25
-"""The best quarter of the zero-shot runs: what a run must reach for its steps to become demos."""
-
-_LEAST = 1e-9
 
 
 async def load_or_build_bank(
@@ -95,16 +94,11 @@ def _given(directory: Path, n: int) -> list[Prompt]:
 async def _bootstrapped(
     run: Run, bench: Environment, policy: Policy, searches: SearchBatcher, tasks: Sequence[Task], progress: Progress
 ) -> list[Prompt]:
-    from leret.policies.dspy_lm import policy_lm
-    from leret.policies.load import policy_for
-    from leret.programs.pick import named_picks
-    from leret.sampling.bank.bootstrap import BankPlan, bootstrap_prompts, cached_completion_lm
-
     recipe, settings = bench.recipe, bench.recipe.sampling
     train, dev = _drawn(run, bench, tasks)
     progress.start("prompt bank", len(train) + settings.bank.candidates * len(dev))
     rollouts = await _zero_shot(bench, policy, searches, train, progress)
-    threshold = _threshold(bench, train, rollouts)
+    threshold = best_quarter(_rewards(bench, train, rollouts))
     asked = {"max_tokens": recipe.policy.max_tokens, "top_p": recipe.policy.top_p}
     policies = [policy_for(policy, name) for name in bench.replay.predictors]
     cold, warm = ([policy_lm(p, temperature=t, **asked) for p in policies] for t in (0.0, settings.bank.temperature))
@@ -153,11 +147,8 @@ async def _zero_shot(
     return rollouts
 
 
-def _threshold(bench: Environment, train: Sequence[Task], rollouts: Sequence[Rollout]) -> float:
-    """The reward that the best quarter of zero-shot runs reaches; above 0."""
+def _rewards(bench: Environment, train: Sequence[Task], rollouts: Sequence[Rollout]) -> list[float]:
     value = reward(bench.recipe.sampling.whole_reward)
     ended = [(task, rollout) for task, rollout in zip(train, rollouts, strict=True) if rollout.finished]
     outcomes = (Outcome(t, ranking=r.ranking, prediction=r.prediction, n_steps=len(r.steps)) for t, r in ended)
-    rewards = sorted((value(outcome) or 0.0 for outcome in outcomes), reverse=True)
-    good = rewards[: max(1, round(_GOOD_SHARE * len(rewards)))]
-    return max(good[-1], _LEAST) if good else _LEAST
+    return [value(outcome) or 0.0 for outcome in outcomes]

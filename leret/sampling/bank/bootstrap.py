@@ -86,7 +86,7 @@ def bootstrap_prompts(
     try:
         with suppress_output("dspy"), dspy.context(**_answered_by(lm), adapter=adapter, disable_history=True):
             if plan.threshold is None:
-                plan = replace(plan, threshold=_best_quarter(student, examples[0], teacher, reward))
+                plan = replace(plan, threshold=_teacher_threshold(student, examples[0], teacher, reward))
             optimizer = _optimizer(plan, reward, teacher, on_scored)
             best = optimizer.compile(student, trainset=examples[0], valset=examples[1], restrict=candidates)
     except Exception:
@@ -101,16 +101,20 @@ def _answered_by(lms: LMs) -> dict[str, Any]:
     return {"lm": lms} if isinstance(lms, dspy.BaseLM) else {"_leret_lms": list(lms)}
 
 
-def _best_quarter(student: dspy.Module, train: list[dspy.Example], teacher: LMs, reward: Reward) -> float:
-    """The reward that a quarter of the teacher's runs reaches; above 0."""
-
+def _teacher_threshold(student: dspy.Module, train: list[dspy.Example], teacher: LMs, reward: Reward) -> float:
     def metric(example: dspy.Example, prediction: Any) -> float:
         return _value(reward, example, prediction)
 
     evaluate = dspy.Evaluate(devset=train, metric=metric, num_threads=THREADS, max_errors=NEVER)
     with dspy.context(**_answered_by(teacher)):
-        rewards = sorted((float(score) for *_, score in evaluate(student).results), reverse=True)
-    return max(rewards[max(1, round(len(rewards) / 4)) - 1], 1e-9)
+        return best_quarter(float(score) for *_, score in evaluate(student).results)
+
+
+def best_quarter(rewards: Iterable[float]) -> float:
+    """The reward that the best quarter of runs reaches, above 0: what a run must reach for its steps to be demos."""
+    ordered = sorted(rewards, reverse=True)
+    good = ordered[: max(1, round(len(ordered) / 4))]
+    return max([1e-9, *good[-1:]])
 
 
 def _value(reward: Reward, example: dspy.Example, prediction: Any) -> float:

@@ -110,7 +110,7 @@ def _count(group: StateSamples, report: PreferenceReport) -> list[Sample]:
 def _row(group: StateSamples, pair: Pair, report: PreferenceReport) -> dict[str, Any]:
     chosen, rejected = pair
     report.pairs += 1
-    report.margin_sum += (chosen.reward or 0.0) - (rejected.reward or 0.0)
+    report.margin_sum += _margin(pair)
     report.pairs_per_step[group.state.step] += 1
     report.pairs_by_prompts[f"{chosen.prompt} over {rejected.prompt}"] += 1
     values = (

@@ -110,7 +110,6 @@ class PreferenceReport:
 
     @property
     def mean_margin(self) -> float:
-        """Mean difference of the rewards of a pair."""
         return self.margin_sum / self.pairs if self.pairs else 0.0
 
 
@@ -135,6 +134,8 @@ def card(report: PreferenceReport, run_name: str) -> str:
         "tags": ["leret", "preference", "retrieval", "trl"],
         "size_categories": [next((name for bound, name in _SIZES if report.pairs < bound), "n>1M")],
     }
+    price = report.unparsed_reward
+    priced = "" if price is None else f", but for those that do not parse (`parse`), at a reward of {price:g}"
     return _CARD.format(
         hub=yaml.dump(hub).rstrip(),
         run=run_name,
@@ -143,15 +144,10 @@ def card(report: PreferenceReport, run_name: str) -> str:
         histogram=_histogram(report),
         steps=_table((str(step), n) for step, n in sorted(report.pairs_per_step.items())),
         prompts=_table(sorted(report.pairs_by_prompts.items())),
-        failures=_FAILURES.format(priced=_priced(report)) + _table(sorted(report.failures.items()))
+        failures=_FAILURES.format(priced=priced) + _table(sorted(report.failures.items()))
         if report.failures
         else "None: every sample has a reward.",
     )
-
-
-def _priced(report: PreferenceReport) -> str:
-    price = report.unparsed_reward
-    return "" if price is None else f", but for those that do not parse (`parse`), at a reward of {price:g}"
 
 
 def _settings(report: PreferenceReport) -> str:

@@ -24,7 +24,7 @@ from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
 from leret.rewards import Reward, reward, scoring, values_of
 from leret.sampling.rollouts.credit import Crediting
-from leret.sampling.rollouts.rollout import choice_of, failure_of, seed_of, unparsed
+from leret.sampling.rollouts.rollout import failure_of, seed_of, unparsed
 from leret.sampling.store.schema import SamplingParams, is_final, storable
 from leret.sampling.store.store import Store
 
@@ -258,8 +258,8 @@ class StateSampler:
         temperature, top_p, max_tokens = self._decoding(role)
         began = time.monotonic()
         try:
-            who = choice_of(need), need.predictor
-            made = await role.policy.complete(Request(messages, seeds, temperature, max_tokens, top_p, (), *who))
+            asked = Request(messages, seeds, temperature, max_tokens, top_p, (), need.choice, need.predictor)
+            made = await role.policy.complete(asked)
         except PolicyError:
             self.usage.failed(step, name, len(seeds))
             raise

@@ -5,13 +5,10 @@ Sampling opens it from its recipe, evaluation from the run that sampling wrote, 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from pydantic import ValidationError
@@ -100,7 +97,6 @@ class Environment:
 
     @cached_property
     def source(self) -> ProgramSource:
-        """The program's file, class and arguments."""
         from leret.programs.saved import ProgramSource
 
         settings = self.recipe.program
@@ -138,7 +134,6 @@ class Environment:
 
     @cached_property
     def adapter(self) -> dspy.Adapter:
-        """How calls become messages."""
         from leret.programs.adapters import make_adapter
 
         return make_adapter(self.recipe.program.adapter)
@@ -152,20 +147,17 @@ class Environment:
 
     @cached_property
     def formatter(self) -> Formatter:
-        """Formats and parses the program's calls."""
         from leret.programs.prompts import Formatter
 
         return Formatter(self.replay)
 
     def runner(self, searches: SearchBatcher) -> ProgramRunner:
-        """Runs the program step by step over a retriever."""
         from leret.programs.runner import ProgramRunner
 
         return ProgramRunner(self.replay, self.formatter, searches)
 
     @property
     def program_digest(self) -> str:
-        """Names the program's source, its arguments and its adapter."""
         return program_digest(self.recipe.program.model_dump(mode="json"))
 
     @property
@@ -184,23 +176,13 @@ class Environment:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
 def questions_digest(questions: Sequence[Task]) -> str:
-    """Names questions by all that is scored with: `digest` of their list, without making the list's text."""
-    name = hashlib.blake2b(digest_size=16)
-    separator = b"[["
-    for question in questions:
-        entry = [question.id, question.text, list(question.gold), *([question.relevance] if question.relevance else [])]
-        text = json.dumps(entry, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-        name.update(separator + text.encode("utf-8", "surrogatepass"))
-        separator = b","
-    name.update(b"]]" if questions else b"[[]]")
-    return name.hexdigest()
+    """Names questions by all that is scored with."""
+    return digest([[q.id, q.text, list(q.gold), *([q.relevance] if q.relevance else [])] for q in questions])
 
 
 def located(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:

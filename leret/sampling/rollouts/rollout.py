@@ -11,16 +11,18 @@ from typing import Any, Protocol
 
 from leret.core.aio import for_each
 from leret.core.errors import LeretError, PolicyError, ProgramError, RetrievalError
-from leret.core.types import Choice, Failure, Hop, LMCall, Ranking, Rollout, Task, digest, merge
+from leret.core.types import Failure, Hop, LMCall, Ranking, Rollout, Task, digest, merge
 from leret.policies.base import Messages, Policy, PromptTooLongError, Request
-from leret.programs.needs import Finished, NeedsChoice, NeedsCompletion, Step
+from leret.programs.needs import Finished, NeedsCompletion, Step
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
 from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
 from leret.programs.search import SearchCall
 
-BOUNDARIES: Mapping[str, type[LeretError]] = {"retrieval": RetrievalError, "program": ProgramError}
-"""The error to raise for a kind of failure; a `PolicyError` for the others."""
+BOUNDARIES: Mapping[str, type[LeretError]] = {
+    "policy": PolicyError, "retrieval": RetrievalError, "program": ProgramError,
+}  # fmt: skip
+"""What is raised for a kind of failure."""
 
 
 class Actor(Protocol):
@@ -44,7 +46,7 @@ class Decoding:
     def request(self, need: NeedsCompletion, messages: Messages, *parts: Any) -> Request:
         """For one completion, whose seed follows from the parts."""
         seeds, max_tokens = (seed_of(self.seed, *parts),), self.limits.get(need.predictor, self.max_tokens)
-        return Request(messages, seeds, self.temperature, max_tokens, self.top_p, (), choice_of(need), need.predictor)
+        return Request(messages, seeds, self.temperature, max_tokens, self.top_p, (), need.choice, need.predictor)
 
 
 @dataclass(frozen=True)
@@ -128,20 +130,8 @@ def _hops(searches: Sequence[SearchCall]) -> tuple[Hop, ...]:
 
 def failure_of(error: PolicyError | RetrievalError | ProgramError) -> Failure:
     """The record of an outage, of a crash, or of a prompt that does not fit the model."""
-    match error:
-        case PromptTooLongError():
-            return Failure("prompt", str(error))
-        case PolicyError():
-            return Failure("policy", str(error))
-        case RetrievalError():
-            return Failure("retrieval", str(error))
-        case _:
-            return Failure("program", str(error))
-
-
-def choice_of(need: NeedsCompletion) -> Choice | None:
-    """What a picker is asked; None where a text is needed."""
-    return need.choice if isinstance(need, NeedsChoice) else None
+    kind = next(kind for kind, boundary in BOUNDARIES.items() if isinstance(error, boundary))
+    return Failure("prompt" if isinstance(error, PromptTooLongError) else kind, str(error))
 
 
 def unparsed(formatter: Formatter, predictor: str, completion: str) -> Failure:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -14,8 +13,9 @@ from leret.core.errors import LeretError
 from leret.core.runs import Run
 from leret.core.types import Outcome, Passage
 from leret.rewards import ranking, reward
+from leret.sampling.rollouts.environment import Environment
 from leret.sampling.store.merge import shard_stores
-from leret.sampling.store.schema import connect, errors_of
+from leret.sampling.store.schema import connect, errors_of, sample_of
 
 _PATHS = {
     "a visit's chosen sample is of another state, step or policy": (
@@ -79,8 +79,6 @@ def check_store(run: Run) -> StoreReport:
 
 def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) -> Iterator[str]:
     """Samples whose reward is another than that of their ranking, for measures that need nothing else."""
-    from leret.sampling.rollouts.environment import Environment
-
     try:
         bench = Environment.open(run)
         name = bench.recipe.sampling.reward
@@ -91,19 +89,16 @@ def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) 
     if not (isinstance(name, str) and hasattr(ranking, name.partition("@")[0])):
         report.notes.append("rewards are not computed again: sampling.reward needs more than a ranking")
         return
-    sql = (  # the reward of a program's end is of no stored ranking
-        "SELECT id, question_id, completion, outputs, doc_ids, scores, "
-        "iif(json_extract(components, '$.final') IS NULL, reward, json_extract(components, '$.step')) AS reward "
-        "FROM samples WHERE reward IS NOT NULL AND json_extract(components, '$.sampled') IS NULL"
-    )
-    for row in database.execute(sql):
-        task = tasks.get(row["question_id"])
-        if task is None or row["reward"] is None:
+    for sample in map(sample_of, database.execute("SELECT * FROM samples WHERE reward IS NOT NULL")):
+        # The reward of a program's end is of no stored ranking.
+        stored = sample.components.get("step") if "final" in sample.components else sample.reward
+        task = tasks.get(sample.question_id)
+        if task is None or stored is None or not sample.is_sampled:
             continue
-        found = zip(json.loads(row["doc_ids"]), json.loads(row["scores"]), strict=True)
+        found = zip(sample.doc_ids, sample.scores, strict=True)
         passages = tuple(Passage(doc_id, "", "", score) for doc_id, score in found)
-        expected = value(Outcome(task, row["completion"], json.loads(row["outputs"]), passages))
+        expected = value(Outcome(task, sample.completion or "", sample.outputs, passages))
         if expected is not None:
             report.rewards_recomputed += 1
-            if abs(expected - row["reward"]) > _TOLERANCE:
-                yield row["id"]
+            if abs(expected - stored) > _TOLERANCE:
+                yield sample.id

@@ -120,7 +120,7 @@ def is_final(sample: Sample) -> bool:
 
 def state_row(state: State) -> tuple[Any, ...]:
     """Columns of ``states``."""
-    return state.id, state.question_id, state.predictor, _dump(state.inputs), _dump(state.messages)
+    return state.id, state.question_id, state.predictor, dump(state.inputs), dump(state.messages)
 
 
 def state_of(row: sqlite3.Row, step: int, parent: str | None) -> State:
@@ -134,16 +134,11 @@ def sample_row(sample: Sample, origin: SamplingParams) -> tuple[Any, ...]:
     failure = sample.failure
     return (
         sample.id, sample.state_id, sample.question_id, sample.step, sample.prompt, sample.index, sample.seed,
-        sample.completion, _dump(sample.outputs), _dump(sample.doc_ids), _dump(sample.scores),
-        sample.reward, _dump(sample.components), failure and failure.kind, failure and storable(failure.message),
+        sample.completion, dump(sample.outputs), dump(sample.doc_ids), dump(sample.scores),
+        sample.reward, dump(sample.components), failure and failure.kind, failure and storable(failure.message),
         sample.n_prompt_tokens, sample.n_completion_tokens,
         origin.policy, origin.policy_digest, origin.prompt_digest, origin.temperature, origin.top_p, origin.max_tokens,
     )  # fmt: skip
-
-
-def reward_row(sample: Sample) -> tuple[Any, ...]:
-    """What an update of a sample's reward is made of: reward, components, id."""
-    return sample.reward, _dump(sample.components), sample.id
 
 
 def sample_of(row: sqlite3.Row) -> Sample:
@@ -163,7 +158,7 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-_dump = json_encoder(separators=(",", ":"))
+dump = json_encoder(separators=(",", ":"))
 
 
 def connect(path: Path, read_only: bool) -> sqlite3.Connection:

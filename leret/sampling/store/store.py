@@ -11,7 +11,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
@@ -27,9 +27,9 @@ from leret.sampling.store.schema import (
     SamplingParams,
     StateSamples,
     connect,
+    dump,
     errors_of,
     read_uri,
-    reward_row,
     sample_of,
     sample_row,
     state_of,
@@ -69,7 +69,12 @@ class Store:
         self._last_flush = time.monotonic()
         with ExitStack() as opening:
             if not read_only:
-                opening.enter_context(_lock(path))
+                busy = RunError(f"{path} is being sampled into by another process; wait for it, or give another name")
+                try:
+                    opening.enter_context(locked(path.with_name(path.name + ".lock"), busy))
+                except OSError as error:
+                    told = f"{path} cannot be locked ({error}); name a run directory that you may write"
+                    raise RunError(told) from error
             self._database = connect(path, read_only)
             self._open = opening.pop_all()
 
@@ -86,10 +91,9 @@ class Store:
 
     def put_rewards(self, samples: Iterable[Sample]) -> None:
         """Replace reward and components of samples that have a reward, all of them together or none."""
-        self._new_rewards.extend(reward_row(sample) for sample in samples)
+        self._new_rewards.extend((sample.reward, dump(sample.components), sample.id) for sample in samples)
 
     def put_visit(self, visit: PathStep) -> None:
-        """Keep where a question's path went."""
         self._pending["visits"].append(visit)
 
     def flush(self) -> None:
@@ -178,7 +182,6 @@ class Store:
         return (group for group in groups if group.state.question_id in done[group.policy_digest])
 
     def question_ids(self) -> set[str]:
-        """Every question that was sampled."""
         return self._ids("SELECT DISTINCT question_id FROM states")
 
     def policy_digests(self) -> list[str]:
@@ -216,14 +219,3 @@ class Store:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    busy = RunError(f"{path} is being sampled into by another process; wait for it, or give another name")
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(path.with_name(path.name + ".lock"), busy))
-        except OSError as error:
-            raise RunError(f"{path} cannot be locked ({error}); name a run directory that you may write") from error
-        yield

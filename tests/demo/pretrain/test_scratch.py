@@ -6,13 +6,13 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from leret.core.errors import TrainingError
+from leret.core.progress import Silent
 from leret.demo.pretrain import scratch
-from leret.demo.pretrain.loop import LoopSettings
 from leret.demo.pretrain.probe import make_gate
 from leret.demo.pretrain.worlds import StreamSettings
 
@@ -26,20 +26,10 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_steps_leave_a_model_directory_with_its_log_and_card(tmp_path: Path) -> None:
-    told: list[int] = []
-    out = scratch.pretrain_scratch(tmp_path / "policy", seed=1, steps=2, report=lambda step, _: told.append(step))
+    progress = Mock(spec=Silent)
+    out = scratch.pretrain_scratch(tmp_path / "policy", progress, seed=1, steps=2)
     tokenizer, model = AutoTokenizer.from_pretrained(out), AutoModelForCausalLM.from_pretrained(out)
     assert len(tokenizer) == model.config.vocab_size
     assert "seed 1, 2 steps" in (out / "README.md").read_text(encoding="utf-8")
     assert {"bridge", "copied"} <= json.loads((out / "pretrain.jsonl").read_text().splitlines()[-1]).keys()
-    assert told == [1, 2]
-
-
-def test_minutes_scale_the_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fake(model: object, rows: object, settings: LoopSettings, out: Path, **_: object) -> Path:
-        raise TrainingError(f"asked for {settings.steps} steps")
-
-    monkeypatch.setattr(scratch, "train", fake)
-    for minutes, steps in ((2.0, round(2 * scratch.STEPS_PER_MINUTE * 3000 / 5200)), (0.001, 1)):
-        with pytest.raises(TrainingError, match=f"asked for {steps} steps"):
-            scratch.pretrain_scratch(tmp_path / str(minutes), minutes=minutes)
+    assert sum(call.args[0] for call in progress.advance.call_args_list) == 2

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from leret.core.types import Passage
 from leret.datasets.world.generate import generate
-from leret.demo.pretrain.examples import Prompting, prompt_ids
+from leret.demo.pretrain.examples import call_messages, prompt_ids
 from leret.demo.pretrain.words import SPECIAL, build_model, build_tokenizer
 
 
@@ -38,7 +38,7 @@ def test_every_text_of_other_worlds_is_in_the_vocabulary() -> None:
 def test_a_prompt_is_a_token_prefix_of_the_conversation_which_ends_in_the_end_token() -> None:
     found = (Passage("b", "Ada Keller", "Ada Keller is a writer born in 1931 in Norwick.", 1.0),)
     demos = [{"question": "Which film is older?", "query": "film year"}]
-    messages = Prompting().messages("In which city was the director of The Golden Harbor born?", found, demos)
+    messages = call_messages("In which city was the director of The Golden Harbor born?", found, demos)
     answered = [*messages, {"role": "assistant", "content": "ada keller city"}]
     whole = ids(str(tokenizer().apply_chat_template(answered, tokenize=False)))
     assert whole == [*prompt_ids(tokenizer(), messages), *ids("ada keller city"), tokenizer().eos_token_id]

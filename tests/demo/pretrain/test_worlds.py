@@ -9,9 +9,10 @@ from itertools import islice
 
 from transformers import PreTrainedTokenizerFast
 
+from leret.demo.pretrain.examples import call_messages, encoded
 from leret.demo.pretrain.loop import Row
 from leret.demo.pretrain.words import NAME_CLASSES, build_tokenizer
-from leret.demo.pretrain.worlds import HOP2_STYLES, Scene, StreamSettings, _Names, encoded, rows, scenes, write
+from leret.demo.pretrain.worlds import StreamSettings, _Names, drafts, rows
 
 SMALL = StreamSettings(seed=3, questions=12, uses=2, lists=(0.5, 0.1), settled=20)
 
@@ -34,22 +35,16 @@ def test_the_stream_is_fixed_and_its_rows_have_no_unknown_word_and_targets_that_
 
 
 def test_prompts_are_what_the_compact_adapter_sends() -> None:
-    scene = scenes(7, SMALL)[0]
+    draft = drafts(7, SMALL)[0]
     demos = [{"question": "Which film is older?", "query": "film older"}]
-    shown = "\n".join(" ".join(f"{p.title} | {p.text}".split()[:40]) for p in scene.found)
+    shown = "\n".join(" ".join(f"{p.title} | {p.text}".split()[:40]) for p in draft.passages)
     text = (
         "<|user|>question: Which film is older?<|end|><|assistant|>film older<|end|>"
-        f"<|user|>question: {scene.question.text}\ncontext:\n{shown}<|end|><|assistant|>"
+        f"<|user|>question: {draft.question}\ncontext:\n{shown}<|end|><|assistant|>"
     )
-    assert encoded(tokenizer(), scene, demos) == tuple(tokenizer()(text)["input_ids"])
-
-
-def test_demonstrators_do_not_look_at_the_gold() -> None:
-    for scene in scenes(9, SMALL):
-        blind = replace(scene.question, gold=(), answers=(), type=None, hops=None)
-        for style in HOP2_STYLES:
-            asked = [Scene(question, scene.found, scene.idf, random.Random(1)) for question in (scene.question, blind)]
-            assert write(style, asked[0]) == write(style, asked[1])
+    row = encoded(tokenizer(), call_messages(draft.question, draft.passages, demos), ["ada keller"])
+    assert row.prompt == tuple(tokenizer()(text)["input_ids"])
+    assert row.targets == (tuple(tokenizer()("ada keller<|end|>")["input_ids"]),)
 
 
 def test_a_name_part_is_exchanged_for_the_same_one_of_its_class_everywhere() -> None:
