@@ -323,9 +323,8 @@ def expand(arguments: argparse.Namespace) -> dict[str, object]:
         raw = recalls(bench, Rule(lambda one, step: one.data.get("question", 0.0)), test)
         rule = recalls(bench, Rule(RULES[best]), test)
         rows = {name: recalls(bench, pickers(run, name), test) for name, _, _ in names}
-        means = {
-            loss: np.mean([rows[name] for name, own, _ in names if own == loss], axis=0) for loss in arguments.losses
-        }
+        for loss in arguments.losses:
+            rows[loss] = np.mean([rows[name] for name, own, _ in names if own == loss], axis=0).tolist()
     others = {}
     for name in SETS:
         bench, tasks = opened(run, arguments.data, name)
@@ -336,8 +335,8 @@ def expand(arguments: argparse.Namespace) -> dict[str, object]:
     return {
         "n": len(test), "raw": float(np.mean(raw)), "rules_on_dev": worth, "best_rule": [best, float(np.mean(rule))],
         "recall": {name: float(np.mean(row)) for name, row in rows.items()},
-        "minus_raw": {loss: difference(row.tolist(), raw) for loss, row in means.items()},
-        "minus_rule": {loss: difference(row.tolist(), rule) for loss, row in means.items()},
+        "minus_raw": {loss: difference(row, raw) for loss, row in rows.items()},
+        "minus_rule": {loss: difference(row, rule) for loss, row in rows.items()},
         "others": others, "cpu_s": seconds,
     }  # fmt: skip
 
