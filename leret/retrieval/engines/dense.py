@@ -117,7 +117,7 @@ class DenseIndex(IndexEngine):
             shutil.rmtree(folder)
 
     def open(self, directory: Path, documents: MappedDocuments) -> Dense:
-        store = STORES[self.settings.store].open(directory, self.settings)
+        store = STORES[self.settings.store](directory, self.settings)
         if len(store) != len(documents):
             raise RetrievalError(f"{directory}: {len(store)} vectors, and {len(documents)} documents; build it again")
         encoder = Encoder(self.models.get("query_model", self.models["model"]), self.settings)
