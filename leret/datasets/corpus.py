@@ -35,12 +35,8 @@ class Corpus(Mapping[str, Document]):
                 content.update(framed)
                 self._bytes += framed[_FRAME:]
                 self._ends.append(len(self._bytes))
-        self._digest = content.hexdigest()
-
-    @property
-    def digest(self) -> str:
+        self.digest = content.hexdigest()
         """Names the content: ids, titles, texts and their order."""
-        return self._digest
 
     def __getitem__(self, doc_id: str) -> Document:
         place = self._places[doc_id]
@@ -58,7 +54,7 @@ class Corpus(Mapping[str, Document]):
         return len(self._places)
 
     def __repr__(self) -> str:
-        return f"Corpus({len(self)} documents, digest {self._digest})"
+        return f"Corpus({len(self)} documents, digest {self.digest})"
 
     def _text(self, start: int, end: int) -> str:
         return self._bytes[start:end].decode("utf-8", "surrogatepass")

@@ -36,7 +36,6 @@ class Retriever(Protocol):
         Raises:
             RetrievalError: the engine could not answer. Never an empty ranking instead.
         """
-        ...
 
 
 class NoRetriever:
@@ -72,13 +71,11 @@ class Documents(Protocol):
     @property
     def digest(self) -> str:
         """Names the content, order included; of an indexed corpus, as `leret.datasets.corpus.Corpus` computes it."""
-        ...
 
     def __getitem__(self, doc_id: str, /) -> Document: ...
 
     def __iter__(self) -> Iterator[str]:
         """Ids, in the order of the corpus."""
-        ...
 
     def __len__(self) -> int: ...
 

@@ -27,24 +27,19 @@ class Reader(Protocol):
     @property
     def brings_documents(self) -> bool:
         """The source of the tasks holds documents too, so that `data.corpus` may be absent."""
-        ...
 
     @property
     def repeats_documents(self) -> bool:
         """The same document may come again, in another question's context; the first one is kept."""
-        ...
 
     def fits(self, record: Fields) -> bool:
         """Whether a file that begins with this record is of this kind."""
-        ...
 
     def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
         """Tasks with the records they come from."""
-        ...
 
     def documents(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
         """Documents with the records they come from."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 
 from leret.core.errors import RetrievalError
 from leret.core.files import atomic_file
-from leret.core.types import Document, Passage, Ranking
+from leret.core.types import Passage, Ranking
 from leret.retrieval.base import Documents
 
 _BYTES, _STARTS = "documents.bin", "documents.npy"
@@ -83,9 +83,6 @@ class MappedDocuments:
             str(read[last:end], "utf-8", "surrogatepass"),
         )
 
-    def __getitem__(self, doc_id: str) -> Document:
-        return Document(*self.at(self._rows[doc_id]))
-
     def __iter__(self) -> Iterator[str]:
         starts = self._starts
         for row in range(len(self)):
@@ -103,11 +100,6 @@ class MappedDocuments:
                 content.update((end - start).to_bytes(8, "big"))  # as `leret.datasets.corpus.Corpus` frames a part
                 content.update(self._bytes[start:end])
         return content.hexdigest()
-
-    @cached_property
-    def _rows(self) -> dict[str, int]:
-        """Made when a document is first asked for by id: searching does not need it."""
-        return {doc_id: row for row, doc_id in enumerate(self)}
 
 
 def write_documents(corpus: Documents, directory: Path) -> None:
