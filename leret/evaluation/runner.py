@@ -93,7 +93,6 @@ class Policies:
         return digests[""] if len(digests) == 1 else digest("policies", digests)
 
     def open(self, system: System) -> Policy:
-        """Load them, or connect to them."""
         return open_policies(self.settings(system), make_policy)
 
 

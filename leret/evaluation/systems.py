@@ -65,9 +65,7 @@ class System:
     predictors: tuple[str, ...] = ()
 
 
-def available(
-    run: Run, demos: Mapping[str, str], actors: Mapping[str, PolicySettings] | None = None
-) -> dict[str, System]:
+def available(run: Run, demos: Mapping[str, str], actors: Mapping[str, PolicySettings]) -> dict[str, System]:
     """Every system of a run, in the order of the report's table."""
     systems = [System(name, "baseline") for name in (RAW, ORACLE, RM3)]
     systems.append(System(BASE, "base", BASE, prompt=ZERO_SHOT))
@@ -76,13 +74,13 @@ def available(
     systems += [System(f"bank:{p.name}", "prompt", BASE, prompt=p) for p in bank if p.name != ZERO_SHOT.name]
     systems += _policies(run)
     found = {system.name: system for system in systems}
-    for key, names in (("demos", demos), ("actors", actors or {})):
+    for key, names in (("demos", demos), ("actors", actors)):
         for name in names:
             if name in found or not name or "/" in name or name.startswith("."):
                 raise ConfigError(f"{key}: {name!r} cannot name a system (taken, or no plain name); choose another one")
             found[name] = System(name, "prompt", BASE, prompt=ZERO_SHOT)
     found |= {name: replace(found[name], prompt=Prompt.load(Path(path))) for name, path in demos.items()}
-    found |= {n: replace(found[n], policy=n, settings=one, rivals=(RAW,)) for n, one in (actors or {}).items()}
+    found |= {n: replace(found[n], policy=n, settings=one, rivals=(RAW,)) for n, one in actors.items()}
     return found
 
 

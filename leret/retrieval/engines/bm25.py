@@ -24,7 +24,7 @@ from leret.core.progress import Progress
 from leret.core.types import Ranking, digest
 from leret.retrieval.base import Documents, clip_k
 from leret.retrieval.engines.analysis import make_analyzer
-from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments, MappedDocuments, Passages
+from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments, MappedDocuments, make_passages
 from leret.retrieval.index.manifest import IndexEngine, Manifest, write_index
 
 _FEW = 64
@@ -71,7 +71,7 @@ class BM25:
         self.n_documents = len(documents)
         self.digest = BM25Index(settings).digest(documents.digest)
         self.words = make_analyzer(settings)
-        self.ranking = Passages(documents).ranking
+        self.ranking = make_passages(documents)
         self._top_k = top_k
 
     @classmethod

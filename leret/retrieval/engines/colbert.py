@@ -18,7 +18,7 @@ from leret.core.types import Document, Ranking
 from leret.retrieval.base import Documents, clip_k, search_valid, to_valid_utf8
 from leret.retrieval.engines.colbert_compat import library
 from leret.retrieval.engines.colbert_index import Collection, PlaidIndex
-from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments, Passages
+from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments, make_passages
 from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _FOLDER = "plaid"
@@ -37,7 +37,7 @@ class ColBERT:
         self, documents: DocumentTable, checkpoint: Path, index: Path, settings: ColbertSettings, digest: str
     ) -> None:
         self.digest = digest
-        self._passages = Passages(documents)
+        self._passages = make_passages(documents)
         self._n_documents = len(documents)
         self._settings = settings
         self._lock = threading.Lock()
@@ -84,7 +84,7 @@ class ColBERT:
                 break
             ncells *= 4
         best = sorted(zip((-score for score in scores), rows, strict=True))[:k]
-        return self._passages.ranking([row for _, row in best], [-score for score, _ in best])
+        return self._passages([row for _, row in best], [-score for score, _ in best])
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
@@ -126,13 +126,12 @@ _MAX_CACHED = 1 << 16
 _new_passage = tuple.__new__
 
 
-class Passages:
-    """Makes rankings; safe for many threads."""
+def make_passages(documents: DocumentTable) -> Callable[[Sequence[int], Sequence[float]], Ranking]:
+    """A function from (n,) rows and their scores to a ranking, in the order given. Thread-safe."""
+    at = lru_cache(_MAX_CACHED)(documents.at)
 
-    def __init__(self, documents: DocumentTable) -> None:
-        self._at = lru_cache(_MAX_CACHED)(documents.at)
-
-    def ranking(self, rows: Sequence[int], scores: Sequence[float]) -> Ranking:
-        """Passages of (n,) rows and their scores, in the order given."""
-        at = self._at  # as Passage(...) does it, without a call of its __new__ for each
+    def passages(rows: Sequence[int], scores: Sequence[float]) -> Ranking:
+        # as Passage(...) does it, without a call of its __new__ for each
         return tuple([_new_passage(Passage, (*at(row), score)) for row, score in zip(rows, scores, strict=True)])
+
+    return passages

@@ -57,10 +57,9 @@ class ServerSettings:
 
     token: str | None = None  # None lets in who asks for the host by its number, or as here named
     host: str = "localhost"  # name that the server is reached by, beside localhost
-    max_waiting: int = 1024  # queries in the queue
+    max_waiting: int = 1024  # queries in the queue, and in a request
     max_batch: int = 64  # queries that the engine is asked at once
     max_k: int = 1000
-    max_queries: int = 1024
     max_documents: int = 64_000  # what leret's client asks at most by default
     max_body: int = 4 << 20  # bytes a request
     read_s: float = 60.0  # until the body of a request must be there
@@ -104,17 +103,12 @@ class RetrieverServer:
         self.settings = allowed = settings or ServerSettings()
         self.index = retriever.digest
         self._facts = {"engine": engine, "index": self.index, "corpus": corpus, "documents": documents}
-        self._limits = Limits(
-            min(allowed.max_k, allowed.max_documents),
-            min(allowed.max_queries, allowed.max_waiting),
-            allowed.max_documents,
-        )
+        self._limits = Limits(allowed.max_k, allowed.max_waiting, allowed.max_documents)
         self._metrics = _Metrics(engine, self.index, lambda: self.batcher.n_waiting)
         self.batcher = SearchBatcher(retriever, allowed.max_batch, allowed.max_waiting, self._metrics.on_batch)
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="leret-encode")
 
     def application(self) -> web.Application:
-        """The aiohttp application."""
         app = web.Application(client_max_size=self.settings.max_body, middlewares=[self._outermost])
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._show_metrics)
@@ -147,7 +141,6 @@ class RetrieverServer:
         return _answer(await self._encoded(retrieve_answer, found, asked.return_scores))
 
     async def _json(self, request: web.Request) -> Any:
-        """The JSON of a body."""
         try:
             async with asyncio.timeout(self.settings.read_s):
                 body = await request.read()

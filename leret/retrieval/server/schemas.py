@@ -47,7 +47,6 @@ class SingleRequest(BaseModel):
 
     @property
     def queries(self) -> list[str]:
-        """The query, as a batch."""
         return [self.query]
 
 
