@@ -67,6 +67,7 @@ class SearchBatcher:
         self._recent: dict[tuple[str, int], Ranking] = {}
         self._cpu_s = math.inf  # a query, in the last batch, then smoothed
         self._wall_s: float | None = None  # a query, smoothed
+        self._counts = {"asked": 0, "searched": 0, "batches": 0}
         self.n_waiting = 0
         """Queries in the queue."""
 
@@ -78,6 +79,7 @@ class SearchBatcher:
         entry = _Entry(queries, k, asyncio.get_running_loop().create_future())
         self._waiting.append(entry)
         self.n_waiting += len(queries)
+        self._counts["asked"] += len(queries)
         if self._task is None:
             self._task = asyncio.create_task(self._work())
         try:
@@ -92,9 +94,11 @@ class SearchBatcher:
         """The answer without waiting, of a retriever with ``only_computes`` while its searches are quick; else None."""
         if not self._only_computes or self._cpu_s > _QUICK_S:
             return None
+        self._counts["asked"] += 1
         found = self._recent.get((query, k))  # samples of one state often ask the same
         if found is not None:
             return found
+        self._counts["searched"] += 1
         began = time.perf_counter()  # the thread's own clock is a system call, a tenth of a search
         [ranking] = self.retriever.search((query,), k)
         self._cpu_s += 0.1 * (time.perf_counter() - began - self._cpu_s)  # one slow search is no slow index
@@ -102,6 +106,10 @@ class SearchBatcher:
             self._recent.clear()
         self._recent[query, k] = ranking
         return ranking
+
+    def counts(self) -> dict[str, int]:
+        """Queries ``asked`` for, those ``searched`` (the others equal one of their batch), and ``batches`` awaited."""
+        return dict(self._counts)
 
     def close(self) -> None:
         """End the thread when its batch is done."""
@@ -158,6 +166,8 @@ class SearchBatcher:
                 self._on_batch(len(queries), seconds)
 
     async def _search(self, queries: list[str], k: int) -> list[Ranking]:
+        self._counts["batches"] += 1
+        self._counts["searched"] += len(queries)
         rankings = await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, queries, k)
         if len(rankings) != len(queries):
             raise RetrievalError(f"the engine sent {len(rankings)} rankings for {len(queries)} queries").failed()

@@ -14,7 +14,7 @@ def run(retriever, work):
     async def main():
         batcher = SearchBatcher(retriever)
         try:
-            return await work(batcher)
+            return await work(batcher), batcher.counts()
         finally:
             batcher.close()
 
@@ -24,15 +24,15 @@ def run(retriever, work):
 def test_what_is_asked_at_once_is_one_batch_without_repeats():
     retriever = FakeRetriever()
     asked = ["alpha", "beta", "alpha", "gamma", "beta"]
-    rankings = run(retriever, lambda batcher: asyncio.gather(*(batcher.search([q], 2) for q in asked)))
+    rankings, counts = run(retriever, lambda batcher: asyncio.gather(*(batcher.search([q], 2) for q in asked)))
     assert retriever.batches == [["alpha", "beta", "gamma"]]
     assert rankings == [FakeRetriever().search([q], 2) for q in asked]
+    assert counts == {"asked": 5, "searched": 3, "batches": 1}
 
 
 def test_the_same_query_with_another_k_is_another_search():
-    retriever = FakeRetriever()
-    both = run(retriever, lambda batcher: asyncio.gather(*(batcher.search(["alpha"], k) for k in (1, 2))))
-    assert ([len(ranking) for [ranking] in both], retriever.batches) == ([1, 2], [["alpha"]] * 2)
+    both = run(FakeRetriever(), lambda batcher: asyncio.gather(*(batcher.search(["alpha"], k) for k in (1, 2))))
+    assert ([len(ranking) for [ranking] in both[0]], both[1]["searched"]) == ([1, 2], 2)
 
 
 class Slow(FakeRetriever):
