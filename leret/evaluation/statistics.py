@@ -36,8 +36,6 @@ def bootstrap_intervals(values: Array, resamples: int = 10_000, confidence: floa
     Source: Efron (1979), Bootstrap methods; Sakai (SIGIR 2006) for its use on measures of retrieval.
     """
     n_questions, n_columns = values.shape
-    if n_questions == 0 or n_columns == 0:
-        return np.full((n_columns, 2), np.nan)
     rng = np.random.default_rng(seed)
     present = (~np.isnan(values)).astype(np.float64)
     filled = np.nan_to_num(values)

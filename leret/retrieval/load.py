@@ -179,9 +179,9 @@ def build_index(
     Raises:
         RetrievalError: the corpus cannot be indexed, another process is at it, or the disk is full.
     """
-    planned = plan_index(settings, corpus)
     if ENGINES[settings.kind].role == "index":
         return write_index(_index_engine(settings), corpus, directory, progress)
+    planned = plan_index(settings, corpus)
     for name, part in ENGINES[settings.kind].load().parts(settings).items():
         _open_or_build(part, corpus, directory / planned.places[name], progress, shared=False)
     return write_manifest(planned, directory)

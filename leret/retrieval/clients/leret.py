@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from pydantic import BaseModel, PositiveInt, ValidationError
 
 from leret.config.retriever import RemoteSettings
 from leret.core.errors import RetrievalError
@@ -21,8 +22,7 @@ _ABOUT_A_QUERY = frozenset({200, 400, 413, 422})
 """Refusals of a batch that half of it may not meet: one query, or the size, brought them about; 200: the answer's."""
 
 
-@dataclass(frozen=True)
-class Served:
+class Served(BaseModel, frozen=True):
     """What a ``leret`` server says of itself under /health.
 
     Attributes:
@@ -36,7 +36,7 @@ class Served:
     index: str
     corpus: str | None
     documents: int | None
-    max_queries: int | None = None
+    max_queries: PositiveInt | None = None
 
 
 class Remote(SharedInstance):
@@ -172,13 +172,6 @@ def _served(answer: Answer) -> Served:
             401,
         )
     try:
-        documents, most = body["documents"], body.get("max_queries")
-        return Served(
-            str(body["engine"]),
-            str(body["index"]),
-            body["corpus"],
-            None if documents is None else int(documents),
-            None if most is None else max(1, int(most)),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        return Served.model_validate(body)
+    except ValidationError as error:
         raise answer.malformed(f"no /health of `leret serve retriever` ({one_line(repr(error))})") from error

@@ -104,8 +104,6 @@ class DenseIndex(IndexEngine):
         return {key: str(model) for key, model in self.models.items()}
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
-        if not len(corpus):
-            raise RetrievalError("the corpus has no document to index")
         folder, store = directory / "shards", STORES[self.settings.store]
         if not (directory / store.name).exists():
             folder.mkdir(exist_ok=True)

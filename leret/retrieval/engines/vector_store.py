@@ -24,7 +24,6 @@ from leret.core.progress import Progress
 _FAISS, _CHROMA = "vectors.faiss", "chroma"
 _FAISS_PACKAGE = "faiss", "faiss-cpu", "dense"
 _NAME = "documents"
-_DATABASE = "chroma.sqlite3"
 
 Found = tuple[NDArray[np.int64], NDArray[np.float32]]
 """(n_queries, k) rows, -1 where there are no more; and their inner products."""
@@ -140,7 +139,9 @@ class ChromaStore:
 
     def __init__(self, directory: Path, settings: DenseSettings) -> None:
         try:
-            client = _chroma(_build_folder(directory / _CHROMA))
+            # chromadb would make a missing one
+            [build] = [path for path in (directory / _CHROMA).iterdir() if (path / "chroma.sqlite3").is_file()]
+            client = _chroma(build)
             self._collection = client.get_collection(_NAME, embedding_function=None)
             self._n_vectors = int(self._collection.count())
         except MissingDependency:
@@ -164,14 +165,6 @@ class ChromaStore:
 
     def __len__(self) -> int:
         return self._n_vectors
-
-
-def _build_folder(folder: Path) -> Path:
-    """The folder of a build; chromadb would make a missing one."""
-    found = [path for path in folder.iterdir() if (path / _DATABASE).is_file()]
-    if len(found) != 1:
-        raise FileNotFoundError(f"{len(found)} folders with {_DATABASE} in {folder.name}, and one was written")
-    return found[0]
 
 
 def _chroma(folder: Path) -> Any:

@@ -11,14 +11,13 @@ import resource
 import signal
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 import leret
 from leret.core.errors import LeretError, RetrievalError
@@ -68,7 +67,7 @@ class ServerSettings:
 class _Metrics:
     """What /metrics shows; a registry of its own, so that a process may hold several servers."""
 
-    def __init__(self, engine: str, index: str, n_waiting: Callable[[], float]) -> None:
+    def __init__(self, n_waiting: Callable[[], float]) -> None:
         self.registry = CollectorRegistry()
         new: dict[str, Any] = {"registry": self.registry}
         self.requests = Counter("leret_requests", "Requests by path and status.", ("path", "status"), **new)
@@ -79,8 +78,6 @@ class _Metrics:
         self.batches = Histogram("leret_batch_queries", "Queries of a batch.", buckets=sizes, **new)
         self.engine = Histogram("leret_engine_seconds", "Seconds of a batch in the engine.", **new)
         Gauge("leret_queue_queries", "Queries that wait.", **new).set_function(n_waiting)
-        Gauge("leret_start_time_seconds", "When the server started.", **new).set(time.time())
-        Info("leret_retriever", "What is served.", **new).info({"engine": engine, "index": index})
 
     def on_batch(self, n: int, seconds: float) -> None:
         self.queries.inc(n)
@@ -104,9 +101,8 @@ class RetrieverServer:
         self.index = retriever.digest
         self._facts = {"engine": engine, "index": self.index, "corpus": corpus, "documents": documents}
         self._limits = Limits(allowed.max_k, allowed.max_waiting, allowed.max_documents)
-        self._metrics = _Metrics(engine, self.index, lambda: self.batcher.n_waiting)
+        self._metrics = _Metrics(lambda: self.batcher.n_waiting)
         self.batcher = SearchBatcher(retriever, allowed.max_batch, allowed.max_waiting, self._metrics.on_batch)
-        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="leret-encode")
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=self.settings.max_body, middlewares=[self._outermost])
@@ -122,7 +118,6 @@ class RetrieverServer:
 
     async def _close(self, _: web.Application) -> None:
         self.batcher.close()
-        self._encoder.shutdown(wait=False, cancel_futures=True)
 
     async def _colbert(self, request: web.Request) -> web.Response:
         values = await self._json(request) if request.method == "POST" else request.query
@@ -156,7 +151,7 @@ class RetrieverServer:
         """A large answer is made in a thread: others are answered meanwhile."""
         if sum(map(len, found)) < _MANY:
             return answer(found, fact)
-        return await asyncio.get_running_loop().run_in_executor(self._encoder, answer, found, fact)
+        return await asyncio.to_thread(answer, found, fact)
 
     async def _health(self, request: web.Request) -> web.Response:
         facts: dict[str, Any] = {"status": "ok"}
