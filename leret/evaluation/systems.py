@@ -18,13 +18,13 @@ a name             a trained policy of the run, zero-shot; or a prompt file of t
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from leret.config.messages import nearest
 from leret.config.policy import PolicySettings
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
@@ -101,9 +101,8 @@ def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[
             wanted |= {RAW, other.name}
             fused[name] = System(name, "baseline", rivals=(other.name, RAW), parts=(systems[RAW], other))
         else:
-            near = difflib.get_close_matches(name, systems, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            problems.append(f"systems: {name!r} is not in this run; {hint}it has {', '.join(systems)}")
+            hint = nearest(name, list(systems)) or ";"
+            problems.append(f"systems: {name!r} is not in this run{hint} it has {', '.join(systems)}")
     if problems:
         raise ConfigError(problems)
     return [*(system for system in systems.values() if system.name in wanted), *fused.values()]

@@ -68,9 +68,8 @@ class PartialResultsError(RetrievalError):
 class Documents(Protocol):
     """An ordered collection of documents by id; `leret.datasets.corpus.Corpus` is one."""
 
-    @property
-    def digest(self) -> str:
-        """Names the content, order included; of an indexed corpus, as `leret.datasets.corpus.Corpus` computes it."""
+    digest: str
+    """Names the content, order included; of an indexed corpus, as `leret.datasets.corpus.Corpus` computes it."""
 
     def __getitem__(self, doc_id: str, /) -> Document: ...
 

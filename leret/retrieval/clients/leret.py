@@ -42,10 +42,8 @@ class Served(BaseModel, frozen=True):
 class Remote(SharedInstance):
     """Implements ``Retriever`` over HTTP.
 
-    Args:
-        settings: of the recipe.
-        corpus: what the server should search; its digest is checked under protocol ``leret``, and its order gives the
-            ids under ``doc_id: row``. None checks nothing.
+    ``corpus`` is what the server should search: its digest is checked under protocol ``leret``, and its order gives the
+    ids under ``doc_id: row``. None checks nothing.
     """
 
     def __init__(self, settings: RemoteSettings, corpus: Documents | None = None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -188,4 +187,4 @@ def _abstract(article: ElementTree.Element) -> str:
 
 def _text(element: ElementTree.Element) -> str:
     """The text of an element, without the markup in it (``<i>``, ``<sub>``, MathML)."""
-    return re.sub(r"\s+", " ", "".join(element.itertext())).strip()
+    return " ".join("".join(element.itertext()).split())

@@ -55,11 +55,7 @@ class BM25:
     """Finds documents by their words. Made by `BM25.build` or `leret.retrieval.load.open_index`; safe for many threads.
 
     Documents that share no word with a query are not returned. Equal scores stand in the order of the corpus.
-
-    Args:
-        documents: where passages take their title and text from.
-        index: of ``documents``.
-        settings: that ``index`` was built with.
+    ``settings`` are those that ``index`` was built with.
     """
 
     only_computes: ClassVar[bool] = True  # a search waits for nothing but the processor

@@ -29,9 +29,8 @@ _BYTES, _STARTS = "documents.bin", "documents.npy"
 class DocumentTable(Protocol):
     """Documents by their row in the corpus, which is how an engine names them."""
 
-    @property
-    def digest(self) -> str:
-        """Of the corpus."""
+    digest: str
+    """Of the corpus."""
 
     def at(self, row: int) -> tuple[str, str, str]:
         """Id, title and text of a document."""

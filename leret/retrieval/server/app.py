@@ -298,11 +298,6 @@ class _Refusal(asyncio.Protocol):
 
 def _http_log() -> logging.Logger:
     """Without what a client did: bytes that are no HTTP have had their 400."""
-
-    def is_ours(record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
-
-    log = logging.getLogger("leret.server")
-    log.addFilter(is_ours)
+    log, theirs = logging.getLogger("leret.server"), (HttpProcessingError, web.RequestPayloadError)
+    log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], theirs)))
     return log
