@@ -7,7 +7,6 @@ a policy does.
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,7 +42,7 @@ class CandidateRanking:
     """The candidates of each choice in BM25's order for the question: title and text, as of documents."""
 
     def __init__(self) -> None:
-        self._rankings: OrderedDict[tuple[str, str, int], list[str]] = OrderedDict()
+        self._rankings: dict[tuple[str, str, int], list[str]] = {}
 
     def first(self, task: Task, choice: Choice) -> str:
         """The id of the best one that was not picked before."""
@@ -54,9 +53,8 @@ class CandidateRanking:
             query = str(choice.context.get("question") or task.text)
             documents = [Document(one.id, one.title, one.text) for one in everyone.values()]
             self._rankings[key] = ranked(query, documents)
-        self._rankings.move_to_end(key)
         if len(self._rankings) > _RANKINGS:
-            self._rankings.popitem(last=False)
+            del self._rankings[next(iter(self._rankings))]
         return next(id for id in self._rankings[key] if id in left)
 
 

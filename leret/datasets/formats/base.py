@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from leret.config.data import DataSettings
-from leret.core.errors import DataError, MissingDependency
+from leret.core.errors import DataError, import_optional
 from leret.core.types import Document, Task
 from leret.datasets.records import BadRecord, Problems, Record, records
 from leret.datasets.splits import SPLITS
@@ -81,12 +81,9 @@ class FileReader:
 
 def _hub_records(source: str) -> Iterator[Record]:
     """Rows of a data set on the hub, as a stream: of the split that the source names, or of all, with their splits."""
-    try:
-        import datasets
-        import httpx
-    except ImportError as error:
-        raise MissingDependency("datasets", "train") from error
+    import httpx
 
+    datasets = import_optional("datasets", "datasets", "train")
     name, _, split = source.removeprefix(HUB).partition("@")
     name, _, config = name.partition(":")
     try:
