@@ -23,6 +23,7 @@ from leret.config.data import DataSettings
 from leret.core.types import Ranking, Task
 from leret.datasets.load import Data, load
 from leret.retrieval.engines.bm25 import BM25
+from leret.retrieval.load import open_index
 
 SETS = {
     # name: (folder of the corpus, questions, recall@3, recall@10, AP@100 of the data's own README)
@@ -81,7 +82,7 @@ def _speed(data: Data, index: Path, k: int) -> str:
     import bm25s
 
     queries = [question.text for question in data.tasks]
-    ours, bare = BM25.open(index, data.corpus), bm25s.BM25.load(str(index), mmap=True, backend="numba")
+    ours, bare = open_index(index), bm25s.BM25.load(str(index), mmap=True, backend="numba")
 
     def both() -> object:
         tokens = bm25s.tokenize(queries, return_ids=False, show_progress=False)

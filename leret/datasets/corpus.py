@@ -9,9 +9,6 @@ from hashlib import blake2b
 from leret.core.errors import DataError
 from leret.core.types import Document
 
-_FRAME = 8
-"""Bytes that hold a length."""
-
 
 class Corpus(Mapping[str, Document]):
     """Documents by id, in the order they came in; immutable.
@@ -23,29 +20,25 @@ class Corpus(Mapping[str, Document]):
     def __init__(self, documents: Iterable[Document]) -> None:
         self._places: dict[str, int] = {}
         self._bytes = bytearray()
-        self._ends = array("Q")
+        self._ends = array("Q", [0])  # of titles and texts in turn, after the beginning
         content = blake2b(digest_size=16)
         for document in documents:
             place = len(self._places)
             if self._places.setdefault(document.doc_id, place) != place:
                 raise DataError(f"two documents have the id {document.doc_id!r}; ids name one document each")
-            content.update(_framed(document.doc_id))
-            for part in (document.title, document.text):
-                framed = _framed(part)
-                content.update(framed)
-                self._bytes += framed[_FRAME:]
+            # surrogatepass: JSON may hold half a surrogate pair, and a corpus is not the place to lose it
+            parts = [part.encode("utf-8", "surrogatepass") for part in (document.doc_id, document.title, document.text)]
+            for part in parts:  # after its length: else moving a word from the title to the text would keep the digest
+                content.update(len(part).to_bytes(8, "big") + part)
+            for part in parts[1:]:
+                self._bytes += part
                 self._ends.append(len(self._bytes))
-        self._digest = content.hexdigest()
-
-    @property
-    def digest(self) -> str:
+        self.digest = content.hexdigest()
         """Names the content: ids, titles, texts and their order."""
-        return self._digest
 
     def __getitem__(self, doc_id: str) -> Document:
         place = self._places[doc_id]
-        start = self._ends[2 * place - 1] if place else 0
-        middle, end = self._ends[2 * place], self._ends[2 * place + 1]
+        start, middle, end = self._ends[2 * place : 2 * place + 3]
         return Document(doc_id, self._text(start, middle), self._text(middle, end))
 
     def __contains__(self, doc_id: object) -> bool:
@@ -58,14 +51,7 @@ class Corpus(Mapping[str, Document]):
         return len(self._places)
 
     def __repr__(self) -> str:
-        return f"Corpus({len(self)} documents, digest {self._digest})"
+        return f"Corpus({len(self)} documents, digest {self.digest})"
 
     def _text(self, start: int, end: int) -> str:
         return self._bytes[start:end].decode("utf-8", "surrogatepass")
-
-
-def _framed(text: str) -> bytes:
-    """UTF-8 after its length: without it, moving a word from the title to the text would keep the digest."""
-    # surrogatepass: JSON may hold half a surrogate pair, and a corpus is not the place to lose it
-    encoded = text.encode("utf-8", "surrogatepass")
-    return len(encoded).to_bytes(_FRAME, "big") + encoded

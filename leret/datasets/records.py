@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import bz2
 import codecs
-import gzip
 import io
 import json
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import ijson  # type: ignore[import-untyped]
-import zstandard
 from ijson.common import ObjectBuilder  # type: ignore[import-untyped]
 
 from leret.core.errors import DataError
@@ -29,8 +25,10 @@ _FIELDS = (
     "in JSON lines a question has id, question, relevant_doc_ids (where known answer, answers, inputs, type, hops, "
     "split, relevance), a document doc_id, title, text"
 )
-_ZSTD_CHUNK = 1 << 10
-"""Four compressed bytes become 128 KiB at most, and the decompressor cannot be told to stop: 32 MiB at once."""
+_CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
+"""Of compressed files, by their first bytes."""
+_TRUNCATED = "Truncated"
+"""In Arrow's message on a compressed file that ends early."""
 
 
 class BadRecord(Exception):
@@ -112,7 +110,9 @@ def lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
                     continue
                 if line:
                     yield number, line
-        except EOFError:
+        except OSError as error:
+            if _TRUNCATED not in str(error):
+                raise
             problems.add(f"{path}:{number + 1}", BadRecord("truncated", "the compressed file ends early; get it again"))
 
 
@@ -121,53 +121,24 @@ def opened(path: Path) -> Iterator[io.BufferedReader]:
     """A file, decompressed where its first bytes say so (gzip, bzip2, Zstandard)."""
     try:
         with path.open("rb") as file:
-            magic = file.read(4)
-            file.seek(0)
-            plain: Any = file
-            if magic.startswith(b"\x1f\x8b"):
-                plain = gzip.GzipFile(fileobj=file)
-            elif magic.startswith(b"BZh"):
-                plain = bz2.BZ2File(file)
-            elif magic == zstandard.FRAME_HEADER:
-                plain = _Zstandard(file)
-            yield io.BufferedReader(plain)
+            first = file.peek(4)
+            codec = next((codec for magic, codec in _CODECS.items() if first.startswith(magic)), None)
+            yield file if codec is None else _decompressed(file, codec)
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; check the path") from error
     except IsADirectoryError as error:
         raise DataError(f"{path} is a directory; name a file in it (only kind beir reads a directory)") from error
     except PermissionError as error:
         raise DataError(f"{path}: no permission to read it") from error
-    except EOFError as error:
-        raise DataError(f"{path}: the compressed file ends early; get it again") from error
-    except (OSError, zlib.error, zstandard.ZstdError) as error:
-        raise DataError(f"{path}: the compressed file is broken ({error}); get it again") from error
+    except OSError as error:
+        what = "ends early" if _TRUNCATED in str(error) else f"is broken ({error})"
+        raise DataError(f"{path}: the compressed file {what}; get it again") from error
 
 
-class _Zstandard(io.RawIOBase):
-    """Frames of Zstandard, one after the other. The library's own reader takes a file cut short for a whole one."""
+def _decompressed(file: io.BufferedReader, codec: str) -> io.BufferedReader:
+    import pyarrow as pa  # a plain file does without its fifth of a second
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._frame: Any = None
-        self._compressed = self._plain = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._plain:
-            data = self._compressed or self._file.read(_ZSTD_CHUNK)
-            if not data and self._frame is not None:
-                raise EOFError("the compressed file ends early")
-            if not data:
-                return 0
-            self._frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
-            self._plain, self._compressed = self._frame.decompress(data), b""
-            if self._frame.eof:
-                self._compressed, self._frame = self._frame.unused_data, None
-        n = min(len(buffer), len(self._plain))
-        buffer[:n], self._plain = self._plain[:n], self._plain[n:]
-        return n
+    return io.BufferedReader(pa.CompressedInputStream(file, codec), 1 << 17)
 
 
 def _first_character(path: Path) -> bytes:

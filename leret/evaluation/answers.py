@@ -14,7 +14,7 @@ from leret.core.errors import DataError
 from leret.core.files import write_atomically
 from leret.core.progress import Progress
 from leret.core.types import digest
-from leret.evaluation.statistics import bootstrap_intervals
+from leret.evaluation.statistics import bootstrap_intervals, json_number, nan_mean
 from leret.policies.reader import ReaderLM, score
 
 _SUFFIX = ".answers.jsonl"
@@ -84,10 +84,8 @@ def read(path: Path) -> list[dict[str, Any]]:
 def _means(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     names = ("answer_em", "answer_f1", "em", "f1")
     values = np.array([[np.nan if line.get(n) is None else line[n] for n in names] for line in lines], dtype=float)
-    bounds = bootstrap_intervals(values)
     found: dict[str, Any] = {}
-    for column, name in enumerate(names):
-        known = values[~np.isnan(values[:, column]), column]
-        found[name] = float(known.mean()) if len(known) else None
-        found[f"{name}_ci"] = [float(bound) for bound in bounds[column]] if len(known) else None
+    for name, mean, interval in zip(names, nan_mean(values), bootstrap_intervals(values).tolist(), strict=True):
+        found[name] = json_number(mean)
+        found[f"{name}_ci"] = None if found[name] is None else interval
     return found

@@ -7,9 +7,8 @@ a policy does.
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dspy
@@ -39,38 +38,11 @@ Script = Callable[[Task, int], Sequence[str]]
 """(task, step from 0) to the texts that answer the step."""
 
 
-class ScriptedPolicy:
-    """Answers the steps of a program by a rule instead of an LM; an `Actor`.
-
-    A choice has rules of its own: a candidate of ``wanted``, if there is any; the one without a text, which adds
-    nothing to the question; and else the next of BM25's ranking for the question.
-    """
-
-    def __init__(
-        self, formatter: Formatter, script: Script, wanted: Callable[[Task], Sequence[str]] | None = None
-    ) -> None:
-        self._formatter = formatter
-        self._script = script
-        self._wanted = wanted
-        self._rank = CandidateRanking()
-
-    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]:
-        """A step without a completion."""
-        if isinstance(need, NeedsChoice):
-            left = {one.id: one.text for one in need.choice.candidates if one is not STOP}
-            wanted = [id for id in (self._wanted(task) if self._wanted else ()) if id in left]
-            empty = [id for id, text in left.items() if not text]
-            chosen = (wanted or empty or [self._rank.first(task, need.choice)])[0]
-            return LMCall(need.predictor, need.inputs, (), None, {"id": chosen}), self._formatter.step(need, chosen)
-        outputs = answer_fields(need.predictor, need.call.signature, self._script(task, step))
-        return LMCall(need.predictor, need.inputs, (), None, outputs), self._formatter.scripted(need, outputs)
-
-
 class CandidateRanking:
     """The candidates of each choice in BM25's order for the question: title and text, as of documents."""
 
     def __init__(self) -> None:
-        self._rankings: OrderedDict[tuple[str, str, int], list[str]] = OrderedDict()
+        self._rankings: dict[tuple[str, str, int], list[str]] = {}
 
     def first(self, task: Task, choice: Choice) -> str:
         """The id of the best one that was not picked before."""
@@ -81,10 +53,33 @@ class CandidateRanking:
             query = str(choice.context.get("question") or task.text)
             documents = [Document(one.id, one.title, one.text) for one in everyone.values()]
             self._rankings[key] = ranked(query, documents)
-        self._rankings.move_to_end(key)
         if len(self._rankings) > _RANKINGS:
-            self._rankings.popitem(last=False)
+            del self._rankings[next(iter(self._rankings))]
         return next(id for id in self._rankings[key] if id in left)
+
+
+@dataclass
+class ScriptedPolicy:
+    """Answers the steps of a program by a rule instead of an LM; an `Actor`.
+
+    A choice has rules of its own: a candidate of ``wanted``, if there is any; the one without a text, which adds
+    nothing to the question; and else the next of BM25's ranking for the question.
+    """
+
+    formatter: Formatter
+    script: Script
+    wanted: Callable[[Task], Sequence[str]] | None = None
+    _rank: CandidateRanking = field(default_factory=CandidateRanking, init=False)
+
+    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]:
+        if isinstance(need, NeedsChoice):
+            left = {one.id: one.text for one in need.choice.candidates if one is not STOP}
+            wanted = [id for id in (self.wanted(task) if self.wanted else ()) if id in left]
+            empty = [id for id, text in left.items() if not text]
+            chosen = (wanted or empty or [self._rank.first(task, need.choice)])[0]
+            return LMCall(need.predictor, need.inputs, (), None, {"id": chosen}), self.formatter.step(need, chosen)
+        outputs = answer_fields(need.predictor, need.call.signature, self.script(task, step))
+        return LMCall(need.predictor, need.inputs, (), None, outputs), self.formatter.scripted(need, outputs)
 
 
 def ranked(query: str, documents: list[Document]) -> list[str]:
@@ -108,7 +103,6 @@ class HydeActor:
     decoding: Decoding
 
     async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]:
-        """One passage."""
         asked = f"Write a short passage of an encyclopedia that answers the question.\nQuestion: {task.text}\nPassage:"
         messages = ({"role": "user", "content": asked},)
         decoding = replace(self.decoding, max_tokens=max(self.decoding.max_tokens, _PASSAGE_TOKENS))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 
 from leret.core.types import Document, Hop, Outcome, Rollout, Task
 from leret.evaluation.results import ScoredHop
+from leret.retrieval.engines.analysis import fold_accents
 from leret.rewards import reward
 from leret.rewards.ranking import recall
 
@@ -98,5 +98,4 @@ def _title(document: Document) -> str:
 
 
 def _words(text: str) -> str:
-    folded = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
-    return re.sub(r"\W+", " ", folded.casefold()).strip()
+    return re.sub(r"\W+", " ", fold_accents(text).casefold()).strip()

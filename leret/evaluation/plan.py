@@ -58,7 +58,6 @@ class Evaluation:
 
     @property
     def page(self) -> Path:
-        """The report."""
         return self.run.report if self.directory == self.run.eval else self.directory / "report.html"
 
     @property

@@ -71,13 +71,10 @@ _FIXED = {
 
 def write_rows(path: Path, rows: Iterable[ScoredHop], measures: Sequence[str]) -> None:
     """Write per_question.parquet: whole or not at all."""
-    kept = list(rows)
-    columns: dict[str, list[Any]] = {name: [_plain(getattr(row, name)) for row in kept] for name in _FIXED}
-    for name in measures:
-        columns[name] = [row.measures.get(name) for row in kept]
+    records = [{**row.measures, **{name: _plain(getattr(row, name)) for name in _FIXED}} for row in rows]
     schema = pa.schema([*_FIXED.items(), *((name, pa.float64()) for name in measures)])
     with atomic_file(path, "wb") as file:
-        pq.write_table(pa.table(columns, schema=schema), file)
+        pq.write_table(pa.Table.from_pylist(records, schema), file)
 
 
 def read_rows(path: Path) -> list[ScoredHop]:

@@ -16,6 +16,7 @@ from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.files import write_atomically
 from leret.core.progress import Progress, Silent
 from leret.core.types import Ranking, Task
+from leret.datasets.records import Problems, records
 from leret.evaluation.results import strictly_decreasing, write_qrels, write_run
 from leret.evaluation.statistics import bootstrap_intervals
 from leret.retrieval.base import Retriever
@@ -221,23 +222,14 @@ def depth_for(measures: Sequence[str], depth: int | None = None) -> int:
 def read_rewrites(path: Path) -> dict[str, str]:
     """Queries by question id, from JSON lines ``{"id": ..., "query": ...}``."""
     found: dict[str, str] = {}
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # a text may hold other ends of lines
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read ({error}); give JSON lines with id and query") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-            question_id, query = value["id"], value["query"]
-            if not isinstance(question_id, str) or not isinstance(query, str):
-                raise TypeError("both should be texts")
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f'{path}:{number}: write {{"id": ..., "query": ...}} ({error}): {line[:60]!r}') from error
-        if question_id in found:
-            raise DataError(f"{path}:{number}: id {question_id!r} was there before")
-        found[question_id] = query
+    problems = Problems()
+    for record in records(path, problems):
+        id, query = record.value.get("id"), record.value.get("query")
+        if not isinstance(id, str) or not isinstance(query, str) or id in found:
+            what = str(record.value)[:60]
+            raise DataError(f'{record.place}: write {{"id": ..., "query": ...}}, texts both, and an id once: {what}')
+        found[id] = query
+    problems.check(str(path), skip_invalid=False, any_good=False)
     return found
 
 

@@ -86,18 +86,14 @@ class Policies:
 
     def digest(self, system: System) -> str:
         """Names what a system's policies compute, without loading those of this process."""
-        digests = {name: _digest(settings) for name, settings in self.settings(system).items()}
+        digests = {
+            name: model_digest(find_model(one.model)) if one.kind == "local" else make_policy(one).digest
+            for name, one in self.settings(system).items()
+        }
         return digests[""] if len(digests) == 1 else digest("policies", digests)
 
     def open(self, system: System) -> Policy:
-        """Load them, or connect to them."""
         return open_policies(self.settings(system), make_policy)
-
-
-def _digest(settings: PolicySettings) -> str:
-    if settings.kind != "local":
-        return make_policy(settings).digest
-    return model_digest(find_model(settings.model))
 
 
 @dataclass

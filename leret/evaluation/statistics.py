@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -35,8 +36,6 @@ def bootstrap_intervals(values: Array, resamples: int = 10_000, confidence: floa
     Source: Efron (1979), Bootstrap methods; Sakai (SIGIR 2006) for its use on measures of retrieval.
     """
     n_questions, n_columns = values.shape
-    if n_questions == 0 or n_columns == 0:
-        return np.full((n_columns, 2), np.nan)
     rng = np.random.default_rng(seed)
     present = (~np.isnan(values)).astype(np.float64)
     filled = np.nan_to_num(values)
@@ -87,23 +86,6 @@ def sign_flip_p(differences: Array, resamples: int = 10_000, seed: int = 0) -> A
         n_as_large += (np.abs(sums) >= observed).sum(axis=0)
     p = n_as_large / n_flips if exact else (n_as_large + 1) / (n_flips + 1)
     return np.where(np.isnan(differences).all(axis=0), np.nan, p)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment of one family of p-values; NaN (no test) stays NaN and does not count.
-
-    >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
-
-    Source: Holm (1979), A simple sequentially rejective multiple test procedure.
-    """
-    tested = sorted((p, i) for i, p in enumerate(p_values) if not np.isnan(p))
-    adjusted = [float("nan")] * len(p_values)
-    largest = 0.0
-    for rank, (p, i) in enumerate(tested):
-        largest = max(largest, min(1.0, p * (len(tested) - rank)))
-        adjusted[i] = largest
-    return adjusted
 
 
 def _chunks(total: int, width: int) -> list[tuple[int, int]]:
@@ -161,14 +143,21 @@ def compare(
 
 
 def with_holm(comparisons: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With Holm's p beside p, each measure a family of its own."""
-    rows = list(comparisons)
-    by_place: dict[int, float] = {}
-    for measure in {c["measure"] for c in rows}:
-        family = [i for i, c in enumerate(rows) if c["measure"] == measure]
-        p_values = [math.nan if rows[i]["p"] is None else rows[i]["p"] for i in family]
-        by_place.update(zip(family, holm(p_values), strict=True))
-    return [{**c, "p_holm": json_number(by_place[i])} for i, c in enumerate(rows)]
+    """With Holm's adjusted ``p_holm`` beside p, each measure a family; a p of None (no test) does not count.
+
+    >>> [c["p_holm"] for c in with_holm({"measure": "ap", "p": p} for p in (0.01, 0.04, 0.03))]
+    [0.03, 0.06, 0.06]
+
+    Source: Holm (1979), A simple sequentially rejective multiple test procedure.
+    """
+    rows: list[dict[str, Any]] = [{**c, "p_holm": None} for c in comparisons]
+    tested = sorted((row for row in rows if row["p"] is not None), key=itemgetter("p"))
+    for measure in {row["measure"] for row in tested}:
+        family, largest = [row for row in tested if row["measure"] == measure], 0.0
+        for rank, row in enumerate(family):
+            largest = max(largest, min(1.0, row["p"] * (len(family) - rank)))
+            row["p_holm"] = json_number(largest)
+    return rows
 
 
 def nan_mean(values: Array) -> Array:

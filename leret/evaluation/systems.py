@@ -18,13 +18,13 @@ a name             a trained policy of the run, zero-shot; or a prompt file of t
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from leret.config.messages import nearest
 from leret.config.policy import PolicySettings
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
@@ -65,9 +65,7 @@ class System:
     predictors: tuple[str, ...] = ()
 
 
-def available(
-    run: Run, demos: Mapping[str, str], actors: Mapping[str, PolicySettings] | None = None
-) -> dict[str, System]:
+def available(run: Run, demos: Mapping[str, str], actors: Mapping[str, PolicySettings]) -> dict[str, System]:
     """Every system of a run, in the order of the report's table."""
     systems = [System(name, "baseline") for name in (RAW, ORACLE, RM3)]
     systems.append(System(BASE, "base", BASE, prompt=ZERO_SHOT))
@@ -76,13 +74,13 @@ def available(
     systems += [System(f"bank:{p.name}", "prompt", BASE, prompt=p) for p in bank if p.name != ZERO_SHOT.name]
     systems += _policies(run)
     found = {system.name: system for system in systems}
-    for key, names in (("demos", demos), ("actors", actors or {})):
+    for key, names in (("demos", demos), ("actors", actors)):
         for name in names:
             if name in found or not name or "/" in name or name.startswith("."):
                 raise ConfigError(f"{key}: {name!r} cannot name a system (taken, or no plain name); choose another one")
             found[name] = System(name, "prompt", BASE, prompt=ZERO_SHOT)
     found |= {name: replace(found[name], prompt=Prompt.load(Path(path))) for name, path in demos.items()}
-    found |= {n: replace(found[n], policy=n, settings=one, rivals=(RAW,)) for n, one in (actors or {}).items()}
+    found |= {n: replace(found[n], policy=n, settings=one, rivals=(RAW,)) for n, one in actors.items()}
     return found
 
 
@@ -103,9 +101,8 @@ def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[
             wanted |= {RAW, other.name}
             fused[name] = System(name, "baseline", rivals=(other.name, RAW), parts=(systems[RAW], other))
         else:
-            near = difflib.get_close_matches(name, systems, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            problems.append(f"systems: {name!r} is not in this run; {hint}it has {', '.join(systems)}")
+            hint = nearest(name, list(systems)) or ";"
+            problems.append(f"systems: {name!r} is not in this run{hint} it has {', '.join(systems)}")
     if problems:
         raise ConfigError(problems)
     return [*(system for system in systems.values() if system.name in wanted), *fused.values()]

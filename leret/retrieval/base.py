@@ -36,7 +36,6 @@ class Retriever(Protocol):
         Raises:
             RetrievalError: the engine could not answer. Never an empty ranking instead.
         """
-        ...
 
 
 class NoRetriever:
@@ -69,16 +68,13 @@ class PartialResultsError(RetrievalError):
 class Documents(Protocol):
     """An ordered collection of documents by id; `leret.datasets.corpus.Corpus` is one."""
 
-    @property
-    def digest(self) -> str:
-        """Names the content, order included; of an indexed corpus, as `leret.datasets.corpus.Corpus` computes it."""
-        ...
+    digest: str
+    """Names the content, order included; of an indexed corpus, as `leret.datasets.corpus.Corpus` computes it."""
 
     def __getitem__(self, doc_id: str, /) -> Document: ...
 
     def __iter__(self) -> Iterator[str]:
         """Ids, in the order of the corpus."""
-        ...
 
     def __len__(self) -> int: ...
 

@@ -72,7 +72,6 @@ class SearchBatcher:
         """Queries in the queue."""
 
     async def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """One ranking a query, in their order."""
         if not queries:
             return []
         if self.n_waiting + len(queries) > self._max_waiting:

@@ -37,11 +37,7 @@ class CachedRetriever(SharedInstance):
     """Asks a retriever only for what no run has asked it before; safe for many threads.
 
     A cache never costs an answer: whatever is wrong with its files is logged once, and searches go on without it.
-
-    Args:
-        retriever: answers what is not cached.
-        directory: of the cache; made where it is missing.
-        max_bytes: of the cache; what was unused for longest goes first.
+    Beyond ``max_bytes``, what was unused for longest goes first.
     """
 
     def __init__(self, retriever: Retriever, directory: Path, max_bytes: int = 2 << 30) -> None:

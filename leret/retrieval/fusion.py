@@ -57,12 +57,7 @@ def _sum(rankings: Sequence[Ranking], shares: Sequence[Sequence[float]], weights
 
 
 class Hybrid:
-    """Asks two retrievers of one corpus, and fuses their rankings. Equal scores stand in the first one's order.
-
-    Args:
-        first, second: any.
-        settings: of the fusion.
-    """
+    """Asks two retrievers of one corpus, and fuses their rankings. Equal scores stand in the first one's order."""
 
     def __init__(self, first: Retriever, second: Retriever, settings: FusionSettings) -> None:
         self._retrievers = (first, second)

@@ -60,7 +60,6 @@ class EngineKind:
     role: Literal["index", "parts", "server", "corpus server"]
 
     def load(self) -> Any:
-        """The class."""
         module, _, name = self.target.partition(":")
         return getattr(import_module(f"leret.retrieval.{module}"), name)
 
@@ -180,9 +179,9 @@ def build_index(
     Raises:
         RetrievalError: the corpus cannot be indexed, another process is at it, or the disk is full.
     """
-    planned = plan_index(settings, corpus)
     if ENGINES[settings.kind].role == "index":
         return write_index(_index_engine(settings), corpus, directory, progress)
+    planned = plan_index(settings, corpus)
     for name, part in ENGINES[settings.kind].load().parts(settings).items():
         _open_or_build(part, corpus, directory / planned.places[name], progress, shared=False)
     return write_manifest(planned, directory)
@@ -290,7 +289,7 @@ class OpenRetriever:
         return frozenset(MappedDocuments(self.directory, self.corpus))
 
 
-def open_retriever(index: str, *, token_env: str | None = None, retry_for_s: float = 30.0) -> OpenRetriever:
+def open_retriever(index: str, *, token_env: str | None = None) -> OpenRetriever:
     """Open an index directory, or connect to a ``leret`` server.
 
     Raises:
@@ -302,7 +301,7 @@ def open_retriever(index: str, *, token_env: str | None = None, retry_for_s: flo
             raise ConfigError(
                 "the server's URL holds no user and no password; put the token in a variable (--token-env)"
             )
-        settings = RemoteSettings(urls=(index,), token_env=token_env, retry_for_s=retry_for_s)
+        settings = RemoteSettings(urls=(index,), token_env=token_env, retry_for_s=30.0)
         remote = ENGINES["remote"].load()(settings)
         served = remote.served()
         return OpenRetriever(remote, served.engine, served.corpus, served.documents)

@@ -136,7 +136,7 @@ def test_a_fused_measure_is_the_same_whatever_others_are_named(names):
     assert set(table.asked) == {max(report.depth, 100)}
 
 
-@pytest.mark.parametrize("text", ["{", '{"id": "a"}', '{"id": 1, "query": "x"}', "[]", '{"id":"a","query":"x"}\n' * 2])
+@pytest.mark.parametrize("text", ["{", '{"id": "a"}', '{"id": 1, "query": "x"}', "1", '{"id":"a","query":"x"}\n' * 2])
 def test_bad_rewrites_are_told_with_their_line(tmp_path, text):
     path = tmp_path / "rewrites.jsonl"
     path.write_text(text)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from leret.evaluation.statistics import bootstrap_intervals, holm, sign_flip_p
+from leret.evaluation.statistics import bootstrap_intervals, sign_flip_p, with_holm
 
 RNG = np.random.default_rng(7)
 SCORES, OTHERS = (RNG.choice([0.0, 0.5, 1.0], 200, p=p) for p in ([0.2, 0.4, 0.4], [0.3, 0.4, 0.3]))
@@ -43,7 +43,7 @@ def test_p_is_never_zero_and_is_one_without_a_difference():
     assert sign_flip_p(np.zeros((100, 1)), 999)[0] == 1.0
 
 
-def test_holm_by_hand_and_no_test_does_not_count():
-    adjusted = holm([0.01, np.nan, 0.04, 0.03])
-    assert adjusted == pytest.approx([0.03, np.nan, 0.06, 0.06], nan_ok=True)
-    assert holm([0.9, 0.8]) == [1.0, 1.0]
+def test_holm_by_hand_each_measure_alone_and_no_test_does_not_count():
+    found = [("ap", 0.01), ("ap", None), ("recall", 0.9), ("ap", 0.04), ("recall", 0.8), ("ap", 0.03)]
+    adjusted = with_holm({"measure": measure, "p": p} for measure, p in found)
+    assert [row["p_holm"] for row in adjusted] == [0.03, None, 1.0, 0.06, 1.0, 0.06]

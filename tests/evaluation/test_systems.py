@@ -32,7 +32,7 @@ def test_bank_and_policies_stand_for_all_of_them_in_the_tables_order(run):
     trained(run, "ipo", parent="sft")
     trained(run, "sft")
     trained(run, "sft-more", match_steps_of="ipo")
-    systems = select(("policies", "bank", "base"), available(run, {}))
+    systems = select(("policies", "bank", "base"), available(run, {}, {}))
     assert [s.name for s in systems] == ["base", "bank:1", "bank:2", "bank:10", "sft", "sft-more", "ipo"]
     assert systems[1].prompt.demos["write_query"][0]["question"] == "1"
     # compared with the parent, the control and the raw question
@@ -44,36 +44,36 @@ def test_the_report_is_about_the_last_policy_that_is_no_control(run):
     trained(run, "sft-more", parent="sft", match_steps_of="ipo")
     trained(run, "sft-random", targets="random")
     chosen = [("base", "policies"), ("base", "sft-more"), ("base",)]
-    assert [focus(select(names, available(run, {}))) for names in chosen] == ["sft", "sft-more", None]
+    assert [focus(select(names, available(run, {}, {}))) for names in chosen] == ["sft", "sft-more", None]
 
 
 def test_unknown_names_are_listed_together_with_what_there_is(run):
     trained(run, "sft")
     with pytest.raises(ConfigError) as caught:
-        select(("sftt", "base", "bank:7", "fused:nope"), available(run, {}))
+        select(("sftt", "base", "bank:7", "fused:nope"), available(run, {}, {}))
     assert len(caught.value.problems) == 3
     assert "'sftt' is not in this run; did you mean sft? it has raw-question" in caught.value.problems[0]
 
 
 def test_demos_are_extra_systems_on_the_base(run, tmp_path):
     mine = prompt_file(tmp_path / "mine.json", "x")
-    systems = select(("base",), available(run, {"mine": mine}), ["mine"])
+    systems = select(("base",), available(run, {"mine": mine}, {}), ["mine"])
     assert [(s.name, s.policy, s.kind) for s in systems][1] == ("mine", "base", "prompt")
     with pytest.raises(ConfigError, match="'base' cannot name a system"):
-        available(run, {"base": mine})
+        available(run, {"base": mine}, {})
     with pytest.raises(RunError, match="is not a prompt"):
-        available(run, {"other": str(tmp_path / "absent.json")})
+        available(run, {"other": str(tmp_path / "absent.json")}, {})
 
 
 def test_a_training_that_is_not_finished_is_no_policy(run):
     trained(run, ".ipo")
     (run.policies / "half").mkdir()
-    assert list(available(run, {})) == ["raw-question", "oracle-titles", "rm3", "base", "hyde"]
+    assert list(available(run, {}, {})) == ["raw-question", "oracle-titles", "rm3", "base", "hyde"]
     (run.policies / "half" / "training.json").write_text("{")
     with pytest.raises(RunError, match="train it again"):
-        available(run, {})
+        available(run, {}, {})
 
 
 def test_a_fusion_brings_its_parts_and_comes_after_them(run):
-    raw, rm3, base, fused = select(("fused:base", "rm3"), available(run, {}))
+    raw, rm3, base, fused = select(("fused:base", "rm3"), available(run, {}, {}))
     assert (rm3.name, fused.name, fused.parts, fused.rivals) == ("rm3", "fused:base", (raw, base), ("base", raw.name))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from leret.config.data import DataSettings
-from leret.core.errors import DataError, MissingDependency
+from leret.core.errors import DataError, import_optional
 from leret.core.types import Document, Task
 from leret.datasets.records import BadRecord, Problems, Record, records
 from leret.datasets.splits import SPLITS
@@ -27,24 +27,19 @@ class Reader(Protocol):
     @property
     def brings_documents(self) -> bool:
         """The source of the tasks holds documents too, so that `data.corpus` may be absent."""
-        ...
 
     @property
     def repeats_documents(self) -> bool:
         """The same document may come again, in another question's context; the first one is kept."""
-        ...
 
     def fits(self, record: Fields) -> bool:
         """Whether a file that begins with this record is of this kind."""
-        ...
 
     def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
         """Tasks with the records they come from."""
-        ...
 
     def documents(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
         """Documents with the records they come from."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +81,9 @@ class FileReader:
 
 def _hub_records(source: str) -> Iterator[Record]:
     """Rows of a data set on the hub, as a stream: of the split that the source names, or of all, with their splits."""
-    try:
-        import datasets
-        import httpx
-    except ImportError as error:
-        raise MissingDependency("datasets", "train") from error
+    import httpx
 
+    datasets = import_optional("datasets", "datasets", "train")
     name, _, split = source.removeprefix(HUB).partition("@")
     name, _, config = name.partition(":")
     try:
@@ -166,10 +158,10 @@ def rows(record: Fields, name: str, first: str, second: str) -> list[tuple[Any, 
     """
     _, value = _find(record, (name,))
     if isinstance(value, Mapping):
-        left, right = value.get(first), value.get(second)
-        if isinstance(left, Sequence) and isinstance(right, Sequence) and len(left) == len(right):
-            return list(zip(left, right, strict=True))
-        raise wrong(name, value, f"lists of one length under {first!r} and {second!r}")
+        try:
+            return list(zip(value[first], value[second], strict=True))
+        except (KeyError, TypeError, ValueError) as error:
+            raise wrong(name, value, f"lists of one length under {first!r} and {second!r}") from error
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise wrong(name, value, f"a list of [{first}, {second}]")
     pairs = [tuple(item.values()) if isinstance(item, Mapping) else item for item in value]

@@ -31,8 +31,6 @@ class BeirReader:
         return False
 
     def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
-        if str(data.questions).startswith(HUB):
-            raise DataError(f"{data.questions}: kind beir reads a folder on disk; download it, or use kind jsonl")
         folder = Path(str(data.questions))
         judged = _judgements(folder, problems)
         for record in records(_file(folder, "queries.jsonl"), problems):
@@ -75,8 +73,6 @@ def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[str, dict[s
 
 
 def _qrels(folder: Path) -> list[tuple[str, Path]]:
-    if not folder.is_dir():
-        raise DataError(f"{folder} is not a directory; {_LAYOUT}")
     names = ((SPLITS.get(path.name.split(".")[0]), path) for path in folder.glob("qrels/*.tsv*"))
     known = [(name, path) for name, path in names if name]
     if not known:

@@ -106,10 +106,6 @@ def _musique(record: Fields) -> Task:
     return replace(task, answers=tuple(dict.fromkeys([answer, *aliases] if answer else aliases)))
 
 
-def _context(record: Fields) -> Iterable[Document]:
-    return (document for document, _ in _paragraphs(record))
-
-
 def _episode(record: Fields) -> Task:
     reader = next((reader for reader in (TWO_WIKI, MUSIQUE, HOTPOTQA) if reader.fits(record)), None)
     if reader is None or not ("context" in record or "paragraphs" in record):
@@ -126,5 +122,12 @@ def _episode(record: Fields) -> Task:
 HOTPOTQA = FileReader(_hotpotqa, _articles, ("supporting_facts",), True, repeats_documents=True, own=JSONL)
 TWO_WIKI = FileReader(_two_wiki, _articles, ("evidences", "evidences_id"), True, repeats_documents=True, own=JSONL)
 HOVER = FileReader(_hover, _articles, ("claim",), repeats_documents=True, own=JSONL)
-MUSIQUE = FileReader(_musique, _context, ("paragraphs",), True, repeats_documents=True, own=JSONL)
+MUSIQUE = FileReader(
+    _musique,
+    lambda r: [document for document, _ in _paragraphs(r)],
+    ("paragraphs",),
+    True,
+    repeats_documents=True,
+    own=JSONL,
+)
 EPISODES = FileReader(_episode, no_documents, marks=())

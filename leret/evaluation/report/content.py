@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,36 +122,32 @@ class TrainingData:
 
 def training_data(run: Run) -> TrainingData:
     """Read the store and the preferences, as far as they are there."""
+    if not run.store.is_file():
+        return TrainingData(margins=_margins(run))
     rewards: dict[int, list[float]] = defaultdict(list)
-    failures: dict[str, int] = defaultdict(int)
+    failures: Counter[str] = Counter()
     n_states = n_spread = 0
-    if run.store.is_file():
-        with Store(run.store, read_only=True) as store:
-            for group in filter(lambda group: group.samples[0].is_sampled, store.groups()):
-                own = [sample.reward for sample in group.samples if sample.reward is not None]
-                rewards[group.state.step] += own
-                n_states += 1
-                n_spread += len(set(own)) > 1
-                for sample in group.samples:
-                    if sample.failure is not None:
-                        failures[sample.failure.kind] += 1
-    return TrainingData(dict(rewards), _margins(run), n_states, n_spread, dict(failures), _rounds(run))
-
-
-def _rounds(run: Run) -> tuple[SampledRound, ...]:
-    begun = run.manifest().get("rounds", [])
-    if len(begun) < 2 or not run.store.is_file():
-        return ()
-    found = []
     with Store(run.store, read_only=True) as store:
-        for entry in begun:
-            sampled = (group.samples for group in store.groups(entry["digest"]) if group.samples[0].is_sampled)
-            states = [[s.reward for s in samples if s.reward is not None] for samples in sampled]
-            rewards = [reward for own in states for reward in own]
-            spread = sum(len(set(own)) > 1 for own in states) / max(1, len(states))
-            mean = sum(rewards) / max(1, len(rewards))
-            part = entry.get("part", "all")
-            found.append(SampledRound(entry["policy"], part, len(states), len(rewards), mean, spread))
+        for group in filter(lambda group: group.samples[0].is_sampled, store.groups()):
+            own = [sample.reward for sample in group.samples if sample.reward is not None]
+            rewards[group.state.step] += own
+            n_states += 1
+            n_spread += len(set(own)) > 1
+            failures.update(sample.failure.kind for sample in group.samples if sample.failure is not None)
+        rounds = _rounds(store, run.manifest().get("rounds", []))
+    return TrainingData(dict(rewards), _margins(run), n_states, n_spread, failures, rounds)
+
+
+def _rounds(store: Store, begun: Sequence[Mapping[str, Any]]) -> tuple[SampledRound, ...]:
+    found = []
+    for entry in begun if len(begun) > 1 else ():
+        sampled = (group.samples for group in store.groups(entry["digest"]) if group.samples[0].is_sampled)
+        states = [[s.reward for s in samples if s.reward is not None] for samples in sampled]
+        rewards = [reward for own in states for reward in own]
+        spread = sum(len(set(own)) > 1 for own in states) / max(1, len(states))
+        mean = sum(rewards) / max(1, len(rewards))
+        part = entry.get("part", "all")
+        found.append(SampledRound(entry["policy"], part, len(states), len(rewards), mean, spread))
     return tuple(found)
 
 

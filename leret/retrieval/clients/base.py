@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from leret.config.retriever import ClinicalTrialsSettings, PubMedSettings, RemoteSettings
@@ -105,6 +106,7 @@ def rankings_of(queries: Sequence[str], outcomes: Sequence[Ranking | HttpError])
     return [ranking for _, ranking in answered]
 
 
+@dataclass(eq=False)
 class Site(Generic[T]):
     """A site whose queries have a syntax: what is asked offline, and what a refused query means.
 
@@ -112,34 +114,28 @@ class Site(Generic[T]):
     that have broken down, refuse in the same way, and must not make every query find nothing: so after a refusal a
     plain query is sent under the same settings, and if that is refused too, the refusal is an error.
 
-    Args:
+    Attributes:
         name: as messages call it.
         most: passages a query.
         client: sends the requests.
         question: a query and k to a request.
         nothing: the answer to a query that is refused for its syntax.
         statuses: of HTTP that may be about the query: malformed, too long.
+        n_refused: queries so far that were refused for their syntax.
     """
 
-    def __init__(
-        self,
-        name: str,
-        most: int,
-        client: SearchClient,
-        question: Callable[[str, int], Question[T]],
-        nothing: T,
-        statuses: Collection[int],
-    ) -> None:
-        self._name, self._most = name, most
-        self._client, self._question = client, question
-        self._nothing, self._statuses = nothing, statuses
-        self.n_refused = 0
-        """Queries so far that were refused for their syntax."""
+    name: str
+    most: int
+    client: SearchClient
+    question: Callable[[str, int], Question[T]]
+    nothing: T
+    statuses: Collection[int]
+    n_refused: int = 0
 
     def ask(self, queries: Sequence[str], k: int, offline: bool) -> tuple[list[str], dict[str, T | HttpError]]:
         """The queries as one would paste them there, and the site's answer to each that is not blank."""
-        if not 1 <= k <= self._most:
-            raise RetrievalError(f"k is {k}; {self._name} gives from 1 to {self._most} documents a query")
+        if not 1 <= k <= self.most:
+            raise RetrievalError(f"k is {k}; {self.name} gives from 1 to {self.most} documents a query")
         terms = [_CONTROL.sub(" ", query).strip() for query in queries]
         asked = list(dict.fromkeys(filter(has_terms, terms)))
         if offline and asked:  # the cache stands before this
@@ -147,23 +143,23 @@ class Site(Generic[T]):
                 f"retriever.offline is set, and the cache does not hold {len(asked)} queries, {asked[0][:80]!r} first; "
                 "run with offline: false once, with the same cache"
             )
-        answers = self._settle(self._client.ask_each([self._question(term, k) for term in asked]))
+        answers = self._settle(self.client.ask_each([self.question(term, k) for term in asked]))
         return terms, dict(zip(asked, answers, strict=True))
 
     def _settle(self, outcomes: Sequence[T | HttpError]) -> list[T | HttpError]:
         refused = {id(outcome): outcome for outcome in outcomes if self._is_of_the_query(outcome)}
         if not refused:
             return list(outcomes)
-        plain = self._client.ask_each([self._question("heart", 1)])[0]
+        plain = self.client.ask_each([self.question("heart", 1)])[0]
         if isinstance(plain, HttpError):
-            fault = HttpError(f"{self._name} refuses every query under these settings: {plain}")
+            fault = HttpError(f"{self.name} refuses every query under these settings: {plain}")
             return [fault if id(outcome) in refused else outcome for outcome in outcomes]
         if not self.n_refused:
             first = next(iter(refused.values()))
-            _LOG.warning("%s refuses a query for its syntax; such queries find nothing: %s", self._name, first)
+            _LOG.warning("%s refuses a query for its syntax; such queries find nothing: %s", self.name, first)
         self.n_refused += len(refused)
-        return [self._nothing if id(outcome) in refused else outcome for outcome in outcomes]
+        return [self.nothing if id(outcome) in refused else outcome for outcome in outcomes]
 
     def _is_of_the_query(self, outcome: object) -> bool:
-        is_refusal = isinstance(outcome, RejectedError) and outcome.status in self._statuses
+        is_refusal = isinstance(outcome, RejectedError) and outcome.status in self.statuses
         return is_refusal and not _OF_THE_KEY.search(str(outcome))

@@ -34,13 +34,9 @@ class ClinicalTrials(SharedInstance):
         self._client = SearchClient([settings.url], settings, rate=shared_rate(settings.url, settings.requests_per_s))
         self.close = self._client.close
         self.site: Site[Page] = Site("ClinicalTrials.gov", _MOST, self._client, self._page, ([], None), _SYNTAX)
-
-    @property
-    def digest(self) -> str:
+        s, other_site = settings, [url for url in self._client.urls if url != _SITE]
+        self.digest = digest("clinicaltrials", s.area, s.sort, s.min_date, s.max_date, s.texts, *other_site)
         """Names the registry, or the other site that the URL is of, and the settings; what it holds changes daily."""
-        s = self._settings
-        other_site = [url for url in self._client.urls if url != _SITE]
-        return digest("clinicaltrials", s.area, s.sort, s.min_date, s.max_date, s.texts, *other_site)
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """Rankings in the site's order, of queries as one would paste them there; ``k`` is 10,000 at most."""

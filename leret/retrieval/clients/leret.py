@@ -3,47 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from pydantic import BaseModel, PositiveInt, ValidationError
 
 from leret.config.retriever import RemoteSettings
 from leret.core.errors import RetrievalError
 from leret.core.types import Passage, Ranking, SharedInstance, digest
 from leret.http.answers import Answer, ApiKey, HttpError, RejectedError, one_line
-from leret.http.client import Call, encode_json
+from leret.http.client import Call
 from leret.http.endpoints import RateLimit
-from leret.retrieval.base import Documents, has_terms
+from leret.retrieval.base import Documents, clip_k, has_terms
 from leret.retrieval.clients.base import SearchClient, rankings_of
 from leret.retrieval.clients.protocols import PROTOCOLS
 
-_MOST_BYTES = 1_000_000
-"""Of the queries of a request: servers and proxies take a MiB at least; a longer query goes alone."""
-
 _ABOUT_A_QUERY = frozenset({200, 400, 413, 422})
-"""Refusals that one query of several can have brought about; 200: an answer that is too large."""
+"""Refusals of a batch that half of it may not meet: one query, or the size, brought them about; 200: the answer's."""
 
 
-def cut(queries: Sequence[str], most: int, most_bytes: int = _MOST_BYTES) -> list[list[int]]:
-    """Places of the queries that go into one request, ``most`` queries and ``most_bytes`` of JSON at most.
-
-    >>> cut(["a", "b", "c", "dddd", "e"], 2, 8)
-    [[0, 1], [2], [3], [4]]
-    """
-    batches: list[list[int]] = []
-    n_bytes = 0
-    for place, query in enumerate(queries):
-        size = len(encode_json(query).encode("utf-8", "backslashreplace"))
-        if not batches or len(batches[-1]) == most or n_bytes + size > most_bytes:
-            batches.append([])
-            n_bytes = 0
-        batches[-1].append(place)
-        n_bytes += size
-    return batches
-
-
-@dataclass(frozen=True)
-class Served:
+class Served(BaseModel, frozen=True):
     """What a ``leret`` server says of itself under /health.
 
     Attributes:
@@ -57,16 +36,14 @@ class Served:
     index: str
     corpus: str | None
     documents: int | None
-    max_queries: int | None = None
+    max_queries: PositiveInt | None = None
 
 
 class Remote(SharedInstance):
     """Implements ``Retriever`` over HTTP.
 
-    Args:
-        settings: of the recipe.
-        corpus: what the server should search; its digest is checked under protocol ``leret``, and its order gives the
-            ids under ``doc_id: row``. None checks nothing.
+    ``corpus`` is what the server should search: its digest is checked under protocol ``leret``, and its order gives the
+    ids under ``doc_id: row``. None checks nothing.
     """
 
     def __init__(self, settings: RemoteSettings, corpus: Documents | None = None) -> None:
@@ -129,10 +106,10 @@ class Remote(SharedInstance):
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """Rank documents; of a batch that is refused, only the queries that are refused alone too fail."""
-        if k < 1:
-            raise RetrievalError(f"k is {k}; ask for one document at least")
+        k = clip_k(k, k)
         asked = [i for i, query in enumerate(queries) if has_terms(query)]
-        batches = [[asked[i] for i in some] for some in cut([queries[i] for i in asked], self._most_queries())]
+        most = self._most_queries()
+        batches = [asked[start : start + most] for start in range(0, len(asked), most)]
         outcomes: list[Ranking | HttpError] = [()] * len(queries)
         while batches:
             questions = [
@@ -193,13 +170,6 @@ def _served(answer: Answer) -> Served:
             401,
         )
     try:
-        documents, most = body["documents"], body.get("max_queries")
-        return Served(
-            str(body["engine"]),
-            str(body["index"]),
-            body["corpus"],
-            None if documents is None else int(documents),
-            None if most is None else max(1, int(most)),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        return Served.model_validate(body)
+    except ValidationError as error:
         raise answer.malformed(f"no /health of `leret serve retriever` ({one_line(repr(error))})") from error

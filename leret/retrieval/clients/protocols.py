@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Literal
 
 from leret.core.types import Passage, Ranking
@@ -89,10 +90,6 @@ def split_passage(text: str) -> tuple[str, str]:
     return (title.strip(), body) if bar and "\n" not in title else ("", text)
 
 
-def _leret_entry(entry: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
-    return entry["doc_id"], entry["title"], entry["text"], entry["score"]
-
-
 def _colbert_entry(entry: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
     whole = entry["text"] if "text" in entry else entry["long_text"]
     title, text = split_passage(whole)
@@ -127,7 +124,7 @@ PROTOCOLS = {
         True,
         lambda queries, k: Call.post("/search", {"queries": list(queries), "k": k}),
         lambda answer: _list(answer, "rankings"),
-        _leret_entry,
+        itemgetter("doc_id", "title", "text", "score"),
     ),
     "colbert": SearchProtocol(False, lambda queries, k: Call.post("", {"query": queries[0], "k": k}), *_COLBERT),
     "colbert-get": SearchProtocol(

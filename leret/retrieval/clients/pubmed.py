@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -52,16 +51,9 @@ class PubMed(SharedInstance):
         self._client = SearchClient([settings.url], settings, secret=ApiKey(self._key), rate=rate)
         self.close = self._client.close
         self.site: Site[tuple[str, ...]] = Site("PubMed", _MOST, self._client, self._search, (), _SYNTAX)
-
-    @property
-    def digest(self) -> str:
-        """Names PubMed, or the other site that the URL is of, and the settings.
-
-        What PubMed holds changes daily, and ``max_date`` keeps most of it out.
-        """
-        s = self._settings
-        other_site = [url for url in self._client.urls if url != _SITE]
-        return digest("pubmed", s.sort, s.min_date, s.max_date, s.texts, *other_site)
+        s, other_site = settings, [url for url in self._client.urls if url != _SITE]
+        self.digest = digest("pubmed", s.sort, s.min_date, s.max_date, s.texts, *other_site)
+        """Names PubMed, or the other site of the URL, and the settings; ``max_date`` keeps most of what is new out."""
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """Rankings in PubMed's order, of queries as one would paste them there; ``k`` is 9,999 at most."""
@@ -195,4 +187,4 @@ def _abstract(article: ElementTree.Element) -> str:
 
 def _text(element: ElementTree.Element) -> str:
     """The text of an element, without the markup in it (``<i>``, ``<sub>``, MathML)."""
-    return re.sub(r"\s+", " ", "".join(element.itertext())).strip()
+    return " ".join("".join(element.itertext()).split())

@@ -24,8 +24,8 @@ from leret.core.progress import Progress
 from leret.core.types import Ranking, digest
 from leret.retrieval.base import Documents, clip_k
 from leret.retrieval.engines.analysis import make_analyzer
-from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments, MappedDocuments, Passages
-from leret.retrieval.index.manifest import IndexEngine, Manifest, open_documents, read_manifest, write_index
+from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments, MappedDocuments, make_passages
+from leret.retrieval.index.manifest import IndexEngine, Manifest, write_index
 
 _FEW = 64
 """Results of a batch below which NumPy is the slower one."""
@@ -52,14 +52,10 @@ class ScoreMatrix:
 
 
 class BM25:
-    """Finds documents by their words. Made by `BM25.build` or `BM25.open`; safe for many threads.
+    """Finds documents by their words. Made by `BM25.build` or `leret.retrieval.load.open_index`; safe for many threads.
 
     Documents that share no word with a query are not returned. Equal scores stand in the order of the corpus.
-
-    Args:
-        documents: where passages take their title and text from.
-        index: of ``documents``.
-        settings: that ``index`` was built with.
+    ``settings`` are those that ``index`` was built with.
     """
 
     only_computes: ClassVar[bool] = True  # a search waits for nothing but the processor
@@ -71,7 +67,7 @@ class BM25:
         self.n_documents = len(documents)
         self.digest = BM25Index(settings).digest(documents.digest)
         self.words = make_analyzer(settings)
-        self.ranking = Passages(documents).ranking
+        self.ranking = make_passages(documents)
         self._top_k = top_k
 
     @classmethod
@@ -84,17 +80,7 @@ class BM25:
             matrix = _matrix(made.vocab_dict, scores["data"], scores["indices"], scores["indptr"])
             return cls(InMemoryDocuments(corpus), matrix, engine.settings)
         write_index(engine, corpus, directory)
-        return cls.open(directory, corpus)
-
-    @classmethod
-    def open(cls, directory: Path, corpus: Documents) -> BM25:
-        """A saved index, mapped into memory."""
-        manifest = read_manifest(directory)
-        manifest.require_corpus(corpus, directory)
-        if manifest.engine != BM25Index.kind:
-            raise RetrievalError(f"{directory} is an index of kind {manifest.engine}, not bm25; name another directory")
-        engine = BM25Index.from_manifest(manifest, directory)
-        return engine.open(directory, open_documents(manifest, engine, directory))
+        return engine.open(directory, MappedDocuments(directory, corpus.digest))
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         if not 1 <= k <= self.n_documents:

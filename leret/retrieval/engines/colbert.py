@@ -18,7 +18,7 @@ from leret.core.types import Document, Ranking
 from leret.retrieval.base import Documents, clip_k, search_valid, to_valid_utf8
 from leret.retrieval.engines.colbert_compat import library
 from leret.retrieval.engines.colbert_index import Collection, PlaidIndex
-from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments, Passages
+from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments, make_passages
 from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _FOLDER = "plaid"
@@ -37,7 +37,7 @@ class ColBERT:
         self, documents: DocumentTable, checkpoint: Path, index: Path, settings: ColbertSettings, digest: str
     ) -> None:
         self.digest = digest
-        self._passages = Passages(documents)
+        self._passages = make_passages(documents)
         self._n_documents = len(documents)
         self._settings = settings
         self._lock = threading.Lock()
@@ -84,7 +84,7 @@ class ColBERT:
                 break
             ncells *= 4
         best = sorted(zip((-score for score in scores), rows, strict=True))[:k]
-        return self._passages.ranking([row for _, row in best], [-score for score, _ in best])
+        return self._passages([row for _, row in best], [-score for score, _ in best])
 
 
 @dataclass(frozen=True)
@@ -208,6 +208,7 @@ def _downloaded(index: PlaidIndex) -> ColbertIndex:
     return ColbertIndex.of(ColbertSettings(index_root=str(index.directory.parent), index_name=index.directory.name))
 
 
+@dataclass
 class _Encoder:
     """The library's encoder, which reports progress, and encodes a small collection once instead of twice.
 
@@ -215,12 +216,11 @@ class _Encoder:
     25,000 at a time.
     """
 
-    def __init__(self, checkpoint: Any, batch_size: int, n_documents: int, progress: Progress) -> None:
-        self._checkpoint = checkpoint
-        self._batch_size = batch_size
-        self._n_documents = n_documents
-        self._progress = progress
-        self._kept: tuple[Any, list[int]] | None = None  # of the documents that are still to be asked for again
+    checkpoint: Any
+    batch_size: int
+    n_documents: int
+    progress: Progress
+    _kept: tuple[Any, list[int]] | None = None  # of the documents that are still to be asked for again
 
     def encode_passages(self, passages: list[str]) -> Any:
         """Vectors of all tokens, and how many each document has."""
@@ -232,7 +232,7 @@ class _Encoder:
             self._kept = (vectors[n_vectors:], counts[n:]) if n < len(counts) else None
             return vectors[:n_vectors], counts[:n]
         found = self._encoded(passages)
-        if len(passages) == self._n_documents:
+        if len(passages) == self.n_documents:
             self._kept = found
         return found
 
@@ -240,13 +240,13 @@ class _Encoder:
         import torch
 
         vectors, counts = [], []
-        at_once = 8 * self._batch_size
+        at_once = 8 * self.batch_size
         for start in range(0, len(passages), at_once):
             part = passages[start : start + at_once]
-            found, lengths = self._checkpoint.docFromText(part, bsize=self._batch_size, keep_dims="flatten")
+            found, lengths = self.checkpoint.docFromText(part, bsize=self.batch_size, keep_dims="flatten")
             vectors.append(found)
             counts.extend(lengths)
-            self._progress.advance(len(part))
+            self.progress.advance(len(part))
         return torch.cat(vectors), counts
 
 

@@ -50,7 +50,6 @@ class PlaidIndex:
 
     @classmethod
     def open(cls, directory: Path) -> PlaidIndex:
-        """What an index says of itself."""
         try:
             metadata = json.loads((directory / "metadata.json").read_text(encoding="utf-8"))
             if not isinstance(metadata, dict) or "num_chunks" not in metadata:

@@ -21,7 +21,7 @@ from leret.core.progress import Progress
 from leret.core.types import Document, Ranking
 from leret.retrieval.base import Documents, clip_k, search_valid, to_valid_utf8
 from leret.retrieval.engines.vector_store import STORES, VectorStore
-from leret.retrieval.index.documents import DocumentTable, MappedDocuments, Passages
+from leret.retrieval.index.documents import DocumentTable, MappedDocuments, make_passages
 from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _SHARD = 2048
@@ -42,7 +42,7 @@ class Dense:
     def __init__(
         self, documents: DocumentTable, store: VectorStore, encoder: Encoder, query_prefix: str, digest: str
     ) -> None:
-        self._passages = Passages(documents)
+        self._passages = make_passages(documents)
         self._store = store
         self._encoder = encoder
         self._prefix = query_prefix
@@ -60,7 +60,7 @@ class Dense:
         rankings = []
         for best, row, score in zip(order, rows, scores, strict=True):
             found = best[row[best] >= 0]
-            rankings.append(self._passages.ranking(row[found].tolist(), score[found].tolist()))
+            rankings.append(self._passages(row[found].tolist(), score[found].tolist()))
         return rankings
 
 
@@ -104,8 +104,6 @@ class DenseIndex(IndexEngine):
         return {key: str(model) for key, model in self.models.items()}
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
-        if not len(corpus):
-            raise RetrievalError("the corpus has no document to index")
         folder, store = directory / "shards", STORES[self.settings.store]
         if not (directory / store.name).exists():
             folder.mkdir(exist_ok=True)
@@ -117,7 +115,7 @@ class DenseIndex(IndexEngine):
             shutil.rmtree(folder)
 
     def open(self, directory: Path, documents: MappedDocuments) -> Dense:
-        store = STORES[self.settings.store].open(directory, self.settings)
+        store = STORES[self.settings.store](directory, self.settings)
         if len(store) != len(documents):
             raise RetrievalError(f"{directory}: {len(store)} vectors, and {len(documents)} documents; build it again")
         encoder = Encoder(self.models.get("query_model", self.models["model"]), self.settings)

@@ -49,15 +49,12 @@ class RM3:
             raise RetrievalError(f"RM3 takes its words from an index of kind bm25, and this is {type(bm25).__name__}")
         self._bm25 = bm25
         self._settings = settings or RM3Settings()
+        self.digest = digest("rm3", bm25.digest, {name: getattr(self._settings, name) for name in _FEEDBACK})
 
     @staticmethod
     def parts(settings: RM3Settings) -> dict[str, RetrieverSettings]:
         """The retriever of the first search; it shares the directory."""
         return {"": settings.bm25}
-
-    @property
-    def digest(self) -> str:
-        return digest("rm3", self._bm25.digest, {name: getattr(self._settings, name) for name in _FEEDBACK})
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         k = clip_k(k, self._bm25.n_documents)

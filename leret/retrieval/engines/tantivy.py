@@ -21,7 +21,7 @@ from leret.core.progress import Progress
 from leret.core.types import Ranking
 from leret.retrieval.base import Documents, clip_k
 from leret.retrieval.engines.analysis import make_analyzer
-from leret.retrieval.index.documents import DocumentTable, MappedDocuments, Passages
+from leret.retrieval.index.documents import DocumentTable, MappedDocuments, make_passages
 from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _FOLDER = "tantivy"
@@ -41,7 +41,7 @@ class Tantivy:
     only_computes: ClassVar[bool] = True  # a search waits for nothing but the processor
 
     def __init__(self, documents: DocumentTable, index: Any, settings: TantivySettings) -> None:
-        self._passages = Passages(documents)
+        self._passages = make_passages(documents)
         tantivy = import_optional("tantivy", "tantivy", "tantivy")
         self._query, self._should = tantivy.Query, tantivy.Occur.Should
         self._schema = index.schema
@@ -79,7 +79,7 @@ class Tantivy:
         if not self._in_order and len(set(scores)) < len(scores):
             best = sorted(zip((-score for score in scores), rows, strict=True))
             scores, rows = [-score for score, _ in best], [row for _, row in best]
-        return self._passages.ranking(rows[:k], scores[:k])
+        return self._passages(rows[:k], scores[:k])
 
     def _disjunction(self, words: list[str]) -> Any:
         """Any of the words, each as often as it stands there: by a boost, for a query may say one a thousand times."""

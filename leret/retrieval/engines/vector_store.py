@@ -5,12 +5,10 @@ A store is written from parts, and opened from its directory; a search gives row
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import weakref
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -20,12 +18,12 @@ from numpy.typing import NDArray
 
 from leret.config.retriever import DenseSettings
 from leret.core.errors import MissingDependency, RetrievalError, import_optional, reason
+from leret.core.files import atomic_file
 from leret.core.progress import Progress
 
 _FAISS, _CHROMA = "vectors.faiss", "chroma"
 _FAISS_PACKAGE = "faiss", "faiss-cpu", "dense"
 _NAME = "documents"
-_DATABASE = "chroma.sqlite3"
 
 Found = tuple[NDArray[np.int64], NDArray[np.float32]]
 """(n_queries, k) rows, -1 where there are no more; and their inner products."""
@@ -35,7 +33,22 @@ Parts = Iterable[NDArray[np.float32]]
 
 
 class VectorStore(Protocol):
-    """Vectors by row."""
+    """Vectors by row, opened from the directory of an index.
+
+    Attributes:
+        name: of its file or folder, which is there when it is whole.
+        package: whose version matters.
+    """
+
+    name: str
+    package: str
+
+    @staticmethod
+    def write(parts: Parts, directory: Path, settings: DenseSettings, progress: Progress) -> None:
+        """Write a store."""
+
+    def __init__(self, directory: Path, settings: DenseSettings) -> None:
+        """Open one."""
 
     def nearest(self, queries: NDArray[np.float32], k: int) -> Found:
         """The ``k`` vectors of the highest inner products for (n_queries, n_dimensions), in no promised order."""
@@ -45,6 +58,29 @@ class VectorStore(Protocol):
 
 class FaissStore:
     """A faiss index, mapped into memory."""
+
+    name, package = _FAISS, "faiss-cpu"
+
+    @staticmethod
+    def write(parts: Parts, directory: Path, settings: DenseSettings, progress: Progress) -> None:
+        """An HNSW graph is written by one thread, so that the same vectors give the same graph."""
+        faiss = import_optional(*_FAISS_PACKAGE)
+        index: Any = None
+        n_threads = faiss.omp_get_max_threads()
+        faiss.omp_set_num_threads(1)
+        try:
+            for part in parts:
+                if index is None and settings.store == "flat":
+                    index = faiss.IndexFlatIP(part.shape[1])
+                elif index is None:
+                    index = faiss.IndexHNSWFlat(part.shape[1], settings.hnsw_m, faiss.METRIC_INNER_PRODUCT)
+                    index.hnsw.efConstruction = settings.ef_construction
+                index.add(np.ascontiguousarray(part, np.float32))
+                progress.advance(len(part))
+        finally:
+            faiss.omp_set_num_threads(n_threads)
+        with atomic_file(directory / _FAISS, "wb") as file:
+            faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
 
     def __init__(self, directory: Path, settings: DenseSettings) -> None:
         self._faiss = import_optional(*_FAISS_PACKAGE)
@@ -66,41 +102,46 @@ class FaissStore:
         return int(self._index.ntotal)
 
 
-def write_faiss(parts: Parts, directory: Path, settings: DenseSettings, progress: Progress) -> None:
-    """Write a faiss index; an HNSW graph by one thread, so that the same vectors give the same graph."""
-    faiss = import_optional(*_FAISS_PACKAGE)
-    index: Any = None
-    n_threads = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    try:
-        for part in parts:
-            if index is None and settings.store == "flat":
-                index = faiss.IndexFlatIP(part.shape[1])
-            elif index is None:
-                index = faiss.IndexHNSWFlat(part.shape[1], settings.hnsw_m, faiss.METRIC_INNER_PRODUCT)
-                index.hnsw.efConstruction = settings.ef_construction
-            index.add(np.ascontiguousarray(part, np.float32))
-            progress.advance(len(part))
-    finally:
-        faiss.omp_set_num_threads(n_threads)
-    scratch = directory / f"{_FAISS}.part"
-    try:
-        faiss.write_index(index, str(scratch))
-    except RuntimeError as error:
-        raise OSError(None, f"faiss: {str(error).splitlines()[-1]}") from error
-    if os.path.getsize(scratch) < index.ntotal * index.d * 4:
-        raise OSError(None, "faiss wrote a part of the index alone; is the disk full?")
-    with open(scratch, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(scratch, directory / _FAISS)
-
-
 class ChromaStore:
     """A collection of Chroma."""
 
-    def __init__(self, directory: Path, _settings: DenseSettings) -> None:
+    name, package = _CHROMA, "chromadb"
+
+    @staticmethod
+    def write(parts: Parts, directory: Path, settings: DenseSettings, progress: Progress) -> None:
+        scratch = directory / f"{_CHROMA}.part"
+        if scratch.exists():  # of a build that was stopped
+            shutil.rmtree(scratch)
+        client = _chroma(scratch / uuid4().hex)
+        space = {
+            "space": "ip",
+            "max_neighbors": settings.hnsw_m,
+            "ef_construction": settings.ef_construction,
+            "ef_search": settings.ef_search,
+        }
+        at_once = client.get_max_batch_size()
+        start = 0
         try:
-            client = _chroma(_build_folder(directory / _CHROMA))
+            collection = client.create_collection(_NAME, configuration={"hnsw": space}, embedding_function=None)
+            for part in parts:
+                for i in range(0, len(part), at_once):
+                    batch = part[i : i + at_once]
+                    collection.add(ids=[str(start + j) for j in range(len(batch))], embeddings=batch)
+                    start += len(batch)
+                    progress.advance(len(batch))
+        except Exception as error:  # Chroma's errors have no common class
+            raise RetrievalError(
+                f"{directory}: Chroma cannot write the vectors ({reason(error)}); free space, or name another directory"
+            ) from error
+        finally:
+            client.close()
+        scratch.rename(directory / _CHROMA)
+
+    def __init__(self, directory: Path, settings: DenseSettings) -> None:
+        try:
+            # chromadb would make a missing one
+            [build] = [path for path in (directory / _CHROMA).iterdir() if (path / "chroma.sqlite3").is_file()]
+            client = _chroma(build)
             self._collection = client.get_collection(_NAME, embedding_function=None)
             self._n_vectors = int(self._collection.count())
         except MissingDependency:
@@ -126,67 +167,10 @@ class ChromaStore:
         return self._n_vectors
 
 
-def write_chroma(parts: Parts, directory: Path, settings: DenseSettings, progress: Progress) -> None:
-    """Write a collection of Chroma."""
-    scratch = directory / f"{_CHROMA}.part"
-    if scratch.exists():  # of a build that was stopped
-        shutil.rmtree(scratch)
-    client = _chroma(scratch / uuid4().hex)
-    space = {
-        "space": "ip",
-        "max_neighbors": settings.hnsw_m,
-        "ef_construction": settings.ef_construction,
-        "ef_search": settings.ef_search,
-    }
-    at_once = client.get_max_batch_size()
-    start = 0
-    try:
-        collection = client.create_collection(_NAME, configuration={"hnsw": space}, embedding_function=None)
-        for part in parts:
-            for i in range(0, len(part), at_once):
-                batch = part[i : i + at_once]
-                collection.add(ids=[str(start + j) for j in range(len(batch))], embeddings=batch)
-                start += len(batch)
-                progress.advance(len(batch))
-    except Exception as error:  # Chroma's errors have no common class
-        raise RetrievalError(
-            f"{directory}: Chroma cannot write the vectors ({reason(error)}); free space, or name another directory"
-        ) from error
-    finally:
-        client.close()
-    scratch.rename(directory / _CHROMA)
-
-
-def _build_folder(folder: Path) -> Path:
-    """The folder of a build; chromadb would make a missing one."""
-    found = [path for path in folder.iterdir() if (path / _DATABASE).is_file()]
-    if len(found) != 1:
-        raise FileNotFoundError(f"{len(found)} folders with {_DATABASE} in {folder.name}, and one was written")
-    return found[0]
-
-
 def _chroma(folder: Path) -> Any:
     chromadb = import_optional("chromadb", "chromadb", "chroma")
     return chromadb.PersistentClient(str(folder), settings=chromadb.Settings(anonymized_telemetry=False))
 
 
-@dataclass(frozen=True)
-class StoreKind:
-    """How one kind of store is written and opened.
-
-    Attributes:
-        name: of its file or folder, which is there when it is whole.
-        package: whose version matters.
-    """
-
-    name: str
-    package: str
-    write: Callable[[Parts, Path, DenseSettings, Progress], None]
-    open: Callable[[Path, DenseSettings], VectorStore]
-
-
-STORES = {
-    "flat": StoreKind(_FAISS, "faiss-cpu", write_faiss, FaissStore),
-    "hnsw": StoreKind(_FAISS, "faiss-cpu", write_faiss, FaissStore),
-    "chroma": StoreKind(_CHROMA, "chromadb", write_chroma, ChromaStore),
-}
+STORES: dict[str, type[VectorStore]] = {"flat": FaissStore, "hnsw": FaissStore, "chroma": ChromaStore}
+"""By `retriever.store`."""

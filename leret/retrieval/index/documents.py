@@ -9,8 +9,8 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 
 from leret.core.errors import RetrievalError
 from leret.core.files import atomic_file
-from leret.core.types import Document, Passage, Ranking
+from leret.core.types import Passage, Ranking
 from leret.retrieval.base import Documents
 
 _BYTES, _STARTS = "documents.bin", "documents.npy"
@@ -29,9 +29,8 @@ _BYTES, _STARTS = "documents.bin", "documents.npy"
 class DocumentTable(Protocol):
     """Documents by their row in the corpus, which is how an engine names them."""
 
-    @property
-    def digest(self) -> str:
-        """Of the corpus."""
+    digest: str
+    """Of the corpus."""
 
     def at(self, row: int) -> tuple[str, str, str]:
         """Id, title and text of a document."""
@@ -83,9 +82,6 @@ class MappedDocuments:
             str(read[last:end], "utf-8", "surrogatepass"),
         )
 
-    def __getitem__(self, doc_id: str) -> Document:
-        return Document(*self.at(self._rows[doc_id]))
-
     def __iter__(self) -> Iterator[str]:
         starts = self._starts
         for row in range(len(self)):
@@ -103,11 +99,6 @@ class MappedDocuments:
                 content.update((end - start).to_bytes(8, "big"))  # as `leret.datasets.corpus.Corpus` frames a part
                 content.update(self._bytes[start:end])
         return content.hexdigest()
-
-    @cached_property
-    def _rows(self) -> dict[str, int]:
-        """Made when a document is first asked for by id: searching does not need it."""
-        return {doc_id: row for row, doc_id in enumerate(self)}
 
 
 def write_documents(corpus: Documents, directory: Path) -> None:
@@ -134,13 +125,12 @@ _MAX_CACHED = 1 << 16
 _new_passage = tuple.__new__
 
 
-class Passages:
-    """Makes rankings; safe for many threads."""
+def make_passages(documents: DocumentTable) -> Callable[[Sequence[int], Sequence[float]], Ranking]:
+    """A function from (n,) rows and their scores to a ranking, in the order given. Thread-safe."""
+    at = lru_cache(_MAX_CACHED)(documents.at)
 
-    def __init__(self, documents: DocumentTable) -> None:
-        self._at = lru_cache(_MAX_CACHED)(documents.at)
-
-    def ranking(self, rows: Sequence[int], scores: Sequence[float]) -> Ranking:
-        """Passages of (n,) rows and their scores, in the order given."""
-        at = self._at  # as Passage(...) does it, without a call of its __new__ for each
+    def passages(rows: Sequence[int], scores: Sequence[float]) -> Ranking:
+        # as Passage(...) does it, without a call of its __new__ for each
         return tuple([_new_passage(Passage, (*at(row), score)) for row, score in zip(rows, scores, strict=True)])
+
+    return passages

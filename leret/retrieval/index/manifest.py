@@ -112,7 +112,6 @@ class Manifest(BaseModel):
         return same_places and all(getattr(self, name) == getattr(other, name) for name in decides)
 
     def require_corpus(self, corpus: Documents, directory: Path) -> None:
-        """Refuse another corpus."""
         if self.corpus != corpus.digest:
             raise RetrievalError(
                 f"{directory} is an index of another corpus ({self.documents} documents, digest {self.corpus}; "
@@ -175,7 +174,12 @@ def read_manifest(directory: Path) -> Manifest:
 
 def write_manifest(manifest: Manifest, directory: Path) -> Manifest:
     """Finish an index: list its files, then write the manifest."""
-    files = {name: (path.stat().st_size, _content(path)) for name, path in _files(directory)}
+    found = {path.relative_to(directory): path for path in sorted(directory.rglob("*")) if path.is_file()}
+    files = {
+        name.as_posix(): (path.stat().st_size, _content(path))
+        for name, path in found.items()
+        if name.name not in {MANIFEST, ".key"} and not _REWRITTEN.intersection(name.parts)
+    }
     values = {**manifest.model_dump(), "files": files}
     write_atomically(directory / MANIFEST, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
     return read_manifest(directory)
@@ -212,15 +216,6 @@ def check_files(manifest: Manifest, directory: Path, *, content: bool) -> list[s
         if stored != manifest.corpus:
             problems.append(f"the stored documents are of the corpus {stored}, and {MANIFEST} says {manifest.corpus}")
     return problems
-
-
-def _files(directory: Path) -> list[tuple[str, Path]]:
-    found = [(path.relative_to(directory), path) for path in sorted(directory.rglob("*")) if path.is_file()]
-    return [
-        (name.as_posix(), path)
-        for name, path in found
-        if name.name not in {MANIFEST, ".key"} and not _REWRITTEN.intersection(name.parts)
-    ]
 
 
 def _content(path: Path) -> str:

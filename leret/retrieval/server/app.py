@@ -11,14 +11,13 @@ import resource
 import signal
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 import leret
 from leret.core.errors import LeretError, RetrievalError
@@ -57,10 +56,9 @@ class ServerSettings:
 
     token: str | None = None  # None lets in who asks for the host by its number, or as here named
     host: str = "localhost"  # name that the server is reached by, beside localhost
-    max_waiting: int = 1024  # queries in the queue
+    max_waiting: int = 1024  # queries in the queue, and in a request
     max_batch: int = 64  # queries that the engine is asked at once
     max_k: int = 1000
-    max_queries: int = 1024
     max_documents: int = 64_000  # what leret's client asks at most by default
     max_body: int = 4 << 20  # bytes a request
     read_s: float = 60.0  # until the body of a request must be there
@@ -69,7 +67,7 @@ class ServerSettings:
 class _Metrics:
     """What /metrics shows; a registry of its own, so that a process may hold several servers."""
 
-    def __init__(self, engine: str, index: str, n_waiting: Callable[[], float]) -> None:
+    def __init__(self, n_waiting: Callable[[], float]) -> None:
         self.registry = CollectorRegistry()
         new: dict[str, Any] = {"registry": self.registry}
         self.requests = Counter("leret_requests", "Requests by path and status.", ("path", "status"), **new)
@@ -80,8 +78,6 @@ class _Metrics:
         self.batches = Histogram("leret_batch_queries", "Queries of a batch.", buckets=sizes, **new)
         self.engine = Histogram("leret_engine_seconds", "Seconds of a batch in the engine.", **new)
         Gauge("leret_queue_queries", "Queries that wait.", **new).set_function(n_waiting)
-        Gauge("leret_start_time_seconds", "When the server started.", **new).set(time.time())
-        Info("leret_retriever", "What is served.", **new).info({"engine": engine, "index": index})
 
     def on_batch(self, n: int, seconds: float) -> None:
         self.queries.inc(n)
@@ -104,17 +100,11 @@ class RetrieverServer:
         self.settings = allowed = settings or ServerSettings()
         self.index = retriever.digest
         self._facts = {"engine": engine, "index": self.index, "corpus": corpus, "documents": documents}
-        self._limits = Limits(
-            min(allowed.max_k, allowed.max_documents),
-            min(allowed.max_queries, allowed.max_waiting),
-            allowed.max_documents,
-        )
-        self._metrics = _Metrics(engine, self.index, lambda: self.batcher.n_waiting)
+        self._limits = Limits(allowed.max_k, allowed.max_waiting, allowed.max_documents)
+        self._metrics = _Metrics(lambda: self.batcher.n_waiting)
         self.batcher = SearchBatcher(retriever, allowed.max_batch, allowed.max_waiting, self._metrics.on_batch)
-        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="leret-encode")
 
     def application(self) -> web.Application:
-        """The aiohttp application."""
         app = web.Application(client_max_size=self.settings.max_body, middlewares=[self._outermost])
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._show_metrics)
@@ -128,7 +118,6 @@ class RetrieverServer:
 
     async def _close(self, _: web.Application) -> None:
         self.batcher.close()
-        self._encoder.shutdown(wait=False, cancel_futures=True)
 
     async def _colbert(self, request: web.Request) -> web.Response:
         values = await self._json(request) if request.method == "POST" else request.query
@@ -147,7 +136,6 @@ class RetrieverServer:
         return _answer(await self._encoded(retrieve_answer, found, asked.return_scores))
 
     async def _json(self, request: web.Request) -> Any:
-        """The JSON of a body."""
         try:
             async with asyncio.timeout(self.settings.read_s):
                 body = await request.read()
@@ -163,7 +151,7 @@ class RetrieverServer:
         """A large answer is made in a thread: others are answered meanwhile."""
         if sum(map(len, found)) < _MANY:
             return answer(found, fact)
-        return await asyncio.get_running_loop().run_in_executor(self._encoder, answer, found, fact)
+        return await asyncio.to_thread(answer, found, fact)
 
     async def _health(self, request: web.Request) -> web.Response:
         facts: dict[str, Any] = {"status": "ok"}
@@ -310,11 +298,6 @@ class _Refusal(asyncio.Protocol):
 
 def _http_log() -> logging.Logger:
     """Without what a client did: bytes that are no HTTP have had their 400."""
-
-    def is_ours(record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
-
-    log = logging.getLogger("leret.server")
-    log.addFilter(is_ours)
+    log, theirs = logging.getLogger("leret.server"), (HttpProcessingError, web.RequestPayloadError)
+    log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], theirs)))
     return log

@@ -29,9 +29,7 @@ class Limits:
 
 
 def _number(value: Any) -> Any:
-    """Of a URL all values are text; a null is no value."""
-    if value is None:
-        return 10
+    """Of a URL all values are text."""
     return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
 
 
@@ -47,7 +45,6 @@ class SingleRequest(BaseModel):
 
     @property
     def queries(self) -> list[str]:
-        """The query, as a batch."""
         return [self.query]
 
 

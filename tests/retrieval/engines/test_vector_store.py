@@ -28,7 +28,7 @@ def written(request, tmp_path):
 
 def test_the_nearest_are_those_of_all_inner_products(written, tmp_path):
     store, settings = written
-    opened = store.open(tmp_path, settings)
+    opened = store(tmp_path, settings)
     queries = VECTORS[:20] + np.float32(0.05)
     products = queries @ VECTORS.T
     rows, scores = opened.nearest(queries, 10)
@@ -44,4 +44,4 @@ def test_a_store_that_is_gone_is_said(written, tmp_path):
     path = tmp_path / store.name
     path.write_bytes(b"") if path.is_file() else shutil.rmtree(path)
     with pytest.raises(RetrievalError, match=r"build (it|the index) again"):
-        store.open(tmp_path, settings)
+        store(tmp_path, settings)

@@ -6,7 +6,7 @@ import pytest
 from leret.core.errors import RetrievalError
 from leret.core.types import Document, Passage
 from leret.datasets.corpus import Corpus
-from leret.retrieval.index.documents import InMemoryDocuments, MappedDocuments, Passages, write_documents
+from leret.retrieval.index.documents import InMemoryDocuments, MappedDocuments, make_passages, write_documents
 
 CORPUS = Corpus([Document("é", "", "a\ud800b"), Document("b\0", "Title", ""), Document("c", "T", "x" * 99)])
 
@@ -17,13 +17,13 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_what_is_written_is_what_is_read_by_row_and_by_id(folder):
+def test_what_is_written_is_what_is_read_by_row(folder):
     mapped, memory = MappedDocuments(folder, CORPUS.digest), InMemoryDocuments(CORPUS)
     assert [mapped.at(row) for row in range(3)] == [memory.at(row) for row in range(3)]
-    assert {doc_id: mapped[doc_id] for doc_id in mapped} == dict(CORPUS.items())
+    assert list(mapped) == list(CORPUS)
     assert (len(mapped), mapped.content_digest()) == (3, CORPUS.digest)
     first, last = Passage("c", "T", "x" * 99, 2.0), Passage("é", "", "a\ud800b", 1.0)
-    assert Passages(mapped).ranking([2, 0], [2.0, 1.0]) == (first, last)
+    assert make_passages(mapped)([2, 0], [2.0, 1.0]) == (first, last)
 
 
 def test_documents_that_are_there_are_not_written_again(folder):

@@ -60,7 +60,7 @@ def test_every_protocol_of_our_client_gives_what_the_engine_gave(protocol):
 )
 def test_a_bad_request_is_told_what_is_wrong(method, path, body, status, says):
     engine = Echo()
-    with running(engine, max_k=50, max_queries=4, max_documents=100, max_body=250_000) as server:
+    with running(engine, max_k=50, max_waiting=4, max_documents=100, max_body=250_000) as server:
         answer = requests.request(method, f"{server.url}{path}", data=body, timeout=20)
         assert answer.status_code == status
         assert (answer.json()["error"], says in answer.json()["message"]) == (True, True), answer.text
