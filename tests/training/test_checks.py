@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, MistralConfig, MistralForCausalLM
 
+from leret.config.policy import LocalPolicySettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
@@ -123,7 +124,7 @@ def test_the_trainer_gets_the_tokens_that_the_engine_sampled(original, encoder):
     """Prompt and completion ids of the engine, against those of the preference rows that reach TRL's loss."""
     with Store(original.store, read_only=True) as store:
         requests = [Request(group.state.messages, tuple(range(4)), 1.0, 12) for group in store.groups()]
-    policy = LocalPolicy("demo")
+    policy = LocalPolicy(LocalPolicySettings())
     n = 0
     try:
         for request in requests:
