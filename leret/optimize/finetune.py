@@ -21,11 +21,11 @@ from leret.core.yaml import Placed
 from leret.policies.checkpoints import find_model, model_digest
 from leret.training.algorithms import TrainingRecipe
 from leret.training.checkpoints import CheckpointDirectory, TrainReport
+from leret.training.checkpoints import TrainingJob as Fit
 from leret.training.checks import check_ids
 from leret.training.data import TrainingExample, examples_digest
 from leret.training.model import InitialPolicy, training_record
 from leret.training.process import Interrupt
-from leret.training.stage import TrainingJob as Fit
 from leret.training.stage import train_job
 
 S = TypeVar("S", bound=Settings)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +29,7 @@ from leret.training.alarms import best_step
 from leret.training.algorithms import ALGORITHMS, OnlineAlgorithm
 from leret.training.algorithms.base import Algorithm, TrainerInputs
 from leret.training.callbacks import check_trackers, monitored, training_callback
-from leret.training.checkpoints import CheckpointDirectory, TrainingRecord, TrainReport, checkpoint_step
+from leret.training.checkpoints import CheckpointDirectory, TrainingJob, TrainingRecord, TrainReport, checkpoint_step
 from leret.training.checks import check_loss, check_parity, refuse_leaks
 from leret.training.data import Encoded, TokenEncoder, TrainingExample, end_token, examples_digest
 from leret.training.memory import check_memory, estimate_memory
@@ -61,24 +61,6 @@ class TrainPlan:
     steps: int  # on one device, at most
     done: bool
     resumes_at: int  # step of the checkpoint to go on from; 0 for a fresh start
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingJob:
-    """A training with its inputs: what a recipe and a run make, or other code."""
-
-    recipe: TrainingRecipe
-    initial: InitialPolicy
-    examples: Sequence[TrainingExample]
-    directory: CheckpointDirectory
-    key: Mapping[str, Any]  # what the result follows from; stands in training.json
-    max_steps: int | None  # optimizer steps instead of the recipe's epochs; 0 gives the initial policy again
-    enable_thinking: bool | None  # of the chat template, as the examples were sampled
-    check: Callable[[TokenEncoder, Sequence[Encoded]], None]  # refuses examples that were not sampled so
-    validation: Validation | None = None
-    event: Callable[..., None] | None = None  # of `Run.event`, for alarms
-    run: Run | None = None  # of an online algorithm, which samples its tasks instead of reading examples
-    tasks: Sequence[Task] = ()
 
 
 def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None) -> TrainReport:
@@ -283,12 +265,7 @@ def fit(
     if isinstance(algorithm, OnlineAlgorithm) and not cast(RoundRecipe, recipe).by_trl:
         from leret.training.online.loop import fit_online
 
-        if job.run is None:
-            raise TrainingError(
-                f"algorithm: {recipe.algorithm} samples a run's tasks afresh; for examples: sft, dpo, ipo"
-            )
-        given = cast(RoundRecipe, recipe), algorithm, job.initial, job.run, job.tasks, directory, job.key
-        return fit_online(*given, progress, interrupt, validation=job.validation, event=job.event), True
+        return fit_online(job, algorithm, progress, interrupt), True
     with training_process(recipe.threads if device == "cpu" else None), ExitStack() as opened:
         model, tokenizer = load_for_training(job.initial, recipe.lora, recipe.dtype)
         make = _trl_online if isinstance(algorithm, OnlineAlgorithm) else _trainer
@@ -298,11 +275,8 @@ def fit(
         steps, seconds = int(trainer.state.global_step), time.monotonic() - began
         log = [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
         record = TrainingRecord.of(
-            recipe,
-            job.initial,
-            job.key,
+            job,
             log,
-            () if job.validation is None else job.validation.ids,
             examples=n_examples,
             dropped=max(0, len(job.examples) - n_examples),
             steps=steps,
