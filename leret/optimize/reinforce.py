@@ -24,10 +24,10 @@ from leret.core.errors import TrainingError
 from leret.core.runs import versions
 from leret.optimize.finetune import ONE_TRAINING, default_run_dir, initial_policy, validated
 from leret.policies.dspy_lm import PolicyEngine
+from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.checkpoints import CheckpointDirectory, TrainingRecord
 from leret.training.data import TokenEncoder, TrainingExample, end_token
 from leret.training.model import InitialPolicy, library_of, pick_device, positions, save_policy, stop_ids
-from leret.training.online.recipe import Objective
 from leret.training.process import training_process
 
 if TYPE_CHECKING:
@@ -73,15 +73,8 @@ class GRPOTraining:
         end = end_token(self.tokenizer, stop_ids(self.model))
         self._encoder = TokenEncoder(self.tokenizer, end, settings.enable_thinking)
         self._limit = min(settings.max_length, positions(self.model) or settings.max_length)
-        self._update = Update(
-            self.model,
-            self.tokenizer.pad_token_id,
-            Objective(),
-            learning_rate=settings.learning_rate,
-            max_grad_norm=settings.max_grad_norm,
-            batch_size=settings.per_device_train_batch_size,
-            bfloat16=settings.dtype == "bfloat16",
-        )
+        recipe = validated(GRPORecipe, settings.model_dump(exclude={"scale_rewards", "enable_thinking"}))
+        self._update = Update(self.model, self.tokenizer.pad_token_id, recipe)
 
     def step(self, groups: Sequence[Group]) -> bool:
         """Take one optimizer step on the groups; False where none has two rewards, and nothing changes.

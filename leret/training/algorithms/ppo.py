@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
 from leret.training.online.algorithm import OnlineAlgorithm, writing
-from leret.training.online.recipe import Objective, OnlineRecipe
+from leret.training.online.recipe import OnlineRecipe
 
 if TYPE_CHECKING:
     from leret.training.online.rounds import Sampled
@@ -37,9 +36,8 @@ class PPORecipe(OnlineRecipe):
     whiten_advantages: bool = True
 
     @property
-    def objective(self) -> Objective:
-        """With the loss of the values."""
-        return replace(super().objective, vf_coef=self.vf_coef, cliprange_value=self.cliprange_value)
+    def values_loss(self) -> tuple[float, float]:
+        return self.vf_coef, self.cliprange_value
 
 
 def estimate(recipe: PPORecipe, sampled: Sampled, batch: RolloutBatch, beta: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from leret.training.online.advantages import mini_batches, on_one_side, spread
 from leret.training.online.losses import KL, KLController
 from leret.training.online.recipe import OnlineRecipe
 from leret.training.online.rounds import Sampled
-from leret.training.online.update import Reference, RolloutBatch, Update, load_trainable, make_optimizer, make_schedule
+from leret.training.online.update import Reference, RolloutBatch, Update, load_trainable, make_schedule
 from leret.training.validation import Validation
 
 
@@ -39,10 +38,7 @@ class WritingLearner:
             enable_thinking=getattr(sampled, "enable_thinking", None),
         )  # fmt: skip
         self.update = Update(
-            self.model, self.tokenizer.pad_token_id, replace(recipe.objective, temperature=self.temperature),
-            learning_rate=recipe.learning_rate, max_grad_norm=recipe.max_grad_norm,
-            batch_size=recipe.per_device_train_batch_size, optimizer=make_optimizer(recipe), reference=reference,
-            bfloat16=recipe.dtype == "bfloat16",
+            self.model, self.tokenizer.pad_token_id, recipe, temperature=self.temperature, reference=reference
         )  # fmt: skip
         self.kl = KLController(recipe.beta, recipe.target_kl, recipe.kl_horizon)
         self._schedule = make_schedule(recipe, self.update.optimizer, recipe.n_steps(n_tasks))
@@ -59,7 +55,7 @@ class WritingLearner:
             self._check_memory(sampled)
         batch = RolloutBatch.of(sampled.sequences, sampled.groups.to(update.device))
         steps = recipe.num_iterations * recipe.num_mini_batches
-        if steps > 1 or recipe.kl_in_reward or recipe.objective.vf_coef:
+        if steps > 1 or recipe.kl_in_reward or update.value_head is not None:
             batch.old_logps, batch.values = update.evaluate(batch)
         if update.reference is not None:
             batch.reference = update.evaluate(batch, reference=True)[0]
