@@ -20,7 +20,7 @@ from leret.sampling.rollouts.environment import Environment
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from leret.training.algorithms import ALGORITHMS
-from leret.training.algorithms.preference import PairCollator, preference_rows
+from leret.training.algorithms.preference import collate_pairs, preference_rows
 from leret.training.checks import check_loss, check_parity
 from leret.training.data import Encoded, TokenEncoder, TrainingExample, end_token, read_preferences
 from leret.training.model import find_initial, load_for_training, stop_ids
@@ -131,7 +131,7 @@ def test_the_trainer_gets_the_tokens_that_the_engine_sampled(original, encoder):
             pair = asyncio.run(policy.complete(request))[:2]
             encoded = encoder.encode([TrainingExample("q", request.messages, tuple(one.text for one in pair))])
             row = {name: values[0] for name, values in preference_rows(encoded).items()}
-            batch = PairCollator(encoder.tokenizer.pad_token_id, sequence=False)([row])
+            batch = collate_pairs([row], encoder.tokenizer.pad_token_id, sequence=False)
             prompt = list(policy._encoder.encode(request.messages).token_ids)
             assert len(prompt) == pair[0].n_prompt_tokens
             for place, completion in enumerate(pair):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from leret.training.algorithms.preference import DPORecipe, IPORecipe, PairCollator, pair_loss
+from leret.training.algorithms.preference import DPORecipe, IPORecipe, collate_pairs, pair_loss
 from leret.training.data import Encoded
 from tests.training.training_runs import logp, moved, trainer_of
 
@@ -112,7 +112,7 @@ def test_the_mask_of_the_sequence_reduction_sums_to_one(packed, sequence):
         {"prompt_tokens": [1, 2], "chosen_tokens": [3, 4, 5], "rejected_tokens": [6]},
         {"prompt_tokens": [7], "chosen_tokens": [8], "rejected_tokens": [9, 9]},
     ]
-    mask = PairCollator(0, sequence=sequence, packed=packed)(rows)["completion_mask"]
+    mask = collate_pairs(rows, 0, sequence=sequence, packed=packed)["completion_mask"]
     lengths = [3, 1, 1, 2]
     assert mask[:, 1:].sum(dim=1).tolist() == lengths
     assert mask.sum(dim=1).tolist() == ([1] * 4 if sequence else lengths)
