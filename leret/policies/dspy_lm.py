@@ -115,7 +115,6 @@ class PolicyLM(dspy.LM):
     """
 
     def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
-        """Complete a prompt, as ``dspy.LM`` does."""
         with self._calling(kwargs):
             return super().__call__(prompt, messages=messages, **kwargs)
 

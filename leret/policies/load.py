@@ -110,20 +110,16 @@ class PolicySet:
 
     @property
     def digests(self) -> dict[str, str]:
-        """Those of its policies."""
         return {predictor: policy.digest for predictor, policy in self.by_predictor.items()}
 
     @property
     def digest(self) -> str:
-        """Names all of them."""
         return digest("policies", self.digests)
 
     async def complete(self, request: Request) -> list[Completion]:
-        """By the policy of the predictor that asks."""
         return await policy_for(self, request.predictor).complete(request)
 
     async def aclose(self) -> None:
-        """Close all of them."""
         for policy in {id(policy): policy for policy in self.by_predictor.values()}.values():
             await policy.aclose()
 

@@ -100,7 +100,6 @@ class LocalPolicy(SharedInstance):
         return self._worker.closed
 
     async def complete(self, request: Request) -> list[Completion]:
-        """Complete one prompt, together with whatever else is waiting."""
         return await asyncio.wrap_future(self.submit(request))
 
     def submit(self, request: Request) -> Future[list[Completion]]:

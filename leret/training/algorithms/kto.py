@@ -160,12 +160,11 @@ def oracle_loss(recipe: KTORecipe, model: Any, rows: Sequence[Mapping[str, Any]]
     return float(losses.mean())
 
 
-def describe(recipe: KTORecipe) -> str:
-    """For the model card."""
+def _describe(recipe: KTORecipe) -> str:
     against = "the mean reward of their state" if recipe.baseline == "mean" else f"a reward of {recipe.baseline:g}"
     return (
         f"Kahneman-Tversky optimization (arXiv 2402.01306) on completions above and below {against}, beta {recipe.beta}"
     )
 
 
-KTO = Algorithm(KTORecipe, read_examples, make_trainer, oracle_loss, describe)
+KTO = Algorithm(KTORecipe, read_examples, make_trainer, oracle_loss, _describe)

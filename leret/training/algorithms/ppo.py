@@ -58,9 +58,8 @@ def estimate(recipe: PPORecipe, sampled: Sampled, batch: RolloutBatch, beta: flo
     batch.advantages = whiten(advantages, mask) if recipe.whiten_advantages else advantages
 
 
-def describe(recipe: PPORecipe) -> str:
-    """For the model card."""
+def _describe(recipe: PPORecipe) -> str:
     return f"proximal policy optimization (arXiv 1707.06347) with GAE (arXiv 1506.02438), lambda {recipe.lam}"
 
 
-PPO = OnlineAlgorithm(PPORecipe, writing(estimate), describe)
+PPO = OnlineAlgorithm(PPORecipe, writing(estimate), _describe)

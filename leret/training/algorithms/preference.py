@@ -179,8 +179,7 @@ def oracle_loss(recipe: DPORecipe | IPORecipe, model: Any, rows: Sequence[Mappin
 _SIDES = ("chosen", "rejected")
 
 
-def describe(recipe: DPORecipe | IPORecipe) -> str:
-    """For the model card."""
+def _describe(recipe: DPORecipe | IPORecipe) -> str:
     if isinstance(recipe, DPORecipe):
         text = f"direct preference optimization (arXiv 2305.18290), beta {recipe.beta}"
     else:
@@ -193,5 +192,5 @@ def describe(recipe: DPORecipe | IPORecipe) -> str:
     return f"{text}, with losses {mixture}" if recipe.losses else text
 
 
-DPO = Algorithm(DPORecipe, read_examples, make_trainer, oracle_loss, describe)
-IPO = Algorithm(IPORecipe, read_examples, make_trainer, oracle_loss, describe)
+DPO = Algorithm(DPORecipe, read_examples, make_trainer, oracle_loss, _describe)
+IPO = Algorithm(IPORecipe, read_examples, make_trainer, oracle_loss, _describe)

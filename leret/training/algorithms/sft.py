@@ -129,10 +129,9 @@ def _sequence(row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     return row["input_ids"][:n], row["input_ids"][n:]
 
 
-def describe(recipe: SFTRecipe) -> str:
-    """For the model card."""
+def _describe(recipe: SFTRecipe) -> str:
     what = "reference answers" if recipe.targets == "answer" else f"the {recipe.targets} completions of a state"
     return f"supervised fine-tuning on {what}"
 
 
-SFT = Algorithm(SFTRecipe, read_examples, make_trainer, oracle_loss, describe)
+SFT = Algorithm(SFTRecipe, read_examples, make_trainer, oracle_loss, _describe)

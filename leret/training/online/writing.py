@@ -45,11 +45,9 @@ class WritingLearner:
 
     @property
     def learning_rate(self) -> float:
-        """Of the next step."""
         return float(self._schedule.get_last_lr()[0])
 
     def learn(self, sampled: Sampled, number: int) -> dict[str, float]:
-        """Update by a round; returns the figures of its log entry."""
         recipe, update = self.recipe, self.update
         if number == 0:
             self._check_memory(sampled)
@@ -108,11 +106,9 @@ class WritingLearner:
         return entry
 
     def validate(self, validation: Validation, step: int) -> dict[str, float]:
-        """Run the program on held-out tasks."""
         return validation.run_model(self.model, self.tokenizer, step)
 
     def state(self, directory: Path) -> dict[str, Any]:
-        """All that the next update depends on."""
         return {
             "weights": {name: weight.detach() for name, weight in self.update.trained().items()},
             "optimizer": self.update.optimizer.state_dict(),
@@ -121,7 +117,6 @@ class WritingLearner:
         }
 
     def load_state(self, state: Mapping[str, Any], directory: Path) -> None:
-        """Go on from there."""
         with torch.no_grad():
             for name, weight in self.update.trained().items():
                 weight.copy_(state["weights"][name])
@@ -130,6 +125,5 @@ class WritingLearner:
         self.kl.coefficient = state["kl_coef"]
 
     def save(self, directory: Path) -> tuple[str, str]:
-        """Write the policy; returns its base's name and the library that loads it, for the model card."""
         save_policy(self.model, self.tokenizer, directory)
         return self._initial.base_model, library_of(self.model)
