@@ -23,11 +23,12 @@ from leret.core.dspy_internals import ReinforceJob, TrainDataFormat, TrainingSta
 from leret.core.errors import TrainingError
 from leret.core.runs import versions
 from leret.optimize.finetune import ONE_TRAINING, default_run_dir, initial_policy, validated
+from leret.policies.checkpoints import pick_device, positions
 from leret.policies.dspy_lm import PolicyEngine
 from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.checkpoints import CheckpointDirectory, TrainingRecord
 from leret.training.data import TokenEncoder, TrainingExample, end_token
-from leret.training.model import InitialPolicy, library_of, pick_device, positions, save_policy, stop_ids
+from leret.training.model import InitialPolicy, library_of, save_policy, stop_ids
 from leret.training.process import training_process
 
 if TYPE_CHECKING:

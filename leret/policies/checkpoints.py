@@ -151,7 +151,7 @@ def load_model(path: Path, *, device: str, dtype: str, template: str | None = No
     ``device: auto`` is CUDA where there is one; ``dtype: auto`` is float32 on a CPU, and the saved one elsewhere.
     ``template`` as in `load_tokenizer`.
     """
-    place, base = _device(device), adapter_base(path)
+    place, base = pick_device(device), adapter_base(path)
     model = load_weights(base or path, "float32" if dtype == "auto" and place == "cpu" else dtype)
     _check_architecture(base or path, model.config)
     if base is not None:
@@ -162,7 +162,8 @@ def load_model(path: Path, *, device: str, dtype: str, template: str | None = No
     return LoadedModel(model.to(place), tokenizer)
 
 
-def _device(device: str) -> str:
+def pick_device(device: str) -> str:
+    """``auto`` is the first GPU where there is one, and the CPU where not; `PolicyError` where it is not there."""
     import torch
 
     if device == "auto":
@@ -171,7 +172,7 @@ def _device(device: str) -> str:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise PolicyError(
-            f"device {device} cannot be used here ({str(error).splitlines()[0]}); use device: auto or cpu"
+            f"device: {device} is not available here ({str(error).splitlines()[0]}); use auto or cpu"
         ) from error
     return device
 
@@ -202,6 +203,12 @@ def load_weights(path: Path, dtype: str, **settings: Any) -> Any:
             f"{path} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}); save the whole model again"
         )
     return model
+
+
+def positions(model: Any) -> int | None:
+    """Tokens that a model can take at most; None where its configuration does not say."""
+    n = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return n if isinstance(n, int) and n > 0 else None
 
 
 def _first_line(error: BaseException) -> str:

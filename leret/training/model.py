@@ -165,23 +165,6 @@ def library_of(model: Any) -> str:
     return "peft" if hasattr(model, "peft_config") else "transformers"
 
 
-def pick_device(device: str) -> str:
-    """``auto`` is the first GPU where there is one, and the CPU where not; `TrainingError` where it is not there."""
-    import torch
-
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
-        raise TrainingError(f"device: {device} is not available here; use auto or cpu")
-    return device
-
-
-def positions(model: Any) -> int | None:
-    """Tokens that the model can take at most; None where its configuration does not say."""
-    value = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return int(value) if value else None
-
-
 def stop_ids(model: Any) -> tuple[int, ...]:
     """The ids at which generation stops."""
     value = getattr(model.generation_config, "eos_token_id", None)

@@ -24,6 +24,7 @@ from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.stages import check_resumable
 from leret.core.types import Task
+from leret.policies.checkpoints import pick_device, positions
 from leret.policies.serving.model import sampled_settings
 from leret.training.alarms import best_step
 from leret.training.algorithms import ALGORITHMS, OnlineAlgorithm
@@ -38,8 +39,6 @@ from leret.training.model import (
     find_initial,
     library_of,
     load_for_training,
-    pick_device,
-    positions,
     save_policy,
     stop_ids,
     training_record,

@@ -17,7 +17,7 @@ from leret.training.algorithms.base import completion_logps
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.data import TokenEncoder, end_token
-from leret.training.model import find_initial, load_for_training, pick_device, stop_ids
+from leret.training.model import find_initial, load_for_training, stop_ids
 from leret.training.stage import train
 from tests.training.training_runs import changed, fail, sampled_run, trainer_of
 
@@ -169,8 +169,3 @@ def test_a_base_that_changed_since_it_was_sampled_is_refused(run):
     run.update(rounds=[{"policy": "base", "model": "base", "digest": "f" * 32}])
     with pytest.raises(TrainingError, match=r"is no longer the one that .* was sampled from"):
         train(SFT, run)
-
-
-def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(TrainingError, match="device: tpu is not available"):
-        pick_device("tpu")

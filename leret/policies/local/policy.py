@@ -15,7 +15,7 @@ from leret.core.errors import PolicyError
 from leret.core.types import SharedInstance
 from leret.core.usage import UsageMeter
 from leret.policies.base import Completion, Messages, Request
-from leret.policies.checkpoints import LoadedModel, find_model, load_model, model_digest
+from leret.policies.checkpoints import LoadedModel, find_model, load_model, model_digest, positions
 from leret.policies.local.batching import BatchWorker
 from leret.policies.local.chat_template import PromptEncoder
 
@@ -78,7 +78,7 @@ class LocalPolicy(SharedInstance):
         self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
         self.device = str(next(loaded.model.parameters()).device)
         self.tokenizer = loaded.tokenizer
-        self._encoder = PromptEncoder(loaded.tokenizer, _n_positions(loaded.model), name, settings.enable_thinking)
+        self._encoder = PromptEncoder(loaded.tokenizer, positions(loaded.model), name, settings.enable_thinking)
         self.max_batch_tokens = 16_384 if self.device == "cpu" else 131_072  # of prompts and completions, with padding
         self._decoder = self._make_decoder(loaded.model)
         self._worker: BatchWorker[Job, list[Completion]] = BatchWorker(
@@ -239,11 +239,6 @@ def _evaluation_mode(model: Any) -> Iterator[None]:
     finally:
         if in_training:
             model.train()
-
-
-def _n_positions(model: Any) -> int | None:
-    n = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return n if isinstance(n, int) and n > 0 else None
 
 
 def _out_of_memory(error: Exception) -> bool:

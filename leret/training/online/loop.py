@@ -21,11 +21,11 @@ from leret.core.files import write_atomically
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.types import digest
+from leret.policies.checkpoints import pick_device
 from leret.sampling.rollouts.environment import Environment
 from leret.training.alarms import best_step
 from leret.training.callbacks import Monitor, monitored
 from leret.training.checkpoints import TrainingJob, TrainingRecord, TrainReport, checkpoint_step
-from leret.training.model import pick_device
 from leret.training.online.algorithm import Learner, OnlineAlgorithm
 from leret.training.online.recipe import RoundRecipe
 from leret.training.online.rounds import RoundSampler, round_of
