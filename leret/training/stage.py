@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -73,20 +73,16 @@ def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None)
     """
     job = make_job(recipe, run)
     with nullcontext() if job.validation is None else closing(job.validation.environment):
-        report, is_main = train_job(job, progress, writing=run.writing)
+        report, is_main = train_job(job, progress)
     if is_main and not report.already:
         _note(job, run, report)
     return report
 
 
 def train_job(
-    job: TrainingJob,
-    progress: Progress | None = None,
-    *,
-    writing: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    interrupt: Interrupt | None = None,
+    job: TrainingJob, progress: Progress | None = None, *, interrupt: Interrupt | None = None
 ) -> tuple[TrainReport, bool]:
-    """As `train`, of a job; ``writing`` is held meanwhile, and an ``interrupt`` may come from another thread.
+    """As `train`, of a job; an ``interrupt`` may come from another thread.
 
     Returns:
         The report, and whether this process is the one that writes, where several train together.
@@ -98,13 +94,13 @@ def train_job(
             record = _finished(job)
             directory.clear()
             return record.report(directory.policy, time.monotonic() - began, already=True), True
-        with writing():
+        with nullcontext() if job.run is None else job.run.writing():
             before = directory.begun_with()
             if before is None:
                 directory.begin(job.key)
             else:
                 _check_same(job, before)
-            return fit(job, progress, interrupt)
+            return fit(job, progress or Silent(), interrupt or Interrupt())
 
 
 def plan(recipe: TrainingRecipe, run: Run) -> TrainPlan:
@@ -250,14 +246,8 @@ def _note(job: TrainingJob, run: Run, report: TrainReport) -> None:
     run.event("train", "done", policy=name, algorithm=job.recipe.algorithm, **facts)
 
 
-def fit(
-    job: TrainingJob, progress: Progress | None = None, interrupt: Interrupt | None = None
-) -> tuple[TrainReport, bool]:
-    """Train and publish one policy, or go on with it from its last checkpoint.
-
-    Returns:
-        The report, and whether this process is the one that writes, where several train together.
-    """
+def fit(job: TrainingJob, progress: Progress, interrupt: Interrupt) -> tuple[TrainReport, bool]:
+    """Train and publish one policy, or go on with it from its last checkpoint; returns what `train_job` does."""
     began = time.monotonic()
     recipe, directory = job.recipe, job.directory
     algorithm, device = ALGORITHMS[recipe.algorithm], pick_device(recipe.device)
@@ -269,8 +259,7 @@ def fit(
         model, tokenizer = load_for_training(job.initial, recipe.lora, recipe.dtype)
         make = _trl_online if isinstance(algorithm, OnlineAlgorithm) else _trainer
         trainer, n_examples, difference = make(job, TrainerInputs(model, tokenizer, (), directory.path, device), opened)
-        stop = interrupt or Interrupt()
-        resumed_from = 0 if job.max_steps == 0 else _step(trainer, job, tokenizer, progress or Silent(), stop)
+        resumed_from = 0 if job.max_steps == 0 else _step(trainer, job, tokenizer, progress, interrupt)
         steps, seconds = int(trainer.state.global_step), time.monotonic() - began
         log = [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
         record = TrainingRecord.of(

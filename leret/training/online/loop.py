@@ -18,7 +18,7 @@ import torch
 
 from leret.core.errors import TrainingError
 from leret.core.files import write_atomically
-from leret.core.progress import Progress, Silent
+from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.types import digest
 from leret.policies.checkpoints import pick_device
@@ -112,16 +112,14 @@ class OnlineTraining:
         self.learner.policy.close()
 
 
-def fit_online(
-    job: TrainingJob, algorithm: OnlineAlgorithm, progress: Progress | None = None, interrupt: Interrupt | None = None
-) -> TrainReport:
+def fit_online(job: TrainingJob, algorithm: OnlineAlgorithm, progress: Progress, interrupt: Interrupt) -> TrainReport:
     """Train and publish one policy, or go on with it from its last checkpoint.
 
     Raises:
         LeretError: the loss is no number, an alarm stopped the training, or too many samples failed.
         KeyboardInterrupt: SIGINT or SIGTERM came; a checkpoint was written first.
     """
-    began, progress, interrupt = time.monotonic(), progress or Silent(), interrupt or Interrupt()
+    began = time.monotonic()
     recipe, directory, device = job.recipe, job.directory, pick_device(job.recipe.device)
     if job.run is None:
         raise TrainingError(f"algorithm: {recipe.algorithm} samples a run's tasks afresh; for examples: sft, dpo, ipo")
