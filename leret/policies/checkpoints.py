@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,6 @@ _PLAIN = (
 
 _LOG = logging.getLogger("leret")
 _digests: dict[tuple[str, int, int], bytes] = {}
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model in evaluation mode with its tokenizer."""
-
-    model: Any
-    tokenizer: Any
 
 
 def find_model(name: str | Path) -> Path:
@@ -145,8 +136,8 @@ def adapter_base(path: Path) -> Path | None:
     return find_model(beside if beside.is_dir() else name)
 
 
-def load_model(path: Path, *, device: str, dtype: str, template: str | None = None) -> LoadedModel:
-    """Load a model directory, or an adapter directory merged into its base, for the in-process engine.
+def load_model(path: Path, *, device: str, dtype: str, template: str | None = None) -> tuple[Any, Any]:
+    """A model directory, or an adapter directory merged into its base, in evaluation mode, and its tokenizer.
 
     ``device: auto`` is CUDA where there is one; ``dtype: auto`` is float32 on a CPU, and the saved one elsewhere.
     ``template`` as in `load_tokenizer`.
@@ -159,7 +150,7 @@ def load_model(path: Path, *, device: str, dtype: str, template: str | None = No
     tokenizer = load_tokenizer(path, template)
     tokenizer.model_max_length = 2**62  # lengths are checked against the model, with a word on what to do
     model.eval().requires_grad_(False)
-    return LoadedModel(model.to(place), tokenizer)
+    return model.to(place), tokenizer
 
 
 def pick_device(device: str) -> str:

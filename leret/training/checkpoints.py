@@ -126,7 +126,6 @@ class TrainReport:
 
     @property
     def notes(self) -> list[str]:
-        """What to look at."""
         few = f"{self.examples} examples made {self.steps} steps, which teach little; sample more questions"
         return [few] if self.steps < 10 else []
 

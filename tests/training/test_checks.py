@@ -20,9 +20,9 @@ from leret.sampling.rollouts.environment import Environment
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from leret.training.algorithms import ALGORITHMS
-from leret.training.algorithms.preference import collate_pairs, preference_rows
+from leret.training.algorithms.preference import IPORecipe, collate_pairs, preference_rows, read_examples
 from leret.training.checks import check_loss, check_parity
-from leret.training.data import Encoded, TokenEncoder, TrainingExample, end_token, read_preferences
+from leret.training.data import Encoded, TokenEncoder, TrainingExample, end_token
 from leret.training.model import find_initial, load_for_training, stop_ids
 from tests.tiny import tiny_policy
 from tests.training.training_runs import trainer_of
@@ -114,7 +114,7 @@ def encoder(original):
 
 def check(run, encoder, said=""):
     """The check of a training, of which ``said`` is added to all prompts."""
-    examples = read_preferences(run.preferences)
+    examples = read_examples(IPORecipe(), run)
     for example in examples:
         example.prompt[-1]["content"] += said
     check_parity(run, find_initial(run, "base"), examples, encoder, encoder.encode(examples))

@@ -15,7 +15,7 @@ from leret.core.errors import PolicyError
 from leret.core.types import SharedInstance
 from leret.core.usage import UsageMeter
 from leret.policies.base import Completion, Messages, Request
-from leret.policies.checkpoints import LoadedModel, find_model, load_model, model_digest, positions
+from leret.policies.checkpoints import find_model, load_model, model_digest, positions
 from leret.policies.local.batching import BatchWorker
 from leret.policies.local.chat_template import PromptEncoder
 
@@ -37,12 +37,12 @@ class LocalPolicy(SharedInstance):
 
     def __init__(self, settings: LocalPolicySettings) -> None:
         path = find_model(settings.model)
-        loaded = load_model(path, device=settings.device, dtype=settings.dtype, template=settings.template)
-        tiny = sum(weight.numel() for weight in loaded.model.parameters()) < _TINY
-        on_cpu = next(loaded.model.parameters()).device.type == "cpu"
+        model, tokenizer = load_model(path, device=settings.device, dtype=settings.dtype, template=settings.template)
+        tiny = sum(weight.numel() for weight in model.parameters()) < _TINY
+        on_cpu = next(model.parameters()).device.type == "cpu"
         self._threads = 1 if tiny and on_cpu else None
         name = settings.model if policy_directory(settings.model) else path.resolve().name
-        self._open(loaded, settings, name, model_digest(path))
+        self._open(model, tokenizer, settings, name, model_digest(path))
 
     @classmethod
     def over(
@@ -70,17 +70,17 @@ class LocalPolicy(SharedInstance):
         self._threads = None
         plain = model.get_base_model() if hasattr(model, "peft_config") else model
         settings = LocalPolicySettings(model=name, enable_thinking=enable_thinking)
-        self._open(LoadedModel(plain, tokenizer), settings, name, digest)
+        self._open(plain, tokenizer, settings, name, digest)
         return self
 
-    def _open(self, loaded: LoadedModel, settings: LocalPolicySettings, name: str, digest: str) -> None:
+    def _open(self, model: Any, tokenizer: Any, settings: LocalPolicySettings, name: str, digest: str) -> None:
         self.settings, self.name, self.digest = settings, name, digest
         self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
-        self.device = str(next(loaded.model.parameters()).device)
-        self.tokenizer = loaded.tokenizer
-        self._encoder = PromptEncoder(loaded.tokenizer, positions(loaded.model), name, settings.enable_thinking)
+        self.device = str(next(model.parameters()).device)
+        self.tokenizer = tokenizer
+        self._encoder = PromptEncoder(tokenizer, positions(model), name, settings.enable_thinking)
         self.max_batch_tokens = 16_384 if self.device == "cpu" else 131_072  # of prompts and completions, with padding
-        self._decoder = self._make_decoder(loaded.model)
+        self._decoder = self._make_decoder(model)
         self._worker: BatchWorker[Job, list[Completion]] = BatchWorker(
             self._process, self._plan, name=f"policy {self.name}", start=self._set_threads
         )

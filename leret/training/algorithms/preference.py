@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from leret.config.training import TrainingRecipe
+from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.training.algorithms.base import (
     Algorithm,
@@ -17,13 +18,16 @@ from leret.training.algorithms.base import (
     completion_logps,
     trainer_arguments,
 )
-from leret.training.data import Encoded, TrainingExample, read_preferences
+from leret.training.data import Encoded, TrainingExample, check_predictors, plain
 
 if TYPE_CHECKING:
     import torch
 
 
 Weight = Annotated[float, Field(gt=0)]
+
+
+_COLUMNS = ("prompt", "chosen", "rejected", "question_id", "predictor", "score_chosen", "score_rejected")
 
 
 class PairRecipe(TrainingRecipe):
@@ -108,8 +112,43 @@ def collate_pairs(
 
 
 def read_examples(recipe: PairRecipe, run: Run) -> list[TrainingExample]:
-    """The run's preferences."""
-    return read_preferences(run.preferences, recipe.predictors)
+    """The pairs of ``R/preferences/train.parquet`` in its order, of some predictors, or of all.
+
+    Raises:
+        TrainingError: there is none, or none of one of the predictors.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    path, predictors = run.preferences / "train.parquet", recipe.predictors
+    if not path.is_file():
+        raise TrainingError(f"{path} is missing; `leret sample` writes it, `leret pairs` rebuilds it")
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise TrainingError(f"{path} cannot be read ({error}); `leret pairs` rebuilds it without sampling") from error
+    missing = [name for name in _COLUMNS if name not in table.column_names]
+    if missing:
+        raise TrainingError(
+            f"{path} has no column {', '.join(missing)} (it has {', '.join(table.column_names)}); "
+            "`leret pairs` rebuilds it"
+        )
+    rows = table.select(list(_COLUMNS)).to_pylist()
+    if not rows:
+        raise TrainingError(
+            f"{path} holds no pair: at no state did two different completions differ in reward. Sample more "
+            "questions, more prompts or samples a state, or at a higher temperature"
+        )
+    check_predictors(predictors, {str(row["predictor"]) for row in rows})
+    examples = []
+    for row in rows:
+        if predictors is not None and row["predictor"] not in predictors:
+            continue
+        prompt = plain(row["prompt"])
+        completions = (str(row["chosen"][0]["content"]), str(row["rejected"][0]["content"]))
+        scores = (float(row["score_chosen"]), float(row["score_rejected"]))
+        examples.append(TrainingExample(str(row["question_id"]), prompt, completions, scores))
+    return examples
 
 
 def make_trainer(recipe: DPORecipe | IPORecipe, inputs: TrainerInputs) -> Any:

@@ -92,7 +92,6 @@ class OnlineTraining:
                 shutil.rmtree(old)
 
     def load(self, path: Path) -> None:
-        """Go on from a checkpoint."""
         state = torch.load(path / _STATE, map_location=self._device, weights_only=True)
         self.learner.load_state(state, path)
         torch.set_rng_state(state["random"].cpu())

@@ -116,7 +116,7 @@ class PickLearner:
         self._settings = own.model_copy(
             update={"model": str(initial.directory)} | ({"device": device} if hasattr(own, "device") else {})
         )
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._optimizer: Any = None
         self._schedule: Any = None
         self.policy = open_picker(self._settings)
         self._initial = self.policy.name
@@ -148,7 +148,6 @@ class PickLearner:
         return validation.run_policy(self.policy.clone())  # whoever runs it closes it
 
     def state(self, directory: Path) -> dict[str, Any]:
-        assert self._optimizer is not None
         self.policy.save(directory / _PICKER)
         fellow = {} if self.method.fellow is None else self.method.fellow.model.state_dict()
         own = {"optimizer": self._optimizer.state_dict(), "schedule": self._schedule.state_dict()}
@@ -158,7 +157,6 @@ class PickLearner:
         self.policy.close()
         self.policy = open_picker(self._settings.model_copy(update={"model": str(directory / _PICKER)}))
         self._begin()
-        assert self._optimizer is not None
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
         if self.method.fellow is not None:
@@ -194,7 +192,6 @@ class PickLearner:
 
     def _step(self, batch: PickBatch) -> dict[str, float]:
         """One step of the optimizer; the loss is the mean over states."""
-        assert self._optimizer is not None
         self._optimizer.zero_grad()
         n, total, picker = len(batch.choices), 0.0, self.policy
         for states in torch.arange(n).split(self.recipe.per_device_train_batch_size):

@@ -96,11 +96,11 @@ def test_a_model_in_training_is_sampled_as_it_is_now(llama_dir: Path, lora: bool
     import torch
     from peft import LoraConfig, get_peft_model
 
-    loaded = load_model(llama_dir, device="cpu", dtype="float32")
-    model: Any = loaded.model.requires_grad_(True).train()
+    model, tokenizer = load_model(llama_dir, device="cpu", dtype="float32")
+    model.requires_grad_(True).train()
     if lora:
         model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")).train()
-    policy = LocalPolicy.over(model, loaded.tokenizer, name="live", digest="one")
+    policy = LocalPolicy.over(model, tokenizer, name="live", digest="one")
     shared = {"role": "system", "content": "who wrote the book " * 8}
     requests = [Request((shared, ask(f"the city {i}").messages[0]), (1, 2), 1.0, 8) for i in range(4)]
     saved = LocalPolicy(LocalPolicySettings(model=str(llama_dir)))
@@ -110,7 +110,7 @@ def test_a_model_in_training_is_sampled_as_it_is_now(llama_dir: Path, lora: bool
         for weight in model.parameters():
             weight.add_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
     policy.renew("two")
-    fresh = LocalPolicy.over(model, loaded.tokenizer, name="live", digest="two")
+    fresh = LocalPolicy.over(model, tokenizer, name="live", digest="two")
     after = policy.complete_many(requests)
     assert after == fresh.complete_many(requests) != same
     assert (policy.digest, model.training, any(p.grad is not None for p in model.parameters())) == ("two", True, False)
