@@ -104,11 +104,9 @@ class GRPOTraining:
             key={"recipe": self.settings.model_dump(mode="json"), "digest": {"parent": self.initial.digest}},
             parent=self.initial.name,
             examples=self.n_samples,
-            dropped=0,
             steps=len(self.log),
             total_steps=self.initial.total_steps + len(self.log),
             seconds=round(time.monotonic() - self._began, 3),
-            preflight=0.0,
             versions=versions(),
             log_history=self.log,
         )

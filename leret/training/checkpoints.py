@@ -130,7 +130,7 @@ class TrainReport:
         return [few] if self.steps < 10 else []
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRecord:
     """Content of training.json.
 
@@ -149,11 +149,11 @@ class TrainingRecord:
     key: Mapping[str, Any]
     parent: str  # init_from of the recipe
     examples: int
-    dropped: int
+    dropped: int = 0
     steps: int
     total_steps: int
     seconds: float
-    preflight: float
+    preflight: float = 0.0
     versions: Mapping[str, str | None]
     log_history: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     best_step: int | None = None
@@ -237,14 +237,10 @@ def _kept(record: TrainingRecord) -> str:
     """What the validation and the alarms say, for the model card."""
     said = [f"Alarm at step {alarm['step']}: {alarm['message']}." for alarm in record.alarms]
     if record.best_step is not None:
-        curve = {e["step"]: f"{v:.3f}" for e in record.log_history for n, v in e.items() if _is_measure(n)}
-        points = ", ".join(f"{value} at step {step}" for step, value in curve.items())
+        figures = ((e["step"], n, v) for e in record.log_history for n, v in e.items() if n.startswith("eval_"))
+        points = ", ".join(f"{value:.3f} at step {step}" for step, n, value in figures if n != "eval_unparsed")
         said.insert(0, f"The weights are those of step {record.best_step}, the best of the validation: {points}.")
     return "".join(f"\n\n{line}" for line in said)
-
-
-def _is_measure(name: str) -> bool:
-    return name.startswith("eval_") and name != "eval_unparsed"
 
 
 def _table(head: str, rows: Mapping[str, str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,9 +14,7 @@ from leret.core.bundled import POLICIES
 from leret.core.errors import MissingDependency, TrainingError
 from leret.core.runs import Run
 from leret.policies.checkpoints import adapter_base, find_model, load_tokenizer, load_weights, model_digest
-from leret.policies.serving.model import sampled_model, sampled_settings
-
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+from leret.policies.serving.model import HUB_NAME, sampled_model, sampled_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,7 @@ def find_initial(run: Run, init_from: str, predictors: Collection[str] | None = 
         model = sampled_model(run, predictors)
     elif (trained / "training.json").is_file():
         model = str(trained)
-    elif init_from in POLICIES or Path(init_from).is_dir() or _HUB_NAME.fullmatch(init_from):
+    elif init_from in POLICIES or Path(init_from).is_dir() or HUB_NAME.fullmatch(init_from):
         model = init_from
     else:
         known = sorted(path.parent.name for path in run.policies.glob("[!.]*/training.json"))

@@ -139,10 +139,8 @@ def fit_online(job: TrainingJob, algorithm: OnlineAlgorithm, progress: Progress,
             job,
             training.log,
             examples=int(sum(entry["num_samples"] for entry in training.history)),
-            dropped=0,
             steps=len(training.history) * training.recipe.num_iterations * training.recipe.num_mini_batches,
             seconds=round(time.monotonic() - began, 3),
-            preflight=0.0,
         )
         base_model, library = training.learner.save(directory.final)
         record.write(directory.final, algorithm.describe(recipe), base_model, library)
