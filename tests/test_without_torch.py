@@ -11,6 +11,7 @@ from typing import Any
 
 import dspy
 
+from leret.config.policy import LocalPolicySettings
 from leret.policies.base import Request
 from leret.policies.dspy_lm import policy_lm
 from leret.policies.local.policy import LocalPolicy
@@ -72,7 +73,7 @@ def test_a_served_policy_needs_no_torch(tmp_path: Path) -> None:
 
 
 def test_a_saved_program_answers_from_a_server_as_it_did_in_process(tmp_path: Path) -> None:
-    policy = LocalPolicy(tiny_policy(tmp_path / "ipo"))
+    policy = LocalPolicy(LocalPolicySettings(model=str(tiny_policy(tmp_path / "ipo"))))
     program = TwoPredictors()
     program.set_lm(policy_lm(policy, temperature=0.0, max_tokens=8))
     save(program, tmp_path / "saved", adapter=CompactAdapter())

@@ -21,11 +21,11 @@ from leret.core.yaml import Placed
 from leret.policies.checkpoints import find_model, model_digest
 from leret.training.algorithms import TrainingRecipe
 from leret.training.checkpoints import CheckpointDirectory, TrainReport
+from leret.training.checkpoints import TrainingJob as Fit
 from leret.training.checks import check_ids
 from leret.training.data import TrainingExample, examples_digest
 from leret.training.model import InitialPolicy, training_record
 from leret.training.process import Interrupt
-from leret.training.stage import TrainingJob as Fit
 from leret.training.stage import train_job
 
 S = TypeVar("S", bound=Settings)
@@ -69,7 +69,6 @@ def train_examples(
     examples: Sequence[TrainingExample],
     keys: Mapping[str, Any],
     run_dir: str | Path,
-    name: str | None = None,
     *,
     job: FinetuneJob | None = None,
     progress: Progress | None = None,
@@ -79,10 +78,10 @@ def train_examples(
     Args:
         model: of an LM: ``leret/DIRECTORY``, ``leret/demo``, with or without ``leret/``.
         examples: one completion each for sft, chosen and rejected for ipo and dpo.
-        keys: of the algorithm's recipe, ``algorithm`` among them; besides, ``max_steps`` (optimizer steps instead of
-            epochs; 0 gives the same policy again) and ``enable_thinking`` (of the chat template).
+        keys: of the algorithm's recipe, ``algorithm`` among them; ``name`` is made of the content of all that the
+            policy follows from when absent. Besides, ``max_steps`` (optimizer steps instead of epochs; 0 gives the same
+            policy again) and ``enable_thinking`` (of the chat template).
         run_dir: the policy is written into its ``policies`` folder.
-        name: of the policy; made of the content of all that it follows from when absent.
         job: hears of the beginning, and stops the training.
         progress: watches the steps.
 
@@ -103,7 +102,7 @@ def train_examples(
     digests = {"data": examples_digest(examples), "parent": initial.digest}
     more = {"max_steps": max_steps, "enable_thinking": thinking}
     content = digest(recipe.model_dump(mode="json", exclude={"name", "init_from"}), digests, more)
-    name = name or recipe.name or f"{recipe.algorithm}-{content[:12]}"
+    name = recipe.name or f"{recipe.algorithm}-{content[:12]}"
     recipe = recipe.model_copy(update={"name": name, "init_from": initial.name})
     directory = CheckpointDirectory(Path(run_dir).resolve() / "policies", name)
     key = {"recipe": recipe.model_dump(mode="json") | more, "digest": digests}

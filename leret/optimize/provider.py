@@ -49,15 +49,15 @@ class Provider(dspy_internals.Provider):
     @staticmethod
     def launch(lm: dspy.LM, launch_kwargs: dict[str, Any] | None = None) -> None:
         """Load the policy, or start its server; nothing where it runs."""
-        name, keys = lm.model.removeprefix("leret/"), launch_kwargs or lm.launch_kwargs
+        name, keys = lm.model.removeprefix("leret/"), dict(launch_kwargs or lm.launch_kwargs)
         if not keys:
             policy_of(lm)
         elif name not in _servers:
-            engine, timeout_s, at = keys.get("engine"), keys.get("timeout_s", 600.0), Listening(_HOST, free_port(_HOST))
+            engine, timeout_s = keys.pop("engine", None), keys.pop("timeout_s", 600.0)
             if engine not in SERVERS:
                 raise ConfigError(f"launch_kwargs: engine: {engine!r} is not one of {', '.join(SERVERS)}")
-            own = {key: value for key, value in keys.items() if key not in {"engine", "timeout_s"}}
-            planned = plan(resolve_policy(name), engine, at, **own)
+            at = Listening(_HOST, free_port(_HOST))
+            planned = plan(resolve_policy(name), engine, at, **keys)
             _servers[name] = BackgroundServer(planned, timeout_s)
             thinking = lm.engine.settings.enable_thinking
             served = OpenAIPolicySettings(model=planned.model, urls=(f"{at.url}/v1",), enable_thinking=thinking)

@@ -23,11 +23,12 @@ from leret.core.dspy_internals import ReinforceJob, TrainDataFormat, TrainingSta
 from leret.core.errors import TrainingError
 from leret.core.runs import versions
 from leret.optimize.finetune import ONE_TRAINING, default_run_dir, initial_policy, validated
+from leret.policies.checkpoints import pick_device, positions
 from leret.policies.dspy_lm import PolicyEngine
+from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.checkpoints import CheckpointDirectory, TrainingRecord
 from leret.training.data import TokenEncoder, TrainingExample, end_token
-from leret.training.model import InitialPolicy, library_of, pick_device, positions, save_policy, stop_ids
-from leret.training.online.recipe import Objective
+from leret.training.model import InitialPolicy, library_of, save_policy, stop_ids
 from leret.training.process import training_process
 
 if TYPE_CHECKING:
@@ -73,15 +74,8 @@ class GRPOTraining:
         end = end_token(self.tokenizer, stop_ids(self.model))
         self._encoder = TokenEncoder(self.tokenizer, end, settings.enable_thinking)
         self._limit = min(settings.max_length, positions(self.model) or settings.max_length)
-        self._update = Update(
-            self.model,
-            self.tokenizer.pad_token_id,
-            Objective(),
-            learning_rate=settings.learning_rate,
-            max_grad_norm=settings.max_grad_norm,
-            batch_size=settings.per_device_train_batch_size,
-            bfloat16=settings.dtype == "bfloat16",
-        )
+        recipe = validated(GRPORecipe, settings.model_dump(exclude={"scale_rewards", "enable_thinking"}))
+        self._update = Update(self.model, self.tokenizer.pad_token_id, recipe)
 
     def step(self, groups: Sequence[Group]) -> bool:
         """Take one optimizer step on the groups; False where none has two rewards, and nothing changes.
@@ -110,11 +104,9 @@ class GRPOTraining:
             key={"recipe": self.settings.model_dump(mode="json"), "digest": {"parent": self.initial.digest}},
             parent=self.initial.name,
             examples=self.n_samples,
-            dropped=0,
             steps=len(self.log),
             total_steps=self.initial.total_steps + len(self.log),
             seconds=round(time.monotonic() - self._began, 3),
-            preflight=0.0,
             versions=versions(),
             log_history=self.log,
         )

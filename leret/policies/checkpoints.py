@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,6 @@ _PLAIN = (
 
 _LOG = logging.getLogger("leret")
 _digests: dict[tuple[str, int, int], bytes] = {}
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model in evaluation mode with its tokenizer."""
-
-    model: Any
-    tokenizer: Any
 
 
 def find_model(name: str | Path) -> Path:
@@ -145,13 +136,13 @@ def adapter_base(path: Path) -> Path | None:
     return find_model(beside if beside.is_dir() else name)
 
 
-def load_model(path: Path, *, device: str, dtype: str, template: str | None = None) -> LoadedModel:
-    """Load a model directory, or an adapter directory merged into its base, for the in-process engine.
+def load_model(path: Path, *, device: str, dtype: str, template: str | None = None) -> tuple[Any, Any]:
+    """A model directory, or an adapter directory merged into its base, in evaluation mode, and its tokenizer.
 
     ``device: auto`` is CUDA where there is one; ``dtype: auto`` is float32 on a CPU, and the saved one elsewhere.
     ``template`` as in `load_tokenizer`.
     """
-    place, base = _device(device), adapter_base(path)
+    place, base = pick_device(device), adapter_base(path)
     model = load_weights(base or path, "float32" if dtype == "auto" and place == "cpu" else dtype)
     _check_architecture(base or path, model.config)
     if base is not None:
@@ -159,10 +150,11 @@ def load_model(path: Path, *, device: str, dtype: str, template: str | None = No
     tokenizer = load_tokenizer(path, template)
     tokenizer.model_max_length = 2**62  # lengths are checked against the model, with a word on what to do
     model.eval().requires_grad_(False)
-    return LoadedModel(model.to(place), tokenizer)
+    return model.to(place), tokenizer
 
 
-def _device(device: str) -> str:
+def pick_device(device: str) -> str:
+    """``auto`` is the first GPU where there is one, and the CPU where not; `PolicyError` where it is not there."""
     import torch
 
     if device == "auto":
@@ -171,7 +163,7 @@ def _device(device: str) -> str:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise PolicyError(
-            f"device {device} cannot be used here ({str(error).splitlines()[0]}); use device: auto or cpu"
+            f"device: {device} is not available here ({str(error).splitlines()[0]}); use auto or cpu"
         ) from error
     return device
 
@@ -202,6 +194,12 @@ def load_weights(path: Path, dtype: str, **settings: Any) -> Any:
             f"{path} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}); save the whole model again"
         )
     return model
+
+
+def positions(model: Any) -> int | None:
+    """Tokens that a model can take at most; None where its configuration does not say."""
+    n = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return n if isinstance(n, int) and n > 0 else None
 
 
 def _first_line(error: BaseException) -> str:

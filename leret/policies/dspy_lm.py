@@ -115,7 +115,6 @@ class PolicyLM(dspy.LM):
     """
 
     def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
-        """Complete a prompt, as ``dspy.LM`` does."""
         with self._calling(kwargs):
             return super().__call__(prompt, messages=messages, **kwargs)
 
@@ -182,7 +181,6 @@ class PolicyEngine(SharedInstance):
         return _response(request, call)
 
     async def acomplete(self, request: lm15.Request) -> lm15.Response:
-        """As ``complete``, without blocking the event loop."""
         call = _call.get() or _Call()
         if not call.ready:
             with _in_dspys_words():
@@ -256,7 +254,6 @@ class AsyncPolicyEngine(SharedInstance):
         self.dump_state = engine.dump_state
 
     async def stream(self, request: lm15.Request) -> Any:
-        """The whole completion as a stream of one piece."""
         for event in lm15.response_to_events(await self.complete(request)):
             yield event
 

@@ -23,7 +23,6 @@ from leret.config.policy import (
     TgiPolicySettings,
     TogetherPolicySettings,
 )
-from leret.core.bundled import policy_directory
 from leret.core.errors import PolicyError
 from leret.core.types import digest
 from leret.policies.base import Completion, Policy, Request
@@ -38,19 +37,6 @@ PROBE_S = 8.0
 
 _OF_REQUESTS = {"temperature", "top_p", "max_tokens"}
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "picker.json")
-
-
-def _local(settings: LocalPolicySettings) -> Policy:
-    return LocalPolicy(
-        settings.model,
-        device=settings.device,
-        dtype=settings.dtype,
-        name=settings.model if policy_directory(settings.model) else None,
-        enable_thinking=settings.enable_thinking,
-        template=settings.template,
-        price_prompt=settings.price_prompt,
-        price_completion=settings.price_completion,
-    )
 
 
 def _picker(settings: PickerSettings) -> Policy:
@@ -68,7 +54,7 @@ class PolicyKind:
 
 
 POLICIES = {
-    "local": PolicyKind(LocalPolicySettings, _local),
+    "local": PolicyKind(LocalPolicySettings, LocalPolicy),
     "openai": PolicyKind(OpenAIPolicySettings, OpenAIPolicy),
     "tgi": PolicyKind(TgiPolicySettings, TgiPolicy),
     "together": PolicyKind(TogetherPolicySettings, TogetherPolicy),
@@ -124,20 +110,16 @@ class PolicySet:
 
     @property
     def digests(self) -> dict[str, str]:
-        """Those of its policies."""
         return {predictor: policy.digest for predictor, policy in self.by_predictor.items()}
 
     @property
     def digest(self) -> str:
-        """Names all of them."""
         return digest("policies", self.digests)
 
     async def complete(self, request: Request) -> list[Completion]:
-        """By the policy of the predictor that asks."""
         return await policy_for(self, request.predictor).complete(request)
 
     async def aclose(self) -> None:
-        """Close all of them."""
         for policy in {id(policy): policy for policy in self.by_predictor.values()}.values():
             await policy.aclose()
 

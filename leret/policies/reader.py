@@ -60,7 +60,6 @@ class ReaderLM:
             raise ConfigError(f"task {self.task!r} has no prompt for a reader; available: {', '.join(PROMPTS)}")
 
     def messages(self, id: str, question: str, texts: Sequence[str]) -> Messages:
-        """What is asked."""
         facts = "\n".join(f"{place}. {text}" for place, text in enumerate(texts, 1))
         asked = f"{PROMPTS[self.task or task_of(id)]}\n\n{facts}\n\nQuestion: {question}\nAnswer:"
         return ({"role": "user", "content": asked},)

@@ -1,4 +1,4 @@
-"""The directory of a training, and what a finished policy says about itself.
+"""A training with its inputs, its directory, and what a finished policy says about itself.
 
 ::
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,9 +22,12 @@ from typing import Any
 from leret.config.training import TrainingRecipe
 from leret.core.errors import RunError
 from leret.core.files import locked, write_atomically
-from leret.core.runs import versions
+from leret.core.runs import Run, versions
+from leret.core.types import Task
 from leret.training.alarms import best_step, first_alarms
+from leret.training.data import Encoded, TokenEncoder, TrainingExample
 from leret.training.model import InitialPolicy
+from leret.training.validation import Validation
 
 
 class CheckpointDirectory:
@@ -87,6 +90,24 @@ def _whole(path: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """A training with its inputs: what a recipe and a run make, or other code."""
+
+    recipe: TrainingRecipe
+    initial: InitialPolicy
+    examples: Sequence[TrainingExample]
+    directory: CheckpointDirectory
+    key: Mapping[str, Any]  # what the result follows from; stands in training.json
+    max_steps: int | None  # optimizer steps instead of the recipe's epochs; 0 gives the initial policy again
+    enable_thinking: bool | None  # of the chat template, as the examples were sampled
+    check: Callable[[TokenEncoder, Sequence[Encoded]], None]  # refuses examples that were not sampled so
+    validation: Validation | None = None
+    event: Callable[..., None] | None = None  # of `Run.event`, for alarms
+    run: Run | None = None  # of an online algorithm, which samples its tasks instead of reading examples
+    tasks: Sequence[Task] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TrainReport:
     """What the stage did."""
 
@@ -105,12 +126,11 @@ class TrainReport:
 
     @property
     def notes(self) -> list[str]:
-        """What to look at."""
         few = f"{self.examples} examples made {self.steps} steps, which teach little; sample more questions"
         return [few] if self.steps < 10 else []
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRecord:
     """Content of training.json.
 
@@ -129,11 +149,11 @@ class TrainingRecord:
     key: Mapping[str, Any]
     parent: str  # init_from of the recipe
     examples: int
-    dropped: int
+    dropped: int = 0
     steps: int
     total_steps: int
     seconds: float
-    preflight: float
+    preflight: float = 0.0
     versions: Mapping[str, str | None]
     log_history: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     best_step: int | None = None
@@ -141,28 +161,20 @@ class TrainingRecord:
     validation: Sequence[str] = field(default_factory=tuple)
 
     @classmethod
-    def of(
-        cls,
-        recipe: TrainingRecipe,
-        initial: InitialPolicy,
-        key: Mapping[str, Any],
-        log: Sequence[Mapping[str, Any]],
-        validation: Collection[str],
-        **facts: Any,
-    ) -> TrainingRecord:
-        """The record of a training by a recipe; ``facts`` are its counts, ``seconds`` and ``preflight``."""
-        measure = recipe.metric_for_best_model
+    def of(cls, job: TrainingJob, log: Sequence[Mapping[str, Any]], **facts: Any) -> TrainingRecord:
+        """The record of a training; ``facts`` are its counts, ``seconds`` and ``preflight``."""
+        recipe, measure = job.recipe, job.recipe.metric_for_best_model
         return cls(
             name=recipe.policy_name,
             algorithm=recipe.algorithm,
-            key=key,
+            key=job.key,
             parent=recipe.init_from,
-            total_steps=initial.total_steps + facts["steps"],
+            total_steps=job.initial.total_steps + facts["steps"],
             versions=versions(),
             log_history=log,
             best_step=best_step(log, measure),
             alarms=[asdict(alarm) for alarm in first_alarms(log, measure)],
-            validation=sorted(validation),
+            validation=sorted(job.validation.ids) if job.validation else (),
             **facts,
         )
 
@@ -225,14 +237,10 @@ def _kept(record: TrainingRecord) -> str:
     """What the validation and the alarms say, for the model card."""
     said = [f"Alarm at step {alarm['step']}: {alarm['message']}." for alarm in record.alarms]
     if record.best_step is not None:
-        curve = {e["step"]: f"{v:.3f}" for e in record.log_history for n, v in e.items() if _is_measure(n)}
-        points = ", ".join(f"{value} at step {step}" for step, value in curve.items())
+        figures = ((e["step"], n, v) for e in record.log_history for n, v in e.items() if n.startswith("eval_"))
+        points = ", ".join(f"{value:.3f} at step {step}" for step, n, value in figures if n != "eval_unparsed")
         said.insert(0, f"The weights are those of step {record.best_step}, the best of the validation: {points}.")
     return "".join(f"\n\n{line}" for line in said)
-
-
-def _is_measure(name: str) -> bool:
-    return name.startswith("eval_") and name != "eval_unparsed"
 
 
 def _table(head: str, rows: Mapping[str, str]) -> str:

@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import TrainingError
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from leret.sampling.store.schema import StateSamples
 
 _TURNS = ({"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"})
-_COLUMNS = ("prompt", "chosen", "rejected", "question_id", "predictor", "score_chosen", "score_rejected")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,55 +57,16 @@ def finished_states(run: Run, predictors: Collection[str] | None = None) -> Iter
             found.add(group.state.predictor)
             if predictors is None or group.state.predictor in predictors:
                 yield group
-    _check_predictors(predictors, found)
+    check_predictors(predictors, found)
 
 
-def _check_predictors(wanted: Collection[str] | None, found: Collection[str]) -> None:
+def check_predictors(wanted: Collection[str] | None, found: Collection[str]) -> None:
+    """TrainingError where a wanted one was not found."""
     missing = sorted(set(wanted or ()) - set(found))
     if missing:
         raise TrainingError(
             f"predictors: nothing to train on of {', '.join(missing)}; the run has {', '.join(sorted(found)) or 'none'}"
         )
-
-
-def read_preferences(directory: Path, predictors: Collection[str] | None = None) -> list[TrainingExample]:
-    """The pairs of ``R/preferences/train.parquet`` in its order, of some predictors, or of all.
-
-    Raises:
-        TrainingError: there is none, or none of one of the predictors.
-    """
-    import pyarrow
-    import pyarrow.parquet
-
-    path = directory / "train.parquet"
-    if not path.is_file():
-        raise TrainingError(f"{path} is missing; `leret sample` writes it, `leret pairs` rebuilds it")
-    try:
-        table = pyarrow.parquet.read_table(path)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise TrainingError(f"{path} cannot be read ({error}); `leret pairs` rebuilds it without sampling") from error
-    missing = [name for name in _COLUMNS if name not in table.column_names]
-    if missing:
-        raise TrainingError(
-            f"{path} has no column {', '.join(missing)} (it has {', '.join(table.column_names)}); "
-            "`leret pairs` rebuilds it"
-        )
-    rows = table.select(list(_COLUMNS)).to_pylist()
-    if not rows:
-        raise TrainingError(
-            f"{path} holds no pair: at no state did two different completions differ in reward. Sample more "
-            "questions, more prompts or samples a state, or at a higher temperature"
-        )
-    _check_predictors(predictors, {str(row["predictor"]) for row in rows})
-    examples = []
-    for row in rows:
-        if predictors is not None and row["predictor"] not in predictors:
-            continue
-        prompt = plain(row["prompt"])
-        completions = (str(row["chosen"][0]["content"]), str(row["rejected"][0]["content"]))
-        scores = (float(row["score_chosen"]), float(row["score_rejected"]))
-        examples.append(TrainingExample(str(row["question_id"]), prompt, completions, scores))
-    return examples
 
 
 def completion_rows(
@@ -163,7 +122,6 @@ class TokenEncoder:
         self.enable_thinking = enable_thinking
 
     def encode(self, examples: Sequence[TrainingExample]) -> list[Encoded]:
-        """The examples as ids, in order."""
         prompts = [self.render(example.prompt) for example in examples]
         texts = dict.fromkeys(prompts) | {
             prompt + text: None
@@ -186,7 +144,6 @@ class TokenEncoder:
         return str(apply_template(self.tokenizer, messages, str(self.tokenizer.name_or_path), **how))
 
     def prompt_ids(self, messages: Messages) -> list[int]:
-        """The prompt as ids."""
         return self._ids([self.render(messages)])[0]
 
     def _completion(self, prompt: list[int], whole: list[int], text: str) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,9 +14,7 @@ from leret.core.bundled import POLICIES
 from leret.core.errors import MissingDependency, TrainingError
 from leret.core.runs import Run
 from leret.policies.checkpoints import adapter_base, find_model, load_tokenizer, load_weights, model_digest
-from leret.policies.serving.model import sampled_model, sampled_settings
-
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+from leret.policies.serving.model import HUB_NAME, sampled_model, sampled_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,7 @@ def find_initial(run: Run, init_from: str, predictors: Collection[str] | None = 
         model = sampled_model(run, predictors)
     elif (trained / "training.json").is_file():
         model = str(trained)
-    elif init_from in POLICIES or Path(init_from).is_dir() or _HUB_NAME.fullmatch(init_from):
+    elif init_from in POLICIES or Path(init_from).is_dir() or HUB_NAME.fullmatch(init_from):
         model = init_from
     else:
         known = sorted(path.parent.name for path in run.policies.glob("[!.]*/training.json"))
@@ -163,23 +160,6 @@ def save_policy(model: Any, tokenizer: Any, directory: Path, state: Mapping[str,
 def library_of(model: Any) -> str:
     """That loads a model which was saved, for its card."""
     return "peft" if hasattr(model, "peft_config") else "transformers"
-
-
-def pick_device(device: str) -> str:
-    """``auto`` is the first GPU where there is one, and the CPU where not; `TrainingError` where it is not there."""
-    import torch
-
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
-        raise TrainingError(f"device: {device} is not available here; use auto or cpu")
-    return device
-
-
-def positions(model: Any) -> int | None:
-    """Tokens that the model can take at most; None where its configuration does not say."""
-    value = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return int(value) if value else None
 
 
 def stop_ids(model: Any) -> tuple[int, ...]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,12 +24,13 @@ from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.stages import check_resumable
 from leret.core.types import Task
+from leret.policies.checkpoints import pick_device, positions
 from leret.policies.serving.model import sampled_settings
 from leret.training.alarms import best_step
 from leret.training.algorithms import ALGORITHMS, OnlineAlgorithm
 from leret.training.algorithms.base import Algorithm, TrainerInputs
 from leret.training.callbacks import check_trackers, monitored, training_callback
-from leret.training.checkpoints import CheckpointDirectory, TrainingRecord, TrainReport, checkpoint_step
+from leret.training.checkpoints import CheckpointDirectory, TrainingJob, TrainingRecord, TrainReport, checkpoint_step
 from leret.training.checks import check_loss, check_parity, refuse_leaks
 from leret.training.data import Encoded, TokenEncoder, TrainingExample, end_token, examples_digest
 from leret.training.memory import check_memory, estimate_memory
@@ -38,8 +39,6 @@ from leret.training.model import (
     find_initial,
     library_of,
     load_for_training,
-    pick_device,
-    positions,
     save_policy,
     stop_ids,
     training_record,
@@ -63,24 +62,6 @@ class TrainPlan:
     resumes_at: int  # step of the checkpoint to go on from; 0 for a fresh start
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingJob:
-    """A training with its inputs: what a recipe and a run make, or other code."""
-
-    recipe: TrainingRecipe
-    initial: InitialPolicy
-    examples: Sequence[TrainingExample]
-    directory: CheckpointDirectory
-    key: Mapping[str, Any]  # what the result follows from; stands in training.json
-    max_steps: int | None  # optimizer steps instead of the recipe's epochs; 0 gives the initial policy again
-    enable_thinking: bool | None  # of the chat template, as the examples were sampled
-    check: Callable[[TokenEncoder, Sequence[Encoded]], None]  # refuses examples that were not sampled so
-    validation: Validation | None = None
-    event: Callable[..., None] | None = None  # of `Run.event`, for alarms
-    run: Run | None = None  # of an online algorithm, which samples its tasks instead of reading examples
-    tasks: Sequence[Task] = ()
-
-
 def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None) -> TrainReport:
     """Train one policy; go on where an earlier call was stopped; do nothing where it is there.
 
@@ -92,20 +73,16 @@ def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None)
     """
     job = make_job(recipe, run)
     with nullcontext() if job.validation is None else closing(job.validation.environment):
-        report, is_main = train_job(job, progress, writing=run.writing)
+        report, is_main = train_job(job, progress)
     if is_main and not report.already:
         _note(job, run, report)
     return report
 
 
 def train_job(
-    job: TrainingJob,
-    progress: Progress | None = None,
-    *,
-    writing: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    interrupt: Interrupt | None = None,
+    job: TrainingJob, progress: Progress | None = None, *, interrupt: Interrupt | None = None
 ) -> tuple[TrainReport, bool]:
-    """As `train`, of a job; ``writing`` is held meanwhile, and an ``interrupt`` may come from another thread.
+    """As `train`, of a job; an ``interrupt`` may come from another thread.
 
     Returns:
         The report, and whether this process is the one that writes, where several train together.
@@ -117,13 +94,13 @@ def train_job(
             record = _finished(job)
             directory.clear()
             return record.report(directory.policy, time.monotonic() - began, already=True), True
-        with writing():
+        with nullcontext() if job.run is None else job.run.writing():
             before = directory.begun_with()
             if before is None:
                 directory.begin(job.key)
             else:
                 _check_same(job, before)
-            return fit(job, progress, interrupt)
+            return fit(job, progress or Silent(), interrupt or Interrupt())
 
 
 def plan(recipe: TrainingRecipe, run: Run) -> TrainPlan:
@@ -269,40 +246,25 @@ def _note(job: TrainingJob, run: Run, report: TrainReport) -> None:
     run.event("train", "done", policy=name, algorithm=job.recipe.algorithm, **facts)
 
 
-def fit(
-    job: TrainingJob, progress: Progress | None = None, interrupt: Interrupt | None = None
-) -> tuple[TrainReport, bool]:
-    """Train and publish one policy, or go on with it from its last checkpoint.
-
-    Returns:
-        The report, and whether this process is the one that writes, where several train together.
-    """
+def fit(job: TrainingJob, progress: Progress, interrupt: Interrupt) -> tuple[TrainReport, bool]:
+    """Train and publish one policy, or go on with it from its last checkpoint; returns what `train_job` does."""
     began = time.monotonic()
     recipe, directory = job.recipe, job.directory
     algorithm, device = ALGORITHMS[recipe.algorithm], pick_device(recipe.device)
     if isinstance(algorithm, OnlineAlgorithm) and not cast(RoundRecipe, recipe).by_trl:
         from leret.training.online.loop import fit_online
 
-        if job.run is None:
-            raise TrainingError(
-                f"algorithm: {recipe.algorithm} samples a run's tasks afresh; for examples: sft, dpo, ipo"
-            )
-        given = cast(RoundRecipe, recipe), algorithm, job.initial, job.run, job.tasks, directory, job.key
-        return fit_online(*given, progress, interrupt, validation=job.validation, event=job.event), True
+        return fit_online(job, algorithm, progress, interrupt), True
     with training_process(recipe.threads if device == "cpu" else None), ExitStack() as opened:
         model, tokenizer = load_for_training(job.initial, recipe.lora, recipe.dtype)
         make = _trl_online if isinstance(algorithm, OnlineAlgorithm) else _trainer
         trainer, n_examples, difference = make(job, TrainerInputs(model, tokenizer, (), directory.path, device), opened)
-        stop = interrupt or Interrupt()
-        resumed_from = 0 if job.max_steps == 0 else _step(trainer, job, tokenizer, progress or Silent(), stop)
+        resumed_from = 0 if job.max_steps == 0 else _step(trainer, job, tokenizer, progress, interrupt)
         steps, seconds = int(trainer.state.global_step), time.monotonic() - began
         log = [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
         record = TrainingRecord.of(
-            recipe,
-            job.initial,
-            job.key,
+            job,
             log,
-            () if job.validation is None else job.validation.ids,
             examples=n_examples,
             dropped=max(0, len(job.examples) - n_examples),
             steps=steps,

@@ -33,13 +33,13 @@ def test_a_policy_is_trained_once_and_named_by_what_it_follows_from(weights, tmp
         with pytest.raises(TypeError):  # fit is called
             train_examples(str(model), examples, keys, tmp_path)
     with pytest.raises(RunError, match="seed: 0 in the run, 1 in the recipe"):
-        train_examples(str(weights), EXAMPLES, {**KEYS, "seed": 1}, tmp_path, path.name)
+        train_examples(str(weights), EXAMPLES, {**KEYS, "seed": 1, "name": path.name}, tmp_path)
 
 
 def test_pairs_train_by_ipo_from_a_trained_policy(weights, tmp_path):
-    first = train_examples(str(weights), EXAMPLES, KEYS, tmp_path, "first")
+    first = train_examples(str(weights), EXAMPLES, {**KEYS, "name": "first"}, tmp_path)
     pairs = [TrainingExample(one.question_id, one.prompt, ("paris", "london")) for one in EXAMPLES]
-    second = train_examples(f"leret/{first}", pairs, {**KEYS, "algorithm": "ipo"}, tmp_path, "second")
+    second = train_examples(f"leret/{first}", pairs, {**KEYS, "algorithm": "ipo", "name": "second"}, tmp_path)
     record = json.loads((second / "training.json").read_text())
     assert (record["parent"], record["steps"], record["total_steps"]) == ("first", 3, 6)
 

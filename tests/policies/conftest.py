@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from leret.config.policy import LocalPolicySettings
 from leret.policies.base import Request
 from leret.policies.local.policy import LocalPolicy
 from tests.tiny import tiny_policy
@@ -19,7 +20,7 @@ def llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def policy(llama_dir: Path) -> Iterator[LocalPolicy]:
-    loaded = LocalPolicy(llama_dir)
+    loaded = LocalPolicy(LocalPolicySettings(model=str(llama_dir)))
     yield loaded
     loaded.close()
 

@@ -91,7 +91,7 @@ def test_a_policy_whose_pretraining_was_stopped_is_called_half_made(
 
 
 def test_a_device_that_is_not_here_is_told(llama_dir: Path) -> None:
-    with pytest.raises(PolicyError, match="device nonsense"):
+    with pytest.raises(PolicyError, match="device: nonsense is not available"):
         load_model(llama_dir, device="nonsense", dtype="auto")
 
 

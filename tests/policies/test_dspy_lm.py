@@ -127,10 +127,12 @@ def test_a_saved_program_comes_back_with_its_policy(llama_dir: Path, tmp_path: P
 @pytest.mark.parametrize("of_settings", [True, False])
 def test_weights_follow_the_name_of_the_lm(llama_dir: Path, tmp_path: Path, of_settings: bool) -> None:
     other = tiny_policy(tmp_path / "other", seed=1)
-    given = LocalPolicySettings(model=str(llama_dir)) if of_settings else LocalPolicy(llama_dir)
+    settings = LocalPolicySettings(model=str(llama_dir))
+    given = settings if of_settings else LocalPolicy(settings)
     lm = policy_lm(given, temperature=0.0, max_tokens=6)
     first, copied = lm("the city"), lm.copy(model=f"leret/{other}")
-    assert copied("the city") == policy_lm(LocalPolicy(other), temperature=0.0, max_tokens=6)("the city") != first
+    trained = policy_lm(LocalPolicySettings(model=str(other)), temperature=0.0, max_tokens=6)
+    assert copied("the city") == trained("the city") != first
     name, lm.model = lm.model, copied.model
     assert (policy_of(lm), lm("the city")) == (policy_of(copied), copied("the city"))
     assert asyncio.run(lm.acall("the city")) == copied("the city")

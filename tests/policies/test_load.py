@@ -111,7 +111,7 @@ def test_a_state_loads_the_policy_again_and_holds_no_key(llama_dir: Path, monkey
     state = policy_state(served)
     assert "sk-secret" not in str(state)
     assert shared_policy(PolicySettings.model_validate(state)).digest == served.digest
-    local = policy_state(LocalPolicy(llama_dir, enable_thinking=False))
+    local = policy_state(LocalPolicy(LocalPolicySettings(model=str(llama_dir), enable_thinking=False)))
     assert local == {"kind": "local", "model": str(llama_dir), "enable_thinking": False}
     with pytest.raises(PolicyError, match="cannot be saved by name"):
         policy_state(object())

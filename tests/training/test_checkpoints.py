@@ -13,8 +13,9 @@ from tests.training.training_runs import Stopper, changed, fail
 
 SFT = SFTRecipe(learning_rate=1e-3, per_device_train_batch_size=8, logging_steps=1)
 RECORD = TrainingRecord(
-    "sft", "sft", {"recipe": {"seed": 0}}, "base", 24, 2, 6, 9, 1.0, 0.0, {}, [{"loss": 2.0}, {"loss": 1.0, "step": 6}]
-)
+    name="sft", algorithm="sft", key={"recipe": {"seed": 0}}, parent="base", examples=24, dropped=2, steps=6,
+    total_steps=9, seconds=1.0, versions={}, log_history=[{"loss": 2.0}, {"loss": 1.0, "step": 6}],
+)  # fmt: skip
 
 
 def test_an_interrupted_training_refuses_another_recipe(run):

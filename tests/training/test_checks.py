@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, MistralConfig, MistralForCausalLM
 
+from leret.config.policy import LocalPolicySettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
@@ -19,9 +20,9 @@ from leret.sampling.rollouts.environment import Environment
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from leret.training.algorithms import ALGORITHMS
-from leret.training.algorithms.preference import PairCollator, preference_rows
+from leret.training.algorithms.preference import IPORecipe, collate_pairs, preference_rows, read_examples
 from leret.training.checks import check_loss, check_parity
-from leret.training.data import Encoded, TokenEncoder, TrainingExample, end_token, read_preferences
+from leret.training.data import Encoded, TokenEncoder, TrainingExample, end_token
 from leret.training.model import find_initial, load_for_training, stop_ids
 from tests.tiny import tiny_policy
 from tests.training.training_runs import trainer_of
@@ -113,7 +114,7 @@ def encoder(original):
 
 def check(run, encoder, said=""):
     """The check of a training, of which ``said`` is added to all prompts."""
-    examples = read_preferences(run.preferences)
+    examples = read_examples(IPORecipe(), run)
     for example in examples:
         example.prompt[-1]["content"] += said
     check_parity(run, find_initial(run, "base"), examples, encoder, encoder.encode(examples))
@@ -123,14 +124,14 @@ def test_the_trainer_gets_the_tokens_that_the_engine_sampled(original, encoder):
     """Prompt and completion ids of the engine, against those of the preference rows that reach TRL's loss."""
     with Store(original.store, read_only=True) as store:
         requests = [Request(group.state.messages, tuple(range(4)), 1.0, 12) for group in store.groups()]
-    policy = LocalPolicy("demo")
+    policy = LocalPolicy(LocalPolicySettings())
     n = 0
     try:
         for request in requests:
             pair = asyncio.run(policy.complete(request))[:2]
             encoded = encoder.encode([TrainingExample("q", request.messages, tuple(one.text for one in pair))])
             row = {name: values[0] for name, values in preference_rows(encoded).items()}
-            batch = PairCollator(encoder.tokenizer.pad_token_id, sequence=False)([row])
+            batch = collate_pairs([row], encoder.tokenizer.pad_token_id, sequence=False)
             prompt = list(policy._encoder.encode(request.messages).token_ids)
             assert len(prompt) == pair[0].n_prompt_tokens
             for place, completion in enumerate(pair):

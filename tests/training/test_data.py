@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from leret.cli.app import app
 from leret.core.bundled import policy_directory
 from leret.core.errors import TrainingError
-from leret.training.data import TokenEncoder, TrainingExample, end_token, read_preferences
+from leret.training.data import TokenEncoder, TrainingExample, end_token
 from tests.tiny import TEMPLATE
 
 EXAMPLE = TrainingExample("q1", ({"role": "user", "content": "who wrote the book"},), ("book author", "the author"))
@@ -56,23 +56,6 @@ def test_a_template_whose_turns_no_text_of_the_sampler_gives_is_refused(tokenize
     tokenizer.chat_template = template
     with pytest.raises(TrainingError, match=says):
         end_token(tokenizer, [5])
-
-
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        (lambda path: path.unlink(), "is missing"),
-        (lambda path: path.write_text("not parquet"), "cannot be read"),
-        (lambda path: pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a"]}), path),
-         "has no column chosen, rejected, question_id"),
-    ],
-    ids=["missing", "text", "columns"],
-)  # fmt: skip
-def test_preferences_that_cannot_be_read_are_named(run, damage, says):
-    assert len(read_preferences(run.preferences)) == 48
-    damage(run.preferences / "train.parquet")
-    with pytest.raises(TrainingError, match=f"{says}.*leret pairs"):
-        read_preferences(run.preferences)
 
 
 @pytest.mark.parametrize(("form", "columns"), [("sft", set()), ("kto", {"label"})])

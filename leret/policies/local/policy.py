@@ -7,8 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from leret.config.policy import LocalPolicySettings
 from leret.core.bundled import policy_directory
@@ -16,7 +15,7 @@ from leret.core.errors import PolicyError
 from leret.core.types import SharedInstance
 from leret.core.usage import UsageMeter
 from leret.policies.base import Completion, Messages, Request
-from leret.policies.checkpoints import LoadedModel, find_model, load_model, model_digest
+from leret.policies.checkpoints import find_model, load_model, model_digest, positions
 from leret.policies.local.batching import BatchWorker
 from leret.policies.local.chat_template import PromptEncoder
 
@@ -34,38 +33,16 @@ class LocalPolicy(SharedInstance):
 
     Safe to use from several threads and event loops. The model's own ``generation_config`` gives the end tokens and
     the suppressed ones; temperature, top-p and lengths come from each request alone.
-
-    Args:
-        model_dir: model or LoRA adapter directory, or a repository of the Hugging Face hub.
-        device: ``auto``, ``cpu``, ``cuda`` ...
-        dtype: ``auto`` (float32 on a CPU), ``float32``, ``bfloat16``, ``float16``.
-        name: as reports call it; None takes the directory's name.
-        enable_thinking: of the chat template; None leaves it to the template.
-        template: plain gives a chat template to a model that has none.
-        price_prompt: of a million prompt tokens.
-        price_completion: of a million completion tokens.
     """
 
-    def __init__(
-        self,
-        model_dir: str | Path,
-        *,
-        device: str = "auto",
-        dtype: str = "auto",
-        name: str | None = None,
-        enable_thinking: bool | None = None,
-        template: Literal["plain"] | None = None,
-        price_prompt: float = 0.0,
-        price_completion: float = 0.0,
-    ) -> None:
-        path = find_model(model_dir)
-        loaded = load_model(path, device=device, dtype=dtype, template=template)
-        tiny = sum(weight.numel() for weight in loaded.model.parameters()) < _TINY
-        on_cpu = next(loaded.model.parameters()).device.type == "cpu"
-        self.meter = UsageMeter(price_prompt, price_completion)
-        self.enable_thinking, self.template = enable_thinking, template
+    def __init__(self, settings: LocalPolicySettings) -> None:
+        path = find_model(settings.model)
+        model, tokenizer = load_model(path, device=settings.device, dtype=settings.dtype, template=settings.template)
+        tiny = sum(weight.numel() for weight in model.parameters()) < _TINY
+        on_cpu = next(model.parameters()).device.type == "cpu"
         self._threads = 1 if tiny and on_cpu else None
-        self._open(loaded, path, name or path.resolve().name, model_digest(path), dtype)
+        name = settings.model if policy_directory(settings.model) else path.resolve().name
+        self._open(model, tokenizer, settings, name, model_digest(path))
 
     @classmethod
     def over(
@@ -87,21 +64,23 @@ class LocalPolicy(SharedInstance):
             tokenizer: with a chat template.
             name: as reports call it.
             digest: names its weights as they are now.
-            enable_thinking: as of the class.
+            enable_thinking: of the chat template; None leaves it to the template.
         """
         self = cls.__new__(cls)
-        self.meter, self.enable_thinking, self.template, self._threads = UsageMeter(), enable_thinking, None, None
+        self._threads = None
         plain = model.get_base_model() if hasattr(model, "peft_config") else model
-        self._open(LoadedModel(plain, tokenizer), Path(name), name, digest, str(plain.dtype)[6:])
+        settings = LocalPolicySettings(model=name, enable_thinking=enable_thinking)
+        self._open(plain, tokenizer, settings, name, digest)
         return self
 
-    def _open(self, loaded: LoadedModel, path: Path, name: str, digest: str, dtype: str) -> None:
-        self.path, self.name, self.digest, self.dtype = path, name, digest, dtype
-        self.device = str(next(loaded.model.parameters()).device)
-        self.tokenizer = loaded.tokenizer
-        self._encoder = PromptEncoder(loaded.tokenizer, _n_positions(loaded.model), name, self.enable_thinking)
+    def _open(self, model: Any, tokenizer: Any, settings: LocalPolicySettings, name: str, digest: str) -> None:
+        self.settings, self.name, self.digest = settings, name, digest
+        self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
+        self.device = str(next(model.parameters()).device)
+        self.tokenizer = tokenizer
+        self._encoder = PromptEncoder(tokenizer, positions(model), name, settings.enable_thinking)
         self.max_batch_tokens = 16_384 if self.device == "cpu" else 131_072  # of prompts and completions, with padding
-        self._decoder = self._make_decoder(loaded.model)
+        self._decoder = self._make_decoder(model)
         self._worker: BatchWorker[Job, list[Completion]] = BatchWorker(
             self._process, self._plan, name=f"policy {self.name}", start=self._set_threads
         )
@@ -113,19 +92,6 @@ class LocalPolicy(SharedInstance):
             self._decoder.prefixes.clear()
 
     @property
-    def settings(self) -> LocalPolicySettings:
-        """Of a recipe that loads this model again."""
-        model = self.name if policy_directory(self.name) == self.path else str(self.path)
-        return LocalPolicySettings.model_validate(
-            {
-                "model": model,
-                "dtype": self.dtype,
-                "enable_thinking": self.enable_thinking,
-                "template": self.template,
-            }
-        )
-
-    @property
     def n_batches(self) -> int:
         return self._worker.n_batches
 
@@ -134,7 +100,6 @@ class LocalPolicy(SharedInstance):
         return self._worker.closed
 
     async def complete(self, request: Request) -> list[Completion]:
-        """Complete one prompt, together with whatever else is waiting."""
         return await asyncio.wrap_future(self.submit(request))
 
     def submit(self, request: Request) -> Future[list[Completion]]:
@@ -274,11 +239,6 @@ def _evaluation_mode(model: Any) -> Iterator[None]:
     finally:
         if in_training:
             model.train()
-
-
-def _n_positions(model: Any) -> int | None:
-    n = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return n if isinstance(n, int) and n > 0 else None
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -17,7 +17,7 @@ from leret.config.policy import EncoderSettings
 from leret.core import hub
 from leret.core.errors import PolicyError, import_optional, reason
 from leret.core.types import STOP, Candidate, Choice, SharedInstance
-from leret.policies.checkpoints import find_model
+from leret.policies.checkpoints import find_model, pick_device
 
 _TITLE = ". "
 """Between title and text of a candidate, as `DenseSettings.separator` has it."""
@@ -87,8 +87,7 @@ class EncoderQ:
         self._take([_opened(directory / name) for name in ("state", "action")])
 
     def _take(self, encoders: Sequence[Any]) -> None:
-        device, length = self.settings.device, self.settings.max_length
-        device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        device, length = pick_device(self.settings.device), self.settings.max_length
         self.module = nn.ModuleDict(dict(zip(("state", "action"), encoders, strict=True))).to(device).eval()
         self._embed_states, self._embed_actions = (Embedder(encoder, length) for encoder in encoders)
         self._separator = f" {encoders[0].tokenizer.sep_token or ''} "

@@ -136,7 +136,6 @@ class Picker(SharedInstance):
                 self.model.train(training)
 
     async def complete(self, request: Request) -> list[Completion]:
-        """Choose once a seed, together with whatever else is waiting."""
         self._choice(request)
         return await asyncio.wrap_future(self._worker.submit([request])[0])
 

@@ -23,7 +23,7 @@ from leret.policies.checkpoints import (
     read_model_json,
 )
 
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _FIT_NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")
 _STAMP = "merged.json"
 _PROBE = "Which river flows through the city where the author of the book was born?"
@@ -141,7 +141,7 @@ def _resolve(policy: str) -> tuple[str, str]:
         raise PolicyError(f"{policy} is a run, not a policy; name one of its policies: {_known(Run(path))}")
     if path.is_dir():
         return path.resolve().name, policy
-    if not _HUB_NAME.fullmatch(policy) or len(path.parts) != 2 or path.parent.is_dir():
+    if not HUB_NAME.fullmatch(policy) or len(path.parts) != 2 or path.parent.is_dir():
         raise PolicyError(
             f"there is no policy {policy}; give a model directory, `demo`, `agent`, a repository of the hub, "
             "or a policy of a run with --run R"
@@ -175,7 +175,7 @@ def sampled_model(run: Run, predictors: Collection[str] | None = None) -> str:
             f"{run.path} was sampled from {model!r} on a server, and the run does not know where its weights are; "
             "give their directory instead of `base`, or demo or agent where that is the policy that was served"
         )
-    if not _HUB_NAME.fullmatch(model):
+    if not HUB_NAME.fullmatch(model):
         raise PolicyError(f"the sampled policy {model} is no longer there; give a directory of its weights, not `base`")
     return model
 

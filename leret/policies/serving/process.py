@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import http.client
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +23,6 @@ _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _POLL_S = 0.05
 _TAIL_BYTES = 64 * 1024
 _TOLD_EVERY_S, _ANSWER_S, _DYING_S = 15.0, 5.0, 2.0
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy knows nothing of this machine's ports
 
 
 class ServerProcess:
@@ -178,12 +174,11 @@ def _warm(server: ServerProcess, url: str, model: str, deadline: float) -> None:
 
 def _answer(url: str, key: ApiKey, timeout_s: float, body: dict[str, Any] | None = None) -> tuple[int, str]:
     """Status and text; status 0 and the reason where nothing was answered."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **key.headers()})
-    try:
-        with _opener.open(request, timeout=timeout_s) as reply:
-            return int(reply.status), reply.read().decode("utf-8", "replace")
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode("utf-8", "replace")
-    except (OSError, ValueError, http.client.HTTPException) as error:  # refused, reset, timed out, cut off, no HTTP
+    import httpx
+
+    method, headers = "GET" if body is None else "POST", key.headers()
+    try:  # a proxy knows nothing of this machine's ports
+        reply = httpx.request(method, url, json=body, headers=headers, timeout=timeout_s, trust_env=False)
+        return reply.status_code, reply.text
+    except httpx.HTTPError as error:  # refused, reset, timed out, cut off, no HTTP
         return 0, str(error)

@@ -75,6 +75,20 @@ def trainer_arguments(recipe: TrainingRecipe, inputs: TrainerInputs) -> dict[str
     }
 
 
+def build_trainer(
+    kind: Any, recipe: TrainingRecipe, inputs: TrainerInputs, arguments: Any, rows: Mapping[str, list[Any]], **more: Any
+) -> Any:
+    """A trainer of TRL's over rows, with a new adapter where the recipe asks for one."""
+    return kind(
+        model=inputs.model,
+        args=arguments,
+        train_dataset=rows_dataset(rows, inputs.directory, arguments),
+        processing_class=inputs.tokenizer,
+        peft_config=new_adapter(recipe.lora, inputs.model),
+        **more,
+    )
+
+
 def rows_dataset(rows: Mapping[str, list[Any]], directory: Path, arguments: Any) -> Any:
     """The rows; on disk where several processes train: TRL shares the reference's values in a file beside them."""
     from datasets import Dataset, load_from_disk

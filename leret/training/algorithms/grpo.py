@@ -31,9 +31,8 @@ def estimate(recipe: GRPORecipe, sampled: Sampled, batch: RolloutBatch, beta: fl
     batch.advantages = values.to(batch.mask)[:, None] * batch.mask
 
 
-def describe(recipe: GRPORecipe) -> str:
-    """For the model card."""
+def _describe(recipe: GRPORecipe) -> str:
     return f"group relative policy optimization (arXiv 2402.03300), {recipe.num_generations} completions a state"
 
 
-GRPO = OnlineAlgorithm(GRPORecipe, writing(estimate), describe)
+GRPO = OnlineAlgorithm(GRPORecipe, writing(estimate), _describe)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,9 +21,8 @@ from leret.sampling.rollouts.credit import with_price
 from leret.training.algorithms.base import (
     Algorithm,
     TrainerInputs,
+    build_trainer,
     completion_logps,
-    new_adapter,
-    rows_dataset,
     trainer_arguments,
 )
 from leret.training.data import Encoded, TrainingExample, finished_states, plain
@@ -99,24 +99,18 @@ def read_examples(recipe: KTORecipe, run: Run) -> list[TrainingExample]:
     return examples
 
 
-class CompletionCollator:
-    """Batches rows of `kto_rows` for TRL's KTOTrainer."""
+def collate_completions(rows: list[dict[str, Any]], pad: int) -> dict[str, Any]:
+    """A batch for TRL's KTOTrainer: sequences with their own completions and, prefixed ``KL_``, the mismatched ones."""
+    import torch
 
-    def __init__(self, pad: int) -> None:
-        self.pad = pad
+    from leret.training.packing import collate
 
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Sequences with their own completions, and, prefixed with ``KL_``, with the mismatched ones."""
-        import torch
-
-        from leret.training.packing import collate
-
-        batch: dict[str, Any] = {"label": torch.tensor([row["label"] for row in rows])}
-        for prefix, completion in (("", "completion_tokens"), ("KL_", "mismatched_tokens")):
-            side = collate([(row["prompt_tokens"], row[completion]) for row in rows], self.pad, packed=False)
-            batch |= {prefix + name: value for name, value in side.items()}
-        reference = [name for name in ("ref_logps", "ref_KL_logps") if name in rows[0]]
-        return batch | {name: torch.tensor([row[name] for row in rows]) for name in reference}
+    batch: dict[str, Any] = {"label": torch.tensor([row["label"] for row in rows])}
+    for prefix, completion in (("", "completion_tokens"), ("KL_", "mismatched_tokens")):
+        side = collate([(row["prompt_tokens"], row[completion]) for row in rows], pad, packed=False)
+        batch |= {prefix + name: value for name, value in side.items()}
+    reference = [name for name in ("ref_logps", "ref_KL_logps") if name in rows[0]]
+    return batch | {name: torch.tensor([row[name] for row in rows]) for name in reference}
 
 
 def make_trainer(recipe: KTORecipe, inputs: TrainerInputs) -> Any:
@@ -130,18 +124,12 @@ def make_trainer(recipe: KTORecipe, inputs: TrainerInputs) -> Any:
         undesirable_weight=recipe.undesirable_weight,
         precompute_ref_log_probs=True,
     )
-    return KTOTrainer(
-        model=inputs.model,
-        args=arguments,
-        data_collator=CompletionCollator(inputs.tokenizer.pad_token_id),
-        train_dataset=rows_dataset(kto_rows(inputs.examples), inputs.directory, arguments),
-        processing_class=inputs.tokenizer,
-        peft_config=new_adapter(recipe.lora, inputs.model),
-    )
+    collator = partial(collate_completions, pad=inputs.tokenizer.pad_token_id)
+    return build_trainer(KTOTrainer, recipe, inputs, arguments, kto_rows(inputs.examples), data_collator=collator)
 
 
 def kto_rows(examples: Sequence[Encoded]) -> dict[str, list[Any]]:
-    """Columns of ids for `CompletionCollator`, and the text columns that TRL encodes, which are empty.
+    """Columns of ids for `collate_completions`, and the text columns that TRL encodes, which are empty.
 
     The reference point is estimated on prompts with the completion of the row before, cut to the longest row's length.
     """
@@ -172,12 +160,11 @@ def oracle_loss(recipe: KTORecipe, model: Any, rows: Sequence[Mapping[str, Any]]
     return float(losses.mean())
 
 
-def describe(recipe: KTORecipe) -> str:
-    """For the model card."""
+def _describe(recipe: KTORecipe) -> str:
     against = "the mean reward of their state" if recipe.baseline == "mean" else f"a reward of {recipe.baseline:g}"
     return (
         f"Kahneman-Tversky optimization (arXiv 2402.01306) on completions above and below {against}, beta {recipe.beta}"
     )
 
 
-KTO = Algorithm(KTORecipe, read_examples, make_trainer, oracle_loss, describe)
+KTO = Algorithm(KTORecipe, read_examples, make_trainer, oracle_loss, _describe)

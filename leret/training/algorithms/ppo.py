@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
 from leret.training.online.algorithm import OnlineAlgorithm, writing
-from leret.training.online.recipe import Objective, OnlineRecipe
+from leret.training.online.recipe import OnlineRecipe
 
 if TYPE_CHECKING:
     from leret.training.online.rounds import Sampled
@@ -37,9 +36,8 @@ class PPORecipe(OnlineRecipe):
     whiten_advantages: bool = True
 
     @property
-    def objective(self) -> Objective:
-        """With the loss of the values."""
-        return replace(super().objective, vf_coef=self.vf_coef, cliprange_value=self.cliprange_value)
+    def values_loss(self) -> tuple[float, float]:
+        return self.vf_coef, self.cliprange_value
 
 
 def estimate(recipe: PPORecipe, sampled: Sampled, batch: RolloutBatch, beta: float) -> None:
@@ -60,9 +58,8 @@ def estimate(recipe: PPORecipe, sampled: Sampled, batch: RolloutBatch, beta: flo
     batch.advantages = whiten(advantages, mask) if recipe.whiten_advantages else advantages
 
 
-def describe(recipe: PPORecipe) -> str:
-    """For the model card."""
+def _describe(recipe: PPORecipe) -> str:
     return f"proximal policy optimization (arXiv 1707.06347) with GAE (arXiv 1506.02438), lambda {recipe.lam}"
 
 
-PPO = OnlineAlgorithm(PPORecipe, writing(estimate), describe)
+PPO = OnlineAlgorithm(PPORecipe, writing(estimate), _describe)

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from leret.config.training import TrainingRecipe
+from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.training.algorithms.base import (
     Algorithm,
     TrainerInputs,
+    build_trainer,
     completion_logps,
-    new_adapter,
-    rows_dataset,
     trainer_arguments,
 )
-from leret.training.data import Encoded, TrainingExample, read_preferences
+from leret.training.data import Encoded, TrainingExample, check_predictors, plain
 
 if TYPE_CHECKING:
     import torch
 
 
 Weight = Annotated[float, Field(gt=0)]
+
+
+_COLUMNS = ("prompt", "chosen", "rejected", "question_id", "predictor", "score_chosen", "score_rejected")
 
 
 class PairRecipe(TrainingRecipe):
@@ -69,8 +73,10 @@ def pair_loss(kind: Literal["dpo", "ipo"], margins: torch.Tensor, beta: float) -
     return -logsigmoid(beta * margins) if kind == "dpo" else (margins - 1 / (2 * beta)) ** 2
 
 
-class PairCollator:
-    """Batches pairs for TRL's DPOTrainer from ids that it did not make itself.
+def collate_pairs(
+    rows: list[dict[str, Any]], pad: int, *, sequence: bool, packed: bool = False, margin: float = 0.0
+) -> dict[str, Any]:
+    """A batch for TRL's DPOTrainer from ids that it did not make itself.
 
     IPO is defined on the sum of token log-probabilities. TRL divides each completion's log-ratio by its number of
     tokens, which it takes from the sum of the completion mask, first column included. Nothing else reads that column:
@@ -81,35 +87,68 @@ class PairCollator:
     is the offset of arXiv 2402.10571. TRL's logged rewards and accuracies are less the margin then.
 
     Args:
+        rows: of `preference_rows`.
         pad: id of the padding token.
-        margin: nats for a difference of 1 between a pair's rewards.
         sequence: make TRL's IPO the one on sums; leave its average over tokens otherwise.
         packed: for a model that `share_prompts` has prepared.
+        margin: nats for a difference of 1 between a pair's rewards.
+
+    Returns:
+        ``2 * len(rows)`` sequences, the chosen ones first.
     """
+    import torch
 
-    def __init__(self, pad: int, *, sequence: bool, packed: bool = False, margin: float = 0.0) -> None:
-        self.pad, self.sequence, self.packed, self.margin = pad, sequence, packed, margin
+    from leret.training.packing import collate
 
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """A batch of ``2 * len(rows)`` sequences, the chosen ones first."""
-        import torch
-
-        from leret.training.packing import collate
-
-        sides = ("chosen_tokens", "rejected_tokens")
-        batch = collate([(r["prompt_tokens"], r[side]) for side in sides for r in rows], self.pad, packed=self.packed)
-        if self.sequence:
-            mask = batch["completion_mask"]
-            mask[:, 0] = 1 - mask.sum(dim=1)
-        if "ref_chosen_logps" in rows[0]:
-            batch["ref_chosen_logps"] = torch.tensor([r["ref_chosen_logps"] + self.margin * r["gain"] for r in rows])
-            batch["ref_rejected_logps"] = torch.tensor([r["ref_rejected_logps"] for r in rows])
-        return batch
+    sides = ("chosen_tokens", "rejected_tokens")
+    batch = collate([(r["prompt_tokens"], r[side]) for side in sides for r in rows], pad, packed=packed)
+    if sequence:
+        mask = batch["completion_mask"]
+        mask[:, 0] = 1 - mask.sum(dim=1)
+    if "ref_chosen_logps" in rows[0]:
+        batch["ref_chosen_logps"] = torch.tensor([r["ref_chosen_logps"] + margin * r["gain"] for r in rows])
+        batch["ref_rejected_logps"] = torch.tensor([r["ref_rejected_logps"] for r in rows])
+    return batch
 
 
 def read_examples(recipe: PairRecipe, run: Run) -> list[TrainingExample]:
-    """The run's preferences."""
-    return read_preferences(run.preferences, recipe.predictors)
+    """The pairs of ``R/preferences/train.parquet`` in its order, of some predictors, or of all.
+
+    Raises:
+        TrainingError: there is none, or none of one of the predictors.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    path, predictors = run.preferences / "train.parquet", recipe.predictors
+    if not path.is_file():
+        raise TrainingError(f"{path} is missing; `leret sample` writes it, `leret pairs` rebuilds it")
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise TrainingError(f"{path} cannot be read ({error}); `leret pairs` rebuilds it without sampling") from error
+    missing = [name for name in _COLUMNS if name not in table.column_names]
+    if missing:
+        raise TrainingError(
+            f"{path} has no column {', '.join(missing)} (it has {', '.join(table.column_names)}); "
+            "`leret pairs` rebuilds it"
+        )
+    rows = table.select(list(_COLUMNS)).to_pylist()
+    if not rows:
+        raise TrainingError(
+            f"{path} holds no pair: at no state did two different completions differ in reward. Sample more "
+            "questions, more prompts or samples a state, or at a higher temperature"
+        )
+    check_predictors(predictors, {str(row["predictor"]) for row in rows})
+    examples = []
+    for row in rows:
+        if predictors is not None and row["predictor"] not in predictors:
+            continue
+        prompt = plain(row["prompt"])
+        completions = (str(row["chosen"][0]["content"]), str(row["rejected"][0]["content"]))
+        scores = (float(row["score_chosen"]), float(row["score_rejected"]))
+        examples.append(TrainingExample(str(row["question_id"]), prompt, completions, scores))
+    return examples
 
 
 def make_trainer(recipe: DPORecipe | IPORecipe, inputs: TrainerInputs) -> Any:
@@ -127,23 +166,16 @@ def make_trainer(recipe: DPORecipe | IPORecipe, inputs: TrainerInputs) -> Any:
     )
     packed = inputs.device == "cpu" and share_prompts(inputs.model)
     sequence = isinstance(recipe, IPORecipe) and recipe.reduction == "sequence"
-    return DPOTrainer(
-        model=inputs.model,
-        args=arguments,
-        data_collator=PairCollator(
-            inputs.tokenizer.pad_token_id, sequence=sequence, packed=packed, margin=recipe.reward_margin
-        ),
-        train_dataset=rows_dataset(preference_rows(inputs.examples), inputs.directory, arguments),
-        processing_class=inputs.tokenizer,
-        peft_config=new_adapter(recipe.lora, inputs.model),
-    )
+    rows, pad = preference_rows(inputs.examples), inputs.tokenizer.pad_token_id
+    collator = partial(collate_pairs, pad=pad, sequence=sequence, packed=packed, margin=recipe.reward_margin)
+    return build_trainer(DPOTrainer, recipe, inputs, arguments, rows, data_collator=collator)
 
 
 _TRL_NAMES = {"dpo": "sigmoid", "ipo": "ipo", "sft": "sft"}
 
 
 def preference_rows(examples: Sequence[Encoded]) -> dict[str, list[Any]]:
-    """Columns of ids for `PairCollator`, and the text columns that TRL insists on.
+    """Columns of ids for `collate_pairs`, and the text columns that TRL insists on.
 
     TRL 1.16's DPOTrainer takes no ids: it encodes ``prompt``, ``chosen`` and ``rejected`` whatever else a row holds.
     They are empty here, so that this costs nothing; the collator reads the ids.
@@ -186,8 +218,7 @@ def oracle_loss(recipe: DPORecipe | IPORecipe, model: Any, rows: Sequence[Mappin
 _SIDES = ("chosen", "rejected")
 
 
-def describe(recipe: DPORecipe | IPORecipe) -> str:
-    """For the model card."""
+def _describe(recipe: DPORecipe | IPORecipe) -> str:
     if isinstance(recipe, DPORecipe):
         text = f"direct preference optimization (arXiv 2305.18290), beta {recipe.beta}"
     else:
@@ -200,5 +231,5 @@ def describe(recipe: DPORecipe | IPORecipe) -> str:
     return f"{text}, with losses {mixture}" if recipe.losses else text
 
 
-DPO = Algorithm(DPORecipe, read_examples, make_trainer, oracle_loss, describe)
-IPO = Algorithm(IPORecipe, read_examples, make_trainer, oracle_loss, describe)
+DPO = Algorithm(DPORecipe, read_examples, make_trainer, oracle_loss, _describe)
+IPO = Algorithm(IPORecipe, read_examples, make_trainer, oracle_loss, _describe)

@@ -37,9 +37,8 @@ def estimate(recipe: RLOORecipe, sampled: Sampled, batch: RolloutBatch, beta: fl
     batch.advantages = leave_one_out(rewards, batch.groups).to(batch.mask)[:, None] * batch.mask
 
 
-def describe(recipe: RLOORecipe) -> str:
-    """For the model card."""
+def _describe(recipe: RLOORecipe) -> str:
     return f"REINFORCE leave-one-out (arXiv 2402.14740), {recipe.num_generations} completions a state"
 
 
-RLOO = OnlineAlgorithm(RLOORecipe, writing(estimate), describe)
+RLOO = OnlineAlgorithm(RLOORecipe, writing(estimate), _describe)

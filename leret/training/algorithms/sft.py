@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field, PositiveInt
@@ -11,7 +12,7 @@ from leret.config.training import TrainingRecipe
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.sampling.preferences.dataset import state_targets
-from leret.training.algorithms.base import Algorithm, TrainerInputs, completion_logps, new_adapter, trainer_arguments
+from leret.training.algorithms.base import Algorithm, TrainerInputs, build_trainer, completion_logps, trainer_arguments
 from leret.training.data import Encoded, TrainingExample, finished_states, plain
 
 IGNORED = -100
@@ -84,40 +85,28 @@ def reference_answers(recipe: SFTRecipe, run: Run) -> list[TrainingExample]:
     return examples
 
 
-class TargetCollator:
-    """Batches rows of `sft_rows`; ``packed`` for a model that `share_prompts` has prepared."""
+def collate_targets(rows: list[dict[str, Any]], pad: int, *, packed: bool = False) -> dict[str, Any]:
+    """A batch of rows of `sft_rows`, ids with labels; ``packed`` for a model that `share_prompts` has prepared."""
+    from leret.training.packing import collate
 
-    def __init__(self, pad: int, *, packed: bool = False) -> None:
-        self.pad, self.packed = pad, packed
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Ids with labels."""
-        from leret.training.packing import collate
-
-        batch = collate([_sequence(row) for row in rows], self.pad, packed=self.packed)
-        return batch | {"labels": batch["input_ids"].masked_fill(batch.pop("completion_mask") == 0, IGNORED)}
+    batch = collate([_sequence(row) for row in rows], pad, packed=packed)
+    return batch | {"labels": batch["input_ids"].masked_fill(batch.pop("completion_mask") == 0, IGNORED)}
 
 
 def make_trainer(recipe: SFTRecipe, inputs: TrainerInputs) -> Any:
     """TRL's SFTTrainer over rows of ids; the loss is on the completion and its end token."""
-    from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
     from leret.training.packing import share_prompts
 
-    packed = inputs.device == "cpu" and share_prompts(inputs.model)
-    return SFTTrainer(
-        model=inputs.model,
-        args=SFTConfig(
-            **trainer_arguments(recipe, inputs),
-            completion_only_loss=False,
-            dataset_kwargs={"skip_prepare_dataset": True},
-        ),
-        data_collator=TargetCollator(inputs.tokenizer.pad_token_id, packed=packed),
-        train_dataset=Dataset.from_dict(sft_rows(inputs.examples)),
-        processing_class=inputs.tokenizer,
-        peft_config=new_adapter(recipe.lora, inputs.model),
+    arguments = SFTConfig(
+        **trainer_arguments(recipe, inputs),
+        completion_only_loss=False,
+        dataset_kwargs={"skip_prepare_dataset": True},
     )
+    packed = inputs.device == "cpu" and share_prompts(inputs.model)
+    collator = partial(collate_targets, pad=inputs.tokenizer.pad_token_id, packed=packed)
+    return build_trainer(SFTTrainer, recipe, inputs, arguments, sft_rows(inputs.examples), data_collator=collator)
 
 
 def sft_rows(examples: Sequence[Encoded]) -> dict[str, list[list[int]]]:
@@ -140,10 +129,9 @@ def _sequence(row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     return row["input_ids"][:n], row["input_ids"][n:]
 
 
-def describe(recipe: SFTRecipe) -> str:
-    """For the model card."""
+def _describe(recipe: SFTRecipe) -> str:
     what = "reference answers" if recipe.targets == "answer" else f"the {recipe.targets} completions of a state"
     return f"supervised fine-tuning on {what}"
 
 
-SFT = Algorithm(SFTRecipe, read_examples, make_trainer, oracle_loss, describe)
+SFT = Algorithm(SFTRecipe, read_examples, make_trainer, oracle_loss, _describe)

@@ -10,21 +10,22 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from leret.core.errors import TrainingError
 from leret.core.files import write_atomically
-from leret.core.progress import Progress, Silent
+from leret.core.progress import Progress
 from leret.core.runs import Run
-from leret.core.types import Task, digest
+from leret.core.types import digest
+from leret.policies.checkpoints import pick_device
 from leret.sampling.rollouts.environment import Environment
 from leret.training.alarms import best_step
 from leret.training.callbacks import Monitor, monitored
-from leret.training.checkpoints import CheckpointDirectory, TrainingRecord, TrainReport, checkpoint_step
-from leret.training.model import InitialPolicy, pick_device
+from leret.training.checkpoints import TrainingJob, TrainingRecord, TrainReport, checkpoint_step
 from leret.training.online.algorithm import Learner, OnlineAlgorithm
 from leret.training.online.recipe import RoundRecipe
 from leret.training.online.rounds import RoundSampler, round_of
@@ -44,16 +45,14 @@ class OnlineTraining:
         validations: a log entry for each validation.
     """
 
-    def __init__(
-        self, recipe: RoundRecipe, algorithm: OnlineAlgorithm, initial: InitialPolicy, bench: Environment, run: Run,
-        tasks: Sequence[Task], device: str,
-    ) -> None:  # fmt: skip
+    def __init__(self, job: TrainingJob, algorithm: OnlineAlgorithm, bench: Environment, run: Run, device: str) -> None:
+        self.recipe, self.tasks = recipe, tasks = cast(RoundRecipe, job.recipe), job.tasks
         torch.manual_seed(recipe.seed)
-        self.recipe, self.tasks, self.n_rounds = recipe, tasks, recipe.n_rounds(len(tasks))
+        self.n_rounds = recipe.n_rounds(len(tasks))
         self.history: list[dict[str, Any]] = []
         self.validations: list[dict[str, Any]] = []
-        self._initial, self._device = initial.digest, device
-        self.learner: Learner = algorithm.learner(recipe, initial, bench, len(tasks), device)
+        self._initial, self._device = job.initial.digest, device
+        self.learner: Learner = algorithm.learner(recipe, job.initial, bench, len(tasks), device)
         self.sampler = RoundSampler(recipe, bench, run, self.learner.policy)
 
     @property
@@ -93,7 +92,6 @@ class OnlineTraining:
                 shutil.rmtree(old)
 
     def load(self, path: Path) -> None:
-        """Go on from a checkpoint."""
         state = torch.load(path / _STATE, map_location=self._device, weights_only=True)
         self.learner.load_state(state, path)
         torch.set_rng_state(state["random"].cpu())
@@ -113,51 +111,36 @@ class OnlineTraining:
         self.learner.policy.close()
 
 
-def fit_online(
-    recipe: RoundRecipe,
-    algorithm: OnlineAlgorithm,
-    initial: InitialPolicy,
-    run: Run,
-    tasks: Sequence[Task],
-    directory: CheckpointDirectory,
-    key: Mapping[str, Any],
-    progress: Progress | None = None,
-    interrupt: Interrupt | None = None,
-    validation: Validation | None = None,
-    event: Callable[..., None] | None = None,
-) -> TrainReport:
+def fit_online(job: TrainingJob, algorithm: OnlineAlgorithm, progress: Progress, interrupt: Interrupt) -> TrainReport:
     """Train and publish one policy, or go on with it from its last checkpoint.
 
     Raises:
         LeretError: the loss is no number, an alarm stopped the training, or too many samples failed.
         KeyboardInterrupt: SIGINT or SIGTERM came; a checkpoint was written first.
     """
-    began, progress, interrupt = time.monotonic(), progress or Silent(), interrupt or Interrupt()
-    device = pick_device(recipe.device)
-    with training_process(recipe.threads if device == "cpu" else None), Environment.open(run) as bench:
-        training = OnlineTraining(recipe, algorithm, initial, bench, run, tasks, device)
+    began = time.monotonic()
+    recipe, directory, device = job.recipe, job.directory, pick_device(job.recipe.device)
+    if job.run is None:
+        raise TrainingError(f"algorithm: {recipe.algorithm} samples a run's tasks afresh; for examples: sft, dpo, ipo")
+    with training_process(recipe.threads if device == "cpu" else None), Environment.open(job.run) as bench:
+        training = OnlineTraining(job, algorithm, bench, job.run, device)
         directory.drop_broken()
         checkpoint = directory.checkpoint()
         if checkpoint is not None:
             training.load(checkpoint)
         try:
-            with monitored(recipe, directory.path, event) as monitor, interrupt.handled():
-                _rounds(training, directory.path, progress, interrupt, monitor, validation)
+            with monitored(recipe, directory.path, job.event) as monitor, interrupt.handled():
+                _rounds(training, directory.path, progress, interrupt, monitor, job.validation)
         finally:
             progress.finish()
             training.close()
         training.load_best(directory.path)
         record = TrainingRecord.of(
-            recipe,
-            initial,
-            key,
+            job,
             training.log,
-            () if validation is None else validation.ids,
             examples=int(sum(entry["num_samples"] for entry in training.history)),
-            dropped=0,
-            steps=len(training.history) * recipe.num_iterations * recipe.num_mini_batches,
+            steps=len(training.history) * training.recipe.num_iterations * training.recipe.num_mini_batches,
             seconds=round(time.monotonic() - began, 3),
-            preflight=0.0,
         )
         base_model, library = training.learner.save(directory.final)
         record.write(directory.final, algorithm.describe(recipe), base_model, library)

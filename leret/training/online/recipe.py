@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
@@ -10,21 +9,6 @@ from pydantic import Field, PositiveInt, model_validator
 from leret.config.base import Free
 from leret.config.sampling import RewardKey
 from leret.config.training import TrainingRecipe
-
-
-@dataclass(frozen=True, slots=True)
-class Objective:
-    """What an update minimises: the parameters of `leret.training.online.losses`."""
-
-    epsilon: float = 0.2
-    epsilon_high: float = 0.2
-    sequence_ratio: bool = False
-    loss_type: Literal["sequence", "token", "dapo"] = "dapo"
-    kl_estimator: Literal["k1", "k3"] = "k3"
-    entropy_coef: float = 0.0
-    vf_coef: float = 0.0  # above 0: the model has a value head
-    cliprange_value: float = 0.2
-    temperature: float = 1.0
 
 
 class RoundRecipe(TrainingRecipe):
@@ -98,11 +82,9 @@ class OnlineRecipe(RoundRecipe):
     entropy_coef: float = 0.0
 
     @property
-    def objective(self) -> Objective:
-        """What its updates minimise, at temperature 1 unless the recipe names one."""
-        high = self.epsilon if self.epsilon_high is None else self.epsilon_high
-        same = {name: getattr(self, name) for name in ("epsilon", "loss_type", "kl_estimator", "entropy_coef")}
-        return Objective(**same, epsilon_high=high, sequence_ratio=self.sequence_ratio)
+    def values_loss(self) -> tuple[float, float]:
+        """Weight of the values' loss, and how far a value moves in a round; of weight 0 there are no values."""
+        return 0.0, 0.0
 
     @model_validator(mode="after")
     def _has_a_penalty_to_move(self) -> OnlineRecipe:

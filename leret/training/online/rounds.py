@@ -89,7 +89,6 @@ class RoundPolicy:
         self._answering: asyncio.Task[None] | None = None
 
     async def complete(self, request: Request) -> list[Completion]:
-        """One completion a seed; raises what the policy does."""
         future: asyncio.Future[list[Completion]] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
         if self._answering is None:
@@ -135,7 +134,6 @@ class AwaitedPolicy:
         self._policy, self._runner = policy, runner
 
     async def complete(self, request: Request) -> list[Completion]:
-        """One completion a seed; raises what the policy does."""
         with self._runner.waiting():
             return await self._policy.complete(request)
 

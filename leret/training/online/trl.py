@@ -21,7 +21,7 @@ from leret.sampling.rollouts.branching import BranchPoint, StateSampler
 from leret.sampling.rollouts.environment import Environment
 from leret.sampling.rollouts.rollout import seed_of
 from leret.sampling.rollouts.scheduler import refuse_failures
-from leret.training.algorithms.base import TrainerInputs, new_adapter, rows_dataset, trainer_arguments
+from leret.training.algorithms.base import TrainerInputs, build_trainer, trainer_arguments
 from leret.training.data import plain
 from leret.training.model import InitialPolicy
 from leret.training.online.recipe import TwoEngines
@@ -133,14 +133,7 @@ def make_trainer(
             f"a batch of {arguments.generation_batch_size} completions, {recipe.num_generations} a state, is more than "
             f"the {len(rows['state'])} states of the run give; lower per_device_train_batch_size, or sample more"
         )
-    trainer = getattr(trl, f"{name}Trainer")(
-        model=inputs.model,
-        reward_funcs=states,
-        args=arguments,
-        train_dataset=rows_dataset(rows, inputs.directory, arguments),
-        processing_class=inputs.tokenizer,
-        peft_config=new_adapter(recipe.lora, inputs.model),
-    )
+    trainer = build_trainer(getattr(trl, f"{name}Trainer"), recipe, inputs, arguments, rows, reward_funcs=states)
     states.policy = live(trainer.model)  # on its device now
     return trainer, states
 

@@ -21,7 +21,7 @@ from leret.core.errors import TrainingError
 from leret.training.algorithms.base import new_adapter
 from leret.training.model import InitialPolicy, load_for_training
 from leret.training.online.losses import KL, clipped_loss, entropy, total, value_loss
-from leret.training.online.recipe import Objective, RoundRecipe
+from leret.training.online.recipe import OnlineRecipe, RoundRecipe
 from leret.training.packing import collate, share_prompts
 
 Ids = Sequence[int]
@@ -116,44 +116,37 @@ class Update:
     Args:
         model: on its device.
         pad: id of the padding token.
-        objective: what is minimised.
-        learning_rate: at the first step, as far as a schedule does not change it.
-        max_grad_norm: of the gradient, at most.
-        batch_size: completions that are in memory at once.
-        optimizer: a class of torch's optimizers with its arguments, or AdamW without decay.
+        recipe: what is minimised, and by which optimizer; its learning rate is that of the first step.
+        temperature: of the samples.
         reference: where there may be a KL penalty.
-        bfloat16: autocast.
     """
 
     def __init__(
         self,
         model: Any,
         pad: int,
-        objective: Objective,
+        recipe: OnlineRecipe,
         *,
-        learning_rate: float,
-        max_grad_norm: float,
-        batch_size: int,
-        optimizer: tuple[type[torch.optim.Optimizer], Mapping[str, Any]] | None = None,
+        temperature: float = 1.0,
         reference: Reference | None = None,
-        bfloat16: bool = False,
     ) -> None:
-        self.model, self.objective, self.reference = model, objective, reference
-        self._pad, self._max_grad_norm, self._batch_size, self._bfloat16 = pad, max_grad_norm, batch_size, bfloat16
+        self.model, self.recipe, self.temperature, self.reference = model, recipe, temperature, reference
+        self._pad = pad
+        self._vf_coef, self._cliprange_value = recipe.values_loss
         self.device = next(model.parameters()).device
         inner = model.get_base_model() if hasattr(model, "peft_config") else model
         copied = [] if reference is None or reference._copy is None else [reference._copy]
         self._packed = self.device.type == "cpu" and False not in [share_prompts(one) for one in (model, *copied)]
         self.value_head: torch.nn.Linear | None = None
         self._hidden: Tensor | None = None
-        if objective.vf_coef:
+        if self._vf_coef:
             size = inner.config.get_text_config(decoder=True).hidden_size
             self.value_head = torch.nn.Linear(size, 1, device=self.device)
             torch.nn.init.zeros_(self.value_head.weight)
             torch.nn.init.zeros_(self.value_head.bias)
             inner.base_model.register_forward_hook(self._keep_hidden)
-        kind, more = optimizer or (torch.optim.AdamW, {"weight_decay": 0.0})
-        self.optimizer = kind(list(self.trained().values()), **{**more, "lr": learning_rate})
+        kind, more = make_optimizer(recipe)
+        self.optimizer = kind(list(self.trained().values()), **{**more, "lr": recipe.learning_rate})
 
     def trained(self) -> dict[str, torch.nn.Parameter]:
         """The parameters that change, by name; the value head's among them."""
@@ -183,9 +176,9 @@ class Update:
             TrainingError: the loss is no number.
         """
         n_sequences, n_tokens = len(batch.sequences), float(batch.mask.sum())
-        if batch.n_tokens is not None and self.objective.loss_type == "dapo":
+        if batch.n_tokens is not None and self.recipe.loss_type == "dapo":
             n_tokens = batch.n_tokens
-        if not (beta or self.objective.entropy_coef or self.objective.vf_coef):
+        if not (beta or self.recipe.entropy_coef or self._vf_coef):
             worth = batch.advantages.abs().sum(1).nonzero()[:, 0]  # the others have no part in the loss
             if not len(worth):
                 return {}
@@ -198,7 +191,7 @@ class Update:
             loss.backward()
             for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + float(value.detach())
-        norm = float(torch.nn.utils.clip_grad_norm_(self.trained().values(), self._max_grad_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.trained().values(), self.recipe.max_grad_norm))
         if not math.isfinite(sums["loss"] + norm):
             raise TrainingError(f"the loss is {sums['loss']}, the norm of its gradient {norm}; lower learning_rate")
         self.optimizer.step()
@@ -208,12 +201,11 @@ class Update:
         self, batch: RolloutBatch, beta: float, n_sequences: int, n_tokens: float, tokens: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Of a part of a batch: what is minimised, and the part's shares of the batch's means."""
-        aim = self.objective
+        aim = self.recipe
         logits, logps, values = self._forward(self.model, batch)
         mask, old = batch.mask, logps.detach() if batch.old_logps is None else batch.old_logps
-        each, clipped = clipped_loss(
-            logps, old, batch.advantages, mask, aim.epsilon, aim.epsilon_high, sequence=aim.sequence_ratio
-        )
+        high = aim.epsilon if aim.epsilon_high is None else aim.epsilon_high
+        each, clipped = clipped_loss(logps, old, batch.advantages, mask, aim.epsilon, high, sequence=aim.sequence_ratio)
         counted, kind = (torch.ones_like(each), "sequence") if aim.sequence_ratio else (mask, aim.loss_type)
         loss = policy = total(each, counted, kind, n_sequences, n_tokens)  # type: ignore[arg-type]
         ratio = (logps - old).exp() * mask
@@ -227,9 +219,9 @@ class Update:
             spread = total(entropy(logits), mask, aim.loss_type, n_sequences, n_tokens)
             loss = loss - aim.entropy_coef * spread
         if values is not None and batch.values is not None and batch.returns is not None:
-            wrong = value_loss(values, batch.values, batch.returns, aim.cliprange_value)
+            wrong = value_loss(values, batch.values, batch.returns, self._cliprange_value)
             found["value_loss"] = (wrong * mask).sum() / tokens
-            loss = loss + aim.vf_coef * found["value_loss"]
+            loss = loss + self._vf_coef * found["value_loss"]
         return loss, {"loss": loss, "policy_loss": policy, **found}
 
     def _forward(
@@ -249,8 +241,8 @@ class Update:
         places = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
         places = places.clamp(max=inputs["input_ids"].shape[1] - 2)
         rows = torch.arange(len(starts), device=self.device)[:, None]
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bfloat16):
-            logits = model(**inputs, use_cache=False).logits[rows, places].float() / self.objective.temperature
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.dtype == "bfloat16"):
+            logits = model(**inputs, use_cache=False).logits[rows, places].float() / self.temperature
         logps = logits.log_softmax(-1).gather(-1, inputs["input_ids"][rows, places + 1, None])[..., 0]
         values = None
         if self.value_head is not None and self._hidden is not None:
@@ -259,7 +251,8 @@ class Update:
         return logits, logps * batch.mask, None if values is None else values * batch.mask
 
     def _parts(self, batch: RolloutBatch) -> Iterator[RolloutBatch]:
-        for index in torch.arange(len(batch.sequences), device=batch.groups.device).split(self._batch_size):
+        places = torch.arange(len(batch.sequences), device=batch.groups.device)
+        for index in places.split(self.recipe.per_device_train_batch_size):
             yield batch.rows(index)
 
     def _keep_hidden(self, module: Any, args: Any, output: Any) -> None:

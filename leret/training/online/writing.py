@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from leret.training.online.advantages import mini_batches, on_one_side, spread
 from leret.training.online.losses import KL, KLController
 from leret.training.online.recipe import OnlineRecipe
 from leret.training.online.rounds import Sampled
-from leret.training.online.update import Reference, RolloutBatch, Update, load_trainable, make_optimizer, make_schedule
+from leret.training.online.update import Reference, RolloutBatch, Update, load_trainable, make_schedule
 from leret.training.validation import Validation
 
 
@@ -39,27 +38,22 @@ class WritingLearner:
             enable_thinking=getattr(sampled, "enable_thinking", None),
         )  # fmt: skip
         self.update = Update(
-            self.model, self.tokenizer.pad_token_id, replace(recipe.objective, temperature=self.temperature),
-            learning_rate=recipe.learning_rate, max_grad_norm=recipe.max_grad_norm,
-            batch_size=recipe.per_device_train_batch_size, optimizer=make_optimizer(recipe), reference=reference,
-            bfloat16=recipe.dtype == "bfloat16",
+            self.model, self.tokenizer.pad_token_id, recipe, temperature=self.temperature, reference=reference
         )  # fmt: skip
         self.kl = KLController(recipe.beta, recipe.target_kl, recipe.kl_horizon)
         self._schedule = make_schedule(recipe, self.update.optimizer, recipe.n_steps(n_tasks))
 
     @property
     def learning_rate(self) -> float:
-        """Of the next step."""
         return float(self._schedule.get_last_lr()[0])
 
     def learn(self, sampled: Sampled, number: int) -> dict[str, float]:
-        """Update by a round; returns the figures of its log entry."""
         recipe, update = self.recipe, self.update
         if number == 0:
             self._check_memory(sampled)
         batch = RolloutBatch.of(sampled.sequences, sampled.groups.to(update.device))
         steps = recipe.num_iterations * recipe.num_mini_batches
-        if steps > 1 or recipe.kl_in_reward or recipe.objective.vf_coef:
+        if steps > 1 or recipe.kl_in_reward or update.value_head is not None:
             batch.old_logps, batch.values = update.evaluate(batch)
         if update.reference is not None:
             batch.reference = update.evaluate(batch, reference=True)[0]
@@ -112,11 +106,9 @@ class WritingLearner:
         return entry
 
     def validate(self, validation: Validation, step: int) -> dict[str, float]:
-        """Run the program on held-out tasks."""
         return validation.run_model(self.model, self.tokenizer, step)
 
     def state(self, directory: Path) -> dict[str, Any]:
-        """All that the next update depends on."""
         return {
             "weights": {name: weight.detach() for name, weight in self.update.trained().items()},
             "optimizer": self.update.optimizer.state_dict(),
@@ -125,7 +117,6 @@ class WritingLearner:
         }
 
     def load_state(self, state: Mapping[str, Any], directory: Path) -> None:
-        """Go on from there."""
         with torch.no_grad():
             for name, weight in self.update.trained().items():
                 weight.copy_(state["weights"][name])
@@ -134,6 +125,5 @@ class WritingLearner:
         self.kl.coefficient = state["kl_coef"]
 
     def save(self, directory: Path) -> tuple[str, str]:
-        """Write the policy; returns its base's name and the library that loads it, for the model card."""
         save_policy(self.model, self.tokenizer, directory)
         return self._initial.base_model, library_of(self.model)

@@ -116,7 +116,7 @@ class PickLearner:
         self._settings = own.model_copy(
             update={"model": str(initial.directory)} | ({"device": device} if hasattr(own, "device") else {})
         )
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._optimizer: Any = None
         self._schedule: Any = None
         self.policy = open_picker(self._settings)
         self._initial = self.policy.name
@@ -124,11 +124,9 @@ class PickLearner:
 
     @property
     def learning_rate(self) -> float:
-        """Of the next step."""
         return self.recipe.learning_rate if self._schedule is None else float(self._schedule.get_last_lr()[0])
 
     def learn(self, sampled: Sampled, number: int) -> dict[str, float]:
-        """Update by a round; returns the figures of its log entry."""
         recipe, batch = self.recipe, PickBatch.of(sampled)
         if self._optimizer is None:
             self.policy.fit(batch.choices)
@@ -147,23 +145,18 @@ class PickLearner:
         return entry | {name: sum(one[name] for one in found) / len(found) for name in found[0]}
 
     def validate(self, validation: Validation, step: int) -> dict[str, float]:
-        """Run the program on held-out tasks, with a copy: whoever runs it closes it."""
-        return validation.run_policy(self.policy.clone())
+        return validation.run_policy(self.policy.clone())  # whoever runs it closes it
 
     def state(self, directory: Path) -> dict[str, Any]:
-        """All that the next update depends on; the picker is in files."""
-        assert self._optimizer is not None
         self.policy.save(directory / _PICKER)
         fellow = {} if self.method.fellow is None else self.method.fellow.model.state_dict()
         own = {"optimizer": self._optimizer.state_dict(), "schedule": self._schedule.state_dict()}
         return {**own, "fellow": fellow, "rounds": self._rounds}
 
     def load_state(self, state: Mapping[str, Any], directory: Path) -> None:
-        """Go on from there."""
         self.policy.close()
         self.policy = open_picker(self._settings.model_copy(update={"model": str(directory / _PICKER)}))
         self._begin()
-        assert self._optimizer is not None
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
         if self.method.fellow is not None:
@@ -172,7 +165,6 @@ class PickLearner:
         self._next_round()
 
     def save(self, directory: Path) -> tuple[str, str]:
-        """Write the picker; returns what it started from, and the library that loads it."""
         self.policy.save(directory)
         return self._initial, "leret"
 
@@ -200,7 +192,6 @@ class PickLearner:
 
     def _step(self, batch: PickBatch) -> dict[str, float]:
         """One step of the optimizer; the loss is the mean over states."""
-        assert self._optimizer is not None
         self._optimizer.zero_grad()
         n, total, picker = len(batch.choices), 0.0, self.policy
         for states in torch.arange(n).split(self.recipe.per_device_train_batch_size):

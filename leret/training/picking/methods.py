@@ -34,11 +34,9 @@ class GroupMethod:
         self.fellow = picker.clone() if self.recipe.loss in {"dpo", "ipo"} else None
 
     def draws(self, number: int, share: float) -> tuple[float, int | None]:
-        """Of all candidates."""
         return self.temperature, None
 
     def prepare(self, picker: Picker, batch: PickBatch, share: float) -> tuple[PickBatch, dict[str, float]]:
-        """Advantages, and the log-probabilities that the loss compares with."""
         advantages = group_relative(batch.rewards.double(), batch.states, self.recipe.scale_rewards).float()
         with torch.no_grad():
             before = self._logps(values_of(self.fellow or picker, batch.choices), batch)
@@ -88,7 +86,6 @@ class ValueMethod:
         return (_UNIFORM, None) if random else (self.temperature * share, self.recipe.top_k)
 
     def prepare(self, picker: Picker, batch: PickBatch, share: float) -> tuple[PickBatch, dict[str, float]]:
-        """The returns."""
         recipe = self.recipe
         with torch.no_grad():
             q = values_of(self.fellow or picker, batch.choices, self.recipe.twin)
@@ -105,7 +102,6 @@ class ValueMethod:
         return ((q - batch.targets[:, None]) ** 2).mean(1)
 
     def after(self, picker: Picker) -> None:
-        """Move the target network."""
         if self.fellow is not None:
             with torch.no_grad():
                 for target, weight in zip(self.fellow.model.parameters(), picker.model.parameters(), strict=True):

@@ -101,7 +101,7 @@ def test_enable_thinking_reaches_a_server(thinking: Any, sent: Any) -> None:
 
 def test_a_template_without_a_system_role_gets_the_system_text_in_the_users_turn(model_of: Any, tmp_path: Path) -> None:
     base, how = model_of("gemma"), {"tokenize": False, "add_generation_prompt": True}
-    policy = LocalPolicy(base)
+    policy = LocalPolicy(LocalPolicySettings(model=str(base)))
     text = apply_template(policy.tokenizer, MESSAGES, "gemma", **how)
     assert text == (
         "<bos><start_of_turn>user\nwrite a query\n\nwho wrote the book ?<end_of_turn>\n<start_of_turn>model\n"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from leret.config.policy import LocalPolicySettings
 from leret.core.errors import PolicyError
 from leret.policies.base import Completion, PromptTooLongError, Request
 from leret.policies.checkpoints import load_model
@@ -57,7 +58,7 @@ def test_a_prompt_ends_where_the_positions_end_or_fails_alone(policy: LocalPolic
 
 
 def test_a_request_for_nothing_and_a_closed_policy_are_refused(llama_dir: Path) -> None:
-    policy = LocalPolicy(llama_dir)
+    policy = LocalPolicy(LocalPolicySettings(model=str(llama_dir)))
     policy.max_batch_tokens = 64
     with pytest.raises(PolicyError, match="0 completions"):
         policy.complete_many([Request(({"role": "user", "content": "the city"},), (), 1.0, 8)])
@@ -81,7 +82,7 @@ def test_out_of_memory_halves_the_batch_and_what_is_too_big_fails_alone(
         return run(self, jobs)
 
     monkeypatch.setattr(Decoder, "run", hungry)
-    small = LocalPolicy(llama_dir)
+    small = LocalPolicy(LocalPolicySettings(model=str(llama_dir)))
     *fits, failed = together(small, *[ask(f"book {i}", i) for i in range(7)], ask("city", *range(6)))
     small.close()
     assert [len(own) for own in fits] == [1] * 7
@@ -95,21 +96,21 @@ def test_a_model_in_training_is_sampled_as_it_is_now(llama_dir: Path, lora: bool
     import torch
     from peft import LoraConfig, get_peft_model
 
-    loaded = load_model(llama_dir, device="cpu", dtype="float32")
-    model: Any = loaded.model.requires_grad_(True).train()
+    model, tokenizer = load_model(llama_dir, device="cpu", dtype="float32")
+    model.requires_grad_(True).train()
     if lora:
         model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")).train()
-    policy = LocalPolicy.over(model, loaded.tokenizer, name="live", digest="one")
+    policy = LocalPolicy.over(model, tokenizer, name="live", digest="one")
     shared = {"role": "system", "content": "who wrote the book " * 8}
     requests = [Request((shared, ask(f"the city {i}").messages[0]), (1, 2), 1.0, 8) for i in range(4)]
-    saved = LocalPolicy(llama_dir)
+    saved = LocalPolicy(LocalPolicySettings(model=str(llama_dir)))
     same = saved.complete_many(requests)
     assert [[one.text for one in own] for own in policy.complete_many(requests)] == [[o.text for o in s] for s in same]
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
     policy.renew("two")
-    fresh = LocalPolicy.over(model, loaded.tokenizer, name="live", digest="two")
+    fresh = LocalPolicy.over(model, tokenizer, name="live", digest="two")
     after = policy.complete_many(requests)
     assert after == fresh.complete_many(requests) != same
     assert (policy.digest, model.training, any(p.grad is not None for p in model.parameters())) == ("two", True, False)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from leret.config.policy import LocalPolicySettings
 from leret.core.errors import PolicyError
 from leret.core.runs import Run
 from leret.policies.local.policy import LocalPolicy
@@ -91,7 +92,7 @@ def test_an_adapter_here_and_merged_says_what_peft_says(adapter: Path) -> None:
     oracle = AutoPeftModelForCausalLM.from_pretrained(adapter)
     texts = []
     for path in (adapter, served.weights, adapter.parent / "base"):
-        policy = LocalPolicy(path)
+        policy = LocalPolicy(LocalPolicySettings(model=str(path)))
         [[own]] = policy.complete_many([ask("the city", 1)])
         policy.close()
         texts.append(own.text)

@@ -2,11 +2,14 @@
 
 import math
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from leret.training.algorithms.preference import DPORecipe, IPORecipe, PairCollator, pair_loss
+from leret.core.errors import TrainingError
+from leret.training.algorithms.preference import DPORecipe, IPORecipe, collate_pairs, pair_loss, read_examples
 from leret.training.data import Encoded
 from tests.training.training_runs import logp, moved, trainer_of
 
@@ -112,7 +115,24 @@ def test_the_mask_of_the_sequence_reduction_sums_to_one(packed, sequence):
         {"prompt_tokens": [1, 2], "chosen_tokens": [3, 4, 5], "rejected_tokens": [6]},
         {"prompt_tokens": [7], "chosen_tokens": [8], "rejected_tokens": [9, 9]},
     ]
-    mask = PairCollator(0, sequence=sequence, packed=packed)(rows)["completion_mask"]
+    mask = collate_pairs(rows, 0, sequence=sequence, packed=packed)["completion_mask"]
     lengths = [3, 1, 1, 2]
     assert mask[:, 1:].sum(dim=1).tolist() == lengths
     assert mask.sum(dim=1).tolist() == ([1] * 4 if sequence else lengths)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda path: path.unlink(), "is missing"),
+        (lambda path: path.write_text("not parquet"), "cannot be read"),
+        (lambda path: pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a"]}), path),
+         "has no column chosen, rejected, question_id"),
+    ],
+    ids=["missing", "text", "columns"],
+)  # fmt: skip
+def test_preferences_that_cannot_be_read_are_named(run, damage, says):
+    assert len(read_examples(IPORecipe(), run)) == 48
+    damage(run.preferences / "train.parquet")
+    with pytest.raises(TrainingError, match=f"{says}.*leret pairs"):
+        read_examples(IPORecipe(), run)

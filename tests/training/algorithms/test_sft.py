@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leret.sampling.store.store import Store
-from leret.training.algorithms.sft import IGNORED, SFTRecipe, TargetCollator, read_examples, sft_rows
+from leret.training.algorithms.sft import IGNORED, SFTRecipe, collate_targets, read_examples, sft_rows
 from leret.training.data import Encoded
 from leret.training.stage import train
 
@@ -38,7 +38,7 @@ def test_targets_are_of_the_highest_reward_unless_they_are_a_control(run, keys, 
 @pytest.mark.parametrize("packed", [True, False])
 def test_prompts_and_padding_have_no_loss(packed):
     rows = sft_rows(ENCODED)
-    batch = TargetCollator(0, packed=packed)([{name: rows[name][i] for name in rows} for i in range(2)])
+    batch = collate_targets([{name: rows[name][i] for name in rows} for i in range(2)], 0, packed=packed)
     seen = [[label for label in labels if label != IGNORED] for labels in batch["labels"].tolist()]
     assert seen == [[3, 4, 5], [8]]
     assert (batch["labels"][:, 0] == IGNORED).all()

@@ -42,12 +42,6 @@ def test_rounds_are_counted_or_follow_from_passes():
     assert GRPORecipe().n_rounds(1) == 1
 
 
-def test_an_objective_is_the_algorithms():
-    grpo, rloo, ppo = GRPORecipe(epsilon=0.1).objective, RLOORecipe().objective, PPORecipe().objective
-    assert (grpo.epsilon, grpo.epsilon_high, grpo.sequence_ratio, grpo.vf_coef) == (0.1, 0.1, False, 0.0)
-    assert (rloo.sequence_ratio, ppo.vf_coef, ppo.cliprange_value, ppo.loss_type) == (True, 0.1, 0.2, "token")
-
-
 @pytest.mark.parametrize("name", [name for name, one in ALGORITHMS.items() if isinstance(one, OnlineAlgorithm)])
 def test_shipped_recipes_name_every_key_of_the_algorithm_with_its_default(name):
     path = ROOT / "training" / f"{name}.yaml"

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from leret.config.policy import LocalPolicySettings
 from leret.core.errors import PolicyError
 from leret.core.types import Failure, Sample, State
 from leret.policies.base import PromptTooLongError, Request
@@ -24,7 +25,7 @@ RECIPE = GRPORecipe(num_generations=4, max_completion_length=6)
 
 @pytest.fixture
 def policy(base):
-    made = LocalPolicy(base)
+    made = LocalPolicy(LocalPolicySettings(model=str(base)))
     yield made
     made.close()
 

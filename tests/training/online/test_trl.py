@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from safetensors.torch import load_file
 
+from leret.config.policy import LocalPolicySettings
 from leret.core.errors import RetrievalError, TrainingError
 from leret.policies.local.policy import LocalPolicy
 from leret.sampling.rollouts.environment import Environment
@@ -102,7 +103,7 @@ def scored(sampled, base):
 
     with Environment.open(sampled) as bench, Store(sampled.store, read_only=True) as store:
         bench.retriever = Counted(bench.retriever)
-        policy = LocalPolicy(base)
+        policy = LocalPolicy(LocalPolicySettings(model=str(base)))
         states = StoredStates(GRPO, bench, sampled, policy, training_tasks(bench, GRPO))
         bench.retriever.batches.clear()
         yield states, bench.retriever, [one for group in store.finished() for one in group.samples]

@@ -10,14 +10,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from leret.config.training import LoraSettings
 from leret.core.errors import TrainingError
 from leret.policies.checkpoints import model_digest
+from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.ppo import PPORecipe, estimate
+from leret.training.algorithms.rloo import RLOORecipe
 from leret.training.model import InitialPolicy, save_policy
 from leret.training.online import update as module
-from leret.training.online.recipe import Objective
 from leret.training.online.rounds import Sampled
 from leret.training.online.update import Reference, RolloutBatch, Update, load_trainable
 
-SGD = (torch.optim.SGD, {})
 PROMPTS = ([3, 20, 21, 22, 4], [3, 30, 31, 32, 33, 34, 35, 4])
 
 
@@ -25,11 +25,12 @@ def initial(path) -> InitialPolicy:
     return InitialPolicy(path.name, path, model_digest(path))
 
 
-def make(path, objective=None, *, lora=None, with_reference=False, size=64, rate=0.0):
+def make(path, recipe=None, *, lora=None, with_reference=False, size=64, rate=0.0):
     model, tokenizer = load_trainable(initial(path), lora, "float32", "cpu")
     reference = Reference(model, initial(path), lora) if with_reference else None
-    settings = {"learning_rate": rate, "max_grad_norm": math.inf, "batch_size": size, "optimizer": SGD}
-    return Update(model, tokenizer.pad_token_id, objective or Objective(), reference=reference, **settings)
+    given = {"learning_rate": rate, "max_grad_norm": math.inf, "per_device_train_batch_size": size, "optim": "sgd"}
+    recipe = (recipe or GRPORecipe()).model_copy(update=given)
+    return Update(model, tokenizer.pad_token_id, recipe, reference=reference)
 
 
 def batch(lengths=(3, 7, 5, 2, 6, 4), seed=0) -> RolloutBatch:
@@ -99,7 +100,7 @@ def test_one_update_of_grpo_is_that_of_trl(base, tmp_path, monkeypatch, packed, 
     if not packed:
         monkeypatch.setattr(module, "share_prompts", lambda model: False)
     given = batch()
-    update = make(base, Objective(loss_type=loss_type), with_reference=True, size=size)
+    update = make(base, GRPORecipe(loss_type=loss_type), with_reference=True, size=size)
     if beta:
         given.old_logps = update.evaluate(given)[0]
         given.reference = given.old_logps + 0.3 * torch.randn_like(given.mask) * given.mask
@@ -119,7 +120,7 @@ def test_one_update_of_grpo_is_that_of_trl(base, tmp_path, monkeypatch, packed, 
 
 
 def test_one_update_of_rloo_is_that_of_trl(base, tmp_path):
-    given, update = batch(), make(base, Objective(sequence_ratio=True))
+    given, update = batch(), make(base, RLOORecipe())
     given.old_logps = update.evaluate(given)[0]
     nudge(update.model, 0.005)
     found = update.step(given)
@@ -162,7 +163,7 @@ def ppo_oracle(model, head, given: RolloutBatch, scores, old_logps, old_values, 
 
 def test_one_update_of_ppo_is_that_of_trl_1_12(base):
     recipe = PPORecipe(learning_rate=1e-3)
-    update = make(base, recipe.objective, with_reference=True)
+    update = make(base, recipe, with_reference=True)
     head = update.value_head
     torch.nn.init.normal_(head.weight, std=0.1, generator=torch.Generator().manual_seed(0))
     given = batch(lengths=(5,) * 6)
@@ -193,7 +194,7 @@ def test_completions_without_an_advantage_are_not_run_and_change_nothing(base, m
     forward = update._forward
     monkeypatch.setattr(update, "_forward", lambda model, part: run.extend(part.sequences) or forward(model, part))
     loss = update.step(given)["loss"]
-    other = make(base, Objective(entropy_coef=1e-12))
+    other = make(base, GRPORecipe(entropy_coef=1e-12))
     assert other.step(whole)["loss"] == pytest.approx(loss, abs=1e-6)
     same_gradients(update, other.model)
     assert len(run) == 3
