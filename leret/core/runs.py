@@ -118,11 +118,16 @@ class Run:
             )
         return dict(value)
 
-    def update(self, **sections: Any) -> None:
-        """Replace top-level sections of run.yaml (``sampling``, ``training``, ``eval``, ``digests`` ...)."""
+    def update(self, *, keep: bool = False, **sections: Any) -> None:
+        """Replace top-level sections of run.yaml (``sampling``, ``training``, ``eval``, ``digests`` ...).
+
+        ``keep``: of each section, the entries that stand there and are not given stay.
+        """
         with self.writing(), FileLock(self.path / ".run.yaml.lock"):
-            value = self.record() if self.manifest_path.is_file() else {"schema": SCHEMA}
-            write_atomically(self.manifest_path, yaml.dump({**value, **_with_texts(sections, self._shared)}))
+            value: dict[str, Any] = self.record() if self.manifest_path.is_file() else {"schema": SCHEMA}
+            for name, section in _with_texts(sections, self._shared).items():
+                value[name] = {**(value.get(name) or {}), **section} if keep else section
+            write_atomically(self.manifest_path, yaml.dump(value))
 
     def section(self, name: str, made_by: str) -> dict[str, Any]:
         """A section of run.yaml; RunError where the stage that writes it has not run."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -18,6 +22,8 @@ if TYPE_CHECKING:
 
 TRAININGS = ("demo-sft", "demo-ipo", "demo-sft-more", "demo-grpo")
 """Training recipes, in order: the control takes as many steps as the two before it; the last one samples afresh."""
+_OF_SFT = 2
+"""Stages that the others build on: sampling, and imitation."""
 
 
 def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> EvalReport:
@@ -36,5 +42,24 @@ def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> EvalRepo
         load_recipe("eval/demo.yaml", EvalRecipe, [f"seed={seed}"]),
     ]
     run = Run.create(out)
-    *_, report = [run_stage(stage, run, progress=progress) for stage in schedule(recipes, run)]
+    stages = schedule(recipes, run)
+    for stage in stages[:_OF_SFT]:
+        run_stage(stage, run, progress=progress)
+    with _beside("train", f"training/{TRAININGS[-1]}.yaml", "--run", str(out), "--set", f"seed={seed}"):
+        for stage in stages[_OF_SFT:-2]:
+            run_stage(stage, run, progress=progress)
+    *_, report = [run_stage(stage, run, progress=progress) for stage in stages[-2:]]  # goes on if the other failed
     return cast("EvalReport", report)
+
+
+@contextmanager
+def _beside(*words: str) -> Iterator[None]:
+    """Run a command of leret on the second core while the block runs; both have ended after it."""
+    command = [sys.executable, "-m", "leret", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield
+        except BaseException:
+            process.terminate()  # it saves a checkpoint
+            process.wait()
+            raise

@@ -240,9 +240,8 @@ def _note(job: TrainingJob, run: Run, report: TrainReport) -> None:
     facts = {name: getattr(report, name) for name in ("steps", "total_steps", "examples", "dropped")}
     facts |= {"seconds": round(report.seconds, 3), "loss": report.loss_last}
     name = job.recipe.policy_name
-    training = dict(run.manifest().get("training") or {})
-    training[name] = {**json.loads(json.dumps(job.key)), "steps": report.steps, "total_steps": report.total_steps}
-    run.update(training=training)
+    training = {**json.loads(json.dumps(job.key)), "steps": report.steps, "total_steps": report.total_steps}
+    run.update(keep=True, training={name: training})
     run.event("train", "done", policy=name, algorithm=job.recipe.algorithm, **facts)
 
 

@@ -37,10 +37,12 @@ def test_a_run_moves_with_the_files_that_it_names(run, tmp_path):
     assert moved.manifest()["sampling"] == {"data": [str(tmp_path / "b" / "corpus.jsonl")]}
 
 
-def test_updates_at_the_same_time_lose_no_section(run):
+def test_updates_at_the_same_time_lose_nothing(run):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: Run(run.path).update(**{f"part{i}": {"n": i}}), range(8)))
+        list(pool.map(lambda i: Run(run.path).update(keep=True, training={f"p{i}": {"n": i}}), range(8)))
     assert {f"part{i}" for i in range(8)} <= set(run.manifest())
+    assert run.manifest()["training"] == {f"p{i}": {"n": i} for i in range(8)}
 
 
 def test_events_leave_out_a_line_that_a_crash_cut_off(run):
