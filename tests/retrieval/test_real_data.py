@@ -38,7 +38,10 @@ def data(shared_data):
     return Corpus(whole.corpus[doc_id] for doc_id in gold), questions
 
 
-@pytest.mark.parametrize("kind", [*LEAST, COLBERT])
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("dense", "hybrid")]  # encode the documents
+
+
+@pytest.mark.parametrize("kind", ["bm25", "tantivy", *SLOW, COLBERT])
 def test_a_run_file_is_measured_as_it_is_rewarded(kind, data, tmp_path):
     corpus, questions = data
     rankings = load_retriever(settings(kind, tmp_path), corpus, tmp_path / "cache").search(
