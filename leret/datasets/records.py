@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import codecs
+import gzip
 import io
 import json
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,10 +28,8 @@ _FIELDS = (
     "in JSON lines a question has id, question, relevant_doc_ids (where known answer, answers, inputs, type, hops, "
     "split, relevance), a document doc_id, title, text"
 )
-_CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
-"""Of compressed files, by their first bytes."""
 _TRUNCATED = "Truncated"
-"""In Arrow's message on a compressed file that ends early."""
+"""In Arrow's message on a Zstandard file that ends early."""
 
 
 class BadRecord(Exception):
@@ -110,8 +111,8 @@ def lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
                     continue
                 if line:
                     yield number, line
-        except OSError as error:
-            if _TRUNCATED not in str(error):
+        except (EOFError, OSError) as error:
+            if not _ends_early(error):
                 raise
             problems.add(f"{path}:{number + 1}", BadRecord("truncated", "the compressed file ends early; get it again"))
 
@@ -121,24 +122,29 @@ def opened(path: Path) -> Iterator[io.BufferedReader]:
     """A file, decompressed where its first bytes say so (gzip, bzip2, Zstandard)."""
     try:
         with path.open("rb") as file:
-            first = file.peek(4)
-            codec = next((codec for magic, codec in _CODECS.items() if first.startswith(magic)), None)
-            yield file if codec is None else _decompressed(file, codec)
+            magic, plain = file.peek(4)[:4], file
+            if magic.startswith(b"\x1f\x8b"):
+                plain = io.BufferedReader(gzip.GzipFile(fileobj=file))
+            elif magic.startswith(b"BZh"):
+                plain = io.BufferedReader(bz2.BZ2File(file))
+            elif magic == b"\x28\xb5\x2f\xfd":
+                import pyarrow as pa  # other files do without its fifth of a second
+
+                plain = io.BufferedReader(pa.CompressedInputStream(file, "zstd"))
+            yield plain
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; check the path") from error
     except IsADirectoryError as error:
         raise DataError(f"{path} is a directory; name a file in it (only kind beir reads a directory)") from error
     except PermissionError as error:
         raise DataError(f"{path}: no permission to read it") from error
-    except OSError as error:
-        what = "ends early" if _TRUNCATED in str(error) else f"is broken ({error})"
+    except (EOFError, OSError, zlib.error) as error:
+        what = "ends early" if _ends_early(error) else f"is broken ({error})"
         raise DataError(f"{path}: the compressed file {what}; get it again") from error
 
 
-def _decompressed(file: io.BufferedReader, codec: str) -> io.BufferedReader:
-    import pyarrow as pa  # a plain file does without its fifth of a second
-
-    return io.BufferedReader(pa.CompressedInputStream(file, codec), 1 << 17)
+def _ends_early(error: Exception) -> bool:
+    return isinstance(error, EOFError) or _TRUNCATED in str(error)
 
 
 def _first_character(path: Path) -> bytes:

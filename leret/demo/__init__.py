@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -24,6 +25,7 @@ TRAININGS = ("demo-sft", "demo-ipo", "demo-sft-more", "demo-grpo")
 """Training recipes, in order: the control takes as many steps as the two before it; the last one samples afresh."""
 _OF_SFT = 2
 """Stages that the others build on: sampling, and imitation."""
+_STOP_S = 30.0
 
 
 def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> EvalReport:
@@ -45,21 +47,26 @@ def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> EvalRepo
     stages = schedule(recipes, run)
     for stage in stages[:_OF_SFT]:
         run_stage(stage, run, progress=progress)
-    with _beside("train", f"training/{TRAININGS[-1]}.yaml", "--run", str(out), "--set", f"seed={seed}"):
+    with nullcontext() if (run.policies / "grpo").is_dir() else _beside(run, seed):
         for stage in stages[_OF_SFT:-2]:
             run_stage(stage, run, progress=progress)
-    *_, report = [run_stage(stage, run, progress=progress) for stage in stages[-2:]]  # goes on if the other failed
+    *_, report = [run_stage(stage, run, progress=progress) for stage in stages[-2:]]  # trains here what failed there
     return cast("EvalReport", report)
 
 
 @contextmanager
-def _beside(*words: str) -> Iterator[None]:
-    """Run a command of leret on the second core while the block runs; both have ended after it."""
-    command = [sys.executable, "-m", "leret", *words]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            yield
-        except BaseException:
-            process.terminate()  # it saves a checkpoint
-            process.wait()
-            raise
+def _beside(run: Run, seed: int) -> Iterator[None]:
+    """The last training in a process of its own while the block runs, for the second core; both have ended after it."""
+    from leret.http.answers import ApiKey
+    from leret.policies.serving.process import ServerProcess
+
+    words = ["train", f"training/{TRAININGS[-1]}.yaml", "--run", str(run.path), "--set", f"seed={seed}"]
+    log = run.cache / f"{TRAININGS[-1]}.log"
+    process = ServerProcess([sys.executable, "-m", "leret", *words], os.environ, log, ApiKey())
+    process.start()
+    try:
+        yield
+        while process.exit_code() is None:
+            time.sleep(0.1)
+    finally:
+        process.stop(_STOP_S)  # it saves a checkpoint first

@@ -86,6 +86,7 @@ def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path: Path, monkeypa
     rows = json.loads(Path("runs/demo/eval/summary.json").read_text())["rows"]
     trained = {"sft", "ipo", "sft-more", "grpo"}
     assert {row["system"] for row in rows} == {"raw-question", "oracle-titles", "base", *trained}
+    assert "policies/grpo" in Path("runs/demo/cache/demo-grpo.log").read_text()  # was trained beside the others
     assert Path("runs/demo/report.html").is_file()
     assert Path("runs/demo/program/program.json").is_file()
 

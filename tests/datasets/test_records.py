@@ -124,6 +124,11 @@ def test_a_file_cut_short_counts_as_one_skipped_record(tmp_path: Path) -> None:
     assert (loaded.skipped, 0 < len(loaded) < 2000) == ({"truncated": 1}, True)
 
 
+def test_a_padded_gzip_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "q.gz").write_bytes(gzip.compress(_GOOD) + bytes(512))  # as tar and tapes leave it
+    assert len(load_tasks("jsonl", str(tmp_path / "q.gz"))) == 1
+
+
 def test_faults_come_in_one_error_up_to_twenty(tmp_path: Path) -> None:
     path = tmp_path / "q"
     path.write_bytes(b"nonsense\n" * 25 + _GOOD)

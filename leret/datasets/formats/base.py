@@ -158,10 +158,10 @@ def rows(record: Fields, name: str, first: str, second: str) -> list[tuple[Any, 
     """
     _, value = _find(record, (name,))
     if isinstance(value, Mapping):
-        try:
-            return list(zip(value[first], value[second], strict=True))
-        except (KeyError, TypeError, ValueError) as error:
-            raise wrong(name, value, f"lists of one length under {first!r} and {second!r}") from error
+        left, right = value.get(first), value.get(second)
+        if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
+            return list(zip(left, right, strict=True))
+        raise wrong(name, value, f"lists of one length under {first!r} and {second!r}")
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise wrong(name, value, f"a list of [{first}, {second}]")
     pairs = [tuple(item.values()) if isinstance(item, Mapping) else item for item in value]

@@ -74,7 +74,8 @@ class LocalPolicy(SharedInstance):
         return self
 
     def _open(self, model: Any, tokenizer: Any, settings: LocalPolicySettings, name: str, digest: str) -> None:
-        self.settings, self.name, self.digest = settings, name, digest
+        self.settings = settings.model_copy(update={"device": "auto"})  # what is saved may be opened elsewhere
+        self.name, self.digest = name, digest
         self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
         self.device = str(next(model.parameters()).device)
         self.tokenizer = tokenizer

@@ -180,5 +180,5 @@ def _answer(url: str, key: ApiKey, timeout_s: float, body: dict[str, Any] | None
     try:  # a proxy knows nothing of this machine's ports
         reply = httpx.request(method, url, json=body, headers=headers, timeout=timeout_s, trust_env=False)
         return reply.status_code, reply.text
-    except httpx.HTTPError as error:  # refused, reset, timed out, cut off, no HTTP
+    except (httpx.HTTPError, httpx.InvalidURL) as error:  # refused, reset, timed out, cut off, no HTTP
         return 0, str(error)

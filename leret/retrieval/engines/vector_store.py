@@ -79,6 +79,8 @@ class FaissStore:
                 progress.advance(len(part))
         finally:
             faiss.omp_set_num_threads(n_threads)
+        for left in directory.glob(f".{_FAISS}.*"):  # of a build that was killed while it wrote
+            left.unlink()
         with atomic_file(directory / _FAISS, "wb") as file:
             faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
 

@@ -29,7 +29,9 @@ class Limits:
 
 
 def _number(value: Any) -> Any:
-    """Of a URL all values are text."""
+    """Of a URL all values are text; a null is no value."""
+    if value is None:
+        return 10
     return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
 
 
