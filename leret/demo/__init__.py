@@ -56,11 +56,16 @@ def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> EvalRepo
 
 @contextmanager
 def _beside(run: Run, seed: int) -> Iterator[None]:
-    """The last training in a process of its own while the block runs, for the second core; both have ended after it."""
+    """The last training, and an evaluation of what is there after it, in a process of its own while the block runs.
+
+    Both have ended after it. What is evaluated there is not asked again.
+    """
     from leret.http.answers import ApiKey
     from leret.policies.serving.process import ServerProcess
 
-    words = ["train", f"training/{TRAININGS[-1]}.yaml", "--run", str(run.path), "--set", f"seed={seed}"]
+    recipes = [f"training/{TRAININGS[-1]}.yaml", "eval/demo.yaml"]
+    seeds = [word for key in ("train.seed", "eval.seed") for word in ("--set", f"{key}={seed}")]
+    words = ["run", *recipes, "--run", str(run.path), *seeds]
     log = run.cache / f"{TRAININGS[-1]}.log"
     process = ServerProcess([sys.executable, "-m", "leret", *words], os.environ, log, ApiKey())
     process.start()

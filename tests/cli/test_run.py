@@ -86,7 +86,11 @@ def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path: Path, monkeypa
     rows = json.loads(Path("runs/demo/eval/summary.json").read_text())["rows"]
     trained = {"sft", "ipo", "sft-more", "grpo"}
     assert {row["system"] for row in rows} == {"raw-question", "oracle-titles", "base", *trained}
-    assert "policies/grpo" in Path("runs/demo/cache/demo-grpo.log").read_text()  # was trained beside the others
+    beside = Path("runs/demo/cache/demo-grpo.log").read_text()  # a second process's
+    assert "policies/grpo" in beside and "raw-question" in beside  # it trained, and evaluated what was there
+    events = [json.loads(line) for line in Path("runs/demo/events.jsonl").read_text().splitlines()]
+    evaluated = [event["system"] for event in events if event["event"] == "evaluated"]
+    assert sorted(evaluated) == sorted({row["system"] for row in rows})  # each once
     assert Path("runs/demo/report.html").is_file()
     assert Path("runs/demo/program/program.json").is_file()
 
