@@ -22,7 +22,8 @@ from leret.config.messages import describe, key_of, sections
 from leret.config.sampling import SamplingRecipe
 from leret.config.training import TrainingRecipe
 from leret.core import bundled as shipped
-from leret.core.errors import ConfigError
+from leret.core.errors import ConfigError, RunError
+from leret.core.runs import Run
 from leret.core.yaml import Key, Placed, dotted, parse
 
 Recipe = SamplingRecipe | TrainingRecipe | EvalRecipe
@@ -217,6 +218,21 @@ def _override(placed: Placed, override: str) -> list[str]:
     key = tuple(parts)
     placed.places = {k: place for k, place in placed.places.items() if k[: len(key)] != key} | {key: "--set"}
     return []
+
+
+def recorded(run: Run, made_by: str = "leret sample RECIPE") -> SamplingRecipe:
+    """The recipe that a run was sampled with, by the command ``made_by``.
+
+    Raises:
+        RunError: it was not sampled, or its run.yaml has keys that this version does not have.
+    """
+    section = run.section("sampling", made_by)
+    try:
+        return SamplingRecipe.model_validate(section)
+    except ValidationError as error:
+        placed = Placed(section, {(): f"{run.manifest_path}: sampling"})
+        faults = "; ".join(describe(detail, SamplingRecipe, placed) for detail in error.errors())
+        raise RunError(f"{faults}; another version of leret wrote it, or it was edited: mend it there") from error
 
 
 def _validate(placed: Placed, model: type[R], check: Check, optional: Collection[str]) -> tuple[R | None, list[str]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from leret.config.base import free_keys
 from leret.config.evaluation import EvalRecipe
+from leret.config.load import recorded
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, DataError
 from leret.core.progress import Progress, Silent
@@ -126,7 +127,7 @@ def _plan(recipe: EvalRecipe, run: Run) -> EvalPlan:
 
 def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     """Everything that can be known without opening data or models; unknown systems, measures, baseline are refused."""
-    sampling = run.section("sampling", "leret sample RECIPE")
+    sampled = recorded(run)
     known = available(run, recipe.demos, recipe.actors)
     systems = select(recipe.systems, known, (*recipe.demos, *recipe.actors))
     if recipe.baseline not in known:
@@ -137,12 +138,11 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     shared = [name for name in names if name == recipe.evaluation_name or (directory / name / "summary.json").is_file()]
     if shared:
         raise ConfigError(f"evaluation: {shared[0]!r} is a system and an evaluation of this run; {_RENAME}")
-    sampled = SamplingRecipe.model_validate(sampling)
     policies = Policies(sampled.policy, {**sampled.policies, **recipe.policies})
     key = stage_key(
         recipe,
         "a hop is a search",  # in older evaluations it was an LM call; they are refused when their rows are read
-        sampling,
+        run.section("sampling", "leret sample RECIPE"),
         run.manifest().get("digests"),
         [[s.name, s.prompt and s.prompt.digest, s.prompt and policies.digest(s)] for s in systems],
         input_stamps(run.store, run.preferences / "train.parquet", recipe.questions),

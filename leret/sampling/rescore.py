@@ -17,7 +17,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leret.config.sampling import RewardSettings, SamplingRecipe
+from leret.config.load import recorded
+from leret.config.sampling import RewardSettings
 from leret.core.errors import ConfigError, RunError
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
@@ -71,7 +72,7 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
         RunError: the run was not sampled, or is being sampled; or its data lack a question that was.
     """
     began, progress = time.monotonic(), progress or Silent()
-    recipe = SamplingRecipe.model_validate(run.section("sampling", "leret sample RECIPE"))
+    recipe = recorded(run)
     if reward is not None:
         recipe = recipe.model_copy(update={"sampling": recipe.sampling.model_copy(update={"reward": reward})})
     recipe = located(recipe, Path.cwd())

@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from leret.config.training import TrainingRecipe
 from leret.core.errors import LeretError, TrainingError
 from leret.core.runs import Run, program_digest, versions
@@ -195,7 +193,7 @@ def _check_program(run: Run, states: Sequence[StateSamples]) -> None:
         from leret.sampling.rollouts.environment import Environment
 
         formatter = Environment.open(run).formatter
-    except (LeretError, OSError, ValidationError) as error:  # the last: the run holds no whole recipe
+    except (LeretError, OSError) as error:
         return run.event("train", "messages not checked", why=str(error))
     for state in (group.state for group in states if group.state.predictor not in formatter.picks):
         try:

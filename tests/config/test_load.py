@@ -8,10 +8,11 @@ import pytest
 
 from leret.cli.console import known_names
 from leret.config.evaluation import EvalRecipe
-from leret.config.load import load_all, load_recipe
+from leret.config.load import load_all, load_recipe, recorded
 from leret.config.sampling import SamplingRecipe
 from leret.core import bundled
-from leret.core.errors import ConfigError
+from leret.core.errors import ConfigError, RunError
+from leret.core.runs import Run
 from leret.training.algorithms import TrainingRecipe
 
 GOOD = """\
@@ -203,3 +204,14 @@ def test_overrides_that_no_recipe_takes_are_told_with_all_else() -> None:
         load_all(["sampling/demo.yaml", "training/demo-sft.yaml"], ["datum.limit=7", "data.limit=x", "lr=fast"])
     places = [problem.split(":")[0] for problem in caught.value.problems]
     assert places == ["--set data.limit", "--set datum.limit=7", "--set lr=fast"]
+
+
+def test_a_run_that_another_version_wrote_is_refused_with_the_key(tmp_path: Path) -> None:
+    run = Run.create(tmp_path)
+    recipe = load_recipe("sampling/demo.yaml", SamplingRecipe)
+    section = recipe.model_dump(mode="json")
+    run.update(sampling=section)
+    assert recorded(run) == recipe
+    run.update(sampling={**section, "pretrain": {"kind": "scratch", "minutes": None}})
+    with pytest.raises(RunError, match=r"run\.yaml: sampling: pretrain\.minutes: unknown key.*mend it there"):
+        recorded(run)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 from pydantic import ValidationError
 
 from leret.config.base import RecipePath, free_keys, paths_in, with_paths
+from leret.config.load import recorded
 from leret.config.policy import by_predictor
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError
@@ -55,8 +56,7 @@ class Environment:
     @classmethod
     def open(cls, run: Run) -> Environment:
         """The workbench of a sampled run."""
-        section = run.section("sampling", "leret sample RECIPE")
-        return cls(SamplingRecipe.model_validate(section), run.cache)
+        return cls(recorded(run), run.cache)
 
     def questions(
         self, split: str | None = None, limit: int | None = None, part: str | None = None, *, check: bool = True

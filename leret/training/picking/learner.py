@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from leret.config.load import recorded
 from leret.config.policy import PickerSettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import TrainingError
@@ -219,7 +220,7 @@ def find_picker(run: Run, recipe: PickingRecipe) -> InitialPolicy:
     Raises:
         TrainingError: there is none.
     """
-    own = _sampled_picker(SamplingRecipe.model_validate(run.section("sampling", "leret sample RECIPE")), recipe)
+    own = _sampled_picker(recorded(run), recipe)
     places = (run.policies / recipe.init_from, Path(recipe.init_from))
     found = next((place for place in places if (place / RECORD).is_file()), None)
     if found is None and recipe.init_from != "base":
