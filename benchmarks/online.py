@@ -71,23 +71,25 @@ class Bench:
 
 
 def hotpotqa(data: str, model: str) -> Bench:
-    """HotpotQA: 300 questions and 75 rounds of 64 completions (PPO: 12 of 400), of 24 tokens at most."""
-    low, high = (2e-5, 1e-4), (5e-5, 2e-4)
-    swept: dict[str, tuple[float, ...]] = {
+    """HotpotQA: 300 questions, one epoch of pairs, 75 rounds of 64 completions (PPO: 12 of 400), 24 tokens at most."""
+    lowest, low, high = (5e-6, 2e-5), (2e-5, 1e-4), (5e-5, 2e-4)
+    swept = {
         "dpo": low,
         "ipo-sequence": high,
         "ipo-token": low,
         "kto": low,
-        "grpo": high,
-        "rloo": high,
-        "ppo": low,
+        "grpo": (*lowest, *high),
+        "rloo": lowest,
+        "ppo": lowest,
     }
     few = {"max_steps": 75, "max_completion_length": 24}
+    rounds = {"grpo": few, "rloo": few, "ppo": {**few, "max_steps": 192, "questions_per_round": 25}}
+    rounds |= {name: {"num_train_epochs": 1} for name in ("dpo", "ipo-sequence", "ipo-token")}
     return Bench(
         ("sampling/hotpotqa.yaml", "training/minilm-sft.yaml", "eval/hotpotqa.yaml"),
         (f"data.questions={data}/queries_all.jsonl.gz", f"data.corpus={data}/corpus.jsonl.gz", f"policy.model={model}",
          "data.limit=300", "sampling.seed={seed}"),
-        swept, HOTPOTQA_RATES, {"grpo": few, "rloo": few, "ppo": {**few, "max_steps": 192, "questions_per_round": 25}},
+        swept, HOTPOTQA_RATES, rounds,
     )  # fmt: skip
 
 

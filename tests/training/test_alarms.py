@@ -10,6 +10,8 @@ def log_of(key, *values, **beside):
 
 
 PROVOKED = {
+    "reward": log_of("reward", 0.31, 0.33, 0.23, 0.18, 0.18, 0.17),
+    "reward of PPO": log_of("objective/rlhf_reward", 0.3, 0.3, 0.3, 0.1, 0.1, 0.1),
     "entropy": log_of("entropy", 1.0, 1.0, 1.0, 0.15, 0.15, 0.1, reward=0.5),
     "entropy of PPO": log_of("policy/entropy", 1.0, 1.0, 1.0, 0.1, 0.1, 0.1, **{"objective/rlhf_reward": 0.5}),
     "zero_spread": log_of("frac_reward_zero_std", 0.5, 0.95, 0.95, 1.0),
