@@ -132,8 +132,9 @@ def share_prompts(model: Any) -> bool:
             output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[places.pop()]
         return output
 
-    inner.base_model.register_forward_pre_hook(before, with_kwargs=True)
-    inner.base_model.register_forward_hook(after)
+    backbone = inner.get_decoder()  # what the model with a head calls: of OPT that is not its base_model
+    backbone.register_forward_pre_hook(before, with_kwargs=True)
+    backbone.register_forward_hook(after)
     return True
 
 

@@ -144,7 +144,7 @@ class Update:
             self.value_head = torch.nn.Linear(size, 1, device=self.device)
             torch.nn.init.zeros_(self.value_head.weight)
             torch.nn.init.zeros_(self.value_head.bias)
-            inner.base_model.register_forward_hook(self._keep_hidden)
+            inner.get_decoder().register_forward_hook(self._keep_hidden)
         kind, more = make_optimizer(recipe)
         self.optimizer = kind(list(self.trained().values()), **{**more, "lr": recipe.learning_rate})
 

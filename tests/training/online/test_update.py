@@ -17,6 +17,7 @@ from leret.training.model import InitialPolicy, save_policy
 from leret.training.online import update as module
 from leret.training.online.rounds import Sampled
 from leret.training.online.update import Reference, RolloutBatch, Update, load_trainable
+from tests.tiny import tiny_policy
 
 PROMPTS = ([3, 20, 21, 22, 4], [3, 30, 31, 32, 33, 34, 35, 4])
 
@@ -227,3 +228,10 @@ def test_the_reference_of_an_adapter_is_the_initial_policy_without_a_second_base
     assert torch.equal(update.evaluate(given, reference=True)[0], first)
     assert n_base == sum(weight.numel() for weight in AutoModelForCausalLM.from_pretrained(base).parameters())
     assert all("lora" in name for name in update.trained())
+
+
+def test_values_come_from_a_model_that_leaves_its_base_model_out(tmp_path):
+    update = make(tiny_policy(tmp_path / "opt", "opt"), PPORecipe())
+    logps, values = update.evaluate(batch())
+    assert values is not None
+    assert values.shape == logps.shape
