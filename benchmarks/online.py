@@ -72,16 +72,8 @@ class Bench:
 
 def hotpotqa(data: str, model: str) -> Bench:
     """HotpotQA: 300 questions, one epoch of pairs, 75 rounds of 64 completions (PPO: 12 of 400), 24 tokens at most."""
-    lowest, low, high = (5e-6, 2e-5), (2e-5, 1e-4), (5e-5, 2e-4)
-    swept = {
-        "dpo": low,
-        "ipo-sequence": high,
-        "ipo-token": low,
-        "kto": low,
-        "grpo": (*lowest, *high),
-        "rloo": lowest,
-        "ppo": lowest,
-    }
+    low, high = (2e-5, 5e-5), (5e-5, 1e-4)
+    swept = {name: high if name in ("grpo", "rloo", "ipo-sequence") else low for name in HOTPOTQA_RATES}
     few = {"max_steps": 75, "max_completion_length": 24}
     rounds = {"grpo": few, "rloo": few, "ppo": {**few, "max_steps": 192, "questions_per_round": 25}}
     rounds |= {name: {"num_train_epochs": 1} for name in ("dpo", "ipo-sequence", "ipo-token")}

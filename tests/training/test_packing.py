@@ -3,7 +3,7 @@ import random
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, Qwen2Config, Qwen3Config
 
 from leret.training.packing import collate, fill_rows, pack, share_prompts
 from tests.tiny import tiny_policy
@@ -18,16 +18,17 @@ def sequences():
 
 
 def model_of(arch, tmp_path, attention="sdpa"):
-    if arch != "qwen3":
+    if "qwen" not in arch:
         return AutoModelForCausalLM.from_pretrained(tiny_policy(tmp_path / arch, arch), attn_implementation=attention)
     torch.manual_seed(0)
-    shape = {"vocab_size": 200, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 32}
+    shape = {"vocab_size": 200, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128}
-    return Qwen3ForCausalLM(Qwen3Config(**shape, **heads, attn_implementation=attention))
+    config = Qwen2Config(**shape, **heads) if arch == "qwen2" else Qwen3Config(**shape, **heads, head_dim=32)
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
 
 
 @pytest.mark.parametrize(
-    ("arch", "attention"), [("llama", "sdpa"), ("opt", "eager"), ("opt", "sdpa"), ("qwen3", "sdpa")]
+    ("arch", "attention"), [("llama", "sdpa"), ("opt", "eager"), ("opt", "sdpa"), ("qwen2", "sdpa"), ("qwen3", "sdpa")]
 )
 def test_packed_batches_have_the_logits_and_gradients_of_padded_ones(tmp_path, arch, attention):
     plain = model_of(arch, tmp_path, attention)
