@@ -95,14 +95,16 @@ def encoder(arguments: argparse.Namespace, choices: list[Choice]) -> Picker:
 def long(arguments: argparse.Namespace) -> dict[str, object]:
     choice = story(arguments.sentences, 0)
     picker = encoder(arguments, [choice])
-    times = []
+    times, clock = [], []
     for _ in range(1 + PICKS):
-        asked, chosen = Request((), (0,), 0.0, 1, choice=choice), []
+        asked, chosen, began = Request((), (0,), 0.0, 1, choice=choice), [], time.monotonic()
         times.append(milliseconds(lambda asked=asked, chosen=chosen: chosen.extend(picker.complete_many([asked])[0])))
+        clock.append(round(1000 * (time.monotonic() - began), 1))
         choice = after(choice, [one.id for one in choice.candidates].index(chosen[0].text))
     dimensions = picker.model["state"].get_embedding_dimension()
     steps = [round(ms, 1) for ms in times[1:]]
-    return {"dimensions": dimensions, "embed_s": round(times[0] / 1000, 2), "step_ms": steps, "max_step_ms": max(steps)}
+    embedding = {"dimensions": dimensions, "embed_s": round(times[0] / 1000, 2)}
+    return {**embedding, "step_cpu_ms": steps, "step_ms": clock[1:], "max_step_ms": max(clock[1:])}
 
 
 def features(arguments: argparse.Namespace) -> dict[str, object]:
@@ -350,6 +352,7 @@ def main() -> None:
     parser.add_argument("what", choices=["long", "features", "update", "babilong", "variants", "expand"])
     parser.add_argument("--sentences", type=int)
     parser.add_argument("--model", default="scratch")
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--task", default="qa2")
@@ -357,7 +360,7 @@ def main() -> None:
     parser.add_argument("--losses", nargs="+", default=list(LOSSES), choices=LOSSES)
     parser.add_argument("--set", action="append", default=[])
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(arguments.threads)
     arguments.sentences = arguments.sentences or {"long": 40_000}.get(arguments.what, 50)
     print(json.dumps({"what": arguments.what, **globals()[arguments.what](arguments)}, indent=1))
 
