@@ -47,7 +47,7 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    # Healthy trainings keep .79 of it in their noise; GRPO with a rate too high, on HotpotQA, had .6 after 20 rounds.
+    # Healthy trainings keep .79 of it in their noise; GRPO that a fault kept from its prompts had .6 after 20 rounds.
     Rule(
         "reward",
         _REWARDS,
