@@ -252,7 +252,7 @@ def compare_training(algorithm: str, run: Path, n_kills: int, seed: int) -> bool
     """Whether an online training that was killed ends as one that was not."""
     size = {"max_steps": 176 if algorithm == "ppo" else 44, "save_steps": 2, "learning_rate": 1e-3, "logging_steps": 1}
     if algorithm not in PICKERS:
-        size |= {"num_generations": 4, "temperature": 1.0, "max_completion_length": 16, "max_length": 512}
+        size |= {"num_generations": 4, "temperature": 1.0, "max_completion_length": 16}
     rng, policies = random.Random(seed), run / "policies"
 
     def begin(name: str) -> subprocess.Popen[bytes]:

@@ -30,8 +30,8 @@ from leret.config.load import load_recipe
 from leret.core.runs import Run
 from leret.evaluation.stage import evaluate
 
-SMALL = {"max_length": 512, "logging_steps": 5, "save_steps": 1000}
-PAIRS = {**SMALL, "num_train_epochs": 2, "warmup_ratio": 0.05}
+SMALL = {"logging_steps": 5, "save_steps": 1000}
+PAIRS = {**SMALL, "max_length": 512, "num_train_epochs": 2, "warmup_ratio": 0.05}
 ROUNDS = {**SMALL, "max_steps": 150, "questions_per_round": 4, "num_generations": 8, "temperature": 1.0, "top_p": 1.0,
           "max_completion_length": 16, "warmup_ratio": 0.0}  # fmt: skip
 BIG_ROUNDS = {**ROUNDS, "max_steps": 288, "questions_per_round": 33, "num_iterations": 2, "num_mini_batches": 8,

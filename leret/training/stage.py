@@ -8,6 +8,7 @@ directory (`checkpoints`).
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, nullcontext
@@ -251,6 +252,11 @@ def fit(job: TrainingJob, progress: Progress, interrupt: Interrupt) -> tuple[Tra
     recipe, directory = job.recipe, job.directory
     algorithm, device = ALGORITHMS[recipe.algorithm], pick_device(recipe.device)
     if isinstance(algorithm, OnlineAlgorithm) and not cast(RoundRecipe, recipe).by_trl:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise TrainingError(
+                f"algorithm: {recipe.algorithm} samples and trains in one process: start it without --launch, or, of "
+                "grpo and rloo, set engine: trl and states: stored"
+            )
         from leret.training.online.loop import fit_online
 
         return fit_online(job, algorithm, progress, interrupt), True

@@ -96,9 +96,12 @@ def whiten(values: Tensor, mask: Tensor) -> Tensor:
 def on_one_side(parts: Tensor, groups: Tensor, side: Literal["above", "below", "either"]) -> Tensor:
     """Whether all parts (n, n_parts) of a completion's reward are above (below) the mean of its group: (n,) bool.
 
-    A part that is the same in the whole group is on both sides.
+    A part that is the same in the whole group, or NaN because it does not apply, is on both sides.
     """
-    distance = parts - group_means(parts, groups)
+    known = (~parts.isnan()).to(parts)
+    means = group_means(parts.nan_to_num(), groups) / group_means(known, groups)
+    distance = (parts - means).nan_to_num()
+    parts = parts.nan_to_num()
     close = 1e-9 * (1 + parts.abs())
     above, below = (distance >= -close).all(1), (distance <= close).all(1)
     return above | below if side == "either" else above if side == "above" else below

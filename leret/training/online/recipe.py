@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
@@ -52,12 +53,17 @@ class RoundRecipe(TrainingRecipe):
 
     @model_validator(mode="after")
     def _is_not_of_rounds(self) -> RoundRecipe:
-        if (self.gradient_accumulation_steps != 1 and not self.by_trl) or self.match_steps_of is not None:
+        without = ("match_steps_of", "max_length", *(() if self.by_trl else ("gradient_accumulation_steps",)))
+        if unknown := self._given(without):
             raise ValueError(
-                "gradient_accumulation_steps and match_steps_of are of algorithms on stored examples; remove them "
-                "(num_mini_batches sets what an optimizer step takes, max_steps their number)"
+                f"algorithms on stored examples have {' and '.join(unknown)}; remove that (num_mini_batches sets what an "
+                "optimizer step takes, max_steps their number, max_completion_length what is written)"
             )
         return self
+
+    def _given(self, names: Sequence[str]) -> list[str]:
+        """Those keys that are not at their defaults."""
+        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
 
 
 class OnlineRecipe(RoundRecipe):
@@ -111,13 +117,15 @@ class TwoEngines(OnlineRecipe):
     def _engine_has_it(self) -> TwoEngines:
         if self.use_vllm and not self.by_trl:
             raise ValueError("use_vllm is of engine: trl; set that too")
+        if self.sequence_ratio and self._given(["loss_type"]):
+            raise ValueError("loss_type: the loss of whole completions is their mean; remove it")
         if not self.by_trl:
             return self
         if self.states != "stored":
             raise ValueError("engine: trl trains on the states that the run has stored; set states: stored")
         without = ["questions_per_round", "target_kl", "keep_rollouts", "kl_estimator"]
         if self.sequence_ratio:
-            without += ["entropy_coef", "loss_type"]
-        if unknown := [name for name in without if getattr(self, name) != type(self).model_fields[name].default]:
+            without += ["entropy_coef"]
+        if unknown := self._given(without):
             raise ValueError(f"TRL's trainer has no {' or '.join(unknown)}; remove them, or set engine: leret")
         return self

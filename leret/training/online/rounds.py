@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -58,7 +59,7 @@ class Sampled:
             `Choice`, and the id of the candidate.
         groups: (n,) number of the state, from 0.
         rewards: (n,) float32.
-        parts: (n, n_parts) of the rewards.
+        parts: (n, n_parts) of the rewards, NaN where one does not apply.
         facts: for the log: means over the round, by TRL's names where it has them.
         walks: (n,) number of the task, from 0.
         at_end: rewards are those of the program's end, whatever the step.
@@ -278,18 +279,20 @@ class RoundSampler:
         """For the log, what TRL has no name for: shares of completions, and the mean of each part of the reward."""
         found = [sample for _, samples in groups for sample in samples if sample.completion is not None]
         n_unparsed = sum(_unparsed(sample) for sample in found)
-        means = {f"rewards/{name}/mean": float(parts[:, i].mean()) for i, name in enumerate(names) if len(names) > 1}
+        means = {f"rewards/{name}/mean": float(parts[:, i].nanmean()) for i, name in enumerate(names) if len(names) > 1}
         return {
             "completions/unparsed": n_unparsed / max(1, len(found)),
             "completions/distinct": _distinct(groups),
         } | means
 
     def _parts(self, samples: Sequence[Sample]) -> tuple[list[str], Tensor]:
-        """Names, and (n, n_parts) values, that all samples with a reward have; 0 where a completion does not parse."""
-        whole = [set(sample.components) for sample in samples if sample.reward is not None]
-        common = set.intersection(*whole) if whole else set[str]()
-        names = sorted(name for name in common if name in self._scoring.parts or name.startswith("final"))
-        values = [[sample.components.get(name, 0.0) for name in names] for sample in samples]
+        """Names, and (n, n_parts) values; NaN where a part does not apply, 0 where a completion does not parse."""
+        found = {name for sample in samples if sample.reward is not None for name in sample.components}
+        names = sorted(name for name in found if name in self._scoring.parts or name.startswith("final"))
+        values = [
+            [sample.components.get(name, 0.0 if sample.reward is None else math.nan) for name in names]
+            for sample in samples
+        ]
         return names, tensor(values).reshape(len(samples), len(names))
 
     def _scored(self, groups: Sequence[Group]) -> list[tuple[State, list[tuple[Sample, float]]]]:

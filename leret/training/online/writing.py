@@ -62,6 +62,8 @@ class WritingLearner:
         if recipe.keep_rollouts is not None:
             parts = sampled.parts if sampled.parts.shape[1] else sampled.rewards[:, None]
             kept = on_one_side(parts, sampled.groups, recipe.keep_rollouts).to(update.device)
+            if not kept.any():
+                return self._entry(sampled, batch, beta, ())
             batch = batch.rows(kept.nonzero()[:, 0])
         batch.n_tokens = float(batch.mask.sum()) / recipe.num_mini_batches
         found: list[dict[str, float]] = []

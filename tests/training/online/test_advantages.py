@@ -80,3 +80,5 @@ def test_a_rollout_is_kept_where_all_parts_agree():
     assert on_one_side(parts, groups, "above").tolist() == [True, False, False, True]
     assert on_one_side(parts, groups, "below").tolist() == [False, True, False, True]
     assert on_one_side(parts, groups, "either").tolist() == [True, True, False, True]
+    parts[:2, 1], parts[3, 0] = torch.nan, torch.nan  # does not apply to two of a group, to one alone
+    assert on_one_side(parts, groups, "above").tolist() == [True, False, True, True]

@@ -112,6 +112,12 @@ def test_the_penalty_keeps_the_policy_near_the_initial_one(run, beta, near):
     assert (last < 0.01) is near
 
 
+def test_several_processes_are_refused(run, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(TrainingError, match="one process: start it without --launch"):
+        train(PPO, run)
+
+
 def test_an_adapter_is_trained_against_its_own_base(run):
     report = train(changed(GRPO, lora={"r": 2, "alpha": 4}, beta=0.1, learning_rate=1e-2), run)
     assert (report.path / "adapter_model.safetensors").is_file()

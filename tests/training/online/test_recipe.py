@@ -14,9 +14,12 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_keys_without_a_use_are_refused():
-    for keys in ({"gradient_accumulation_steps": 2}, {"match_steps_of": "ipo"}, {"target_kl": 1.0}):
-        with pytest.raises(ValueError, match=r"remove them|beta, which is 0"):
+    stored = {"gradient_accumulation_steps": 2}, {"match_steps_of": "ipo"}, {"max_length": 512}
+    for keys in (*stored, {"target_kl": 1.0}):
+        with pytest.raises(ValueError, match=rf"{'|'.join(keys)}; remove that|beta, which is 0"):
             GRPORecipe(**keys)
+    with pytest.raises(ValueError, match="loss_type.*remove it"):
+        RLOORecipe(loss_type="token")
 
 
 def test_trl_is_asked_for_what_it_has():

@@ -2,11 +2,13 @@
 
 import asyncio
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from leret.config.policy import LocalPolicySettings
+from leret.config.sampling import RewardSettings
 from leret.core.errors import PolicyError
 from leret.core.types import Failure, Sample, State
 from leret.policies.base import PromptTooLongError, Request
@@ -89,6 +91,16 @@ def test_what_does_not_parse_has_a_price_and_an_outage_has_none(price, rewards, 
     made = SimpleNamespace(recipe=changed(RECIPE, unparsed_reward=price), _scoring=scoring("ap"))
     [(_, scored)] = RoundSampler._scored(made, [state_with(*rewards)])
     assert [value for _, value in scored] == expected
+
+
+def test_a_part_that_does_not_apply_to_some_samples_is_still_told():
+    made = SimpleNamespace(_scoring=scoring(RewardSettings(parts={"ap": {}, "em": {}})))
+    _, samples = state_with(1.0, 0.0, None)
+    given = [{"ap": 1.0, "em": 0.5}, {"ap": 0.0}, {}]
+    samples = [replace(sample, components=own) for sample, own in zip(samples, given, strict=True)]
+    names, parts = RoundSampler._parts(made, samples)
+    assert (names, parts.nan_to_num(-1).tolist()) == (["ap", "em"], [[1.0, 0.5], [0.0, -1.0], [0.0, 0.0]])
+    assert RoundSampler._facts(made, [], names, parts)["rewards/em/mean"] == 0.25
 
 
 class Recording:

@@ -1,11 +1,14 @@
 """A policy that writes, in training: what its updates depend on is in its state."""
 
 from copy import deepcopy
+from dataclasses import replace
 
+import pytest
 import torch
 
 from leret.sampling.rollouts.environment import Environment
 from leret.training.algorithms import ALGORITHMS
+from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.ppo import PPORecipe
 from leret.training.model import find_initial
 from leret.training.online.rounds import RoundSampler, training_tasks
@@ -28,3 +31,22 @@ def test_a_learner_that_goes_on_from_a_state_updates_as_the_first_does(run, tmp_
         sampler.close()
         first.policy.close()
         second.policy.close()
+
+
+@pytest.mark.parametrize(("second", "kept"), [([1.0, 0.0], [True, False]), ([0.0, 1.0], [False, False])])
+def test_what_the_filter_leaves_out_is_not_learnt(run, monkeypatch, second, kept):
+    recipe = GRPORecipe(max_completion_length=6, max_steps=4, num_generations=2, keep_rollouts="above")
+    with Environment.open(run) as bench:
+        learner = ALGORITHMS["grpo"].learner(recipe, find_initial(run, "base"), bench, 12, "cpu")
+        sampler = RoundSampler(recipe, bench, run, learner.policy)
+        sampled = sampler.sample(training_tasks(bench, recipe)[:2], 0)
+        n_groups = len(sampled.rewards) // 2
+        parts = torch.tensor([[1.0, 0.0], second]).T.repeat(n_groups, 1)
+        sampled = replace(sampled, parts=parts, rewards=parts.sum(1) + torch.tensor([0.5, 0.0]).repeat(n_groups))
+        learnt, step = [], learner.update.step
+        monkeypatch.setattr(learner.update, "step", lambda batch, beta: learnt.extend(batch.sequences) or step(batch))
+        entry = learner.learn(sampled, 0)
+        assert learnt == [one for one, keep in zip(sampled.sequences, kept * n_groups, strict=True) if keep]
+        assert ("loss" in entry, entry["reward"]) == (any(kept), pytest.approx(float(sampled.rewards.mean())))
+        sampler.close()
+        learner.policy.close()
