@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -44,10 +45,12 @@ def train(
         return
     if launch is not None:
         raise typer.Exit(subprocess.run(_launched(launch, recipe, run, overrides or ()), check=False).returncode)
+    first = os.environ.get("RANK", "0") == "0"  # of several processes one tells
     with shown() as progress:
-        report = stage.train(settings, opened, progress=progress)
-    console.done(f"nothing to do: {report.path} is there" if report.already else f"trained {report.path}")
-    console.facts(report)
+        report = stage.train(settings, opened, progress=progress if first else None)
+    if first:
+        console.done(f"nothing to do: {report.path} is there" if report.already else f"trained {report.path}")
+        console.facts(report)
 
 
 def _launched(config: str, recipe: str, run: Path, overrides: Sequence[str]) -> list[str]:

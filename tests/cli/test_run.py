@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -12,8 +13,10 @@ from subprocess import CompletedProcess
 import pytest
 
 from leret.core.runs import Run
+from leret.policies.serving.launch import free_port
 from leret.sampling.store.store import Store
 from tests.cli.test_app import ANSI, ROOT, leret
+from tests.training.training_runs import sampled_run
 
 
 def succeeds(*args: str | Path) -> str:
@@ -94,6 +97,26 @@ def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path: Path, monkeypa
     assert sorted(evaluated) == sorted({row["system"] for row in rows})  # each once
     assert Path("runs/demo/report.html").is_file()
     assert Path("runs/demo/program/program.json").is_file()
+
+
+def test_two_processes_that_shard_the_policy_train_as_one_does(tmp_path: Path, policy: Path) -> None:
+    run = sampled_run(tmp_path / "r", policy)
+    shipped = (ROOT / "training/accelerate/fsdp.yaml").read_text()
+    here = shipped.replace("use_cpu: false", "use_cpu: true").replace("num_processes: 4", "num_processes: 2")
+    file = tmp_path / "fsdp.yaml"
+    file.write_text(f"{here}main_process_port: {free_port('127.0.0.1')}\n")
+    train = ["train", "training/sft.yaml", "--run", run.path]
+    for name in ("max_steps=3", "logging_steps=1", "learning_rate=1e-3"):
+        train += ["--set", name]
+    succeeds(*train, "--set", "name=one", "--set", "per_device_train_batch_size=8")
+    train += ["--set", "name=two", "--set", "per_device_train_batch_size=4", "--launch", file]
+    command = [sys.executable, "-m", "leret", *map(str, train)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout.count("trained ")) == (0, 1), done.stderr
+    logs = [json.loads((run.policies / n / "training.json").read_text())["log_history"] for n in ("one", "two")]
+    one, two = ([entry[key] for entry in log for key in ("loss", "grad_norm")] for log in logs)
+    assert len(one) == 6
+    assert two == pytest.approx(one, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ from leret.sampling.rollouts.environment import Environment
 from leret.sampling.rollouts.rollout import seed_of
 from leret.sampling.rollouts.scheduler import refuse_failures
 from leret.training.algorithms.base import TrainerInputs, build_trainer, trainer_arguments
-from leret.training.data import plain
+from leret.training.data import Encoded, plain
+from leret.training.memory import check_memory, estimate_memory
 from leret.training.model import InitialPolicy
 from leret.training.online.recipe import TwoEngines
 from leret.training.online.rounds import Group, RoundPolicy, RoundSampler
@@ -59,6 +60,11 @@ class StoredStates(RoundSampler):
         """Columns ``prompt``, of messages, and ``state``, of ids."""
         prompts = [list(plain(state.messages)) for _, state in self._places.values()]
         return {"prompt": prompts, "state": [*self._places]}
+
+    def examples(self, length: int) -> list[Encoded]:
+        """As many of each state as a batch samples, with completions of ``length`` tokens."""
+        prompts = [list(self.policy.prompt_ids(state.messages)) for _, state in self._places.values()]
+        return [Encoded(ids, ([0] * length,)) for ids in prompts for _ in range(self.recipe.num_generations)]
 
     def close(self) -> None:
         """End the threads of searches and sampling."""
@@ -133,6 +139,8 @@ def make_trainer(
             f"a batch of {arguments.generation_batch_size} completions, {recipe.num_generations} a state, is more than "
             f"the {len(rows['state'])} states of the run give; lower per_device_train_batch_size, or sample more"
         )
+    longest = states.examples(arguments.max_completion_length)
+    check_memory(estimate_memory(inputs.model, recipe, longest, inputs.device), recipe, inputs.device)
     trainer = build_trainer(getattr(trl, f"{name}Trainer"), recipe, inputs, arguments, rows, reward_funcs=states)
     states.policy = live(trainer.model)  # on its device now
     return trainer, states
