@@ -13,6 +13,8 @@ from leret.cli.console import AsJson, RunOption
 if TYPE_CHECKING:
     from leret.config.sampling import RewardSettings
 
+_RECIPE = (".yaml", ".yml")
+
 app = typer.Typer(help="What samples can be scored by.", no_args_is_help=True)
 
 
@@ -33,7 +35,11 @@ def listing(as_json: AsJson = False) -> None:
 @app.command("test", epilog="Example: leret rewards test rewards.py:score")
 def prove_rewards(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME|RECIPE]", help="A reward, or a recipe; all built-in ones without it.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME|RECIPE]",
+            help="A name, FILE.py:function, {parts: ...} as YAML, or a recipe's file; else all built-in ones.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -44,9 +50,9 @@ def prove_rewards(
 
     if name is None:
         todo = {each: scoring(each) for each in REWARDS if each != "similarity"}  # which requires a model
-    elif name.endswith((".yaml", ".yml")):
+    elif name.endswith(_RECIPE) or name.lstrip().startswith("{"):
         todo = {}
-        for spec in _of_recipe(name):
+        for spec in _of_recipe(name) if name.endswith(_RECIPE) else [_spec(name)]:
             whole = scoring(spec, "sampling.reward")
             todo |= {part: Scoring({part: function}, (1.0,)) for part, function in whole.parts.items()}
             todo |= {" + ".join(whole.parts): whole}
@@ -91,8 +97,11 @@ def _spec(text: str) -> str | RewardSettings:
     from leret.config.load import flag_recipe
     from leret.core.yaml import parse
 
-    if text.endswith((".yaml", ".yml")):
-        return _of_recipe(text)[0]
+    if text.endswith(_RECIPE):
+        reward, *final = _of_recipe(text)
+        if final:
+            console.complain("sampling.final is left out: those rewards are of runs to the end", label="note: ")
+        return reward
     value = parse(text, "--reward").value if text.lstrip().startswith("{") else text
     given = {"data": {"kind": "world"}, "sampling": {"reward": value}}
     return flag_recipe(given, {"sampling.reward": "--reward"}).sampling.reward

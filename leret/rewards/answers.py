@@ -75,9 +75,14 @@ def em(outcome: Outcome, field: str | None = None) -> float | None:
     return _best(outcome, field, lambda answer, reference: float(normalised(answer) == normalised(reference)))
 
 
-def f1(outcome: Outcome, field: str | None = None, yes_no: bool = True) -> float | None:
-    """`token_f1` of the answer with the best of the references."""
-    return _best(outcome, field, partial(token_f1, yes_no=yes_no))
+def f1(outcome: Outcome, field: str | None = None) -> float | None:
+    """`token_f1` of the answer with the best of the references, as HotpotQA and 2WikiMultihopQA count."""
+    return _best(outcome, field, token_f1)
+
+
+def squad_f1(outcome: Outcome, field: str | None = None) -> float | None:
+    """`f1` without a rule for yes and no, as SQuAD and MuSiQue count."""
+    return _best(outcome, field, partial(token_f1, yes_no=False))
 
 
 def babi_em(outcome: Outcome, field: str | None = None) -> float | None:
@@ -164,6 +169,7 @@ def _encoder(model: str) -> Any:
 ANSWERS: Mapping[str, Callable[..., float | None]] = {
     "em": em,
     "f1": f1,
+    "squad_f1": squad_f1,
     "babi_em": babi_em,
     "rouge1": rouge("rouge1"),
     "rouge2": rouge("rouge2"),

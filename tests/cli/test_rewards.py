@@ -21,6 +21,8 @@ def test_a_reward_of_the_users_own_is_tested_by_name_and_by_recipe(tmp_path: Pat
     assert (code, "at its maximum" in out) == (0, True), out
     code, out = leret("rewards", "test", f"{own}:bad")
     assert (code, "worth no less" in out) == (2, True), out
+    code, out = leret("rewards", "test", "{parts: {recall@5: 1, format: 0.5}, mixer: std}")
+    assert (code, "recall@5 + format" in out) == (0, True), out
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(
         "data: {kind: world}\nprogram: {adapter: {kind: compact}}\n"
@@ -36,5 +38,9 @@ def test_a_run_is_rescored_and_a_wrong_reward_is_refused(tmp_path: Path, small: 
     for reward, says in (("apx", "unknown measure 'apx'"), ("{parts: {ap: 1}, mixr: std}", "mixr")):
         code, out = leret("rescore", "--run", tmp_path / "r", "--reward", reward)
         assert (code, says in out) == (2, True), out
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("data: {kind: world}\nprogram: {adapter: {kind: compact}}\nsampling: {samples: 2, credit: both, reward: rr, final: ap}\n")
+    code, out = leret("rescore", "--run", tmp_path / "r", "--reward", recipe)
+    assert (code, "sampling.final is left out" in " ".join(out.split())) == (0, True), out
     code, out = leret("rescore", "--run", tmp_path / "r", "--reward", "{parts: {ap: 2}}", "--json")
     assert (code, json.loads(out.splitlines()[-1])["samples"] > 0) == (0, True), out

@@ -47,6 +47,8 @@ def test_f1_by_hand(answer, reference, yes_no, expected):
         ("em", "the Ed Wood", ("x", "Ed Wood"), 1),
         ("em", "Ed", ("Ed Wood",), 0),
         ("f1", "Ed", ("x", "Ed Wood"), 2 / 3),
+        ("f1", "no it is", ("no",), 0),
+        ("squad_f1", "no it is", ("no",), 1 / 2),
         ("babi_em", "Hallway, kitchen", ("hallway,kitchen",), 1),
         ("babi_em", "kitchen, hallway", ("hallway,kitchen",), 0),
         ("length", "a b c d", ("a b", "x"), math.exp(-1)),

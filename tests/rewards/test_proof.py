@@ -2,7 +2,8 @@
 
 import pytest
 
-from leret.rewards import REWARDS, Scoring, scoring
+from leret.config.sampling import RewardSettings
+from leret.rewards import REWARDS, Scoring, answers, scoring
 from leret.rewards.proof import prove
 
 
@@ -11,6 +12,12 @@ def test_every_reward_is_at_its_maximum_on_the_gold_outcome(name):
     proof = prove(name, scoring(name))
     assert proof.faults == ()
     assert proof.gold == {"deepretrieval": 5, "steps": 0}.get(name, 1)
+
+
+def test_similarity_is_at_its_maximum_on_the_gold_outcome(monkeypatch):
+    monkeypatch.setattr(answers, "_embeddings", lambda model, texts: [[float("hills" in t), 0.5, 0.0] for t in texts])
+    spec = RewardSettings(parts={"similarity": {"model": "m"}})
+    assert prove("similarity", scoring(spec)).faults == ()
 
 
 @pytest.mark.parametrize(
