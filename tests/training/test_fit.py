@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from leret.core.errors import RunError
-from leret.training.algorithms.preference import IPORecipe
+from leret.training.algorithms.kto import KTORecipe
+from leret.training.algorithms.preference import DPORecipe, IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.checkpoints import CheckpointDirectory
 from leret.training.process import Interrupt
@@ -24,6 +25,8 @@ ROOT = Path(__file__).parents[2]
 KEYS = {"learning_rate": 1e-3, "num_train_epochs": 2, "save_steps": 4, "logging_steps": 2}
 SFT = SFTRecipe(per_device_train_batch_size=4, **KEYS)
 IPO = IPORecipe(per_device_train_batch_size=8, **KEYS)
+DPO = DPORecipe(per_device_train_batch_size=8, **KEYS)
+KTO = KTORecipe(per_device_train_batch_size=8, **KEYS)
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +48,11 @@ def same_bits(report, expected):
     return weights.keys() == expected.keys() and all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("recipe", [SFT, IPO], ids=["sft", "ipo"])
-@pytest.mark.parametrize(("what", "at"), [(fail, 4), (interrupt, 7)])
+@pytest.mark.parametrize(
+    ("recipe", "what", "at"),
+    [(SFT, fail, 4), (SFT, interrupt, 7), (IPO, fail, 4), (IPO, interrupt, 7), (DPO, fail, 4), (KTO, interrupt, 7)],
+    ids=lambda one: getattr(one, "algorithm", None),
+)
 def test_a_resumed_training_ends_in_the_same_bits(run, straight, recipe, what, at):
     with pytest.raises(ZeroDivisionError if what is fail else KeyboardInterrupt):
         train(recipe, run, progress=Stopper(6, what))

@@ -1,24 +1,29 @@
 """Programs of several predictors: which of them are trained, on whole trajectories or on reference answers."""
 
 import json
+from contextlib import closing
 
 import pytest
+import torch
 
 import leret
 from leret.config.evaluation import EvalRecipe
-from leret.config.sampling import SamplingRecipe
+from leret.config.sampling import RewardSettings, SamplingRecipe
 from leret.core.bundled import policy_directory
 from leret.core.errors import ConfigError, PolicyError, RunError, TrainingError
 from leret.core.runs import Run
 from leret.evaluation.stage import evaluate
+from leret.policies.load import make_policy
 from leret.sampling.plan import plan
 from leret.sampling.rollouts.environment import Environment
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
+from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.kto import KTORecipe
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.model import find_initial
+from leret.training.online.rounds import RoundSampler, training_tasks
 from leret.training.picking.recipe import PickRecipe
 from leret.training.stage import make_job, train
 from tests.training.picking import stories
@@ -84,6 +89,24 @@ def test_pairs_of_credit_final_compare_what_whole_programs_came_to(sampled):
         assert one.reward == one.components["final" if credit == "final" else "recall"]
     report = train(IPORecipe(name="pairs", max_steps=2, learning_rate=1e-4, per_device_train_batch_size=2), run)
     assert (report.steps, report.examples > 0) == (2, True)
+
+
+def test_rounds_sample_the_named_predictors_and_credit_steps_the_end_or_both(sampled):
+    run, found = sampled[1], {}
+    with Environment.open(run) as bench, closing(make_policy(bench.recipe.policy)) as policy:
+        for credit in ("step", "final", "both"):
+            reward = RewardSettings(parts={"recall": 1.0, "steps": 0.5})  # 0 at the first LM call, -0.5 at the end
+            recipe = GRPORecipe(predictors=("write",), num_generations=4, credit=credit, reward=reward)
+            with closing(RoundSampler(recipe, bench, run, policy)) as sampler:
+                found[credit] = sampler.sample(training_tasks(bench, recipe)[:4], 0)
+        weight = bench.recipe.sampling.final_weight
+    assert all(one.groups.tolist() == [place // 4 for place in range(16)] for one in found.values())
+    step, final, both = found.values()
+    assert step.sequences == final.sequences == both.sequences
+    assert [one.at_end for one in found.values()] == [False, True, False]
+    assert len(set(step.rewards.tolist())) > 1
+    assert final.rewards.tolist() != step.rewards.tolist()
+    assert both.rewards.tolist() == pytest.approx(torch.lerp(step.rewards, final.rewards, weight).tolist())
 
 
 def test_the_reference_answer_is_the_target_where_a_predictor_writes_it(sampled):

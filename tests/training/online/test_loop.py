@@ -16,8 +16,10 @@ from leret.training import memory
 from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.ppo import PPORecipe
 from leret.training.algorithms.rloo import RLOORecipe
+from leret.training.model import find_initial
 from leret.training.stage import plan, train
 from tests.sampling.fakes import ROOT
+from tests.tiny import tiny_policy
 from tests.training.training_runs import Stopper, changed, interrupt, train_ids
 
 SMALL = {
@@ -80,7 +82,9 @@ train(recipe, Run.open(Path(sys.argv[1])), progress=Stopper(5, lambda: os.kill(o
 """
 
 
-@pytest.mark.parametrize("recipe", [pytest.param(GRPO, marks=pytest.mark.slow), PPO], ids=["grpo", "ppo"])
+@pytest.mark.parametrize(
+    "recipe", [*(pytest.param(one, marks=pytest.mark.slow) for one in (GRPO, RLOO)), PPO], ids=["grpo", "rloo", "ppo"]
+)
 def test_a_killed_training_that_goes_on_ends_in_the_same_bits(run, recipe):
     command = [sys.executable, "-c", KILLED, str(run.path), recipe.algorithm.upper()]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False)
@@ -116,6 +120,18 @@ def test_several_processes_are_refused(run, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(TrainingError, match="one process: start it without --launch"):
         train(PPO, run)
+
+
+def test_ppo_trains_a_base_model_without_a_chat_template(run, tmp_path):
+    recipe = run.section("sampling", "")
+    policy = recipe["policy"] | {"model": str(tiny_policy(tmp_path / "gpt2", "gpt2")), "template": "plain"}
+    run.update(sampling={**recipe, "policy": policy})
+    report = train(changed(PPO, max_steps=8, reward="deepretrieval"), run)  # of one round
+    [entry] = log(report)
+    assert {"loss/value_avg", "objective/kl"} <= set(entry)
+    assert entry["val/ratio"] == pytest.approx(1.0, abs=0.1)
+    assert -3.5 <= entry["reward"] <= 5
+    assert find_initial(run, "ppo").template == "plain"
 
 
 def test_an_adapter_is_trained_against_its_own_base(run):
