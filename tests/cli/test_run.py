@@ -71,6 +71,21 @@ def test_one_file_runs_without_a_name_for_the_run(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
 
 
+def test_query_augmentation_trains_on_a_users_lines_and_compares(folder: Path) -> None:
+    lines = [json.loads(line) for line in Path("questions.jsonl").read_text().splitlines()]
+    asked = [{"query": one["question"], "relevant_doc_ids": one["relevant_doc_ids"]} for one in lines]
+    Path("mine.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
+    documents = [json.loads(line) for line in Path("corpus.jsonl").read_text().splitlines()]
+    Path("corpus.json").write_text(json.dumps(documents))
+    keys = {"data.kind": "jsonl", "data.questions": "mine.jsonl", "data.corpus": "corpus.json", "data.limit": 8}
+    keys |= {"train.max_steps": 4, "train.questions_per_round": 4, "eval.limit": 3, "eval.resamples": 100}
+    succeeds("run", "query-augmentation", *(part for one in keys.items() for part in ("--set", "{}={}".format(*one))))
+    rows = json.loads(Path("runs/query-augmentation/eval/summary.json").read_text())["rows"]
+    assert {row["system"] for row in rows} == {"raw-question", "hyde", "base", "ppo"}
+    entry = json.loads(Path("runs/query-augmentation/policies/ppo/training.json").read_text())["log_history"][0]
+    assert {"reward", "objective/rlhf_reward", "loss/value_avg"} <= set(entry)
+
+
 def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sampling", "training", "eval", "pipelines"):
         shutil.copytree(ROOT / name, tmp_path / name)

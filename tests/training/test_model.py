@@ -19,6 +19,7 @@ from leret.training.algorithms.sft import SFTRecipe
 from leret.training.data import TokenEncoder, end_token
 from leret.training.model import find_initial, load_for_training, stop_ids
 from leret.training.stage import train
+from tests.cli.test_app import leret
 from tests.training.training_runs import changed, fail, sampled_run, trainer_of
 
 KEYS = {"learning_rate": 1e-3, "per_device_train_batch_size": 8, "logging_steps": 1, "num_train_epochs": 2}
@@ -100,6 +101,13 @@ def test_a_merged_adapter_gives_the_adapters_logits_without_peft(adapted, tmp_pa
         for path in (tmp_path / "deep/merged", sft.path)
     )
     assert torch.allclose(merged, expected, atol=1e-5)
+
+
+def test_merging_is_a_command_that_overwrites_nothing(adapted, tmp_path):
+    code, out = leret("merge", adapted[1].path, "--out", tmp_path / "merged")
+    assert (code, "its logits differ by" in out) == (0, True)
+    code, out = leret("merge", adapted[1].path, "--out", tmp_path / "merged")
+    assert (code, "is not overwritten" in out) == (2, True)
 
 
 def test_full_weights_have_nothing_to_merge(base, tmp_path):

@@ -198,13 +198,15 @@ class RoundSampler:
     async def _sample(self, tasks: Sequence[Task], number: int) -> Sampled:
         policy = RoundPolicy(self.policy, lambda: self._runner.idle)
         plan = await self._plan_of(policy, tasks, seed_of(self.recipe.seed, "round", number))
-        sampler = StateSampler(self._runner, None, plan)
+        sampler, asked = StateSampler(self._runner, None, plan), self._searches.counts()["asked"]
         walks = await gathered(self._walk(sampler, plan, task) for task in tasks)
         for walk in walks:
             for _, samples in walk:
                 self.stats.count(samples)
         refuse_failures(self.stats, self._bench.recipe.sampling.max_error_rate, max_unparsed_rate=1.0)
-        return replace(self._collect(walks, policy), at_end=sampler.credits == {"final"})
+        found = self._collect(walks, policy)
+        found.facts["num_searches"] = float(self._searches.counts()["asked"] - asked)
+        return replace(found, at_end=sampler.credits == {"final"})
 
     async def _plan_of(self, policy: RoundPolicy, tasks: Sequence[Task], seed: int) -> SamplingPlan:
         recipe, settings, sampled = self.recipe, self._settings, self._bench.recipe

@@ -47,6 +47,7 @@ def test_a_round_is_every_state_of_its_programs(run, bench, policy):
     tasks = training_tasks(bench, RECIPE)
     found = made.sample(tasks[:3], 0)
     assert len(found.sequences) == len(found.rewards) == 3 * 2 * 4
+    assert 6 <= found.facts["num_searches"] <= 24
     assert found.groups.tolist() == [place // 4 for place in range(24)]
     prompts = [tuple(prompt) for prompt, _ in found.sequences]
     assert all(len(set(prompts[i : i + 4])) == 1 for i in range(0, 24, 4))
