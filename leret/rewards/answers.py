@@ -67,7 +67,8 @@ def answer_of(outcome: Outcome, field: str | None = None) -> str | None:
     values = dict(prediction.items()) if hasattr(prediction, "items") else vars(prediction)
     texts = [value for value in values.values() if isinstance(value, str)]
     only = texts[0] if field is None and len(texts) == 1 else ""
-    return str(values.get(field or "answer", only))
+    answer = values.get(field or "answer", only)
+    return "" if answer is None else str(answer)
 
 
 def em(outcome: Outcome, field: str | None = None) -> float | None:

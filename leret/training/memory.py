@@ -47,9 +47,9 @@ def estimate_memory(model: Any, recipe: TrainingRecipe, examples: Sequence[Encod
         n_tokens = len(batch) * len(batch[0].completions) * batch[0].length
         kept = n_tokens * (layers * h + width)
     size = 2 if recipe.dtype == "bfloat16" else 4
-    held = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    to_move = (weight for weight in model.parameters() if not device.startswith(weight.device.type))
     return {
-        "weights": 0 if device == "cpu" else held,
+        "weights": sum(weight.numel() * weight.element_size() for weight in to_move),
         "gradients": 4 * trained,
         "optimizer": 4 * trained * _STATES[recipe.optim],
         "activations": kept * size + n_written * 3 * config.vocab_size * 4,
@@ -61,7 +61,7 @@ def check_memory(estimate: Mapping[str, int], recipe: TrainingRecipe, device: st
     needed, available = sum(estimate.values()), _available(device)
     if needed <= available:
         return
-    mend = "set lora, or optim: adafactor"
+    mend = f"{'lower lora.r' if recipe.lora else 'set lora'}, or set optim: adafactor"
     if max(estimate.values()) == estimate["activations"]:
         mend = "lower per_device_train_batch_size (and raise gradient_accumulation_steps), or max_length"
     parts = ", ".join(f"{name} {size / 2**30:.3g}" for name, size in estimate.items() if size)

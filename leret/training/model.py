@@ -94,11 +94,27 @@ def load_for_training(initial: InitialPolicy, lora: LoraSettings | None, dtype: 
     model = load_weights(base or initial.directory, "bfloat16" if frozen else "float32", **more)
     if base is not None:
         model = _with_adapter(model, initial.directory, lora)
+    _leave_dropout_out(model)
     model.train()
     tokenizer = load_tokenizer(initial.directory, initial.template)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.unk_token or tokenizer.eos_token
     return model, tokenizer
+
+
+def _leave_dropout_out(model: Any) -> None:
+    """Let a model compute in training as in evaluation: a reference, or the policy that sampled, is compared with it.
+
+    TRL does so for modules of dropout alone; OPT's layers call the function.
+    """
+    import torch
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name, value in list(vars(module).items()):
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 def quantized(kind: str) -> dict[str, Any]:

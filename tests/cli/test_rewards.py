@@ -39,7 +39,10 @@ def test_a_run_is_rescored_and_a_wrong_reward_is_refused(tmp_path: Path, small: 
         code, out = leret("rescore", "--run", tmp_path / "r", "--reward", reward)
         assert (code, says in out) == (2, True), out
     recipe = tmp_path / "mine.yaml"
-    recipe.write_text("data: {kind: world}\nprogram: {adapter: {kind: compact}}\nsampling: {samples: 2, credit: both, reward: rr, final: ap}\n")
+    recipe.write_text(
+        "data: {kind: world}\nprogram: {adapter: {kind: compact}}\n"
+        "sampling: {samples: 2, credit: both, reward: rr, final: ap}\n"
+    )
     code, out = leret("rescore", "--run", tmp_path / "r", "--reward", recipe)
     assert (code, "sampling.final is left out" in " ".join(out.split())) == (0, True), out
     code, out = leret("rescore", "--run", tmp_path / "r", "--reward", "{parts: {ap: 2}}", "--json")

@@ -1,8 +1,10 @@
 """Answer rewards: by hand, and against the libraries that define them."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
+import dspy
 import pytest
 
 from leret.core.errors import ConfigError
@@ -58,6 +60,11 @@ def test_f1_by_hand(answer, reference, yes_no, expected):
 )
 def test_an_answer_is_worth_what_the_best_reference_gives(name, answer, references, expected):
     assert reward(name)(outcome(answer, *references)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("prediction", [{"answer": None}, dspy.Prediction(answer=None)])
+def test_an_answer_that_is_none_is_empty(prediction):
+    assert answer_of(replace(outcome("x", "none"), prediction=prediction)) == ""
 
 
 def test_rouge_is_that_of_rouge_score():

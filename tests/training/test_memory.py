@@ -66,6 +66,7 @@ def test_parts_follow_from_weights_optimizer_and_batch():
     assert part == {"weights": 0, "gradients": 4 * n, "optimizer": 8 * n, "activations": activations}
     assert estimate_memory(model, recipe, [long], "cuda")["weights"] == 4 * n
     assert estimate_memory(model, recipe, [long], "cuda")["activations"] < activations
+    assert estimate_memory(llama(64, 2).to("meta"), recipe, [long], "meta")["weights"] == 0  # they are there
     assert estimate_memory(model, changed(recipe, optim="sgd"), [long], "cpu")["optimizer"] == 0
     lora = changed(recipe, lora={"r": 1})
     assert estimate_memory(model, lora, [long], "cpu")["gradients"] == 4 * (2 * (4 * 128 + 3 * 192) + 264)
@@ -75,7 +76,7 @@ def test_parts_follow_from_weights_optimizer_and_batch():
     ("estimate", "told"),
     [
         ({"weights": 0, "gradients": 3, "activations": 9}, "lower per_device_train_batch_size"),
-        ({"weights": 4, "optimizer": 8, "activations": 1}, "set lora, or optim: adafactor"),
+        ({"weights": 4, "optimizer": 8, "activations": 1}, "set lora, or set optim: adafactor"),
     ],
 )
 def test_too_little_memory_says_which_key_to_lower(monkeypatch, caplog, estimate, told):

@@ -10,16 +10,17 @@ from safetensors.torch import load_file
 from leret.config.training import LoraSettings
 from leret.core.bundled import policy_directory
 from leret.core.errors import PolicyError, TrainingError
-from leret.policies.checkpoints import load_model
+from leret.policies.checkpoints import load_model, load_weights
 from leret.policies.serving.model import write_merged
 from leret.training.algorithms import ALGORITHMS
 from leret.training.algorithms.base import completion_logps
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.data import TokenEncoder, end_token
-from leret.training.model import find_initial, load_for_training, stop_ids
+from leret.training.model import InitialPolicy, find_initial, load_for_training, stop_ids
 from leret.training.stage import train
 from tests.cli.test_app import leret
+from tests.tiny import tiny_policy
 from tests.training.training_runs import changed, fail, sampled_run, trainer_of
 
 KEYS = {"learning_rate": 1e-3, "per_device_train_batch_size": 8, "logging_steps": 1, "num_train_epochs": 2}
@@ -87,6 +88,18 @@ def named(name, adapter):
 
 def plain_weights(base):
     return load_file(base / "model.safetensors")
+
+
+@pytest.mark.parametrize(("arch", "template"), [("opt", None), ("gpt2", "plain")])
+def test_a_model_with_dropout_computes_in_training_as_in_evaluation(tmp_path, arch, template):
+    path = tiny_policy(tmp_path / arch, arch)
+    model, _ = load_for_training(InitialPolicy(arch, path, "", template=template), None, "float32")
+    ids = torch.arange(8, 40)[None]
+    trained = model(input_ids=ids).logits
+    assert model.training
+    assert torch.equal(trained, model.eval()(input_ids=ids).logits)
+    drawn = load_weights(path, "float32").train()
+    assert not torch.equal(drawn(input_ids=ids).logits, trained)
 
 
 def test_a_merged_adapter_gives_the_adapters_logits_without_peft(adapted, tmp_path):

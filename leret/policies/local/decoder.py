@@ -249,7 +249,7 @@ class Decoder:
             logits = self._forward(
                 chosen[:, None], running.mask[:, : running.length], running.positions[:, None], cache
             )
-            running.positions += 1
+            running.positions += alive  # those of a row that has ended might pass the model's last
         return _collect(ids, logprobs, lengths, ended)
 
     def _rows(self, owners: Sequence[tuple[Job, int]]) -> _Rows:

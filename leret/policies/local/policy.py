@@ -211,9 +211,10 @@ class LocalPolicy(SharedInstance):
         from leret.policies.local.kv_cache import PrefixCache
 
         settings = model.generation_config
-        sliding = "sliding_attention" in (
-            getattr(model.config.get_text_config(decoder=True), "layer_types", None) or []
-        )
+        config = model.config.get_text_config(decoder=True)
+        kinds = getattr(config, "layer_types", None) or ()
+        windows = (getattr(config, name, None) for name in ("sliding_window", "window_size"))  # Mistral's, GPT-Neo's
+        sliding = "sliding_attention" in kinds if kinds else any(windows)
         return Decoder(
             model,
             end_ids=self._encoder.set_ends(settings.eos_token_id),

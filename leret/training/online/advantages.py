@@ -108,13 +108,17 @@ def on_one_side(parts: Tensor, groups: Tensor, side: Literal["above", "below", "
 
 
 def spread(rewards: Tensor, groups: Tensor) -> dict[str, float]:
-    """Figures of rewards (n,) for the log: their mean, the groups' mean deviation, the share of groups without one."""
-    deviations = torch.stack([group_deviations(rewards, groups)[groups == g][0] for g in groups.unique()])
-    return {
-        "reward": float(rewards.mean()),
-        "reward_std": float(deviations.mean()),
-        "frac_reward_zero_std": float((deviations < 1e-8).float().mean()),
-    }
+    """Figures of rewards (n,) for the log: their mean, the groups' mean deviation, the share of groups without one.
+
+    The last two are of groups of several samples.
+    """
+    several = [group for group, size in enumerate(torch.bincount(groups)) if size > 1]
+    figures = {"reward": float(rewards.mean())}
+    if several:
+        deviations = torch.stack([group_deviations(rewards, groups)[groups == group][0] for group in several])
+        figures["reward_std"] = float(deviations.mean())
+        figures["frac_reward_zero_std"] = float((deviations < 1e-8).float().mean())
+    return figures
 
 
 def mini_batches(groups: Tensor, n: int, *seed: int) -> list[Tensor]:

@@ -57,9 +57,10 @@ class OnlineTraining:
 
     @property
     def log(self) -> list[dict[str, Any]]:
-        """Means over every ``logging_steps`` rounds, and the validations."""
-        every = self.recipe.logging_steps
-        means = [_mean(self.history[i : i + every]) for i in range(0, len(self.history), every)]
+        """Means over every ``logging_steps`` rounds, fewer at the end, and the validations."""
+        every, n = self.recipe.logging_steps, len(self.history)
+        whole = n if n == self.n_rounds else n // every * every
+        means = [_mean(self.history[i : min(i + every, n)]) for i in range(0, whole, every)]
         return sorted([*means, *self.validations], key=lambda entry: entry["step"])
 
     def step(self) -> None:
@@ -161,6 +162,7 @@ def _rounds(
     progress.start(f"train {recipe.policy_name}", training.n_rounds)
     progress.advance(len(training.history))
     monitor.begin(training.log)
+    n_seen = len(training.log)
     if validation is not None and not training.validations:
         training.validate(validation)
     for done in range(len(training.history) + 1, training.n_rounds + 1):
@@ -168,7 +170,10 @@ def _rounds(
         last, better = done == training.n_rounds, False
         if validation is not None and recipe.eval_steps and (last or done % recipe.eval_steps == 0):
             better = training.validate(validation)
-        stopped = (last or done % recipe.logging_steps == 0) and monitor.see(training.log)
+        log, stopped = training.log, False
+        for n in range(n_seen + 1, len(log) + 1):
+            stopped = monitor.see(log[:n])
+        n_seen = len(log)
         shown = {name: training.history[-1][name] for name in ("reward", "loss") if name in training.history[-1]}
         progress.advance(1, **shown)
         if stopped or better or interrupt.requested or done % recipe.save_steps == 0:

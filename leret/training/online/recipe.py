@@ -56,8 +56,8 @@ class RoundRecipe(TrainingRecipe):
         without = ("match_steps_of", "max_length", *(() if self.by_trl else ("gradient_accumulation_steps",)))
         if unknown := self._given(without):
             raise ValueError(
-                f"algorithms on stored examples have {' and '.join(unknown)}; remove that (num_mini_batches sets what an "
-                "optimizer step takes, max_steps their number, max_completion_length what is written)"
+                f"algorithms on stored examples have {' and '.join(unknown)}; remove that (num_mini_batches sets what "
+                "an optimizer step takes, max_steps their number, max_completion_length what is written)"
             )
         return self
 

@@ -157,11 +157,11 @@ def scored_by(bench: Environment, recipe: RoundRecipe) -> SamplingSettings:
 
 
 def round_of(n_tasks: int, size: int, seed: int, number: int) -> list[int]:
-    """Places of a round's tasks: a new order in every pass over them."""
+    """Places of a round's tasks, each once: a new order in every pass over them."""
     places = range(number * size, (number + 1) * size)
     orders = {epoch: random.Random(f"{seed} {epoch}").sample(range(n_tasks), n_tasks)
               for epoch in {place // n_tasks for place in places}}  # fmt: skip
-    return [orders[place // n_tasks][place % n_tasks] for place in places]
+    return list(dict.fromkeys(orders[place // n_tasks][place % n_tasks] for place in places))
 
 
 class RoundSampler:

@@ -140,7 +140,7 @@ class Update:
         self.value_head: torch.nn.Linear | None = None
         self._hidden: Tensor | None = None
         if self._vf_coef:
-            size = inner.config.get_text_config(decoder=True).hidden_size
+            size = inner.get_output_embeddings().weight.shape[1]  # OPT-350m's is not hidden_size
             self.value_head = torch.nn.Linear(size, 1, device=self.device)
             torch.nn.init.zeros_(self.value_head.weight)
             torch.nn.init.zeros_(self.value_head.bias)

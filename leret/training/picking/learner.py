@@ -134,7 +134,6 @@ class PickLearner:
             self._begin()
         self.policy.model.eval()
         batch, entry = self.method.prepare(self.policy, batch, self._share)
-        self.policy.model.train()
         first = torch.unique_consecutive(batch.states, return_inverse=True)[1]
         walks = torch.zeros(len(batch.choices), dtype=torch.long).index_copy(0, first, batch.walks)
         found: list[dict[str, float]] = []

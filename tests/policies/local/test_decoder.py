@@ -57,6 +57,16 @@ def test_a_sample_depends_on_its_own_seed_and_not_on_the_batch(llama_dir: Path, 
     assert len({completion.token_ids for completions in together for completion in completions}) == 36
 
 
+@pytest.mark.parametrize("arch", ["llama", "opt", "gpt2"])
+def test_a_row_that_ends_at_the_last_position_leaves_the_others_to_go_on(arch: str, tmp_path: Path) -> None:
+    engine = decoder(tiny_policy(tmp_path, arch))
+    engine.end_ids = engine.end_ids[:0]
+    full = Job(tuple(6 + i % 50 for i in range(508)), 0, (1,), 1.0, 1.0, 4)  # of 512 positions
+    short = Job((7, 8, 9), 0, (1, 2, 3), 1.0, 1.0, 32)
+    lengths = [len(one.token_ids or ()) for own in engine.run([full, short]) for one in own]
+    assert lengths == [4, 32, 32, 32]
+
+
 def test_rows_that_end_leave_the_others_as_they_are(llama_dir: Path) -> None:
     engine, limits = decoder(llama_dir), (1, 2, 3, 10, 4, 1)
     several = [Job(job.token_ids, 0, (9,), 1.0, 1.0, limit) for job, limit in zip(jobs(9), limits, strict=True)]

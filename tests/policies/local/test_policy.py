@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
 
 from leret.config.policy import LocalPolicySettings
 from leret.core.errors import PolicyError
@@ -55,6 +56,16 @@ def test_a_prompt_ends_where_the_positions_end_or_fails_alone(policy: LocalPolic
         raise long
     assert len(short) == 1
     assert tight.n_prompt_tokens + tight.n_completion_tokens <= 512
+
+
+@pytest.mark.parametrize(("window", "shares"), [(8, False), (None, True)])
+def test_prefixes_are_not_shared_behind_a_sliding_window(llama_dir: Path, window: int | None, shares: bool) -> None:
+    config = MistralConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                           num_key_value_heads=2, vocab_size=300, sliding_window=window)  # fmt: skip
+    model, tokenizer = MistralForCausalLM(config), AutoTokenizer.from_pretrained(llama_dir)
+    policy = LocalPolicy.over(model, tokenizer, name="mistral", digest="0")
+    assert (policy._decoder.prefixes is not None) is shares
+    policy.close()
 
 
 def test_a_request_for_nothing_and_a_closed_policy_are_refused(llama_dir: Path) -> None:

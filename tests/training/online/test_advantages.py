@@ -6,7 +6,7 @@ import statistics
 import pytest
 import torch
 
-from leret.training.online.advantages import group_relative, lambda_returns, leave_one_out, on_one_side, whiten
+from leret.training.online.advantages import group_relative, lambda_returns, leave_one_out, on_one_side, spread, whiten
 
 
 def case(seed: int, n: int = 23):
@@ -72,6 +72,14 @@ def test_whitened_values_have_mean_0_and_variance_1():
     assert (float(inside.mean()), float(inside.var())) == pytest.approx((0.0, 1.0), abs=1e-6)
     assert not found[mask == 0].any()
     assert float(whiten(torch.tensor([[3.0]]), torch.ones(1, 1))) == 0.0
+
+
+def test_groups_of_one_have_no_spread_to_tell():
+    groups, rewards = torch.tensor([0, 1, 1, 2]), torch.tensor([1.0, 0.0, 1.0, 3.0])
+    assert spread(rewards, groups) == pytest.approx(
+        {"reward": 1.25, "reward_std": 0.5**0.5, "frac_reward_zero_std": 0.0}
+    )
+    assert spread(rewards[:1], groups[:1]) == {"reward": 1.0}
 
 
 def test_a_rollout_is_kept_where_all_parts_agree():

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file
@@ -11,12 +12,16 @@ from safetensors.torch import load_file
 from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import RunError, TrainingError
+from leret.core.progress import Silent
 from leret.core.runs import Run
 from leret.training import memory
 from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.ppo import PPORecipe
 from leret.training.algorithms.rloo import RLOORecipe
+from leret.training.callbacks import Monitor
 from leret.training.model import find_initial
+from leret.training.online.loop import OnlineTraining, _rounds
+from leret.training.process import Interrupt
 from leret.training.stage import plan, train
 from tests.sampling.fakes import ROOT
 from tests.tiny import tiny_policy
@@ -152,6 +157,26 @@ def test_an_alarm_stops_a_training_with_a_checkpoint(run):
         train(same, run)
     assert plan(same, run).resumes_at == 3
     assert "alarm" in [event["event"] for event in run.events()]
+
+
+@pytest.mark.parametrize("every", [3, 5])
+def test_every_entry_of_the_log_is_seen_once_beside_validations(tmp_path, every):
+    told = SimpleNamespace(steps=[], log=lambda values, step: told.steps.extend((step, name) for name in values))
+    recipe = GRPORecipe(max_steps=22, logging_steps=5, eval_steps=every, save_steps=100)
+    training, history, validations = OnlineTraining.__new__(OnlineTraining), [], []
+    entries = ({"step": n, "epoch": 0.0, "reward": 0.5 if n < 6 else 0.1} for n in range(1, 23))
+    vars(training).update(
+        {"recipe": recipe, "n_rounds": 22, "history": history, "validations": validations, "save": lambda _: None},
+        step=lambda: history.append(next(entries)),
+        validate=lambda _: validations.append({"step": len(history), "eval_recall": 0.5, "eval_unparsed": 0.0}),
+    )
+    monitor = Monitor(recipe, None, [told])
+    _rounds(training, tmp_path, Silent(), Interrupt(), monitor, object())
+    rounds = [step for step, name in told.steps if name == "train/reward"]
+    validated = [step for step, name in told.steps if name == "eval/recall"]
+    assert rounds == [5, 10, 15, 20, 22]
+    assert validated == [0, *range(every, 22, every), 22]
+    assert "reward" in monitor._raised
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForCausalLM
 
 from leret.config.training import LoraSettings
 from leret.core.errors import TrainingError
@@ -186,6 +186,14 @@ def test_one_update_of_ppo_is_that_of_trl_1_12(base):
     assert found["policy_loss"] == pytest.approx(float(of_policy.detach()), abs=1e-5)
     assert found["value_loss"] == pytest.approx(float(of_values.detach()), abs=1e-5)
     same_gradients(update, model)
+
+
+def test_values_are_read_from_what_the_decoder_gives():
+    config = OPTConfig(vocab_size=64, hidden_size=32, word_embed_proj_dim=16, ffn_dim=32, num_hidden_layers=1,
+                       num_attention_heads=2)  # fmt: skip
+    update = Update(OPTForCausalLM(config), 0, PPORecipe())
+    assert update.value_head.weight.shape == (1, 16)
+    assert update.evaluate(batch())[1].shape == (6, 7)
 
 
 def test_completions_without_an_advantage_are_not_run_and_change_nothing(base, monkeypatch):
