@@ -14,7 +14,6 @@ class LoraSettings(Settings):
 
     r: PositiveInt = 16
     alpha: PositiveInt = 32
-    dropout: float = Field(0.0, ge=0, lt=1)
     target_modules: str | tuple[str, ...] = "all-linear"
     quantization: Literal["nf4"] | None = Field(None, description="of the frozen base (QLoRA); CUDA alone")
 

@@ -146,7 +146,7 @@ def load_model(path: Path, *, device: str, dtype: str, template: str | None = No
     model = load_weights(base or path, "float32" if dtype == "auto" and place == "cpu" else dtype)
     _check_architecture(base or path, model.config)
     if base is not None:
-        model = _merge_adapter(model, path)
+        model = merge_into(model, path)
     tokenizer = load_tokenizer(path, template)
     tokenizer.model_max_length = 2**62  # lengths are checked against the model, with a word on what to do
     model.eval().requires_grad_(False)
@@ -217,7 +217,8 @@ def _check_architecture(path: Path, config: Any) -> None:
         )
 
 
-def _merge_adapter(model: Any, path: Path) -> Any:
+def merge_into(model: Any, path: Path) -> Any:
+    """A base model with the adapter of a directory merged into it; `PolicyError` where that does not fit."""
     from peft import PeftModel
 
     try:

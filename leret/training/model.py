@@ -13,7 +13,14 @@ from leret.config.training import LoraSettings
 from leret.core.bundled import POLICIES
 from leret.core.errors import MissingDependency, TrainingError
 from leret.core.runs import Run
-from leret.policies.checkpoints import adapter_base, find_model, load_tokenizer, load_weights, model_digest
+from leret.policies.checkpoints import (
+    adapter_base,
+    find_model,
+    load_tokenizer,
+    load_weights,
+    merge_into,
+    model_digest,
+)
 from leret.policies.serving.model import HUB_NAME, sampled_model, sampled_settings
 
 
@@ -148,10 +155,10 @@ def quantized(kind: str) -> dict[str, Any]:
 
 def _with_adapter(model: Any, directory: Path, settings: LoraSettings | None) -> Any:
     """A saved adapter on its base model: trained on where the recipe asks for LoRA too, merged where not."""
+    if settings is None:
+        return merge_into(model, directory).requires_grad_(True)
     from peft import PeftModel
 
-    if settings is None:
-        return PeftModel.from_pretrained(model, str(directory)).merge_and_unload().requires_grad_(True)
     loaded = PeftModel.from_pretrained(model, str(directory), is_trainable=True)
     saved: Any = loaded.peft_config["default"]
     if (saved.r, saved.lora_alpha) != (settings.r, settings.alpha):

@@ -112,7 +112,6 @@ def new_adapter(settings: LoraSettings | None, model: Any) -> Any:
     return LoraConfig(
         r=settings.r,
         lora_alpha=settings.alpha,
-        lora_dropout=settings.dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
         task_type="CAUSAL_LM",
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from leret.core.aio import gathered
 from leret.core.errors import TrainingError
@@ -63,7 +63,8 @@ class StoredStates(RoundSampler):
 
     def examples(self, length: int) -> list[Encoded]:
         """As many of each state as a batch samples, with completions of ``length`` tokens."""
-        prompts = [list(self.policy.prompt_ids(state.messages)) for _, state in self._places.values()]
+        policy = cast(LocalPolicy, self.policy)
+        prompts = [list(policy.prompt_ids(plain(state.messages))) for _, state in self._places.values()]
         return [Encoded(ids, ([0] * length,)) for ids in prompts for _ in range(self.recipe.num_generations)]
 
     def close(self) -> None:
