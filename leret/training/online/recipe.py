@@ -78,6 +78,10 @@ class OnlineRecipe(RoundRecipe):
         None, description="learn only from completions whose parts of the reward are all above (below) the group's mean"
     )
 
+    served: bool = Field(
+        False, description="the run's servers write (kind openai: vLLM), and load the adapter before each round"
+    )
+
     epsilon: float = Field(0.2, gt=0, description="the ratio to the policy that sampled is clipped at 1 - epsilon ...")
     epsilon_high: float | None = Field(None, gt=0, description="... and at 1 + epsilon_high; None: epsilon")
     loss_type: Literal["sequence", "token", "dapo"] = "dapo"
@@ -96,6 +100,8 @@ class OnlineRecipe(RoundRecipe):
     def _has_a_penalty_to_move(self) -> OnlineRecipe:
         if self.target_kl is not None and not self.beta:
             raise ValueError("target_kl moves beta, which is 0; set beta to what it starts with")
+        if self.served and self.lora is None:
+            raise ValueError("served: a server that runs takes adapters alone; set lora too")
         return self
 
 
@@ -123,7 +129,7 @@ class TwoEngines(OnlineRecipe):
             return self
         if self.states != "stored":
             raise ValueError("engine: trl trains on the states that the run has stored; set states: stored")
-        without = ["questions_per_round", "target_kl", "keep_rollouts", "kl_estimator"]
+        without = ["questions_per_round", "target_kl", "keep_rollouts", "kl_estimator", "served"]
         if self.sequence_ratio:
             without += ["entropy_coef"]
         if unknown := self._given(without):

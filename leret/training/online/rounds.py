@@ -37,6 +37,7 @@ from leret.sampling.rollouts.selection import select_next
 from leret.sampling.stage import scorable, with_credit
 from leret.sampling.store.store import Store
 from leret.training.online.recipe import RoundRecipe
+from leret.training.online.served import ServedPolicy
 
 if TYPE_CHECKING:
     from leret.programs.runner import ProgramRunner
@@ -46,7 +47,7 @@ _QUIET = 32
 
 Group = tuple[State, Sequence[Sample]]
 
-LivePolicy = LocalPolicy | Picker
+LivePolicy = LocalPolicy | ServedPolicy | Picker
 """A policy in training."""
 
 
@@ -116,6 +117,9 @@ class RoundPolicy:
                     future.set_exception(error)
             return
         for (request, read, future), completions in zip(fitting, made, strict=True):
+            if isinstance(completions, BaseException):  # a server's
+                future.set_exception(completions)
+                continue
             self.made |= {seed: (read, one) for seed, one in zip(request.seeds, completions, strict=True)}
             future.set_result(completions)
 
@@ -264,13 +268,14 @@ class RoundSampler:
         groups = [group for walk in walks for group in walk]
         found = [one for _, samples in groups for one in samples if one.completion is not None]
         written = [policy.made[sample.seed][1] for sample in found if sample.seed in policy.made]
-        n_actions = max(1, sum(len(one.logprobs or ()) for one in written))
+        logprobs = [value for one in written for value in one.logprobs or ()]
         facts = {
             "completions/mean_length": sum(len(one.token_ids or ()) for one in written) / max(1, len(written)),
             "completions/clipped_ratio": sum(one.finish_reason == "length" for one in written) / max(1, len(written)),
-            "entropy": -sum(sum(one.logprobs or ()) for one in written) / n_actions,
             "num_samples": float(len(found)),
         }
+        if logprobs:
+            facts["entropy"] = -sum(logprobs) / len(logprobs)
         names, parts = self._parts([one for one, _ in members])
         facts |= self._facts(groups, names, parts)
         sequences = [(read, one.text if isinstance(read, Choice) else one.token_ids or ()) for read, one in made]

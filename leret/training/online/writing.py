@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from leret.config.policy import OpenAIPolicySettings, PolicySettings
+from leret.core.errors import TrainingError
 from leret.policies.local.policy import LocalPolicy
 from leret.sampling.rollouts.environment import Environment
 from leret.training.data import Encoded
@@ -17,6 +19,7 @@ from leret.training.online.advantages import mini_batches, on_one_side, spread
 from leret.training.online.losses import KL, KLController
 from leret.training.online.recipe import OnlineRecipe
 from leret.training.online.rounds import Sampled
+from leret.training.online.served import ServedPolicy
 from leret.training.online.update import Reference, RolloutBatch, Update, load_trainable, make_schedule
 from leret.training.validation import Validation
 
@@ -33,15 +36,22 @@ class WritingLearner:
         reference = Reference(self.model, initial, recipe.lora) if recipe.beta else None
         sampled = bench.recipe.policy_of(recipe.predictors)
         self.temperature = recipe.temperature or sampled.temperature
-        self.policy = LocalPolicy.over(
-            self.model, self.tokenizer, name=recipe.policy_name, digest=initial.digest,
-            enable_thinking=getattr(sampled, "enable_thinking", None),
-        )  # fmt: skip
+        self.policy = self._policy(sampled, bench)
         self.update = Update(
             self.model, self.tokenizer.pad_token_id, recipe, temperature=self.temperature, reference=reference
         )  # fmt: skip
         self.kl = KLController(recipe.beta, recipe.target_kl, recipe.kl_horizon)
         self._schedule = make_schedule(recipe, self.update.optimizer, recipe.n_steps(n_tasks))
+
+    def _policy(self, sampled: PolicySettings, bench: Environment) -> LocalPolicy | ServedPolicy:
+        given = {"name": self.recipe.policy_name, "digest": self._initial.digest}
+        if not self.recipe.served:
+            thinking = getattr(sampled, "enable_thinking", None)
+            return LocalPolicy.over(self.model, self.tokenizer, enable_thinking=thinking, **given)
+        if not isinstance(sampled, OpenAIPolicySettings):
+            raise TrainingError(f"served: the run's policy is of kind {sampled.kind}, not of openai; leave served out")
+        directory = bench.cache / f"served-{self.recipe.policy_name}"
+        return ServedPolicy(sampled, self.model, self.tokenizer, directory, **given)
 
     @property
     def learning_rate(self) -> float:
@@ -104,7 +114,7 @@ class WritingLearner:
         if self.recipe.kl_in_reward:
             entry |= {"objective/kl": kl, "objective/scores": entry["reward"]}
             entry["objective/rlhf_reward"] = entry["reward"] - beta * kl
-            entry["policy/entropy"] = sampled.facts["entropy"]
+            entry |= {f"policy/{name}": value for name, value in sampled.facts.items() if name == "entropy"}
         return entry
 
     def validate(self, validation: Validation, step: int) -> dict[str, float]:

@@ -1,0 +1,83 @@
+"""A policy in training that writes on its run's servers, which load its adapter before each round."""
+
+import asyncio
+import json
+import random
+
+import pytest
+from aiohttp import web
+
+from leret.core.errors import PolicyError, TrainingError
+from leret.training.algorithms.grpo import GRPORecipe
+from leret.training.online.update import RolloutBatch
+from leret.training.stage import train
+from tests.http.servers import serving
+from tests.policies.servers import ChatServer
+from tests.tiny import SPECIALS
+from tests.training.training_runs import LETTERS, changed
+
+END = SPECIALS.index("<|end|>")
+RECIPE = GRPORecipe(
+    served=True, lora={"r": 2, "alpha": 4}, num_generations=4, questions_per_round=2, max_steps=3, learning_rate=1e-2,
+    logging_steps=1, save_steps=1, max_completion_length=6, device="cpu", beta=0.1,
+)  # fmt: skip
+
+
+class Vllm(ChatServer):
+    """Loads adapters, and writes two words by the seed; ``counted`` tokens a prompt, 0 says nothing of them."""
+
+    models = ("base",)
+    counted, updates = 0, True
+
+    async def route(self, request, body):
+        if request.path == "/v1/load_lora_adapter" and self.updates:
+            self.models = (*self.models, body["lora_name"])
+            return web.Response(text="Success")
+        if request.path != "/v1/chat/completions":
+            return await super().route(request, body)
+        rng = random.Random(body["seed"])
+        texts = [" ".join(rng.sample(LETTERS, 2)) for _ in range(body.get("n", 1))]
+        choices = [{"index": i, "message": {"content": text}, "finish_reason": "stop"} for i, text in enumerate(texts)]
+        return web.json_response({"choices": choices, "usage": {"prompt_tokens": self.counted}})
+
+
+def trained(run, base, server, recipe=RECIPE):
+    async def main():
+        async with serving(server, under="/v1") as urls:
+            policy = {"kind": "openai", "model": "base", "urls": urls, "max_tokens": 6, "retry_for_s": 0}
+            run.update(sampling={**run.section("sampling", ""), "policy": policy})
+            return await asyncio.to_thread(train, changed(recipe, init_from=str(base)), run)
+
+    return asyncio.run(main())
+
+
+def test_servers_write_each_round_with_the_adapter_as_it_is(run, base, monkeypatch):
+    server, learnt = Vllm(), []
+    monkeypatch.setattr(
+        "leret.training.online.writing.RolloutBatch.of",
+        lambda sequences, groups, of=RolloutBatch.of: learnt.extend(sequences) or of(sequences, groups),
+    )
+    report = trained(run, base, server)
+    loaded = [body["lora_name"] for body in server.bodies if "lora_name" in body]
+    assert len({*loaded}) == 3  # the weights of three rounds
+    asked = [body["model"] for body in server.bodies if "messages" in body]
+    assert [*dict.fromkeys(asked)] == loaded
+    assert {len(ids) for _, ids in learnt} == {3}  # two words, and what ends a turn
+    assert {ids[-1] for _, ids in learnt} == {END}
+    log = json.loads((report.path / "training.json").read_text())["log_history"]
+    assert [entry["num_samples"] for entry in log] == [16, 16, 16]
+    assert (report.path / "adapter_model.safetensors").is_file()
+
+
+def test_what_the_servers_cannot_do_is_said(run, base):
+    with pytest.raises(PolicyError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
+        trained(run, base, Vllm(updates=False))
+    with pytest.raises(TrainingError, match=r"counts 7 tokens in a prompt of \d+: its chat template"):
+        trained(run, base, Vllm(counted=7), changed(RECIPE, name="other"))
+
+
+def test_a_policy_of_this_process_has_no_servers(run):
+    with pytest.raises(TrainingError, match="the run's policy is of kind local"):
+        train(RECIPE, run)
+    with pytest.raises(ValueError, match="set lora too"):
+        GRPORecipe(served=True)
