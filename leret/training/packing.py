@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 Ids = Sequence[int]
 
 _PACKED = "packed"
+"""The attribute of a batch's ``input_ids`` that holds what its rows are: TRL hands the tensor on as it is."""
 _TESTED = frozenset({"llama", "opt", "qwen2", "qwen3"})
 """Model types whose backbones take a mask of their own and positions: the tests compare them with the plain forward."""
 
@@ -104,7 +105,7 @@ def collate(sequences: Sequence[tuple[Ids, Ids]], pad: int, *, packed: bool) -> 
     marks = [(torch.arange(len(ids)) >= len(head)).long() for ids, head in zip(whole, heads, strict=True)]
     batch["completion_mask"] = pad_sequence(marks, batch_first=True)
     if packed:
-        batch[_PACKED] = _packed(sequences)
+        setattr(batch["input_ids"], _PACKED, _packed(sequences))
     return batch
 
 
@@ -120,7 +121,7 @@ def share_prompts(model: Any) -> bool:
     places: list[torch.Tensor] = []
 
     def before(module: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        packed = given.pop(_PACKED, None)
+        packed = getattr(given.get("input_ids"), _PACKED, None)
         if packed is None:
             return None
         places[:] = [packed["places"]]

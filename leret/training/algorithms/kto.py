@@ -99,15 +99,18 @@ def read_examples(recipe: KTORecipe, run: Run) -> list[TrainingExample]:
     return examples
 
 
-def collate_completions(rows: list[dict[str, Any]], pad: int) -> dict[str, Any]:
-    """A batch for TRL's KTOTrainer: sequences with their own completions and, prefixed ``KL_``, the mismatched ones."""
+def collate_completions(rows: list[dict[str, Any]], pad: int, *, packed: bool = False) -> dict[str, Any]:
+    """A batch for TRL's KTOTrainer: sequences with their own completions and, prefixed ``KL_``, the mismatched ones.
+
+    ``packed``: for a model that `share_prompts` has prepared.
+    """
     import torch
 
     from leret.training.packing import collate
 
     batch: dict[str, Any] = {"label": torch.tensor([row["label"] for row in rows])}
     for prefix, completion in (("", "completion_tokens"), ("KL_", "mismatched_tokens")):
-        side = collate([(row["prompt_tokens"], row[completion]) for row in rows], pad, packed=False)
+        side = collate([(row["prompt_tokens"], row[completion]) for row in rows], pad, packed=packed)
         batch |= {prefix + name: value for name, value in side.items()}
     reference = [name for name in ("ref_logps", "ref_KL_logps") if name in rows[0]]
     return batch | {name: torch.tensor([row[name] for row in rows]) for name in reference}
@@ -117,6 +120,8 @@ def make_trainer(recipe: KTORecipe, inputs: TrainerInputs) -> Any:
     """TRL's KTOTrainer over rows of ids; it computes the reference's log-probabilities before it returns."""
     from trl import KTOConfig, KTOTrainer
 
+    from leret.training.packing import share_prompts
+
     arguments = KTOConfig(
         **trainer_arguments(recipe, inputs),
         beta=recipe.beta,
@@ -124,7 +129,8 @@ def make_trainer(recipe: KTORecipe, inputs: TrainerInputs) -> Any:
         undesirable_weight=recipe.undesirable_weight,
         precompute_ref_log_probs=True,
     )
-    collator = partial(collate_completions, pad=inputs.tokenizer.pad_token_id)
+    packed = inputs.device == "cpu" and share_prompts(inputs.model)
+    collator = partial(collate_completions, pad=inputs.tokenizer.pad_token_id, packed=packed)
     return build_trainer(KTOTrainer, recipe, inputs, arguments, kto_rows(inputs.examples), data_collator=collator)
 
 
