@@ -48,14 +48,23 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any], tuple[float, ...]]] = {
 """Recipe, keys that differ from it, rates to try."""
 
 RATES = {"dpo": 1e-3, "ipo-sequence": 2e-3, "ipo-token": 2e-4, "kto": 5e-4, "grpo": 4e-3, "rloo": 4e-3, "ppo": 2e-3}
-HOTPOTQA_RATES = {  # of grpo the better of two; the others are not swept yet
-    "dpo": 2e-5,
-    "ipo-sequence": 5e-5,
+HOTPOTQA_SWEPT = {
+    "dpo": (1e-5, 2e-5, 5e-5),
+    "ipo-sequence": (2e-5, 5e-5, 1e-4),
+    "ipo-token": (2e-5, 5e-5),
+    "kto": (2e-5,),
+    "grpo": (5e-5, 1e-4),
+    "rloo": (5e-5, 1e-4),
+    "ppo": (2e-5, 5e-5, 1e-4),
+}
+HOTPOTQA_RATES = {
+    "dpo": 1e-5,
+    "ipo-sequence": 2e-5,
     "ipo-token": 2e-5,
     "kto": 2e-5,
     "grpo": 5e-5,
     "rloo": 5e-5,
-    "ppo": 2e-5,
+    "ppo": 1e-4,
 }
 
 
@@ -72,8 +81,6 @@ class Bench:
 
 def hotpotqa(data: str, model: str) -> Bench:
     """HotpotQA: 300 questions, one epoch of pairs, 75 rounds of 64 completions (PPO: 12 of 400), 24 tokens at most."""
-    low, high = (2e-5, 5e-5), (5e-5, 1e-4)
-    swept = {name: high if name in ("grpo", "rloo", "ipo-sequence") else low for name in HOTPOTQA_RATES}
     few = {"max_steps": 75, "max_completion_length": 24}
     rounds = {"grpo": few, "rloo": few, "ppo": {**few, "max_steps": 192, "questions_per_round": 25}}
     rounds |= {name: {"num_train_epochs": 1} for name in ("dpo", "ipo-sequence", "ipo-token")}
@@ -81,7 +88,7 @@ def hotpotqa(data: str, model: str) -> Bench:
         ("sampling/hotpotqa.yaml", "training/minilm-sft.yaml", "eval/hotpotqa.yaml"),
         (f"data.questions={data}/queries_all.jsonl.gz", f"data.corpus={data}/corpus.jsonl.gz", f"policy.model={model}",
          "data.limit=300", "sampling.seed={seed}"),
-        swept, HOTPOTQA_RATES, rounds,
+        HOTPOTQA_SWEPT, HOTPOTQA_RATES, rounds,
     )  # fmt: skip
 
 

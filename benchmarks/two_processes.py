@@ -3,8 +3,8 @@
     python benchmarks/two_processes.py --out runs/bench/two-processes [--fsdp]
 
 The two share a batch in halves, and whole batches alone are looked at: at the end of an epoch accelerate repeats
-examples, so that both have as many. With --fsdp they are launched by `leret train --launch`, with the CPU in the shipped
-training/accelerate/fsdp.yaml. The policy is the demo's. Prints Markdown.
+examples, so that both have as many. With --fsdp they are launched by `leret train --launch`, by the shipped
+training/accelerate/fsdp.yaml on the CPU. The policy is the demo's. Prints Markdown.
 """
 
 import argparse
