@@ -17,8 +17,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 Ids = Sequence[int]
 
-_PACKED = "packed"
-"""The attribute of a batch's ``input_ids`` that holds what its rows are: TRL hands the tensor on as it is."""
+PACKED = "packed"
+"""A batch's key, and the backbone's argument, of what its rows are; or an attribute of its ``input_ids``."""
 _TESTED = frozenset({"llama", "opt", "qwen2", "qwen3"})
 """Model types whose backbones take a mask of their own and positions: the tests compare them with the plain forward."""
 
@@ -105,7 +105,7 @@ def collate(sequences: Sequence[tuple[Ids, Ids]], pad: int, *, packed: bool) -> 
     marks = [(torch.arange(len(ids)) >= len(head)).long() for ids, head in zip(whole, heads, strict=True)]
     batch["completion_mask"] = pad_sequence(marks, batch_first=True)
     if packed:
-        setattr(batch["input_ids"], _PACKED, _packed(sequences))
+        batch[PACKED] = _packed(sequences)
     return batch
 
 
@@ -121,7 +121,7 @@ def share_prompts(model: Any) -> bool:
     places: list[torch.Tensor] = []
 
     def before(module: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        packed = getattr(given.get("input_ids"), _PACKED, None)
+        packed = given.pop(PACKED, None) or getattr(given.get("input_ids"), PACKED, None)
         if packed is None:
             return None
         places[:] = [packed["places"]]

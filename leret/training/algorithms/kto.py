@@ -5,6 +5,7 @@ The reference model is the initial policy.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -106,11 +107,13 @@ def collate_completions(rows: list[dict[str, Any]], pad: int, *, packed: bool = 
     """
     import torch
 
-    from leret.training.packing import collate
+    from leret.training.packing import PACKED, collate
 
     batch: dict[str, Any] = {"label": torch.tensor([row["label"] for row in rows])}
     for prefix, completion in (("", "completion_tokens"), ("KL_", "mismatched_tokens")):
         side = collate([(row["prompt_tokens"], row[completion]) for row in rows], pad, packed=packed)
+        if packed:  # of the two sides TRL hands on the ids alone, as they are
+            setattr(side["input_ids"], PACKED, side.pop(PACKED))
         batch |= {prefix + name: value for name, value in side.items()}
     reference = [name for name in ("ref_logps", "ref_KL_logps") if name in rows[0]]
     return batch | {name: torch.tensor([row[name] for row in rows]) for name in reference}
@@ -129,7 +132,8 @@ def make_trainer(recipe: KTORecipe, inputs: TrainerInputs) -> Any:
         undesirable_weight=recipe.undesirable_weight,
         precompute_ref_log_probs=True,
     )
-    packed = inputs.device == "cpu" and share_prompts(inputs.model)
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"  # FSDP hands the model copies of what it gets
+    packed = inputs.device == "cpu" and alone and share_prompts(inputs.model)
     collator = partial(collate_completions, pad=inputs.tokenizer.pad_token_id, packed=packed)
     return build_trainer(KTOTrainer, recipe, inputs, arguments, kto_rows(inputs.examples), data_collator=collator)
 
