@@ -131,10 +131,10 @@ def test_ppo_trains_a_base_model_without_a_chat_template(run, tmp_path):
     recipe = run.section("sampling", "")
     policy = recipe["policy"] | {"model": str(tiny_policy(tmp_path / "gpt2", "gpt2")), "template": "plain"}
     run.update(sampling={**recipe, "policy": policy})
-    report = train(changed(PPO, max_steps=8, reward="deepretrieval"), run)  # of one round
+    report = train(changed(PPO, max_steps=8, learning_rate=1e-7, reward="deepretrieval"), run)  # of one round
     [entry] = log(report)
     assert {"loss/value_avg", "objective/kl"} <= set(entry)
-    assert entry["val/ratio"] == pytest.approx(1.0, abs=0.1)
+    assert entry["val/ratio"] == pytest.approx(1.0, abs=1e-3)  # it computes as what has sampled
     assert -3.5 <= entry["reward"] <= 5
     assert find_initial(run, "ppo").template == "plain"
 
