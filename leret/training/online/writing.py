@@ -114,7 +114,8 @@ class WritingLearner:
         if self.recipe.kl_in_reward:
             entry |= {"objective/kl": kl, "objective/scores": entry["reward"]}
             entry["objective/rlhf_reward"] = entry["reward"] - beta * kl
-            entry |= {f"policy/{name}": value for name, value in sampled.facts.items() if name == "entropy"}
+            if "entropy" in sampled.facts:
+                entry["policy/entropy"] = sampled.facts["entropy"]
         return entry
 
     def validate(self, validation: Validation, step: int) -> dict[str, float]:
