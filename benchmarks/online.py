@@ -49,18 +49,18 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any], tuple[float, ...]]] = {
 
 RATES = {"dpo": 1e-3, "ipo-sequence": 2e-3, "ipo-token": 2e-4, "kto": 5e-4, "grpo": 4e-3, "rloo": 4e-3, "ppo": 2e-3}
 HOTPOTQA_SWEPT = {
-    "dpo": (1e-5, 2e-5, 5e-5),
-    "ipo-sequence": (2e-5, 5e-5, 1e-4),
-    "ipo-token": (2e-5, 5e-5),
-    "kto": (2e-5,),
+    "dpo": (5e-6, 1e-5, 2e-5, 5e-5),
+    "ipo-sequence": (1e-5, 2e-5, 5e-5, 1e-4),
+    "ipo-token": (2e-5, 5e-5, 1e-4),
+    "kto": (1e-5, 2e-5, 5e-5),
     "grpo": (5e-5, 1e-4),
     "rloo": (5e-5, 1e-4),
-    "ppo": (2e-5, 5e-5, 1e-4),
+    "ppo": (2e-5, 5e-5, 1e-4, 2e-4),
 }
 HOTPOTQA_RATES = {
     "dpo": 1e-5,
     "ipo-sequence": 2e-5,
-    "ipo-token": 2e-5,
+    "ipo-token": 5e-5,
     "kto": 2e-5,
     "grpo": 5e-5,
     "rloo": 5e-5,

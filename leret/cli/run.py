@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def train(
+    context: typer.Context,
     recipe: RecipeArgument,
     run: RunOption,
     overrides: console.TrainingOverrides = None,
@@ -44,7 +44,10 @@ def train(
         console.facts(stage.plan(settings, opened))
         return
     if launch is not None:
-        raise typer.Exit(subprocess.run(_launched(launch, recipe, run, overrides or ()), check=False).returncode)
+        debug = ["--debug"] * bool(context.find_root().params.get("debug"))
+        command = [*_launched(launch), *debug, "train", recipe, "--run", str(run)]
+        command += [part for value in overrides or () for part in ("--set", value)]
+        raise typer.Exit(subprocess.run(command, check=False).returncode)
     first = os.environ.get("RANK", "0") == "0"  # of several processes one tells
     with shown() as progress:
         report = stage.train(settings, opened, progress=progress if first else None)
@@ -53,8 +56,8 @@ def train(
         console.facts(report)
 
 
-def _launched(config: str, recipe: str, run: Path, overrides: Sequence[str]) -> list[str]:
-    """The command that trains in the processes of an accelerate configuration; ``accelerate`` is the user's default."""
+def _launched(config: str) -> list[str]:
+    """The command of leret in the processes of a configuration; ``accelerate`` is the one that the user has made."""
     from leret.core.bundled import root
     from leret.core.errors import ConfigError
 
@@ -67,9 +70,7 @@ def _launched(config: str, recipe: str, run: Path, overrides: Sequence[str]) -> 
             "that `accelerate config` wrote"
         )
     of_file = [] if config == "accelerate" else ["--config_file", str(file)]
-    sets = [part for value in overrides for part in ("--set", value)]
-    launch = [sys.executable, "-m", "accelerate.commands.launch", *of_file, "-m", "leret"]
-    return [*launch, "train", recipe, "--run", str(run), *sets]
+    return [sys.executable, "-m", "accelerate.commands.launch", *of_file, "-m", "leret"]
 
 
 def merge(

@@ -55,10 +55,15 @@ def check_loss(trainer: Any, recipe: TrainingRecipe, algorithm: Algorithm) -> fl
     log-probabilities are wrong, and the loss of DPO and IPO is still right at the first step.
 
     Returns:
-        The difference, as a fraction of the loss or of 1, whichever is larger. The trainer is left as it was.
+        The difference, as a fraction of the loss or of 1, whichever is larger. The trainer is left as it was. Under
+        ZeRO-3, where no weight is whole outside the trainer's own steps, nothing is compared: 0.
     """
     import torch
     from accelerate.utils import send_to_device
+    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+
+    if is_deepspeed_zero3_enabled():
+        return 0.0
 
     model, data = trainer.model, trainer.train_dataset
     shortest = sorted(range(len(data)), key=lambda i: sum(len(v) for v in data[i].values() if isinstance(v, list)))

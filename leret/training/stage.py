@@ -8,7 +8,6 @@ directory (`checkpoints`).
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, nullcontext
@@ -29,7 +28,7 @@ from leret.policies.checkpoints import pick_device, positions
 from leret.policies.serving.model import sampled_settings
 from leret.training.alarms import best_step
 from leret.training.algorithms import ALGORITHMS, OnlineAlgorithm
-from leret.training.algorithms.base import Algorithm, TrainerInputs
+from leret.training.algorithms.base import Algorithm, TrainerInputs, n_processes
 from leret.training.callbacks import check_trackers, monitored, training_callback
 from leret.training.checkpoints import CheckpointDirectory, TrainingJob, TrainingRecord, TrainReport, checkpoint_step
 from leret.training.checks import check_loss, check_parity, refuse_leaks
@@ -252,7 +251,7 @@ def fit(job: TrainingJob, progress: Progress, interrupt: Interrupt) -> tuple[Tra
     recipe, directory = job.recipe, job.directory
     algorithm, device = ALGORITHMS[recipe.algorithm], pick_device(recipe.device)
     if isinstance(algorithm, OnlineAlgorithm) and not cast(RoundRecipe, recipe).by_trl:
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if n_processes() > 1:
             raise TrainingError(
                 f"algorithm: {recipe.algorithm} samples and trains in one process: start it without --launch, or, of "
                 "grpo and rloo, set engine: trl and states: stored"
@@ -358,7 +357,7 @@ def _save(trainer: Any, tokenizer: Any, record: TrainingRecord, method: str, job
     """Write the policy whole and publish it; nothing in it is a pickle."""
     accelerator, final = trainer.accelerator, job.directory.final
     model = accelerator.unwrap_model(trainer.model)
-    state = accelerator.get_state_dict(trainer.model)
+    state = accelerator.get_state_dict(trainer.model_wrapped)
     if trainer.is_world_process_zero():
         save_policy(model, tokenizer, final, state)
         trainer.state.save_to_json(str(final / "trainer_state.json"))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leret.config.training import LoraSettings, TrainingRecipe
+from leret.core.errors import TrainingError
 from leret.core.runs import Run
 
 if TYPE_CHECKING:
@@ -26,6 +29,12 @@ class TrainerInputs:
     directory: Path  # for checkpoints
     device: str  # cpu, cuda ...
     max_steps: int | None = None  # optimizer steps instead of the recipe's epochs
+
+    def share_prompts(self) -> bool:
+        """Let the model take packed batches: on a CPU, where a model in one process is what it was loaded as."""
+        from leret.training.packing import share_prompts
+
+        return self.device == "cpu" and n_processes() == 1 and share_prompts(self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +96,32 @@ def build_trainer(
         peft_config=new_adapter(recipe.lora, inputs.model),
         **more,
     )
+
+
+def build_with_reference(
+    kind: Any, recipe: TrainingRecipe, inputs: TrainerInputs, arguments: Any, rows: Mapping[str, list[Any]], **more: Any
+) -> Any:
+    """`build_trainer` of a kind that computes the log-probabilities of the initial policy before it returns.
+
+    Under FSDP, TRL takes a second model for them, which it would load by the first one's name: of an adapter that was
+    merged into it, this is the base. With an adapter in training it would run what is still on the CPU.
+    """
+    reference = None
+    if n_processes() > 1 and os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        if recipe.lora is not None:
+            raise TrainingError(
+                f"lora: {recipe.algorithm} with an adapter does not train under FSDP (TRL issue 6470); --launch zero3 "
+                "shards its base, --launch multi has the base on each GPU"
+            )
+        reference = copy.deepcopy(inputs.model)
+    trainer = build_trainer(kind, recipe, inputs, arguments, rows, ref_model=reference, **more)
+    trainer.ref_model = None  # the rows have all that is needed of it
+    return trainer
+
+
+def n_processes() -> int:
+    """Processes of this training."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def rows_dataset(rows: Mapping[str, list[Any]], directory: Path, arguments: Any) -> Any:

@@ -5,7 +5,6 @@ The reference model is the initial policy.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -22,7 +21,7 @@ from leret.sampling.rollouts.credit import with_price
 from leret.training.algorithms.base import (
     Algorithm,
     TrainerInputs,
-    build_trainer,
+    build_with_reference,
     completion_logps,
     trainer_arguments,
 )
@@ -123,8 +122,6 @@ def make_trainer(recipe: KTORecipe, inputs: TrainerInputs) -> Any:
     """TRL's KTOTrainer over rows of ids; it computes the reference's log-probabilities before it returns."""
     from trl import KTOConfig, KTOTrainer
 
-    from leret.training.packing import share_prompts
-
     arguments = KTOConfig(
         **trainer_arguments(recipe, inputs),
         beta=recipe.beta,
@@ -132,10 +129,9 @@ def make_trainer(recipe: KTORecipe, inputs: TrainerInputs) -> Any:
         undesirable_weight=recipe.undesirable_weight,
         precompute_ref_log_probs=True,
     )
-    alone = os.environ.get("WORLD_SIZE", "1") == "1"  # FSDP hands the model copies of what it gets
-    packed = inputs.device == "cpu" and alone and share_prompts(inputs.model)
-    collator = partial(collate_completions, pad=inputs.tokenizer.pad_token_id, packed=packed)
-    return build_trainer(KTOTrainer, recipe, inputs, arguments, kto_rows(inputs.examples), data_collator=collator)
+    pad, packed, rows = inputs.tokenizer.pad_token_id, inputs.share_prompts(), kto_rows(inputs.examples)
+    collator = partial(collate_completions, pad=pad, packed=packed)
+    return build_with_reference(KTOTrainer, recipe, inputs, arguments, rows, data_collator=collator)
 
 
 def kto_rows(examples: Sequence[Encoded]) -> dict[str, list[Any]]:

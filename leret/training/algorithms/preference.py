@@ -14,7 +14,7 @@ from leret.core.runs import Run
 from leret.training.algorithms.base import (
     Algorithm,
     TrainerInputs,
-    build_trainer,
+    build_with_reference,
     completion_logps,
     trainer_arguments,
 )
@@ -155,8 +155,6 @@ def make_trainer(recipe: DPORecipe | IPORecipe, inputs: TrainerInputs) -> Any:
     """TRL's DPOTrainer over pairs of ids; it computes the reference's log-probabilities before it returns."""
     from trl import DPOConfig, DPOTrainer
 
-    from leret.training.packing import share_prompts
-
     arguments = DPOConfig(
         **trainer_arguments(recipe, inputs),
         beta=recipe.beta,
@@ -164,11 +162,11 @@ def make_trainer(recipe: DPORecipe | IPORecipe, inputs: TrainerInputs) -> Any:
         loss_weights=list(recipe.loss_weights.values()),
         precompute_ref_log_probs=True,
     )
-    packed = inputs.device == "cpu" and share_prompts(inputs.model)
+    packed = inputs.share_prompts()
     sequence = isinstance(recipe, IPORecipe) and recipe.reduction == "sequence"
     rows, pad = preference_rows(inputs.examples), inputs.tokenizer.pad_token_id
     collator = partial(collate_pairs, pad=pad, sequence=sequence, packed=packed, margin=recipe.reward_margin)
-    return build_trainer(DPOTrainer, recipe, inputs, arguments, rows, data_collator=collator)
+    return build_with_reference(DPOTrainer, recipe, inputs, arguments, rows, data_collator=collator)
 
 
 _TRL_NAMES = {"dpo": "sigmoid", "ipo": "ipo", "sft": "sft"}

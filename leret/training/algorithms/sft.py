@@ -97,15 +97,12 @@ def make_trainer(recipe: SFTRecipe, inputs: TrainerInputs) -> Any:
     """TRL's SFTTrainer over rows of ids; the loss is on the completion and its end token."""
     from trl import SFTConfig, SFTTrainer
 
-    from leret.training.packing import share_prompts
-
     arguments = SFTConfig(
         **trainer_arguments(recipe, inputs),
         completion_only_loss=False,
         dataset_kwargs={"skip_prepare_dataset": True},
     )
-    packed = inputs.device == "cpu" and share_prompts(inputs.model)
-    collator = partial(collate_targets, pad=inputs.tokenizer.pad_token_id, packed=packed)
+    collator = partial(collate_targets, pad=inputs.tokenizer.pad_token_id, packed=inputs.share_prompts())
     return build_trainer(SFTTrainer, recipe, inputs, arguments, sft_rows(inputs.examples), data_collator=collator)
 
 

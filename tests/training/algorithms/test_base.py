@@ -9,8 +9,9 @@ from transformers import AutoModelForCausalLM
 
 from leret.config.load import load_recipe
 from leret.config.training import TrainingRecipe
-from leret.core.errors import ConfigError
+from leret.core.errors import ConfigError, TrainingError
 from leret.training.algorithms import ALGORITHMS, Algorithm, sft
+from leret.training.algorithms.base import TrainerInputs, build_with_reference
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.data import Encoded
@@ -79,3 +80,11 @@ def test_the_leret_recipes_have_the_settings_of_the_original(base, tmp_path, nam
     assert [given.learning_rate * schedule(step) for step in (75, 150, 399)] == pytest.approx([0.5e-7, 1e-7, 1e-7])
     if isinstance(recipe, IPORecipe):
         assert (trainer.beta, recipe.reduction, recipe.init_from) == (0.05, "sequence", "leret-sft")
+
+
+def test_an_adapter_with_a_reference_is_refused_under_fsdp(tmp_path, monkeypatch):
+    for name, value in (("ACCELERATE_USE_FSDP", "true"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    inputs = TrainerInputs(None, None, (), tmp_path, "cuda")
+    with pytest.raises(TrainingError, match=r"ipo with an adapter does not train under FSDP.*zero3"):
+        build_with_reference(None, IPORecipe(lora={"r": 4, "alpha": 8}), inputs, None, {})
