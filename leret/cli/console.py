@@ -71,7 +71,7 @@ def done(text: str) -> None:
 def warn_of_demo(kind: str, model: str) -> None:
     """Warn where the shipped policy, in this process or served, meets data that it knows no word of."""
     if kind != "world" and re.fullmatch(f"({'|'.join(POLICIES)})(-[0-9a-f]{{8}})?", model):
-        told = "finds next to nothing in other data; `leret init` writes a recipe with another policy"
+        told = "finds next to nothing in other data; `leret init` without --policy names another"
         complain(f"policy.model {model} knows the words of leret's generated world alone, and {told}", "warning: ")
 
 

@@ -348,6 +348,11 @@ def _take_finished(trainer: Any, checkpoint: Path) -> bool:
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
     if state.global_step < state.max_steps:
         return False
+    if trainer.is_deepspeed_enabled:
+        raise TrainingError(
+            "the training was stopped between its last step and its end, and DeepSpeed loads no weights outside a "
+            f"step: remove {checkpoint}, and the same command goes on from the checkpoint before"
+        )
     trainer._load_from_checkpoint(str(checkpoint))
     trainer.state = state
     return True
