@@ -61,7 +61,7 @@ HOTPOTQA_RATES = {
     "dpo": 1e-5,
     "ipo-sequence": 2e-5,
     "ipo-token": 5e-5,
-    "kto": 2e-5,
+    "kto": 5e-5,
     "grpo": 5e-5,
     "rloo": 5e-5,
     "ppo": 1e-4,
