@@ -153,7 +153,7 @@ class TrainingRecord:
     steps: int
     total_steps: int
     seconds: float
-    preflight: float = 0.0
+    preflight: float | None = None  # of `check_loss`
     versions: Mapping[str, str | None]
     log_history: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     best_step: int | None = None

@@ -48,22 +48,22 @@ def refuse_leaks(run: Run, question_ids: Iterable[str]) -> None:
         )
 
 
-def check_loss(trainer: Any, recipe: TrainingRecipe, algorithm: Algorithm) -> float:
+def check_loss(trainer: Any, recipe: TrainingRecipe, algorithm: Algorithm) -> float | None:
     """The trainer's loss must be the model's own, on weights that have been moved away from the reference.
 
     TRL multiplies the last hidden state by the output matrix itself. For a model whose head is more than that, its
     log-probabilities are wrong, and the loss of DPO and IPO is still right at the first step.
 
     Returns:
-        The difference, as a fraction of the loss or of 1, whichever is larger. The trainer is left as it was. Under
-        ZeRO-3, where no weight is whole outside the trainer's own steps, nothing is compared: 0.
+        The difference, as a fraction of the loss or of 1, whichever is larger; None under ZeRO-3, where no weight is
+        whole outside the trainer's own steps. The trainer is left as it was.
     """
     import torch
     from accelerate.utils import send_to_device
     from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
     if is_deepspeed_zero3_enabled():
-        return 0.0
+        return None
 
     model, data = trainer.model, trainer.train_dataset
     shortest = sorted(range(len(data)), key=lambda i: sum(len(v) for v in data[i].values() if isinstance(v, list)))

@@ -280,8 +280,8 @@ def fit(job: TrainingJob, progress: Progress, interrupt: Interrupt) -> tuple[Tra
     return report, bool(trainer.is_world_process_zero())
 
 
-def _trainer(job: TrainingJob, inputs: TrainerInputs, _: ExitStack) -> tuple[Any, int, float]:
-    """The trainer of examples, their number, and how far its loss is from the oracle's."""
+def _trainer(job: TrainingJob, inputs: TrainerInputs, _: ExitStack) -> tuple[Any, int, float | None]:
+    """The trainer of examples, their number, and how far its loss is from the oracle's, where that is known."""
     recipe, algorithm = job.recipe, cast(Algorithm, ALGORITHMS[job.recipe.algorithm])
     examples = _encode(job, inputs.model, inputs.tokenizer)
     check_memory(estimate_memory(inputs.model, recipe, examples, inputs.device), recipe, inputs.device)
@@ -289,7 +289,7 @@ def _trainer(job: TrainingJob, inputs: TrainerInputs, _: ExitStack) -> tuple[Any
     return trainer, len(examples), check_loss(trainer, recipe, algorithm)
 
 
-def _trl_online(job: TrainingJob, inputs: TrainerInputs, opened: ExitStack) -> tuple[Any, int, float]:
+def _trl_online(job: TrainingJob, inputs: TrainerInputs, opened: ExitStack) -> tuple[Any, int, float | None]:
     """TRL's trainer of fresh samples, and the number of states; as many steps as our loop takes."""
     from leret.sampling.rollouts.environment import Environment
     from leret.training.online.trl import make_trainer
@@ -299,7 +299,7 @@ def _trl_online(job: TrainingJob, inputs: TrainerInputs, opened: ExitStack) -> t
     inputs = replace(inputs, max_steps=recipe.n_steps(len(job.tasks)))
     trainer, states = make_trainer(recipe, inputs, job.initial, bench, job.run, job.tasks)
     opened.enter_context(closing(states))
-    return trainer, len(states.rows["state"]), 0.0
+    return trainer, len(states.rows["state"]), None
 
 
 def _encode(job: TrainingJob, model: Any, tokenizer: Any) -> list[Encoded]:

@@ -5,6 +5,7 @@ import json
 import shutil
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,6 +41,12 @@ def checked(model, base, directory, algorithm, **keys):
     recipe = ALGORITHMS[algorithm].settings(per_device_train_batch_size=2, **keys)
     trainer = trainer_of(recipe, model, base, directory, PAIRS)
     return trainer, check_loss(trainer, recipe, ALGORITHMS[algorithm])
+
+
+def test_where_no_weight_is_whole_no_loss_is_compared(monkeypatch):
+    monkeypatch.setattr("transformers.integrations.deepspeed.is_deepspeed_zero3_enabled", lambda: True)
+    trainer = SimpleNamespace(model=None, train_dataset=None)
+    assert check_loss(trainer, ALGORITHMS["sft"].settings(), ALGORITHMS["sft"]) is None
 
 
 @pytest.mark.parametrize(
