@@ -132,3 +132,9 @@ def _replace(new: Path, directory: Path) -> None:
         old.rename(directory)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def read_uri(path: Path) -> str:
+    """Name an SQLite file for reading; only while its log lies beside it may it change."""
+    at_rest = not path.with_name(path.name + "-wal").exists()
+    return f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if at_rest else ''}"

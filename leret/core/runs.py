@@ -20,13 +20,14 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import platform
+import secrets
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ from filelock import FileLock
 from leret.core import bundled as shipped
 from leret.core import yaml
 from leret.core.errors import LeretError, ProgramError, RunError
-from leret.core.files import write_atomically
+from leret.core.files import read_uri, write_atomically
+from leret.core.stages import source_digest
 from leret.core.types import digest
 
 SCHEMA = 2
@@ -116,7 +118,26 @@ class Run:
                 f"{self.path} is a run of layout version {schema!r}, this leret reads version {SCHEMA}; "
                 "use the leret that wrote it, or start a new run"
             )
+        prepared = value.get("prepared")
+        if prepared and prepared["name"] == self._stored_name():
+            value = {**value, **prepared["sections"]}
+            del value["prepared"]
         return dict(value)
+
+    def prepare(self, sections: Mapping[str, Any]) -> int:
+        """Write sections that count from the commit on in which the store takes the name that is returned.
+
+        The next `update` puts them in their place.
+        """
+        name = secrets.randbits(30) + 1
+        self.update(prepared={"name": name, "sections": sections})
+        return name
+
+    def _stored_name(self) -> int | None:
+        if not self.store.is_file():
+            return None
+        with closing(sqlite3.connect(read_uri(self.store), uri=True)) as database:
+            return int(database.execute("PRAGMA application_id").fetchone()[0])
 
     def update(self, *, keep: bool = False, **sections: Any) -> None:
         """Replace top-level sections of run.yaml (``sampling``, ``training``, ``eval``, ``digests`` ...).
@@ -186,10 +207,10 @@ def versions() -> dict[str, str | None]:
 
 
 def program_digest(program: Mapping[str, Any]) -> str:
-    """Names a program's source, its arguments and its adapter, of the section ``program`` of a sampling recipe."""
+    """Name a program's source, its arguments and its adapter, of the section ``program`` of a sampling recipe."""
     path, _, name = program["path"].rpartition(":")
     try:
-        source = hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
+        source = source_digest(Path(path))
     except OSError as error:
         raise ProgramError(f"{path} cannot be read ({error.strerror}); correct program.path") from error
     arguments = {key: value for key, value in program.items() if key not in {"path", "adapter"}}

@@ -23,8 +23,11 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import json
 import os
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -36,6 +39,68 @@ from leret.core.types import Json, digest
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+
+_LERET = Path(__file__).resolve().parents[1]
+_read: dict[Path, bytes] = {}  # modules as they were when `forget_changed` last saw them
+
+
+def source_files(file: Path) -> list[Path]:
+    """List a Python file and the modules that it imports, and these import, from its directory or package.
+
+    The import statements are read, not run. Installed packages and leret are left out; so are names that are computed.
+    """
+    first = file.resolve()
+    top = first.parent
+    while (top / "__init__.py").is_file():
+        top = top.parent
+    found, todo = dict[Path, None](), [first]
+    while todo:
+        path = todo.pop()
+        if path not in found and path.suffix == ".py" and (path == first or not _is_installed(path)):
+            found[path] = None
+            todo += _imports(path, {first.parent, top})
+    return [file, *sorted(found.keys() - {first})]
+
+
+def source_digest(file: Path) -> str:
+    """Name the content of `source_files`; OSError where one cannot be read."""
+    files = {os.path.relpath(path.resolve(), file.resolve().parent): path for path in source_files(file)}
+    names = {name: hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() for name, path in files.items()}
+    return digest(names) if len(names) > 1 else names[file.resolve().name]
+
+
+def forget_changed(files: Collection[Path]) -> None:
+    """Let the next import read modules again, where the file of one has changed since the last call."""
+    now = {path.resolve(): path.read_bytes() for path in files}
+    if any(_read.get(path, content) != content for path, content in now.items()):
+        for name, module in list(sys.modules.items()):
+            if (origin := getattr(module, "__file__", None)) and Path(origin).resolve() in now:
+                del sys.modules[name]
+    _read.update(now)
+
+
+def _imports(path: Path, roots: Collection[Path]) -> Iterator[Path]:
+    """The files that a module's import statements name, under ``roots``, or beside it where they are relative."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        names: list[str] = []
+        places = roots
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
+            places = [path.parents[node.level - 1]] if node.level else roots
+        for parts in (name.split(".") for name in names):
+            for base in (place.joinpath(*parts[: n + 1]) for place in places for n in range(len(parts))):
+                yield from (file for file in (Path(f"{base}.py"), base / "__init__.py") if file.is_file())
+
+
+def _is_installed(path: Path) -> bool:
+    return path.is_relative_to(_LERET) or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
 
 
 def input_stamps(*paths: str | Path | None) -> list[list[tuple[str, int, int]]]:

@@ -9,7 +9,6 @@ documents, say). Its other parameters are keys of a recipe; one with a parameter
 from __future__ import annotations
 
 import inspect
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +47,12 @@ REWARDS: dict[str, Reward] = {
     "steps": form.steps,
 }
 """Rewards by their names in recipes, samples, summaries and reports."""
+
+_TAKEN = frozenset({"final", "step", "sampled", "q", "logp"})
+"""Components of a sample that are no parts of its reward."""
+
+_TOO_LARGE = 1e100
+"""A reward's magnitude from which its sums and squares may overflow."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +95,19 @@ class Scoring:
         return single.mix([values])[0]
 
 
+def _number(value: Any, name: str) -> float:
+    if isinstance(value, str | bytes):
+        raise ConfigError(f"reward {name} is the text {value!r}; give a number, or None")
+    return float(value)
+
+
 def values_of(parts: Mapping[str, Reward], outcome: Outcome) -> dict[str, float]:
     """The rewards that apply to an outcome, by name; a ConfigError where one is not a finite number."""
-    values = {name: float(value) for name, part in parts.items() if (value := part(outcome)) is not None}
+    values = {name: _number(value, name) for name, part in parts.items() if (value := part(outcome)) is not None}
     for name, value in values.items():
-        if not math.isfinite(value):
-            raise ConfigError(f"reward {name} is {value} for question {outcome.task.id}; give a finite number, or None")
+        if not abs(value) < _TOO_LARGE:
+            told = f"give a finite number (below {_TOO_LARGE:g}), or None"
+            raise ConfigError(f"reward {name} is {value} for question {outcome.task.id}; {told}")
     return values
 
 
@@ -153,6 +165,9 @@ def faults(spec: str | RewardSettings, key: str = "", functions: bool = True) ->
             yield from error.problems
     if isinstance(spec, str):
         return
+    for name in spec.parts:
+        if name in _TAKEN or name.startswith("final."):
+            yield f"{key}.parts.{name}: samples keep something else under this name; choose another".lstrip(".")
     place = f"{key}.mixer" if key else "mixer"
     if spec.mixer not in MIXERS:
         yield f"{place}: unknown mixer {spec.mixer!r}; available: {', '.join(MIXERS)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from leret.core import stages
 from leret.core.errors import ConfigError, reason
 from leret.core.types import digest
 
@@ -25,7 +25,7 @@ def load_function(name: str, key: str = "") -> Callable[..., Any]:
     place = f"{key}: " if key else ""
     where, _, attribute = name.rpartition(":")
     try:
-        module = _of_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+        module = _of_file(Path(where)) if where.endswith(".py") else _of_name(where, source_of(name))
     except Exception as error:
         raise ConfigError(
             f"{place}{where} does not run: {reason(error)}; name a reward as FILE.py:function or module:function"
@@ -50,19 +50,25 @@ def source_of(name: str) -> Path | None:
 
 
 def source_digest(name: str) -> str | None:
-    """Names a function's source; None where its file cannot be read."""
+    """Name a function's source with what it imports, see `leret.core.stages.source_files`; None without a file."""
     path = source_of(name)
     try:
-        return None if path is None else hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        return None if path is None else stages.source_digest(path)
     except OSError:
         return None
 
 
+def _of_name(name: str, path: Path | None) -> ModuleType:
+    if path is not None and path.suffix == ".py":
+        stages.forget_changed(stages.source_files(path))
+    return importlib.import_module(name)
+
+
 def _of_file(path: Path) -> ModuleType:
-    """Run anew whenever its source is another than when it was last run."""
-    source = path.read_bytes()
-    name = f"leret_reward_{digest(str(path.resolve()), hashlib.blake2b(source).hexdigest())}"  # that nothing imports
+    """Run a file, once for each content of it and of what it imports."""
+    name = f"leret_reward_{digest(str(path.resolve()), stages.source_digest(path))}"  # that nothing imports
     if name not in sys.modules:
+        stages.forget_changed(stages.source_files(path)[1:])
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
         assert spec.loader is not None

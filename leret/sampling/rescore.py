@@ -9,6 +9,7 @@ are not stored.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -29,7 +30,7 @@ from leret.rewards.answers import ANSWERS
 from leret.rewards.functions import source_of
 from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.rollouts.credit import PREFIX, Crediting, credit_of
-from leret.sampling.rollouts.environment import Environment, located
+from leret.sampling.rollouts.environment import Environment, located, refuse_changed_files
 from leret.sampling.rollouts.selection import select_next
 from leret.sampling.store.schema import StateSamples
 from leret.sampling.store.store import Store
@@ -37,8 +38,8 @@ from leret.sampling.store.store import Store
 if TYPE_CHECKING:
     from leret.programs.runner import ProgramRunner
 
-_REST = ("recall", "ap", "final", "q", "logp")
-"""Components that are no parts of a step's reward."""
+_REST = ("final", "q", "logp")
+"""Components that rescoring leaves as they are."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,14 @@ class RescoreReport:
 
 
 def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: Progress | None = None) -> RescoreReport:
-    """Give a run's samples the rewards of a recipe's ``reward``, by default of the run's own: its function may differ.
+    """Give a run's samples the rewards of a recipe's ``reward``, by default of the run's: its function may differ.
 
-    All or none of them change; the run's recipe then names the new reward, so that sampling can go on under it.
+    All or none of them change, and the run's recipe with them, at one commit of the store. A call that was stopped
+    before it left the old rewards; one that was stopped after it left the new ones without pairs.
 
     Raises:
         ConfigError: the reward is unknown, has no value for a sample, or the run's credit is of the end alone.
-        RunError: the run was not sampled, or is being sampled; or its data lack a question that was.
+        RunError: the run was not sampled, or is being sampled; or its program, corpus or questions have changed.
     """
     began, progress = time.monotonic(), progress or Silent()
     recipe = recorded(run)
@@ -80,15 +82,20 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
         raise ConfigError("sampling.credit is final: those rewards are of runs to the end that are not stored; sample")
     spec = recipe.sampling.reward
     with Environment(recipe, run.cache, progress) as bench, Store(run.store) as store:
+        refuse_changed_files(run, bench, reward=False)
         pass_over = _Rescoring(bench, store, scoring(spec, "--reward"))
         progress.start("rescoring", len(store.question_ids()))
         new = asyncio.run(pass_over.samples(progress))
         progress.finish()
-        (run.path / "sample.done").unlink(missing_ok=True)
-        store.put_rewards(new)
-        store.flush()
         digests = {**run.manifest().get("digests", {}), "reward": bench.reward_digest}
-    run.update(sampling=recipe.model_dump(mode="json"), digests={k: v for k, v in digests.items() if v is not None})
+        sections = {"sampling": recipe.model_dump(mode="json")}
+        sections["digests"] = {name: value for name, value in digests.items() if value is not None}
+        name = run.prepare(sections)
+        (run.path / "sample.done").unlink(missing_ok=True)
+        shutil.rmtree(run.preferences, ignore_errors=True)  # they are of the old rewards
+        store.put_rewards(new, name)
+        store.flush()
+    run.update()
     settings = recipe.sampling
     made = {"strategy": settings.strategy, "margin": settings.margin, "max_pairs": settings.max_pairs}
     how: dict[str, Any] = made | run.manifest().get("preferences", {})
@@ -113,6 +120,7 @@ class _Rescoring:
         settings = bench.recipe.sampling
         self._bench, self._store, self._seed = bench, store, settings.seed
         self._crediting = Crediting(step, None, settings.final_weight)
+        self._functions = self._crediting.functions
         self._tasks = {task.id: task for task in bench.questions(check=False)}
         self._corpus: Mapping[str, Document] = bench.corpus if function_names(settings.reward) else {}
         self._to_end = settings.end_reward is not None
@@ -176,7 +184,7 @@ class _Rescoring:
         )
         seen = Outcome(task, sample.completion or "", sample.outputs, ranking, prediction, sample.step + 1)
         rest = {n: v for n, v in sample.components.items() if n in _REST or n.startswith(PREFIX)}
-        return replace(sample, components={**values_of(self._crediting.step.parts, seen), **rest})
+        return replace(sample, components={**values_of(self._functions, seen), **rest})
 
 
 async def _ends(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
@@ -22,14 +23,11 @@ from leret.programs.needs import Finished, NeedsChoice, NeedsCompletion, Step
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
-from leret.rewards import Reward, reward, scoring, values_of
-from leret.sampling.rollouts.credit import Crediting
+from leret.rewards import Reward, scoring, values_of
+from leret.sampling.rollouts.credit import REPORTED, Crediting
 from leret.sampling.rollouts.rollout import failure_of, seed_of, unparsed
 from leret.sampling.store.schema import SamplingParams, is_final, storable
 from leret.sampling.store.store import Store
-
-_REPORTED = ("recall", "ap")
-"""Stored beside the reward."""
 
 _encode = json_encoder(sort_keys=True)
 
@@ -152,8 +150,7 @@ class StateSampler:
         self._plan = plan
         final = None if plan.final is None else scoring(plan.final, "final")
         self._crediting = Crediting(scoring(plan.reward), final, plan.final_weight)
-        self._reported: dict[str, Reward] = {name: reward(name) for name in _REPORTED}
-        self._rewards: dict[str, Reward] = {**self._crediting.step.parts, **self._reported}
+        self._rewards = self._crediting.functions
         if plan.final is None and self.credits - {"step"}:
             raise ConfigError("credit final and both need a final reward: name a metric, or use credit step")
 
@@ -350,10 +347,10 @@ class StateSampler:
             failure = unparsed(self._runner.formatter, state.predictor, text)
             return Sample(*asked, text, {}, (), (), None, picked, failure, *tokens)
         ranking, prediction = end.ranking, end.prediction if isinstance(end, Finished) else None
-        outcome = Outcome(point.task, text, outputs, ranking, prediction, len(point.steps) + 1)
+        outcome = Outcome(point.task, text, deepcopy(outputs), ranking, prediction, len(point.steps) + 1)
         reward, components = 0.0, {"sampled": 0.0}
         if role.sampled:
-            functions = self._reported if role.credit == "final" else self._rewards
+            functions = REPORTED if role.credit == "final" else self._rewards
             values = {**values_of(functions, outcome), **final}
             [(reward, components)] = self._crediting.mixed([values], role.credit, state.question_id)
         doc_ids, scores = tuple([passage.doc_id for passage in ranking]), tuple([passage.score for passage in ranking])
@@ -380,7 +377,9 @@ class StateSampler:
             return dict.fromkeys(final.parts, 0.0)
         last, n_steps = end.steps[-1], len(end.steps)
         outputs = last.outputs[0] if isinstance(last.outputs, list) and last.outputs else {}
-        outcome = Outcome(point.task, last.text or "", outputs, end.need.ranking, end.need.prediction, n_steps)
+        outcome = Outcome(
+            point.task, last.text or "", deepcopy(outputs), end.need.ranking, end.need.prediction, n_steps
+        )
         values: dict[str, float] = await self._runner.in_thread(final.values, outcome)
         if not values:
             raise ConfigError(f"the final reward has no value for task {point.task.id}; leave such tasks out")

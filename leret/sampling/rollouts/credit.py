@@ -12,10 +12,13 @@ from dataclasses import dataclass, replace
 
 from leret.core.errors import ConfigError
 from leret.core.types import Sample
-from leret.rewards import Scoring
+from leret.rewards import REWARDS, Reward, Scoring
 
 PREFIX = "final."
 """Of the components that are parts of the final reward."""
+
+REPORTED: Mapping[str, Reward] = {name: REWARDS[name] for name in ("recall", "ap")}
+"""Measures that are stored beside the reward; a part of the step's reward may take the name of one."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,11 @@ class Crediting:
     step: Scoring
     final: Scoring | None = None
     final_weight: float = 0.5
+
+    @property
+    def functions(self) -> dict[str, Reward]:
+        """The parts of the step's reward, and the reported measures that none of them is named like."""
+        return {**self.step.parts, **{name: one for name, one in REPORTED.items() if name not in self.step.parts}}
 
     @property
     def needs_group(self) -> bool:

@@ -5,7 +5,7 @@ Sampling opens it from its recipe, evaluation from the run that sampling wrote, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from leret.config.policy import by_predictor
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError
 from leret.core.runs import Run, program_digest
-from leret.core.stages import check_resumable, input_stamps
+from leret.core.stages import check_resumable, completed, input_stamps, source_files, stage_key
 from leret.core.types import Json, Task, digest
 from leret.core.yaml import Key
 from leret.datasets.corpus import Corpus
@@ -207,18 +207,29 @@ def refuse_changes(run: Run, recipe: SamplingRecipe, digests: Mapping[str, str])
         check_resumable(run.path, {**before, "digest": known}, now, free_keys(SamplingRecipe))
 
 
-def refuse_changed_files(run: Run, bench: Environment) -> None:
-    """Refuse a program, a corpus, or questions, that are not those of the sampling; of a new run, nothing."""
-    before = run.manifest().get("sampling")
-    if before is None:
+def refuse_changed_files(run: Run, bench: Environment, *, reward: bool = True) -> None:
+    """Refuse another program, reward, corpus or questions than the run was sampled with; a new run has none.
+
+    Every stage of a sampled run asks this. Files that still have the stamps they were sampled with are not read.
+    """
+    manifest = run.manifest()
+    known, before = manifest.get("digests", {}), manifest.get("sampling")
+    if before is None or completed(run.path, "sample", stage_key(bench.recipe, recipe_stamps(bench.recipe))):
         return
-    now = {"program": bench.program_digest, "corpus": bench.corpus.digest}
-    refuse_changes(run, bench.recipe, now | ({"reward": bench.reward_digest} if bench.reward_digest else {}))
-    sampled = bench.questions(limit=before["data"]["limit"], part=before["data"].get("part"))
-    refuse_changes(run, bench.recipe, {"questions": questions_digest(sampled)})
+    digests: dict[str, Callable[[], str | None]] = {
+        "program": lambda: bench.program_digest,
+        "reward": lambda: bench.reward_digest if reward else known["reward"],
+        "corpus": lambda: bench.corpus.digest,
+        "questions": lambda: questions_digest(
+            bench.questions(limit=before["data"]["limit"], part=before["data"].get("part"))
+        ),
+    }
+    for name in (name for name in digests if name in known):
+        check_resumable(run.path, {"digest": {name: known[name]}}, {"digest": {name: digests[name]()}})
 
 
 def recipe_stamps(recipe: SamplingRecipe) -> Json:
-    """Stamps of the files that a recipe names."""
+    """Stamps of the files that a recipe names, and of the modules that these import."""
     modules = (source_of(name) for spec in recipe.sampling.rewards for name in function_names(spec))
-    return input_stamps(*(path for _, path, _ in paths_in(recipe)), *modules)
+    files = [Path(path) for path in (*(path for _, path, _ in paths_in(recipe)), *modules) if path]
+    return input_stamps(*files, *(helper for file in files for helper in source_files(file)[1:]))

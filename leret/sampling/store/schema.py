@@ -16,6 +16,7 @@ from shutil import disk_usage
 from typing import Any, NamedTuple
 
 from leret.core.errors import RunError
+from leret.core.files import read_uri
 from leret.core.types import Failure, Sample, State, json_encoder
 
 STORE_SCHEMA = 2
@@ -187,12 +188,6 @@ def connect(path: Path, read_only: bool) -> sqlite3.Connection:
             "use the leret that wrote it, or sample again into a new run directory"
         )
     return database
-
-
-def read_uri(path: Path) -> str:
-    """For reading; while a process has it open, a log lies beside the store, and only then it may change."""
-    at_rest = not path.with_name(path.name + "-wal").exists()
-    return f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if at_rest else ''}"
 
 
 @contextmanager

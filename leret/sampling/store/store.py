@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from leret.core.errors import RunError
-from leret.core.files import locked
+from leret.core.files import locked, read_uri
 from leret.core.types import Sample, State
 from leret.sampling.store.schema import (
     ANSWER_COLUMNS,
@@ -29,7 +29,6 @@ from leret.sampling.store.schema import (
     connect,
     dump,
     errors_of,
-    read_uri,
     sample_of,
     sample_row,
     state_of,
@@ -66,6 +65,7 @@ class Store:
         self.path = path
         self._pending: dict[str, list[tuple[Any, ...]]] = {table: [] for table in _PUT}
         self._new_rewards: list[tuple[Any, ...]] = []
+        self._name: int | None = None
         self._last_flush = time.monotonic()
         with ExitStack() as opening:
             if not read_only:
@@ -89,8 +89,12 @@ class Store:
         if late or len(self._pending["samples"]) >= _FLUSH_ROWS:
             self.flush()
 
-    def put_rewards(self, samples: Iterable[Sample]) -> None:
-        """Replace reward and components of samples that have a reward, all of them together or none."""
+    def put_rewards(self, samples: Iterable[Sample], name: int | None = None) -> None:
+        """Replace reward and components of samples that have a reward, all of them together or none.
+
+        ``name`` is that of the sections of run.yaml which count from then on, see `leret.core.runs.Run.prepare`.
+        """
+        self._name = self._name if name is None else name
         self._new_rewards.extend((sample.reward, dump(sample.components), sample.id) for sample in samples)
 
     def put_visit(self, visit: PathStep) -> None:
@@ -99,7 +103,7 @@ class Store:
     def flush(self) -> None:
         """Commit what was put; a RunError (disk full, a row that breaks a rule) leaves what was committed before."""
         self._last_flush = time.monotonic()
-        if not any(self._pending.values()) and not self._new_rewards:
+        if not any(self._pending.values()) and not self._new_rewards and self._name is None:
             return
         with errors_of(self.path), self._database:
             self._database.execute("BEGIN")
@@ -107,7 +111,9 @@ class Store:
                 values = f"VALUES ({', '.join('?' * _N_COLUMNS[table])})"
                 self._database.executemany(_PUT[table].format(values), rows)
             self._database.executemany(_REWARD_SQL, self._new_rewards)
-        self._new_rewards = []
+            if self._name is not None:
+                self._database.execute(f"PRAGMA application_id = {self._name}")
+        self._new_rewards, self._name = [], None
         self._pending = {table: [] for table in _PUT}
 
     def merge(self, path: Path, question_ids: Iterable[str] | None = None) -> None:
