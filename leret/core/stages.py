@@ -29,7 +29,9 @@ import json
 import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,9 +72,9 @@ def source_digest(file: Path) -> str:
     return digest(names) if len(names) > 1 else names[file.resolve().name]
 
 
-def forget_changed(files: Collection[Path]) -> None:
-    """Let the next import read modules again, where the file of one has changed since the last call."""
-    now = {path.resolve(): path.read_bytes() for path in files}
+def forget_changed(file: Path) -> None:
+    """Let the next import read the modules of `source_files` again, where one has changed since the last call."""
+    now = {path.resolve(): path.read_bytes() for path in source_files(file)}
     if any(_read.get(path, content) != content for path, content in now.items()):
         for name, module in list(sys.modules.items()):
             if (origin := getattr(module, "__file__", None)) and Path(origin).resolve() in now:
@@ -82,21 +84,15 @@ def forget_changed(files: Collection[Path]) -> None:
 
 def _imports(path: Path, roots: Collection[Path]) -> Iterator[Path]:
     """The files that a module's import statements name, under ``roots``, or beside it where they are relative."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
-        names: list[str] = []
-        places = roots
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
-            places = [path.parents[node.level - 1]] if node.level else roots
-        for parts in (name.split(".") for name in names):
-            for base in (place.joinpath(*parts[: n + 1]) for place in places for n in range(len(parts))):
-                yield from (file for file in (Path(f"{base}.py"), base / "__init__.py") if file.is_file())
+    with suppress(OSError, SyntaxError, ValueError):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                module, level = getattr(node, "module", None), getattr(node, "level", 0)
+                for alias, place in product(node.names, path.parents[level - 1 : level] if level else roots):
+                    parts = ".".join(filter(None, (module, alias.name))).split(".")
+                    bases = [place.joinpath(*parts[: n + 1]) for n in range(len(parts))]
+                    files = (file for base in bases for file in (Path(f"{base}.py"), base / "__init__.py"))
+                    yield from filter(Path.is_file, files)
 
 
 def _is_installed(path: Path) -> bool:

@@ -22,8 +22,15 @@ from leret.datasets.splits import refuse_doubles, refuse_leak
 from leret.evaluation.measures import all_measures
 from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
 from leret.evaluation.systems import System, available, select, training_facts
+from leret.rewards.functions import sources_digest
 from leret.sampling.plan import steps_of
-from leret.sampling.rollouts.environment import Environment, questions_digest, recipe_stamps, refuse_changes
+from leret.sampling.rollouts.environment import (
+    Environment,
+    questions_digest,
+    recipe_stamps,
+    refuse_changed_files,
+    refuse_changes,
+)
 from leret.sampling.rollouts.rollout import Decoding
 from leret.sampling.store.store import Store
 
@@ -147,6 +154,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
         [[s.name, s.prompt and s.prompt.digest, s.prompt and policies.digest(s)] for s in systems],
         input_stamps(run.store, run.preferences / "train.parquet", recipe.questions),
         recipe_stamps(sampled),
+        *filter(None, [sources_digest(measures)]),
     )
     return Evaluation(recipe, run, systems, sampled, policies, measures, directory, key)
 
@@ -162,11 +170,8 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
         raise ConfigError(
             f"data: the run's data are of kind {data.kind}, and only babilong's can be changed; leave it out"
         )
-    digests = {"program": environment.program_digest, "corpus": environment.corpus.digest}
-    refuse_changes(run, environment.recipe, digests)
+    refuse_changed_files(run, environment)
     own = environment.questions("all")
-    sampled = limited(_of_split(own, data.split, data.seed), data.limit, data.seed, data.part)
-    refuse_changes(run, environment.recipe, {"questions": questions_digest(sampled)})
     if changes := recipe.changes | ({} if recipe.questions is None else {"questions": recipe.questions}):
         other = environment.recipe.model_copy(update={"data": data.model_copy(update=changes)})
         split = Environment(other, environment.cache).questions(recipe.split)
@@ -208,7 +213,7 @@ def open_evaluator(
     search = environment.recipe.retriever
     opened = [environment.corpus.digest, retriever.digest, environment.program_digest, search.k, search.exclude_seen]
     where, policies, measures = (evaluation.run, evaluation.directory), evaluation.policies, evaluation.measures
-    key = digest(opened, measures, data)
+    key = digest(opened, measures, data, *filter(None, [sources_digest(measures)]))
     return Evaluator(*where, setup, policies, tasks, environment.corpus, measures, key, progress)
 
 

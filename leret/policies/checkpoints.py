@@ -10,10 +10,18 @@ from typing import Any
 
 from leret.core.bundled import policy_directory
 from leret.core.errors import PolicyError
+from leret.core.types import digest
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _INDEX = "model.safetensors.index.json"
-_NAMED_FILES = ("config.json", _INDEX, "generation_config.json", "adapter_config.json", "chat_template.jinja")
+_NAMED_FILES = (
+    "config.json",
+    _INDEX,
+    "generation_config.json",
+    "adapter_config.json",
+    "picker.json",
+    "chat_template.jinja",
+)
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
 _PLAIN = (
     "{% for message in messages %}{{ message['content'] }}"
@@ -53,6 +61,7 @@ def find_model(name: str | Path) -> Path:
             f"{path}: an adapter is adapter_model.safetensors, without pickled weights beside it "
             f"({', '.join(pickled[:3]) or 'it is missing'}); save it again as safetensors"
         )
+    refuse_changed_weights(path)
     if (path / "state.safetensors").is_file():  # which `leret pretrain` keeps until its last step
         _LOG.warning("%s is half made: its pretraining did not come to an end; `leret pretrain` goes on with it", path)
     return path
@@ -113,6 +122,32 @@ def model_digest(path: Path) -> str:
     if base is not None:
         total.update(model_digest(base).encode())
     return total.hexdigest()
+
+
+def policy_digest(path: Path) -> str:
+    """Name what a trained policy holds: its `model_digest`, of a picker with the models in its directories."""
+    parts = sorted({path, *(file.parent for file in path.rglob("*.safetensors"))})
+    names = {part.relative_to(path).as_posix(): model_digest(part) for part in parts}
+    return digest(names) if len(names) > 1 else names["."]
+
+
+def refuse_changed_weights(path: Path) -> None:
+    """Refuse a trained policy with other files than its training wrote; a record without their digest tells nothing."""
+    record = path / "training.json"
+    written = read_model_json(record).get("weights") if record.is_file() else None
+    if written and written != policy_digest(path):
+        raise PolicyError(
+            f"{path} holds other weights, settings or tokenizer files than its training wrote (training.json has their "
+            "digest; so has an adapter's base); put the files back, or train the policy again"
+        )
+
+
+def check_finite(model: Any, path: Path) -> None:
+    """Refuse weights that are NaN or infinite; `PolicyError` with the first one."""
+    for name, weight in model.named_parameters():
+        known = weight.is_floating_point() and weight.itemsize > 1 and weight.numel() and not weight.is_meta
+        if known and not all(end.isfinite() for end in weight.detach().aminmax()):
+            raise PolicyError(f"{path}: {name} holds NaN or infinite weights; put the files back, or train it again")
 
 
 def _file_digest(file: Path) -> bytes:
@@ -193,6 +228,7 @@ def load_weights(path: Path, dtype: str, **settings: Any) -> Any:
         raise PolicyError(
             f"{path} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}); save the whole model again"
         )
+    check_finite(model, path)
     return model
 
 
@@ -222,11 +258,13 @@ def merge_into(model: Any, path: Path) -> Any:
     from peft import PeftModel
 
     try:
-        return PeftModel.from_pretrained(model, str(path)).merge_and_unload()
+        merged = PeftModel.from_pretrained(model, str(path)).merge_and_unload()
     except (ValueError, KeyError, OSError, RuntimeError) as error:
         raise PolicyError(
             f"the adapter {path} does not fit its base model ({_first_line(error)}); train it again on this base"
         ) from error
+    check_finite(merged, path)
+    return merged
 
 
 def load_tokenizer(path: Path, template: str | None = None) -> Any:

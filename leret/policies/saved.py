@@ -188,12 +188,17 @@ def _keep(path: Path, target: Path) -> Path:
 
 
 def _check_files(settings: PolicySettings, record: Mapping[str, Any]) -> None:
-    """Refuse a policy whose directory is gone, or whose chat template has changed."""
+    """Refuse a policy if its directory is gone, or its chat template, weights or other files have changed."""
     name, again = record["name"], "or say where it is served: leret.load(..., serve=URL)"
     try:
         path = find_model(settings.model)
     except PolicyError as error:
         raise PolicyError(f"the policy {name} of this program is missing: {error}; put it back, {again}") from error
+    if template_digest(path) == record["template"] and not name.endswith(f"-{model_digest(path)[:8]}"):
+        raise PolicyError(
+            f"the weights, settings or tokenizer files in {path} are not those that {name} was saved with; put them "
+            f"back, or save the program again; {again}"
+        )
     if template_digest(path) != record["template"]:
         raise PolicyError(
             f"the chat template in {path} is not the one that {name} was saved with, so the policy would read other "

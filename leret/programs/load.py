@@ -12,7 +12,7 @@ from typing import Any
 import dspy
 
 from leret.core.errors import ProgramError
-from leret.core.stages import forget_changed, source_files
+from leret.core.stages import forget_changed
 from leret.core.types import digest
 from leret.programs.search import Search
 
@@ -29,7 +29,7 @@ def _load_class(path: Path, name: str) -> type[dspy.Module]:
     if spec is None or spec.loader is None:
         raise ProgramError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    forget_changed(source_files(path)[1:])
+    forget_changed(path)
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -24,8 +24,11 @@ def load_function(name: str, key: str = "") -> Callable[..., Any]:
     """The function; its module is run. A ConfigError, with the recipe's ``key``, where there is none."""
     place = f"{key}: " if key else ""
     where, _, attribute = name.rpartition(":")
+    path = source_of(name)
     try:
-        module = _of_file(Path(where)) if where.endswith(".py") else _of_name(where, source_of(name))
+        if path is not None:
+            stages.forget_changed(path)
+        module = _of_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
     except Exception as error:
         raise ConfigError(
             f"{place}{where} does not run: {reason(error)}; name a reward as FILE.py:function or module:function"
@@ -58,17 +61,16 @@ def source_digest(name: str) -> str | None:
         return None
 
 
-def _of_name(name: str, path: Path | None) -> ModuleType:
-    if path is not None and path.suffix == ".py":
-        stages.forget_changed(stages.source_files(path))
-    return importlib.import_module(name)
+def sources_digest(names: Iterable[str]) -> str | None:
+    """Name the sources of those names that are functions of the user's own; None where there are none."""
+    sources = {name: source_digest(name) for name in names if is_function(name)}
+    return digest(sorted(sources.values(), key=str)) if sources else None
 
 
 def _of_file(path: Path) -> ModuleType:
     """Run a file, once for each content of it and of what it imports."""
     name = f"leret_reward_{digest(str(path.resolve()), stages.source_digest(path))}"  # that nothing imports
     if name not in sys.modules:
-        stages.forget_changed(stages.source_files(path)[1:])
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
         assert spec.loader is not None

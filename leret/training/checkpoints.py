@@ -24,6 +24,7 @@ from leret.core.errors import RunError
 from leret.core.files import locked, write_atomically
 from leret.core.runs import Run, versions
 from leret.core.types import Task
+from leret.policies.checkpoints import policy_digest
 from leret.training.alarms import best_step, first_alarms
 from leret.training.data import Encoded, TokenEncoder, TrainingExample
 from leret.training.model import InitialPolicy
@@ -142,6 +143,7 @@ class TrainingRecord:
         best_step: the step whose weights were kept, by the validation; None without one: those of the last step.
         alarms: name, step and message of each, see `leret.training.alarms`.
         validation: ids of its tasks.
+        weights: digest of what was written; empty in older records.
     """
 
     name: str
@@ -159,6 +161,7 @@ class TrainingRecord:
     best_step: int | None = None
     alarms: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     validation: Sequence[str] = field(default_factory=tuple)
+    weights: str = ""
 
     @classmethod
     def of(cls, job: TrainingJob, log: Sequence[Mapping[str, Any]], **facts: Any) -> TrainingRecord:
@@ -189,7 +192,8 @@ class TrainingRecord:
     def write(self, directory: Path, method: str, base_model: str, library: str) -> None:
         """training.json and README.md into a policy's directory."""
         write_atomically(directory / "README.md", model_card(self, method, base_model, library))
-        write_atomically(directory / "training.json", json.dumps(asdict(self), indent=1, ensure_ascii=False))
+        value = {**asdict(self), "weights": policy_digest(directory)}
+        write_atomically(directory / "training.json", json.dumps(value, indent=1, ensure_ascii=False))
 
 
 _USE = {

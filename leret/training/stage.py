@@ -19,13 +19,14 @@ from typing import Any, cast
 from leret.config.base import free_keys
 from leret.config.policy import PickerSettings
 from leret.config.training import TrainingRecipe
-from leret.core.errors import TrainingError
+from leret.core.errors import DataError, ProgramError, TrainingError
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.stages import check_resumable
 from leret.core.types import Task
-from leret.policies.checkpoints import pick_device, positions
+from leret.policies.checkpoints import pick_device, positions, refuse_changed_weights
 from leret.policies.serving.model import sampled_settings
+from leret.sampling.rollouts.environment import Environment, questions_digest, refuse_changed_files
 from leret.training.alarms import best_step
 from leret.training.algorithms import ALGORITHMS, OnlineAlgorithm
 from leret.training.algorithms.base import Algorithm, TrainerInputs, n_processes
@@ -136,8 +137,13 @@ def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
         initial = find_initial(run, recipe.init_from, recipe.predictors)
     examples: Sequence[TrainingExample] = ()
     tasks: Sequence[Task] = ()
+    _refuse_changes(run)
     if isinstance(algorithm, OnlineAlgorithm):
-        tasks, digests = _tasks(cast(RoundRecipe, recipe), run)
+        from leret.training.online.rounds import training_tasks
+
+        with Environment.open(run) as bench:
+            tasks = training_tasks(bench, cast(RoundRecipe, recipe))
+            digests = {"data": questions_digest(tasks), "program": bench.program_digest}
         ids = {task.id for task in tasks}
     else:
         examples = algorithm.read_examples(recipe, run)
@@ -168,13 +174,20 @@ def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
     )
 
 
+def _refuse_changes(run: Run) -> None:
+    """Refuse what has changed since sampling; examples can be trained on where the files are not."""
+    try:
+        with Environment.open(run) as bench:
+            refuse_changed_files(run, bench)
+    except (ProgramError, DataError) as error:
+        run.event("train", "files not checked", why=str(error))
+
+
 def _with_predictors(recipe: TrainingRecipe, run: Run) -> TrainingRecipe:
     """The recipe with the predictors that it trains, where those of the run have several policies."""
     policies = run.section("sampling", "leret sample RECIPE").get("policies")
     if not policies or recipe.predictors is not None:
         return recipe
-    from leret.sampling.rollouts.environment import Environment
-
     picks = isinstance(recipe, PickingRecipe)
     with Environment.open(run) as bench:
         names, policy_of = bench.replay.names, bench.recipe.policy_of
@@ -184,17 +197,6 @@ def _with_predictors(recipe: TrainingRecipe, run: Run) -> TrainingRecipe:
         what = "a picker" if picks else "a policy that writes"
         raise TrainingError(f"algorithm: {recipe.algorithm} trains {what}, and none answers in {run.path}")
     return recipe.model_copy(update={"predictors": tuple(own)})
-
-
-def _tasks(recipe: RoundRecipe, run: Run) -> tuple[Sequence[Task], dict[str, str]]:
-    """What an online algorithm samples, and the digests of it and of the program."""
-    from leret.sampling.rollouts.environment import Environment, questions_digest, refuse_changed_files
-    from leret.training.online.rounds import training_tasks
-
-    with Environment.open(run) as bench:
-        refuse_changed_files(run, bench)
-        tasks = training_tasks(bench, recipe)
-        return tasks, {"data": questions_digest(tasks), "program": bench.program_digest}
 
 
 def _matched_steps(run: Run, recipe: TrainingRecipe, initial: InitialPolicy) -> int | None:
@@ -222,6 +224,7 @@ def _finished(job: TrainingJob) -> TrainingRecord:
             f"{job.directory.policy} is no policy of this run (it has no training.json); give this one another name"
         )
     _check_same(job, value["key"])
+    refuse_changed_weights(job.directory.policy)
     return TrainingRecord(**value)
 
 

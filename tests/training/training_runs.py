@@ -88,8 +88,9 @@ def train_ids(n: int) -> list[str]:
 def sampled_run(path: Path, base: Path, *, words: int = 8, spread: bool = True, system: str = "") -> Run:
     """24 questions, each with one state and three completions of rewards 1, 0.5 and 0; all 0 without spread."""
     run = Run.create(path)
-    policy, data = {"kind": "local", "model": str(base)}, {"kind": "jsonl", "seed": 0}
-    run.update(sampling={"policy": policy, "data": data}, digests={"policy": POLICY})
+    policy, program = {"kind": "local", "model": str(base)}, {"path": "absent.py:Program"}
+    data = {"kind": "jsonl", "seed": 0, "questions": "absent.jsonl", "corpus": "absent.jsonl"}
+    run.update(sampling={"policy": policy, "data": data, "program": program}, digests={"policy": POLICY})
     rng = random.Random(0)
     head = ({"role": "system", "content": system},) if system else ()
     with Store(run.store) as store:

@@ -22,7 +22,7 @@ from leret.core.errors import PolicyError
 from leret.core.files import write_atomically
 from leret.core.types import STOP, Candidate, Choice, SharedInstance, digest
 from leret.policies.base import Completion, Request
-from leret.policies.checkpoints import read_model_json
+from leret.policies.checkpoints import check_finite, read_model_json, refuse_changed_weights
 from leret.policies.local.batching import BatchWorker
 from leret.policies.local.sampling import exponentials, step_keys
 from leret.policies.pickers.encoder import EncoderQ
@@ -296,7 +296,9 @@ def open_picker(settings: PickerSettings) -> Picker:
         raise PolicyError(f"{directory} is a picker of kind {record.get('kind')}; set policy.kind to that")
     settings = type(settings).model_validate({**settings.model_dump(), **record["settings"]})
     function = Q_FUNCTIONS[settings.kind](settings.model_copy(update={"model": "scratch"}))
+    refuse_changed_weights(directory)
     function.load(directory, record)
+    check_finite(function.module, directory)
     return Picker(settings, function, directory.resolve().name, _digest(settings, hub.model_digest(directory)))
 
 

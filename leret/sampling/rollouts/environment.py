@@ -27,7 +27,7 @@ from leret.datasets.load import has_corpus, load_corpus, load_tasks
 from leret.policies.base import Policy
 from leret.policies.load import shared_policy, together
 from leret.rewards import function_names
-from leret.rewards.functions import source_digest, source_of
+from leret.rewards.functions import source_of, sources_digest
 
 if TYPE_CHECKING:
     import dspy
@@ -162,10 +162,7 @@ class Environment:
 
     @property
     def reward_digest(self) -> str | None:
-        """Names the sources of the user's own rewards; None where there are none."""
-        names = [name for spec in self.recipe.sampling.rewards for name in function_names(spec)]
-        sources = {name: source_digest(name) for name in names}
-        return digest(sorted(sources.values(), key=str)) if sources else None
+        return sources_digest(name for spec in self.recipe.sampling.rewards for name in function_names(spec))
 
     def close(self) -> None:
         """Let go of what was opened; a retriever that waits for its server gives up."""
@@ -207,6 +204,9 @@ def refuse_changes(run: Run, recipe: SamplingRecipe, digests: Mapping[str, str])
         check_resumable(run.path, {**before, "digest": known}, now, free_keys(SamplingRecipe))
 
 
+_OTHERWISE = "name a new run directory; `leret rescore` takes another reward"
+
+
 def refuse_changed_files(run: Run, bench: Environment, *, reward: bool = True) -> None:
     """Refuse another program, reward, corpus or questions than the run was sampled with; a new run has none.
 
@@ -225,7 +225,9 @@ def refuse_changed_files(run: Run, bench: Environment, *, reward: bool = True) -
         ),
     }
     for name in (name for name in digests if name in known):
-        check_resumable(run.path, {"digest": {name: known[name]}}, {"digest": {name: digests[name]()}})
+        check_resumable(
+            run.path, {"digest": {name: known[name]}}, {"digest": {name: digests[name]()}}, otherwise=_OTHERWISE
+        )
 
 
 def recipe_stamps(recipe: SamplingRecipe) -> Json:
