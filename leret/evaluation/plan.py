@@ -12,7 +12,7 @@ from leret.config.base import free_keys
 from leret.config.evaluation import EvalRecipe
 from leret.config.load import recorded
 from leret.config.sampling import SamplingRecipe
-from leret.core.errors import ConfigError, DataError
+from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.stages import check_resumable, completed, input_stamps, stage_key
@@ -21,7 +21,7 @@ from leret.datasets.load import limited, split_name
 from leret.datasets.splits import refuse_doubles, refuse_leak
 from leret.evaluation.measures import all_measures
 from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
-from leret.evaluation.systems import System, available, select, training_facts
+from leret.evaluation.systems import BASE, System, available, select, training_facts
 from leret.rewards.functions import sources_digest
 from leret.sampling.plan import steps_of
 from leret.sampling.rollouts.environment import (
@@ -146,6 +146,11 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     if shared:
         raise ConfigError(f"evaluation: {shared[0]!r} is a system and an evaluation of this run; {_RENAME}")
     policies = Policies(sampled.policy, {**sampled.policies, **recipe.policies})
+    rounds = run.manifest().get("rounds") or ()
+    own = bool(rounds) and sampled.policy.kind == "local" and not recipe.policies and any(s.policy == BASE for s in systems)
+    if own and policies.digest(known[BASE]) != rounds[0]["digest"]:
+        changed = f"policy.model: {sampled.policy.model} is no longer the policy that {run.path} was sampled from"
+        raise RunError(f"{changed}; put its files back, or sample a new run")
     key = stage_key(
         recipe,
         "a hop is a search",  # in older evaluations it was an LM call; they are refused when their rows are read

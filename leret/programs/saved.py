@@ -30,6 +30,7 @@ from leret.core.classes import class_at, path_of, plain_value
 from leret.core.dspy_internals import run_program
 from leret.core.errors import ConfigError, ProgramError
 from leret.core.files import write_atomically
+from leret.core.stages import source_digest, source_files
 from leret.datasets.load import load_corpus
 from leret.policies.load import policy_state
 from leret.policies.saved import Servers, lm_record, open_lm, open_policy, policy_record
@@ -239,9 +240,14 @@ def _record(program: dspy.Module, source: ProgramSource | None, directory: Path)
     if source is None and kind.__module__.startswith(FILE_MODULE):
         source = ProgramSource(Path(inspect.getfile(kind)), kind.__name__, _arguments(program))
     if source is not None:
-        with suppress(shutil.SameFileError):
-            shutil.copyfile(source.path, directory / source.path.name)
-        return {"file": source.path.name, "class": source.name, "arguments": source.arguments, "values": {}}
+        home = source.path.resolve().parent
+        for file in source_files(source.path):
+            if (path := file.resolve()).is_relative_to(home):
+                (target := directory / path.relative_to(home)).parent.mkdir(parents=True, exist_ok=True)
+                with suppress(shutil.SameFileError):
+                    shutil.copyfile(path, target)
+        named = {"file": (name := source.path.resolve().name), "digest": source_digest(directory / name)}
+        return {**named, "class": source.name, "arguments": source.arguments, "values": {}}
     values = _values(program)
     try:
         return {"class": path_of(kind), "arguments": _arguments(program), "values": values}
@@ -282,6 +288,10 @@ def _construct(entry: Mapping[str, Any], directory: Path, searched: RetrieverSet
     if entry["arguments"] is None:
         raise ProgramError(f"{entry['reason']}; {told}")
     if "file" in entry:
+        if entry.get("digest") not in {None, source_digest(directory / entry["file"])}:
+            raise ProgramError(
+                f"{directory / entry['file']}, or what it imports, has changed since it was saved; {told}"
+            )
         how: dict[str, Any] = {} if searched is None else {"k": searched.k, "exclude_seen": searched.exclude_seen}
         made = load_program(directory / entry["file"], entry["class"], entry["arguments"], **how)
     else:

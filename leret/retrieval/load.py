@@ -27,6 +27,7 @@ from leret.config.retriever import (
 )
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.progress import Progress
+from leret.core.stages import completed, input_stamps, mark_completed, stage_key
 from leret.retrieval.base import Documents, Retriever
 from leret.retrieval.engines.colbert_index import PlaidIndex
 from leret.retrieval.fusion import Hybrid, hybrid_digest
@@ -215,6 +216,10 @@ def check_index(directory: Path, corpus: Documents | None = None) -> Manifest:
     if corpus is not None:
         manifest.require_corpus(corpus, directory)
     documents = MappedDocuments(directory, manifest.corpus)
+    if (stored := documents.content_digest()) != manifest.corpus:
+        raise RetrievalError(
+            f"{directory}: its documents are of corpus {stored}, not {manifest.corpus}; build it again"
+        )
     _, title, text = next((documents.at(row) for row in range(len(documents))), ("", "", ""))
     open_index(directory).search([f"{title} {text}", ""], 1)
     return manifest
@@ -251,9 +256,14 @@ def open_index(path: str | Path) -> Retriever:
 
 def _open(engine: IndexEngine, directory: Path) -> Retriever:
     manifest = read_manifest(directory)
-    problems = check_files(manifest, directory, content=False)
+    key = stage_key("", input_stamps(directory / MANIFEST, *(directory / name for name in manifest.files)))
+    known = completed(directory, "checked", key) is not None  # files of these times were read through before
+    problems = check_files(manifest, directory, content=not known)
     if problems:
         raise RetrievalError(f"{directory}: the index is broken ({'; '.join(problems[:3])}); build it again")
+    if not known:
+        with suppress(OSError):
+            mark_completed(directory, "checked", key, {})
     return engine.open(directory, open_documents(manifest, engine, directory))
 
 

@@ -95,20 +95,14 @@ class Scoring:
         return single.mix([values])[0]
 
 
-def _number(value: Any, name: str) -> float:
-    if isinstance(value, str | bytes):
-        raise ConfigError(f"reward {name} is the text {value!r}; give a number, or None")
-    return float(value)
-
-
 def values_of(parts: Mapping[str, Reward], outcome: Outcome) -> dict[str, float]:
     """The rewards that apply to an outcome, by name; a ConfigError where one is not a finite number."""
-    values = {name: _number(value, name) for name, part in parts.items() if (value := part(outcome)) is not None}
+    values: dict[str, Any] = {name: value for name, part in parts.items() if (value := part(outcome)) is not None}
     for name, value in values.items():
-        if not abs(value) < _TOO_LARGE:
+        if isinstance(value, str) or not abs(float(value)) < _TOO_LARGE:
             told = f"give a finite number (below {_TOO_LARGE:g}), or None"
-            raise ConfigError(f"reward {name} is {value} for question {outcome.task.id}; {told}")
-    return values
+            raise ConfigError(f"reward {name} is {value!r} for question {outcome.task.id}; {told}")
+    return {name: float(value) for name, value in values.items()}
 
 
 def reward(spec: str | RewardSettings | Reward, key: str = "") -> Reward:

@@ -211,10 +211,6 @@ def check_files(manifest: Manifest, directory: Path, *, content: bool) -> list[s
             problems.append(f"{name} has {path.stat().st_size} bytes, and {size} were written")
         elif content and _content(path) != digest:
             problems.append(f"{name} is not what was written: its digest differs")
-    if content and not problems:
-        stored = MappedDocuments(directory, manifest.corpus).content_digest()
-        if stored != manifest.corpus:
-            problems.append(f"the stored documents are of the corpus {stored}, and {MANIFEST} says {manifest.corpus}")
     return problems
 
 

@@ -13,6 +13,7 @@ from leret.core.errors import RetrievalError
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.retrieval.engines.bm25 import BM25, _matrix
+from leret.retrieval.index.manifest import read_manifest, write_manifest
 from leret.retrieval.load import load_retriever, open_index
 
 CORPUS, OTHER = (
@@ -82,19 +83,25 @@ def reword(old, new):
     return lambda folder: (folder / WORDS).write_text((folder / WORDS).read_text().replace(old, new))
 
 
+def fit(harm):
+    """A change with digests that fit."""
+    return lambda folder: (harm(folder), write_manifest(read_manifest(folder), folder))
+
+
 DATA, WORDS, MANIFEST = "data.csc.index.npy", "vocab.index.json", "manifest.json"
 BROKEN = {
     "no manifest": (lambda d: (d / MANIFEST).unlink(), "is no index"),
     "broken manifest": (lambda d: (d / MANIFEST).write_text("{"), "is no index"),
     "other format": (lambda d: (d / MANIFEST).write_text('{"format": 9}'), "no manifest of format 2"),
     "no vocabulary": (lambda d: (d / WORDS).unlink(), "is missing.*build it again"),
-    "broken vocabulary": (reword("{", "["), "cannot be read"),
-    "word past the end": (reword("11", "99"), "do not fit together"),
+    "broken vocabulary": (fit(reword("{", "[")), "cannot be read"),
+    "word past the end": (fit(reword("11", "99")), "do not fit together"),
+    "other weights": (change("data", 0, np.nan), f"{DATA} is not what was written"),
     "truncated array": (lambda d: (d / DATA).write_bytes((d / DATA).read_bytes()[:100]), "is broken"),
-    "place past the end": (change("indices", 0, 9), "names document 9, and there are 9"),
-    "negative place": (change("indices", 0, -1), "names document 4294967295"),
-    "first column late": (change("indptr", 0, 1), "do not fit together"),
-    "columns that fall": (change("indptr", 1, 2**62), "do not fit together"),
+    "place past the end": (fit(change("indices", 0, 9)), "names document 9, and there are 9"),
+    "negative place": (fit(change("indices", 0, -1)), "names document 4294967295"),
+    "first column late": (fit(change("indptr", 0, 1)), "do not fit together"),
+    "columns that fall": (fit(change("indptr", 1, 2**62)), "do not fit together"),
 }
 
 
