@@ -146,7 +146,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     if shared:
         raise ConfigError(f"evaluation: {shared[0]!r} is a system and an evaluation of this run; {_RENAME}")
     policies = Policies(sampled.policy, {**sampled.policies, **recipe.policies})
-    rounds = run.manifest().get("rounds") or ()
+    rounds = run.manifest().get("rounds", [])
     own = bool(rounds) and sampled.policy.kind == "local" and not recipe.policies and any(s.policy == BASE for s in systems)
     if own and policies.digest(known[BASE]) != rounds[0]["digest"]:
         changed = f"policy.model: {sampled.policy.model} is no longer the policy that {run.path} was sampled from"

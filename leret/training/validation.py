@@ -21,6 +21,7 @@ from leret.core.types import Outcome, Rollout, Task, digest
 from leret.datasets.splits import rank_of
 from leret.policies.base import Policy
 from leret.rewards import reward
+from leret.rewards.functions import sources_digest
 
 if TYPE_CHECKING:
     from leret.sampling.rollouts.environment import Environment
@@ -50,8 +51,8 @@ class Validation:
 
     @property
     def digest(self) -> str:
-        """Names the tasks."""
-        return digest(sorted(self.ids))
+        """Name the tasks, and the source of the measure where it is a function of the user's own."""
+        return digest(sorted(self.ids), *filter(None, [sources_digest([self.measure])]))
 
     def run_model(self, model: Any, tokenizer: Any, step: int) -> dict[str, float]:
         """Means over the tasks, in [0, 1], of a causal LM, also in training: ``eval_MEASURE`` and ``eval_unparsed``."""

@@ -1,13 +1,22 @@
 """`leret rescore`: what is stored gets the rewards that it would have been sampled with."""
 
+import multiprocessing
+import os
+import shutil
+import signal
+
 import pytest
 
 from leret.config.sampling import RewardSettings
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
+from leret.rewards.ranking import ap, recall
+from leret.sampling import rescore as rescoring
 from leret.sampling.rescore import rescore
 from leret.sampling.stage import sample
-from tests.sampling.fakes import FakePolicy, content, policy_is, preferences, recipe_of
+from leret.sampling.store.check import check_store
+from leret.sampling.store.store import Store
+from tests.sampling.fakes import FakePolicy, content, policy_is, preferences, questions, recipe_of
 from tests.sampling.preferences.conftest import rows_of
 
 OWN = """
@@ -114,3 +123,84 @@ def test_what_cannot_be_rescored_is_refused_and_nothing_changes(tmp_path, made):
     final = sampled(tmp_path / "final", credit="final")
     with pytest.raises(ConfigError, match="credit is final"):
         rescore(final, "recall@1")
+
+
+STEPS = [(Run, "prepare"), (shutil, "rmtree"), (Store, "put_rewards"), (Store, "flush"), (Run, "update")]
+STEPS = [(where, name, after) for where, name in STEPS for after in (False, True)]
+STEPS += [(rescoring, "build_preferences", False), (rescoring, "build_preferences", True)]
+
+
+def killed(run, where, name, after):
+    """Rescore in another process, which is killed before or after the first call of a step."""
+
+    def work():
+        step = getattr(where, name)
+
+        def last(*arguments, **keys):
+            if after:
+                step(*arguments, **keys)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(where, name, last)
+        rescore(run, "recall@1")
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("where", "name", "after"), STEPS)
+def test_a_kill_leaves_the_old_rewards_or_the_new_ones(tmp_path, made, where, name, after):
+    run, new = sampled(tmp_path / "run"), sampled(tmp_path / "new")
+    rescore(new, "recall@1")
+    states = {"ap": (content(run), preferences(run)), "recall@1": (content(new), preferences(new))}
+    killed(run, where, name, after)
+    found = Run.open(run.path).manifest()["sampling"]["sampling"]["reward"]
+    assert content(run) == states[found][0]
+    assert not (run.preferences / "train.parquet").is_file() or preferences(run) == states[found][1]
+    assert check_store(run).faults == []
+    with pytest.raises(RunError, match=r"sampling\.reward"):
+        sampled(run.path, "recall@1" if found == "ap" else "ap")
+    sampled(run.path, found)
+    assert (content(run), preferences(run)) == states[found]
+    assert "prepared" not in run.record() or found == "ap"
+    rescore(run, "recall@1")
+    assert (content(run), preferences(run)) == states["recall@1"]
+    assert "prepared" not in run.record()
+
+
+def test_a_reward_may_change_its_outcome_and_not_the_sample(tmp_path, own):
+    own.write_text("def titles(outcome):\n    outcome.outputs['query'] = 'other'\n    return 1.0\n")
+    run = sampled(tmp_path / "run", "own.py:titles")
+    assert all(s.outputs["query"] == s.completion for group in content(run) for s in group.samples if s.outputs)
+
+
+@pytest.mark.parametrize("name", ["recall", "ap"])
+@pytest.mark.parametrize("part", [{"function": "recall", "k": 1}, {"function": "own.py:fixed"}], ids=["cut", "own"])
+def test_a_part_named_like_a_measure_follows_its_settings(tmp_path, own, name, part):
+    own.write_text("def fixed(outcome):\n    return 0.25\n")
+    run, plain = (
+        sampled(tmp_path / "run", {"parts": {name: part}}),
+        sampled(tmp_path / "plain", {"parts": {"r1": part}}),
+    )
+    expected = {one.id: one.reward for group in content(plain) for one in group.samples}
+    for reward in (None, "rr", RewardSettings.model_validate({"parts": {name: part}})):
+        if reward is not None:
+            rescore(run, reward)
+        scored = [one for group in content(run) for one in group.samples if one.reward is not None]
+        gold = {task.id: task.gold for task in questions(30)}
+        measures = {"recall": recall, "ap": ap}
+        for one in scored:
+            found = {name: measure(one.doc_ids, gold[one.question_id]) for name, measure in measures.items()}
+            if reward != "rr":
+                assert one.reward == one.components[name] == expected[one.id]
+                del found[name]
+            assert found.items() <= one.components.items()
+
+
+@pytest.mark.parametrize("name", ["final", "step", "sampled", "q", "logp", "final.rr"])
+def test_a_part_named_like_what_samples_keep_is_refused(tmp_path, made, name):
+    run = sampled(tmp_path / "run")
+    with pytest.raises(ConfigError, match=rf"parts\.{name}: samples keep something else"):
+        rescore(run, RewardSettings.model_validate({"parts": {name: {"function": "rr"}}}))

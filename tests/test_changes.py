@@ -1,0 +1,236 @@
+"""What changes between two stages: the next one refuses it, computes anew, or does not depend on it."""
+
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+
+import leret
+from leret.cli.sample import pairs
+from leret.config.training import LoraSettings
+from leret.core.errors import LeretError
+from leret.core.runs import Run
+from leret.evaluation.results import read_rows
+from leret.evaluation.stage import evaluate
+from leret.policies.checkpoints import find_model, policy_digest
+from leret.retrieval.index.manifest import check_files, read_manifest
+from leret.sampling.rescore import rescore
+from leret.sampling.stage import sample
+from leret.training.algorithms.grpo import GRPORecipe
+from leret.training.algorithms.sft import SFTRecipe
+from leret.training.stage import train
+from tests.evaluation.eval_fakes import asks
+from tests.sampling.fakes import ROOT, content, recipe_of, write_data
+from tests.tiny import tiny_policy
+
+SMALL = {"device": "cpu", "save_steps": 1000, "learning_rate": 1e-3}
+LORA = LoraSettings(r=2, alpha=2, target_modules=("q_proj",))
+HELPER = "import os\nimport sys\n\nsys.path.insert(0, os.path.dirname(__file__))\n"
+FILES = {
+    "words.py": "def clean(text):\n    return text.strip()\n",
+    "deep/__init__.py": "",
+    "deep/scale.py": "from . import unit\n\n\ndef scale(value):\n    return value * unit.ONE\n",
+    "deep/unit.py": "ONE = 1\n",
+    "reward.py": HELPER + "from deep.scale import scale\n\n\ndef own(o):\n    return scale(float(len(o.text)))\n",
+    "measure.py": HELPER + "import level\n\n\ndef own(outcome):\n    return level.LEVEL\n",
+    "level.py": "LEVEL = 0.25\n",
+}
+
+
+def recipe(**sampling):
+    policy = {"model": "base", "max_tokens": 6}
+    program = {"path": "program.py:MultiHop", "hops": 2}
+    parts = {"parts": {"recall": {"function": "success"}, "reward.py:own": 0.01}}
+    data = {"split": "train", "limit": 4}
+    return recipe_of(data, policy, program, **{"prompts": 1, "samples": 4, "reward": parts, **sampling})
+
+
+def sft(name, **keys):
+    return SFTRecipe(**SMALL, **{"name": name, "max_steps": 1, "require_spread": False, **keys})
+
+
+STAGES = {
+    "sample": lambda run: sample(recipe(), run),
+    "pairs": lambda run: pairs(run.path),
+    "sft": lambda run: train(sft("again"), run),
+    "grpo": lambda run: train(GRPORecipe(**SMALL, questions_per_round=4, num_generations=2), run),
+    "child": lambda run: train(sft("child", init_from="first"), run),
+    "eval": lambda run: evaluate(EVAL, run),
+    "rescore": rescore,
+    "load": lambda run: leret.load(run.program)(question="what follows alpha"),
+}
+EVAL = asks("raw-question", "base", "first", measures=("recall", "measure.py:own"))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A directory with data, program, rewards and a run that is sampled, trained and evaluated."""
+    home = tmp_path_factory.mktemp("finished")
+    write_data(home, n=60)
+    tiny_policy(home / "base")
+    (home / "deep").mkdir()
+    for name, text in FILES.items():
+        (home / name).write_text(text)
+    text = HELPER + "from words import clean\n" + (ROOT / "pipelines/multihop.py").read_text()
+    (home / "program.py").write_text(text.replace("self.search(query", "self.search(clean(query)"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        patch.setenv("LERET_CACHE_DIR", str(home / "cache"))
+        run = Run.create(home / "run")
+        sample(recipe(), run)
+        train(sft("first"), run)
+        train(sft("lora", lora=LORA), run)
+        evaluate(EVAL, run)
+    return home
+
+
+@pytest.fixture
+def run(finished, tmp_path, monkeypatch):
+    home = shutil.copytree(finished, tmp_path / "copy")
+    for name in [name for name in sys.modules if name.partition(".")[0] in {"words", "deep", "level"}]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.chdir(home)
+    return Run.open(home / "run")
+
+
+def replace(name, old, new):
+    def change(home):
+        text = (home / name).read_text()
+        assert old in text
+        (home / name).write_text(text.replace(old, new))
+
+    return change
+
+
+def noise(name):
+    """Other weights of the same shapes in a safetensors file."""
+
+    def change(home):
+        data = bytearray((home / name).read_bytes())
+        data[-64:-60] = np.float32(0.125).tobytes()
+        (home / name).write_bytes(data)
+
+    return change
+
+
+def break_index(home):
+    path = next((home / "run/cache").rglob("data.csc.index.npy"))
+    values = np.load(path)
+    values[:] = np.nan
+    np.save(path, values)
+
+
+OF_DATA = dict.fromkeys(["sample", "pairs", "sft", "grpo", "child", "eval", "rescore"], "its content has changed")
+GOLD = '"relevant_doc_ids": ["alpha", "beta"]', '"relevant_doc_ids": ["beta"]'
+OF_COPY = {"load": "has changed since"}
+OF_POLICY = "other weights, settings or tokenizer files than its training wrote"
+CHANGES = {
+    "gold": (replace("questions.jsonl", *GOLD), OF_DATA),
+    "corpus": (replace("corpus.jsonl", "leads to beta", "leads to zeta"), OF_DATA | {"load": "of another corpus"}),
+    "program": (replace("program.py", "self.search(clean(query)", "self.search('x' + clean(query)"), OF_DATA),
+    "module of the program": (replace("words.py", "strip()", "strip()[::-1]"), OF_DATA),
+    "reward": (replace("reward.py", "float(len", "2.0 * float(len"), {**OF_DATA, "rescore": None}),
+    "module of a module": (replace("deep/unit.py", "ONE = 1", "ONE = 3"), {**OF_DATA, "rescore": None}),
+    "base": (
+        noise("base/model.safetensors"),
+        {"sft": "no longer the one that", "grpo": "no longer the one that", "eval": "no longer the policy that"},
+    ),
+    "weights": (noise("run/policies/first/model.safetensors"), dict.fromkeys(["child", "eval", "load"], OF_POLICY)),
+    "saved program": (replace("run/program/program.py", "hops: int = 2", "hops: int = 1"), OF_COPY),
+    "saved module": (replace("run/program/words.py", "strip()", "lower()"), OF_COPY),
+}  # fmt: skip
+CASES = [(change, stage, says) for change, (_, stages) in CHANGES.items() for stage, says in stages.items() if says]
+
+
+@pytest.mark.parametrize(("change", "stage", "says"), CASES, ids=[f"{change}-{stage}" for change, stage, _ in CASES])
+def test_what_has_changed_is_refused(run, change, stage, says):
+    CHANGES[change][0](run.path.parent)
+    before = content(run)
+    with pytest.raises(LeretError, match=says):
+        STAGES[stage](run)
+    assert content(run) == before
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("touched", [False, True], ids=["copied", "touched"])
+def test_what_is_the_same_is_not_refused(run, stage, touched):
+    if touched:
+        for path in run.path.parent.rglob("*"):
+            path.touch()
+    STAGES[stage](run)
+
+
+def test_another_measure_is_computed_for_all_rows_of_a_table(run):
+    assert measured(run) == {0.25}
+    for old, new in (("0.25", "0.5"), ("0.5", "0.125")):
+        replace("level.py", old, new)(run.path.parent)
+        report = evaluate(EVAL.model_copy(update={"systems": ("raw-question",)}), run)
+        assert report.asked == ("raw-question",)
+        assert set(evaluate(EVAL, run).asked) == {"base", "first"}
+        assert measured(run) == {float(new)}
+
+
+def measured(run):
+    files = [run.eval / name / "per_question.parquet" for name in EVAL.systems]
+    return {row.measures["measure.py:own"] for file in files for row in read_rows(file)}
+
+
+OTHER = {"reward.py": ("float(len", "3.0 * float(len"), "deep/unit.py": ("ONE = 1", "ONE = 3.0")}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_rescoring_takes_another_reward(run, name):
+    replace(name, *OTHER[name])(run.path.parent)
+    old = scored(run)
+    assert rescore(run).changed > 0
+    for before, after in zip(old, scored(run), strict=True):
+        assert after.components["reward.py:own"] == 3 * before.components["reward.py:own"]
+    STAGES["sft"](run)
+
+
+def scored(run):
+    return [one for group in content(run) for one in group.samples if one.reward is not None]
+
+
+def test_another_seed_is_refused_or_sampled(run):
+    with pytest.raises(LeretError, match=r"sampling\.seed: 1 in the run, 2 in the recipe"):
+        sample(recipe(seed=2), run)
+    with pytest.raises(LeretError, match="seed: 0 in the run, 1 in the recipe"):
+        train(sft("first", seed=1), run)
+    with pytest.raises(LeretError, match=r"program\.adapter"):
+        sample(recipe().model_copy(update={"program": recipe().program.model_copy(update={"adapter": CHAT})}), run)
+
+
+CHAT = recipe_of(program={"path": "program.py:MultiHop", "adapter": {"kind": "chat"}}).program.adapter
+
+
+@pytest.mark.parametrize("name", ["run/policies/lora/adapter_model.safetensors", "base/model.safetensors"])
+def test_another_adapter_or_base_of_one_is_refused(run, name):
+    adapter = run.policies / "lora"
+    settings, record = (json.loads((adapter / file).read_text()) for file in ("adapter_config.json", "training.json"))
+    settings["base_model_name_or_path"] = str(run.path.parent / "base")
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    (adapter / "training.json").write_text(json.dumps({**record, "weights": policy_digest(adapter)}))
+    assert find_model(adapter) == adapter
+    noise(name)(run.path.parent)
+    with pytest.raises(LeretError, match=OF_POLICY):
+        train(sft("child", init_from="lora", lora=LORA), run)
+    with pytest.raises(LeretError, match=OF_POLICY):
+        evaluate(asks("lora"), run)
+
+
+def test_another_base_is_sampled_again(run):
+    noise("base/model.safetensors")(run.path.parent)
+    assert sample(recipe(), run).new_samples > 0
+
+
+def test_a_changed_index_is_built_again_or_refused(run):
+    break_index(run.path.parent)
+    evaluate(asks("oracle-titles", "raw-question", measures=("ndcg",)), run)
+    index = run.cache / "bm25"
+    assert check_files(read_manifest(index), index, content=True) == []
+    break_index(run.path.parent)
+    with pytest.raises(LeretError, match="the index is broken"):
+        leret.load(run.program)
