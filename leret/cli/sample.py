@@ -80,14 +80,13 @@ def pairs(
     from leret.core.errors import ConfigError
     from leret.core.runs import Run
     from leret.sampling.preferences.dataset import build_preferences
-    from leret.sampling.rollouts.environment import Environment, refuse_changed_files
+    from leret.sampling.rollouts.environment import refuse_changes_since_sampling
 
     if margin and strategy != "margin":
         raise ConfigError(f"--margin {margin}: strategy {strategy} takes none; add --strategy margin")
     opened = Run.open(run)
     opened.section("sampling", "leret sample RECIPE")
-    with Environment.open(opened) as bench:
-        refuse_changed_files(opened, bench)
+    refuse_changes_since_sampling(opened, "pairs")
     report = build_preferences(opened, strategy, margin, max_pairs)
     console.done(f"{report.pairs:,} pairs in {report.path}")
     console.facts(report)

@@ -59,7 +59,8 @@ def source_files(file: Path) -> list[Path]:
     found, todo = dict[Path, None](), [first]
     while todo:
         path = todo.pop()
-        if path not in found and path.suffix == ".py" and (path == first or not _is_installed(path)):
+        installed = path.is_relative_to(_LERET) or {"site-packages", "dist-packages"}.intersection(path.parts)
+        if path not in found and path.suffix == ".py" and (path == first or not installed):
             found[path] = None
             todo += _imports(path, {first.parent, top})
     return [file, *sorted(found.keys() - {first})]
@@ -93,10 +94,6 @@ def _imports(path: Path, roots: Collection[Path]) -> Iterator[Path]:
                     bases = [place.joinpath(*parts[: n + 1]) for n in range(len(parts))]
                     files = (file for base in bases for file in (Path(f"{base}.py"), base / "__init__.py"))
                     yield from filter(Path.is_file, files)
-
-
-def _is_installed(path: Path) -> bool:
-    return path.is_relative_to(_LERET) or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
 
 
 def input_stamps(*paths: str | Path | None) -> list[list[tuple[str, int, int]]]:

@@ -147,8 +147,8 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
         raise ConfigError(f"evaluation: {shared[0]!r} is a system and an evaluation of this run; {_RENAME}")
     policies = Policies(sampled.policy, {**sampled.policies, **recipe.policies})
     rounds = run.manifest().get("rounds", [])
-    own = bool(rounds) and sampled.policy.kind == "local" and not recipe.policies and any(s.policy == BASE for s in systems)
-    if own and policies.digest(known[BASE]) != rounds[0]["digest"]:
+    local = sampled.policy.kind == "local" and not recipe.policies and any(s.policy == BASE for s in systems)
+    if local and rounds and policies.digest(known[BASE]) != rounds[0]["digest"]:
         changed = f"policy.model: {sampled.policy.model} is no longer the policy that {run.path} was sampled from"
         raise RunError(f"{changed}; put its files back, or sample a new run")
     key = stage_key(

@@ -15,13 +15,8 @@ from leret.core.types import digest
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _INDEX = "model.safetensors.index.json"
 _NAMED_FILES = (
-    "config.json",
-    _INDEX,
-    "generation_config.json",
-    "adapter_config.json",
-    "picker.json",
-    "chat_template.jinja",
-)
+    "config.json", _INDEX, "generation_config.json", "adapter_config.json", "picker.json", "chat_template.jinja",
+)  # fmt: skip
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
 _PLAIN = (
     "{% for message in messages %}{{ message['content'] }}"

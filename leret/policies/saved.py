@@ -25,9 +25,9 @@ from leret.core.bundled import POLICIES
 from leret.core.classes import class_at, path_of
 from leret.core.dspy_internals import LM_ATTRIBUTES
 from leret.core.errors import ConfigError, PolicyError, ProgramError
-from leret.core.types import SharedInstance, digest
+from leret.core.types import SharedInstance
 from leret.policies.base import Policy, Request
-from leret.policies.checkpoints import adapter_base, find_model, load_tokenizer, model_digest, read_model_json
+from leret.policies.checkpoints import find_model, load_tokenizer, model_digest
 from leret.policies.dspy_lm import PolicyLM, policy_lm
 from leret.policies.load import PROBE_S, shared_policy
 from leret.policies.local.chat_template import PromptEncoder
@@ -105,7 +105,6 @@ def policy_record(
         path = find_model(settings.model).resolve()
         mark = f"-{model_digest(path)[:8]}"
         record["name"] = f"{settings.model if settings.model in POLICIES else path.name.removesuffix(mark)}{mark}"
-        record["template"] = template_digest(path)
         encoder = PromptEncoder(load_tokenizer(path, settings.template), None, path.name, settings.enable_thinking)
         record["n_tokens"] = len(encoder.encode(_PROBE).token_ids)
     elif keep and (path := Path(settings.model)).is_dir():
@@ -113,16 +112,6 @@ def policy_record(
     if keep and "name" in record and (path / "training.json").is_file():
         settings = settings.model_copy(update={"model": str(_keep(path, directory / "policies" / record["name"]))})
     return {"policy": portable(settings, directory), **record}
-
-
-def template_digest(path: Path) -> str:
-    """Names the text of a model directory's chat template; an adapter without one has its base's."""
-    file, config = path / "chat_template.jinja", path / "tokenizer_config.json"
-    if file.is_file():
-        return digest(file.read_text(encoding="utf-8"))
-    text = read_model_json(config).get("chat_template") if config.is_file() else None
-    base = adapter_base(path) if text is None else None
-    return digest(text) if base is None else template_digest(base)
 
 
 def open_policy(record: Mapping[str, Any], directory: Path) -> Policy:
@@ -188,21 +177,16 @@ def _keep(path: Path, target: Path) -> Path:
 
 
 def _check_files(settings: PolicySettings, record: Mapping[str, Any]) -> None:
-    """Refuse a policy if its directory is gone, or its chat template, weights or other files have changed."""
+    """Refuse a policy if its directory is gone or its files have changed."""
     name, again = record["name"], "or say where it is served: leret.load(..., serve=URL)"
     try:
         path = find_model(settings.model)
     except PolicyError as error:
         raise PolicyError(f"the policy {name} of this program is missing: {error}; put it back, {again}") from error
-    if template_digest(path) == record["template"] and not name.endswith(f"-{model_digest(path)[:8]}"):
+    if not name.endswith(f"-{model_digest(path)[:8]}"):
         raise PolicyError(
-            f"the weights, settings or tokenizer files in {path} are not those that {name} was saved with; put them "
+            f"the weights, tokenizer or chat template in {path} are not those that {name} was saved with; put them "
             f"back, or save the program again; {again}"
-        )
-    if template_digest(path) != record["template"]:
-        raise PolicyError(
-            f"the chat template in {path} is not the one that {name} was saved with, so the policy would read other "
-            f"prompts than it was trained on; put the template back, or save the program again; {again}"
         )
 
 

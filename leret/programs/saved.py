@@ -240,14 +240,14 @@ def _record(program: dspy.Module, source: ProgramSource | None, directory: Path)
     if source is None and kind.__module__.startswith(FILE_MODULE):
         source = ProgramSource(Path(inspect.getfile(kind)), kind.__name__, _arguments(program))
     if source is not None:
-        home = source.path.resolve().parent
-        for file in source_files(source.path):
-            if (path := file.resolve()).is_relative_to(home):
-                (target := directory / path.relative_to(home)).parent.mkdir(parents=True, exist_ok=True)
-                with suppress(shutil.SameFileError):
-                    shutil.copyfile(path, target)
-        named = {"file": (name := source.path.resolve().name), "digest": source_digest(directory / name)}
-        return {**named, "class": source.name, "arguments": source.arguments, "values": {}}
+        home, name = source.path.resolve().parent, source.path.name
+        beside = [path for path in source_files(source.path)[1:] if path.is_relative_to(home)]
+        for target, path in [(Path(name), source.path), *((path.relative_to(home), path) for path in beside)]:
+            (directory / target).parent.mkdir(parents=True, exist_ok=True)
+            with suppress(shutil.SameFileError):
+                shutil.copyfile(path, directory / target)
+        named = {"file": name, "digest": source_digest(directory / name), "class": source.name}
+        return {**named, "arguments": source.arguments, "values": {}}
     values = _values(program)
     try:
         return {"class": path_of(kind), "arguments": _arguments(program), "values": values}
@@ -289,9 +289,7 @@ def _construct(entry: Mapping[str, Any], directory: Path, searched: RetrieverSet
         raise ProgramError(f"{entry['reason']}; {told}")
     if "file" in entry:
         if entry.get("digest") not in {None, source_digest(directory / entry["file"])}:
-            raise ProgramError(
-                f"{directory / entry['file']}, or what it imports, has changed since it was saved; {told}"
-            )
+            raise ProgramError(f"{directory / entry['file']} or what it imports has changed since it was saved; {told}")
         how: dict[str, Any] = {} if searched is None else {"k": searched.k, "exclude_seen": searched.exclude_seen}
         made = load_program(directory / entry["file"], entry["class"], entry["arguments"], **how)
     else:

@@ -217,9 +217,7 @@ def check_index(directory: Path, corpus: Documents | None = None) -> Manifest:
         manifest.require_corpus(corpus, directory)
     documents = MappedDocuments(directory, manifest.corpus)
     if (stored := documents.content_digest()) != manifest.corpus:
-        raise RetrievalError(
-            f"{directory}: its documents are of corpus {stored}, not {manifest.corpus}; build it again"
-        )
+        raise RetrievalError(f"{directory}: its documents are those of corpus {stored}; build the index again")
     _, title, text = next((documents.at(row) for row in range(len(documents))), ("", "", ""))
     open_index(directory).search([f"{title} {text}", ""], 1)
     return manifest

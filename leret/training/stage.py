@@ -19,14 +19,14 @@ from typing import Any, cast
 from leret.config.base import free_keys
 from leret.config.policy import PickerSettings
 from leret.config.training import TrainingRecipe
-from leret.core.errors import DataError, ProgramError, TrainingError
+from leret.core.errors import TrainingError
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.stages import check_resumable
 from leret.core.types import Task
 from leret.policies.checkpoints import pick_device, positions, refuse_changed_weights
 from leret.policies.serving.model import sampled_settings
-from leret.sampling.rollouts.environment import Environment, questions_digest, refuse_changed_files
+from leret.sampling.rollouts.environment import Environment, questions_digest, refuse_changes_since_sampling
 from leret.training.alarms import best_step
 from leret.training.algorithms import ALGORITHMS, OnlineAlgorithm
 from leret.training.algorithms.base import Algorithm, TrainerInputs, n_processes
@@ -137,7 +137,7 @@ def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
         initial = find_initial(run, recipe.init_from, recipe.predictors)
     examples: Sequence[TrainingExample] = ()
     tasks: Sequence[Task] = ()
-    _refuse_changes(run)
+    refuse_changes_since_sampling(run, "train")
     if isinstance(algorithm, OnlineAlgorithm):
         from leret.training.online.rounds import training_tasks
 
@@ -172,15 +172,6 @@ def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
         run=run,
         tasks=tasks,
     )
-
-
-def _refuse_changes(run: Run) -> None:
-    """Refuse what has changed since sampling; examples can be trained on where the files are not."""
-    try:
-        with Environment.open(run) as bench:
-            refuse_changed_files(run, bench)
-    except (ProgramError, DataError) as error:
-        run.event("train", "files not checked", why=str(error))
 
 
 def _with_predictors(recipe: TrainingRecipe, run: Run) -> TrainingRecipe:

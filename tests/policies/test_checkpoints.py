@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from leret.core.errors import PolicyError
-from leret.policies.checkpoints import find_model, load_model, load_tokenizer, load_weights, model_digest
+from leret.policies.checkpoints import find_model, load_model, load_tokenizer, load_weights, model_digest, policy_digest
 from leret.policies.local.chat_template import load_template
 
 WEIGHT = "model.layers.1.mlp.up_proj.weight"
@@ -52,6 +52,11 @@ def as_adapter(path: Path, *names: str) -> None:
         (lambda path: (path / FILE).write_bytes((path / FILE).read_bytes()[:20]), "damaged or cut short"),
         (lambda path: (path / FILE).write_bytes((path / FILE).read_bytes()[:5000]), "damaged or cut short"),
         (lambda path: set_weights(path, lambda weights: weights.pop(WEIGHT)), rf"lacks 1 .*\({re.escape(WEIGHT)}\)"),
+        (
+            lambda path: set_weights(path, lambda weights: weights[WEIGHT].view(-1)[7:8].fill_(torch.nan)),
+            "NaN or infin",
+        ),
+        (lambda path: set_weights(path, lambda weights: weights[WEIGHT].view(-1)[7:8].fill_(-torch.inf)), "NaN or inf"),
         (lambda path: set_config(path, intermediate_size=96), "cannot be loaded|lacks"),
         (lambda path: set_config(path, model_type="mystery", architectures=["M"]), "mystery.*use kind: openai"),
         (lambda path: [file.unlink() for file in path.glob("tokenizer*")], "no tokenizer that can be loaded"),
@@ -107,3 +112,16 @@ def test_the_digest_follows_the_bytes_and_not_the_place(llama_dir: Path, copy: P
 def test_an_adapter_may_have_a_trainers_own_file_beside_it(copy: Path) -> None:
     as_adapter(copy, "training_args.bin", "adapter_model.safetensors")
     assert find_model(copy) == copy
+
+
+@pytest.mark.parametrize("name", [FILE, "config.json", "tokenizer.json", "chat_template.jinja"])
+def test_a_trained_policy_has_the_files_that_its_training_wrote(copy: Path, name: str) -> None:
+    record = copy / "training.json"
+    record.write_text("{}")  # of an older leret
+    assert find_model(copy) == copy
+    record.write_text(json.dumps({"weights": policy_digest(copy)}))
+    assert find_model(copy) == copy
+    data = (copy / name).read_bytes()
+    (copy / name).write_bytes(data[:-9] + b" " + data[-8:] if name == FILE else data + b" ")
+    with pytest.raises(PolicyError, match="than its training wrote"):
+        find_model(copy)

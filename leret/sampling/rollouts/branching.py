@@ -377,9 +377,8 @@ class StateSampler:
             return dict.fromkeys(final.parts, 0.0)
         last, n_steps = end.steps[-1], len(end.steps)
         outputs = last.outputs[0] if isinstance(last.outputs, list) and last.outputs else {}
-        outcome = Outcome(
-            point.task, last.text or "", deepcopy(outputs), end.need.ranking, end.need.prediction, n_steps
-        )
+        seen = deepcopy(outputs), end.need.ranking, end.need.prediction, n_steps
+        outcome = Outcome(point.task, last.text or "", *seen)
         values: dict[str, float] = await self._runner.in_thread(final.values, outcome)
         if not values:
             raise ConfigError(f"the final reward has no value for task {point.task.id}; leave such tasks out")

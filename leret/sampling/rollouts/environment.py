@@ -17,7 +17,7 @@ from leret.config.base import RecipePath, free_keys, paths_in, with_paths
 from leret.config.load import recorded
 from leret.config.policy import by_predictor
 from leret.config.sampling import SamplingRecipe
-from leret.core.errors import ConfigError
+from leret.core.errors import ConfigError, DataError, ProgramError
 from leret.core.runs import Run, program_digest
 from leret.core.stages import check_resumable, completed, input_stamps, source_files, stage_key
 from leret.core.types import Json, Task, digest
@@ -216,18 +216,25 @@ def refuse_changed_files(run: Run, bench: Environment, *, reward: bool = True) -
     known, before = manifest.get("digests", {}), manifest.get("sampling")
     if before is None or completed(run.path, "sample", stage_key(bench.recipe, recipe_stamps(bench.recipe))):
         return
+    asked = before["data"]["limit"], before["data"].get("part")
     digests: dict[str, Callable[[], str | None]] = {
         "program": lambda: bench.program_digest,
-        "reward": lambda: bench.reward_digest if reward else known["reward"],
+        "reward": lambda: bench.reward_digest,
         "corpus": lambda: bench.corpus.digest,
-        "questions": lambda: questions_digest(
-            bench.questions(limit=before["data"]["limit"], part=before["data"].get("part"))
-        ),
+        "questions": lambda: questions_digest(bench.questions(None, *asked)),
     }
-    for name in (name for name in digests if name in known):
-        check_resumable(
-            run.path, {"digest": {name: known[name]}}, {"digest": {name: digests[name]()}}, otherwise=_OTHERWISE
-        )
+    for name, found in digests.items():
+        if name in known and (reward or name != "reward"):
+            check_resumable(run.path, {"digest": {name: known[name]}}, {"digest": {name: found()}}, (), _OTHERWISE)
+
+
+def refuse_changes_since_sampling(run: Run, stage: str) -> None:
+    """Refuse changed files for a stage that reads stored samples, and can do so where program and data are absent."""
+    try:
+        with Environment.open(run) as bench:
+            refuse_changed_files(run, bench)
+    except (ProgramError, DataError) as error:
+        run.event(stage, "files not checked", why=str(error))
 
 
 def recipe_stamps(recipe: SamplingRecipe) -> Json:

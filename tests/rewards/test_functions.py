@@ -1,0 +1,81 @@
+"""Functions of the user's own: their modules, and what names them."""
+
+import hashlib
+
+import pytest
+
+from leret.core.stages import source_files
+from leret.rewards import reward
+from leret.rewards.functions import load_function, source_digest, sources_digest
+
+FILES = {
+    "reward.py": (
+        "import json, os.path, near\nfrom pack import part as p, absent\nfrom pack.deep.leaf import x\n"
+        "import leret.rewards\n\ndef own(o):\n    import late\n"
+    ),
+    "near.py": "import circle\n",
+    "circle.py": "import near\n",
+    "late.py": "def broken(\n",
+    "unrelated.py": "",
+    "pack/part.py": "from . import sibling\nfrom .deep import leaf\n",
+    "pack/sibling.py": "",
+    "pack/deep/__init__.py": "",
+    "pack/deep/leaf.py": "from ..sibling import y\nimport near\n",
+}
+IMPORTED = [*FILES.keys() - {"reward.py", "unrelated.py"}]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_the_imports_of_a_file_are_found_without_running_it(folder):
+    found = source_files(folder / "reward.py")
+    assert found[0] == folder / "reward.py"
+    assert [path.relative_to(folder).as_posix() for path in found[1:]] == sorted(IMPORTED)
+
+
+@pytest.mark.parametrize("name", ["reward.py", *IMPORTED])
+def test_a_change_in_what_is_imported_is_another_digest(folder, name):
+    function = f"{folder}/reward.py:own"
+    before = source_digest(function), sources_digest(["recall", function])
+    (folder / "unrelated.py").write_text("changed = 1\n")
+    assert (source_digest(function), sources_digest([function])) == before
+    with (folder / name).open("a") as file:
+        file.write("# changed\n")
+    assert source_digest(function) != before[0]
+    assert sources_digest([function]) != before[1]
+
+
+def test_a_file_alone_keeps_the_digest_of_its_bytes(tmp_path):
+    path = tmp_path / "alone.py"
+    path.write_text("import json\nfrom leret.core import types\nimport numpy\n\ndef own(o):\n    return 1\n")
+    assert source_digest(f"{path}:own") == hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    assert source_digest(f"{tmp_path}/absent.py:own") is None
+    assert sources_digest(["recall", "ap@3"]) is None
+
+
+def test_a_module_of_a_package_is_followed_from_its_top(tmp_path):
+    (tmp_path / "top/low").mkdir(parents=True)
+    for name in ("top/__init__.py", "top/low/__init__.py", "top/other.py"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "top/low/own.py").write_text("from top.other import x\n")
+    names = [path.relative_to(tmp_path).as_posix() for path in source_files(tmp_path / "top/low/own.py")]
+    assert names == ["top/low/own.py", "top/__init__.py", "top/other.py"]
+
+
+@pytest.mark.parametrize("by", ["file", "name"])
+def test_a_changed_module_is_imported_again(tmp_path, monkeypatch, by):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    near, path = tmp_path / f"near_{by}.py", tmp_path / f"own_{by}.py"
+    near.write_text("VALUE = 1.0\n")
+    path.write_text(f"import near_{by} as near\n\n\ndef own(outcome):\n    return near.VALUE\n")
+    name = f"{path}:own" if by == "file" else "own_name:own"
+    assert reward(name)(None) == 1.0
+    assert load_function(name) is load_function(name)
+    near.write_text("VALUE = 25.0\n")
+    assert reward(name)(None) == 25.0
