@@ -11,6 +11,7 @@ import torch
 from leret.config.policy import EncoderSettings, FeaturesSettings, PolicySettings
 from leret.core.errors import PolicyError
 from leret.policies.base import Request
+from leret.policies.checkpoints import policy_digest
 from leret.policies.load import make_policy, shared_policy
 from leret.policies.pickers import picker as pickers
 from leret.policies.pickers.picker import RECORD, draw, plan
@@ -115,6 +116,22 @@ def test_a_saved_picker_gives_the_same_values(picker, kind: str, tmp_path: Path)
     assert (
         again.digest != make_policy(PolicySettings.model_validate({"kind": kind, "model": str(tmp_path / "q")})).digest
     )
+
+
+@pytest.mark.parametrize("kind", ["features", "encoder"])
+def test_a_picker_with_nan_or_other_files_is_refused(picker, kind: str, tmp_path: Path) -> None:
+    settings = PolicySettings.model_validate({"kind": kind, "model": str(tmp_path)})
+    one = shaken(picker(kind, hidden_size=16))
+    one.save(tmp_path)
+    (tmp_path / "training.json").write_text(json.dumps({"weights": policy_digest(tmp_path)}))
+    assert make_policy(settings).fitted
+    next(one.model.parameters()).data.view(-1)[:1] = torch.nan
+    one.save(tmp_path)
+    with pytest.raises(PolicyError, match="than its training wrote"):
+        make_policy(settings)
+    (tmp_path / "training.json").unlink()
+    with pytest.raises(PolicyError, match="NaN or infinite"):
+        make_policy(settings)
 
 
 def test_a_picker_that_was_trained_on_is_loaded_again(picker, tmp_path: Path) -> None:

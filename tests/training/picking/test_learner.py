@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from pydantic import ValidationError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from leret.core.errors import PolicyError, TrainingError
 from leret.training.algorithms.grpo import GRPORecipe
@@ -62,6 +62,11 @@ def test_a_training_goes_on_from_a_trained_picker(run):
     assert train(again, run).total_steps == 3
     with pytest.raises(TrainingError, match="init_from: 'third'"):
         train(changed(PICK, init_from="third"), run)
+    changed_picker = sorted((run.policies / "first").rglob("*.safetensors"))[-1]
+    weights = load_file(changed_picker)
+    save_file({name: weight + 1 for name, weight in weights.items()}, changed_picker)
+    with pytest.raises(PolicyError, match="than its training wrote"):
+        train(changed(again, name="third"), run)
 
 
 @pytest.mark.parametrize("keys", [{"lora": {"r": 4}}, {"dtype": "bfloat16"}, {"lr_scheduler_type": "linear"}])
