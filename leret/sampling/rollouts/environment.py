@@ -216,7 +216,7 @@ def refuse_changed_files(run: Run, bench: Environment, *, reward: bool = True) -
     known, before = manifest.get("digests", {}), manifest.get("sampling")
     if before is None or completed(run.path, "sample", stage_key(bench.recipe, recipe_stamps(bench.recipe))):
         return
-    asked = before["data"]["limit"], before["data"].get("part")
+    asked = before["data"].get("limit"), before["data"].get("part")
     digests: dict[str, Callable[[], str | None]] = {
         "program": lambda: bench.program_digest,
         "reward": lambda: bench.reward_digest,
