@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from leret.config.sampling import RewardSettings
-from leret.core.errors import ConfigError
+from leret.core.errors import USER_ERRORS, ConfigError, raised
 from leret.core.types import Outcome
 from leret.rewards import form, ranking
 from leret.rewards.answers import ANSWERS
@@ -91,11 +91,21 @@ class Scoring:
 
 
 def values_of(parts: Mapping[str, Reward], outcome: Outcome) -> dict[str, float]:
-    """The rewards that apply to an outcome, by name; a ConfigError where one is not a finite number."""
-    values = {name: float(value) for name, part in parts.items() if (value := part(outcome)) is not None}
-    for name, value in values.items():
-        if not math.isfinite(value):
-            raise ConfigError(f"reward {name} is {value} for question {outcome.task.id}; give a finite number, or None")
+    """The rewards that apply to an outcome, by name; a ConfigError where one fails or is not a finite number."""
+    values, question = {}, f"question {outcome.task.id}"
+    for name, part in parts.items():
+        try:
+            value = part(outcome)
+            number = math.nan if value is None else float(value)
+        except USER_ERRORS as error:
+            raise ConfigError(
+                f"reward {name} failed for {question}: {raised(error)}; correct the function, which returns a finite "
+                "number, or None where it does not apply"
+            ) from error
+        if value is not None and not math.isfinite(number):
+            raise ConfigError(f"reward {name} is {value} for {question}; return a finite number, or None")
+        if value is not None:
+            values[name] = number
     return values
 
 
@@ -105,7 +115,8 @@ def reward(spec: str | RewardSettings | Reward, key: str = "") -> Reward:
     By its name it is the function itself: ``ap``; with a cut-off ``recall@10``; the user's own ``rewards.py:score``.
     """
     if isinstance(spec, str):
-        return _named(spec, key)
+        function = _named(spec, key)
+        return (lambda outcome: values_of({spec: function}, outcome).get(spec)) if is_function(spec) else function
     if callable(spec):
         return spec
     found = scoring(spec, key)
