@@ -85,13 +85,16 @@ class TrainedProgram(dspy.Module):
         return dspy.context(adapter=self.adapter, **rm)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:  # DSPy warns of a forward that is called by its name
         with self._context():
             return run_program(self.program, *args, **kwargs)
 
     async def aforward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program; one without an ``aforward`` in a worker thread, so that other tasks go on."""
         if not callable(getattr(type(self.program), "aforward", None)):
-            return await dspy.asyncify(self.forward)(*args, **kwargs)
+            return await dspy.asyncify(self._run)(*args, **kwargs)
         with self._context():
             return await self.program.acall(*args, **kwargs)
 
