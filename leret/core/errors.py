@@ -18,9 +18,21 @@ alone and exits with ``exit_code``: 2 where the user can mend it, 1 where someth
 
 from __future__ import annotations
 
+import os
+import sysconfig
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Self
+
+_NOT_THE_USERS = (
+    str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib")), "<",
+)  # fmt: skip
+"""Beginnings of the file names of leret, of libraries, and of code without a file."""
+
+USER_ERRORS = (Exception, SystemExit, GeneratorExit)
+"""What a call of a user's function may raise and leret reports as its error; KeyboardInterrupt is the user's own."""
 
 
 class LeretError(Exception):
@@ -90,3 +102,12 @@ def reason(error: BaseException) -> str:
     """Class and first line of somebody else's error, for a message."""
     first, _, _ = str(error).strip().partition("\n")
     return f"{type(error).__name__}: {first}"
+
+
+def raised(error: BaseException) -> str:
+    """`reason`, with the last line of the user's own code that the error came through (``ValueError: x (a.py:3)``)."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THE_USERS)]
+    if not frames:
+        return reason(error)
+    path = os.path.relpath(frames[-1].filename)
+    return f"{reason(error)} ({Path(path).name if path.startswith('..') else path}:{frames[-1].lineno})"

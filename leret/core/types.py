@@ -41,7 +41,7 @@ def digest(*parts: Json) -> str:
 
 
 class SharedInstance:
-    """What copies of a program have in common, deep ones too: a model, connections. DSPy's optimizers copy programs."""
+    """A model or connections that copies of a program share, deep ones too; DSPy's optimizers copy programs."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         return self

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from leret.core.bundled import policy_directory
-from leret.core.errors import PolicyError
+from leret.core.errors import PolicyError, import_optional
 from leret.core.types import digest
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -82,7 +82,8 @@ def _from_hub(name: str) -> Path:
 
 
 def _check_whole(weights: list[Path]) -> None:
-    """Every file has a whole header and all of its bytes."""
+    """Refuse files whose header or bytes are cut short."""
+    import_optional("safetensors.torch", "torch", "train")
     from safetensors import SafetensorError, safe_open
 
     for file in weights:

@@ -211,6 +211,9 @@ class PolicyEngine(SharedInstance):
         """An engine over what ``dump_state`` named; a model of this process is loaded by the first request."""
         return _engine(PolicySettings.model_validate(state))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).load_state, (self.dump_state(),)
+
     def _submit(self, model: str, request: Request) -> Future[list[Completion]]:
         policy = self.policy(model)
         if isinstance(policy, LocalPolicy):  # it has a thread of its own
@@ -252,6 +255,9 @@ class AsyncPolicyEngine(SharedInstance):
         self.engine = engine
         self.complete = engine.acomplete
         self.dump_state = engine.dump_state
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.engine,)
 
     async def stream(self, request: lm15.Request) -> Any:
         for event in lm15.response_to_events(await self.complete(request)):

@@ -43,11 +43,16 @@ _START_S = 600.0
 """Until a server that is started here must answer."""
 
 _SECRET = re.compile(r"(?i)key|secret|credential|password|header|(^|_)token($|_)")
+_UNSAFE = re.compile(rf"{_SECRET.pattern}|(?<!api_)base|url|endpoint|host|proxy|provider|client|fallback|model_list")
+"""Settings of an LM that hold a secret, or send its requests elsewhere than to ``api_base``."""
 _NO_KEY = {None, "", "none", "None", "EMPTY"}
 
 
 class Servers(SharedInstance, ExitStack):
-    """The servers that run for a program; copies of the program share them."""
+    """The servers that run for a program; copies of the program share them, but not those in other processes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Servers, ()
 
 
 def lm_record(lm: dspy.BaseLM, directory: Path) -> dict[str, Any]:
@@ -74,11 +79,12 @@ def lm_record(lm: dspy.BaseLM, directory: Path) -> dict[str, Any]:
         return record if type(lm) is PolicyLM else {**record, "class": path_of(type(lm))}
     if type(lm) is not dspy.LM or isinstance(engine, dict):
         raise ProgramError(f"{name} cannot be saved: its class {type(lm).__name__} or its engine is its own; {instead}")
-    secret = [key for key, value in state.items() if value and _SECRET.search(key)]
     url = state.pop("base_url", None) or state.get("api_base") or _default_url(lm.model)
+    secret = [key for key, value in state.items() if value and _UNSAFE.search(key)]
     if secret or "@" in str(url):
         raise ProgramError(
-            f"{name} may hold a secret ({', '.join(secret) or 'in its URL'}); it is not saved; {instead}"
+            f"{name} may hold a secret or another endpoint ({', '.join(secret) or 'in its URL'}); it is not saved; "
+            f"{instead}"
         )
     key = lm.kwargs.get("api_key")
     variable = next((var for var, value in os.environ.items() if value == key and _SECRET.search(var)), None)
@@ -217,6 +223,8 @@ async def _find(settings: OpenAIPolicySettings, record: Mapping[str, Any]) -> st
 def _plain_lm(record: Mapping[str, Any]) -> dspy.LM:
     """A ``dspy.LM`` as it was: at its own endpoint, with the key of the environment."""
     state, variable = dict(record["lm"]), record.get("api_key_env")
+    if unsafe := [key for key, value in state.items() if value and _UNSAFE.search(key)]:
+        raise ProgramError(f"the LM {state['model']} of this program sets {', '.join(unsafe)}; load it with lm=...")
     if variable is not None and variable not in os.environ:
         raise ConfigError(f"the LM {state['model']} of this program takes its key from {variable}, which is not set")
     if variable is not None or state.get("api_base"):

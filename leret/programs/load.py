@@ -11,7 +11,7 @@ from typing import Any
 
 import dspy
 
-from leret.core.errors import ProgramError
+from leret.core.errors import USER_ERRORS, ProgramError, raised
 from leret.core.stages import forget_changed
 from leret.core.types import digest
 from leret.programs.search import Search
@@ -33,8 +33,8 @@ def _load_class(path: Path, name: str) -> type[dspy.Module]:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise ProgramError(f"{path} does not run: {type(error).__name__}: {error}") from error
+    except USER_ERRORS as error:
+        raise ProgramError(f"{path} does not run: {raised(error)}") from error
     found = getattr(module, name, None)
     if not (inspect.isclass(found) and issubclass(found, dspy.Module)):
         classes = [v for v in vars(module).values() if inspect.isclass(v) and v.__module__ == module_name]
@@ -63,8 +63,8 @@ def load_program(
         raise ProgramError(f"{name} takes {takes}; the recipe also gives program.{', program.'.join(unknown)}")
     try:
         program = cls(**arguments)
-    except Exception as error:
-        raise ProgramError(f"{name}({arguments}) failed: {type(error).__name__}: {error}") from error
+    except USER_ERRORS as error:
+        raise ProgramError(f"{name}({arguments}) failed: {raised(error)}") from error
     searches = [module for _, module in program.named_sub_modules(type_=Search)]
     if exclude_seen and not searches:
         raise ProgramError(f"{name} has no leret.Search, the only one to heed retriever.exclude_seen; leave that out")

@@ -42,7 +42,7 @@ from leret.core.dspy_internals import (
     settings_here,
     text_response,
 )
-from leret.core.errors import ProgramError, ReplayError
+from leret.core.errors import USER_ERRORS, ProgramError, ReplayError, raised
 from leret.core.types import Candidate, Ranking, Task
 from leret.programs.needs import (
     Candidates,
@@ -169,7 +169,7 @@ class Replay:
                 run.prediction = asyncio.run(forward(**inputs)) if self.is_async else forward(**inputs)
         except Stop:
             pass
-        except Exception as error:
+        except USER_ERRORS as error:
             if isinstance(error, RuntimeError) and self._thread is None and "running event loop" in str(error):
                 raise
             run.crash = error
@@ -218,7 +218,7 @@ class ProgramRun:
         self.searches: list[SearchCall] = []
         self.needs: list[NeedsCompletion | NeedsSearch] = []
         self.prediction: Any = None
-        self.crash: Exception | None = None
+        self.crash: BaseException | None = None
         self._left = list(steps)
         self._stopped: set[int | None] = set()
         self._errors: list[Exception] = []
@@ -341,7 +341,7 @@ class ProgramRun:
         if self.crash is not None:
             raise ProgramError(
                 f"{program} failed on {task.text!r} after {len(self.steps) - len(missing)} completions: "
-                f"{type(self.crash).__name__}: {self.crash}"
+                f"{raised(self.crash)}"
             ) from self.crash
         return Finished(self.prediction, self.found)
 

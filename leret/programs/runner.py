@@ -11,7 +11,7 @@ from typing import Any
 import dspy
 
 from leret.core.aio import started
-from leret.core.errors import LeretError, ProgramError, ReplayError, RetrievalError
+from leret.core.errors import LeretError, ProgramError, ReplayError, RetrievalError, raised
 from leret.core.types import State, Task, digest
 from leret.programs.needs import Finished, NeedsCompletion, NeedsSearch, Step, difference, place
 from leret.programs.prompts import Formatter
@@ -142,8 +142,8 @@ class ProgramRunner:
                 return await self.in_thread(need.ask)
             except LeretError:
                 raise
-            except Exception as error:
-                raise RetrievalError(f"{need.key[0]}{need.key[1]} failed: {type(error).__name__}: {error}") from error
+            except (Exception, SystemExit) as error:
+                raise RetrievalError(f"{need.key[0]}{need.key[1]} failed: {raised(error)}") from error
         searches = self.searches
         if searches is None:
             if need.retriever is None:

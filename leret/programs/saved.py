@@ -11,8 +11,9 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,8 +28,8 @@ from leret.config.data import DataSettings
 from leret.config.policy import PolicySettings
 from leret.config.retriever import RetrieverSettings
 from leret.core.classes import class_at, path_of, plain_value
-from leret.core.dspy_internals import run_program
-from leret.core.errors import ConfigError, ProgramError
+from leret.core.dspy_internals import carried_run, run_program
+from leret.core.errors import ConfigError, LeretError, ProgramError, raised
 from leret.core.files import write_atomically
 from leret.core.stages import source_digest, source_files
 from leret.datasets.load import load_corpus
@@ -40,7 +41,7 @@ from leret.programs.pick import named_picks
 from leret.programs.search import Search
 from leret.retrieval.base import Retriever
 from leret.retrieval.caching import with_cache
-from leret.retrieval.load import load_retriever
+from leret.retrieval.load import load_retriever, reopen, retriever_record
 
 _VERSION = 3
 _FILE = "program.json"
@@ -66,25 +67,40 @@ class TrainedProgram(dspy.Module):
     `load` started for it.
     """
 
-    def __init__(self, program: dspy.Module, adapter: dspy.Adapter, servers: Servers | None = None) -> None:
+    def __init__(
+        self, program: dspy.Module, adapter: dspy.Adapter, servers: Servers | None = None, rm: Any = None
+    ) -> None:
         super().__init__()
         self.program = program
         self.adapter = adapter
+        self.rm = rm
         self._servers = servers or Servers()
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "program" not in vars(self):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.program, name)
+
+    def _context(self) -> Any:
+        rm = {} if self.rm is None or carried_run() is not None else {"rm": self.rm}  # leret watches its own
+        return dspy.context(adapter=self.adapter, **rm)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with dspy.context(adapter=self.adapter):
+        return self._run(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:  # DSPy warns of a forward that is called by its name
+        with self._context():
             return run_program(self.program, *args, **kwargs)
 
     async def aforward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program; one without an ``aforward`` in a worker thread, so that other tasks go on."""
         if not callable(getattr(type(self.program), "aforward", None)):
-            return await dspy.asyncify(self.forward)(*args, **kwargs)
-        with dspy.context(adapter=self.adapter):
+            return await dspy.asyncify(self._run)(*args, **kwargs)
+        with self._context():
             return await self.program.acall(*args, **kwargs)
 
     def save(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
-        """As the program that `leret.LeReT` returns: everything into a directory, or a state file as DSPy does."""
+        """Save everything into a directory, or as DSPy does: a state file, or with ``save_program`` a pickle."""
         _save(self, path, *args, **kwargs)
 
     def close(self) -> None:
@@ -139,8 +155,9 @@ def save(
         ProgramError: the adapter, an LM or the state cannot be written as JSON.
         PolicyError: the weights of a policy are not there.
     """
+    rm = dspy.settings.rm
     if isinstance(program, TrainedProgram):
-        program, adapter = program.program, adapter or program.adapter
+        program, adapter, rm = program.program, adapter or program.adapter, program.rm or rm
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     parts = _parts(program)
@@ -167,6 +184,7 @@ def save(
         "predictors": predictors,
         "lms": records,
         "picks": {name: policy_record(one, directory, {}, keep=policies is None) for name, one in of_pick.items()},
+        "searches": {} if retriever else _searches(program, rm, directory),
         "retriever": retriever and portable(retriever, directory),
         "data": data and portable(data, directory),
     }
@@ -183,9 +201,9 @@ def load(
     lm: dspy.BaseLM | None = None,
     retriever: Retriever | None = None,
     program: dspy.Module | None = None,
-    api_key_env: str | None = None,
+    api_key_env: str | Collection[str] | None = None,
 ) -> TrainedProgram:
-    """A saved program, ready to be called or composed into another one.
+    """Return a saved program, ready to be called or composed into another one.
 
     Args:
         directory: what ``optimized.save(directory)`` wrote, or a run's ``program`` directory.
@@ -196,10 +214,12 @@ def load(
         lm: runs the predictors instead of the saved LMs.
         retriever: searches instead of the saved index.
         program: takes the saved state, where the class cannot be constructed from what was saved.
-        api_key_env: the environment variable with the key of the server at the URL.
+        api_key_env: environment variables with keys that the program may send to its servers; the first one is that
+            of the server at the URL.
 
     Raises:
-        ProgramError: the directory is not a saved program, or its source no longer runs.
+        ConfigError: the program would send the key in a variable that ``api_key_env`` does not name.
+        ProgramError: the directory is not a saved program, its source no longer runs, or its retriever was not saved.
         PolicyError: a policy is gone, its chat template has changed, or the server does not have it.
         RetrievalError: the index it names is gone or is of another corpus.
     """
@@ -207,25 +227,108 @@ def load(
     if serve not in {None, "local", "vllm"} and not str(serve).startswith(("http://", "https://")):
         raise ConfigError(f"serve={serve!r}: give None, 'local', 'vllm', or a URL as http://127.0.0.1:8000/v1")
     saved = _read(directory)
+    try:
+        return _load(saved, directory, serve, lm, retriever, program, api_key_env)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+        raise ProgramError(f"{directory / _FILE} cannot be loaded ({raised(error)}); save the program again") from error
+
+
+def _load(
+    saved: Mapping[str, Any],
+    directory: Path,
+    serve: str | None,
+    lm: dspy.BaseLM | None,
+    retriever: Retriever | None,
+    program: dspy.Module | None,
+    api_key_env: str | Collection[str] | None,
+) -> TrainedProgram:
+    keys = [api_key_env] if isinstance(api_key_env, str) else list(api_key_env or ())
+    used = saved["lms"] if lm is None else [], saved.get("picks"), retriever is None and [
+        saved["retriever"], saved.get("searches")
+    ]  # fmt: skip
+    _refuse_keys(used, keys, directory / _FILE)
     searched = located(RetrieverSettings.model_validate(saved["retriever"]), directory) if saved["retriever"] else None
     program = program or _construct(saved["program"], directory, searched)
     if retriever is None and searched is not None:
         retriever = _retriever(searched, located(DataSettings(**saved["data"]), directory), directory)
-    for _, search in program.named_sub_modules(type_=Search):
-        search.retriever = retriever or search.retriever
+    rm = _open_searches(program, saved.get("searches", {}), directory, retriever)
     if serve is not None and lm is None and not any("policy" in record for record in saved["lms"]):
         raise ConfigError(f"serve={serve!r}: no predictor of this program has a leret policy; load it without serve")
     servers = Servers()
     try:
-        lms = [open_lm(record, directory, serve, servers, api_key_env) for record in saved["lms"] if lm is None]
-        _restore(program, saved["predictors"], lambda place: lm or (None if place is None else lms[place]))
+        lms = [open_lm(record, directory, serve, servers, next(iter(keys), None)) for record in used[0]]
+        by_place: dict[int | None, Any] = {None: None, **dict(enumerate(lms))}
+        _restore(program, saved["predictors"], lambda place: lm or by_place[place])
         for name, pick in named_picks(program).items():
             record = saved.get("picks", {}).get(name)
             pick.actor = pick.actor if record is None else open_policy(record, directory)
-        return TrainedProgram(program, load_adapter(saved["adapter"]), servers)
+        return TrainedProgram(program, load_adapter(saved["adapter"]), servers, rm)
     except BaseException:
         servers.close()
         raise
+
+
+def _refuse_keys(records: Any, allowed: Collection[str], file: Path) -> None:
+    """Refuse to send a key that the file names and the caller does not, to a server that the file chooses."""
+    if isinstance(records, Mapping):
+        for name, value in records.items():
+            if name.endswith("_env") and isinstance(value, str) and value in os.environ and value not in allowed:
+                to = records.get("urls") or records.get("url") or (records.get("lm") or {}).get("api_base")
+                raise ConfigError(
+                    f"{file} sends the key in the variable {value} to {to or 'the provider of its LM'}; allow that by "
+                    f"leret.load(..., api_key_env={value!r}), or pass another LM or retriever"
+                )
+    for value in records.values() if isinstance(records, Mapping) else records:
+        if isinstance(value, Mapping | list | tuple):
+            _refuse_keys(value, allowed, file)
+
+
+def _searches(program: dspy.Module, rm: Any, directory: Path) -> dict[str, Any]:
+    """What opens the retriever of each search, by its place; under ``""`` that of ``dspy.settings.rm``."""
+    asked = {place: search.retriever for place, search in _parts(program, Search).items()}
+    if None in asked.values() or _parts(program, dspy.Retrieve):
+        asked[""] = rm
+    found = {}
+    for place, retriever in asked.items():
+        if retriever is None:
+            continue
+        record = retriever_record(retriever, directory)
+        found[place] = record or {"unsaved": type(retriever).__name__}
+        if record is None:
+            _LOG.warning(
+                "the retriever of %s is a %s, which only Python can make again; load the program with "
+                "leret.load(..., retriever=...)",
+                place or "dspy.settings.rm", type(retriever).__name__,
+            )  # fmt: skip
+    return found
+
+
+def _open_searches(
+    program: dspy.Module, records: Mapping[str, Any], directory: Path, retriever: Retriever | None
+) -> Retriever | None:
+    """Give each search its retriever, or ``retriever``; that of ``dspy.settings.rm`` is returned."""
+    known: dict[str, Retriever] = {}
+
+    def opened(place: str) -> Retriever | None:
+        record = records.get(place)
+        if retriever is not None or record is None or "unsaved" in record:
+            return retriever
+        name = json.dumps(record)
+        if name not in known:
+            try:
+                known[name] = reopen(record, directory)
+            except LeretError as error:
+                raise ProgramError(f"{error}; or give another retriever: leret.load(..., retriever=...)") from error
+        return known[name]
+
+    for place, search in _parts(program, Search).items():
+        search.retriever = opened(place) or search.retriever
+        if search.retriever is None and place in records:
+            raise ProgramError(
+                f"the retriever of {place} was a {records[place]['unsaved']}, which is not saved; "
+                "give one: leret.load(..., retriever=...)"
+            )
+    return opened("")
 
 
 def _parts(program: dspy.Module, kind: type = Parameter) -> dict[str, Any]:
@@ -288,6 +391,8 @@ def _construct(entry: Mapping[str, Any], directory: Path, searched: RetrieverSet
     if entry["arguments"] is None:
         raise ProgramError(f"{entry['reason']}; {told}")
     if "file" in entry:
+        if (directory / entry["file"]).resolve().parent != directory.resolve():
+            raise ProgramError(f"{directory / _FILE}: the program's file {entry['file']} is not in this directory")
         if entry.get("digest") not in {None, source_digest(directory / entry["file"])}:
             raise ProgramError(f"{directory / entry['file']} or what it imports has changed since it was saved; {told}")
         how: dict[str, Any] = {} if searched is None else {"k": searched.k, "exclude_seen": searched.exclude_seen}
@@ -323,13 +428,13 @@ def _read(directory: Path) -> dict[str, Any]:
     path = directory / _FILE
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ProgramError(
             f"{directory} is not a saved program ({error}); `optimized.save(directory)` writes one, and `leret eval` "
             "writes R/program"
         ) from error
     if not isinstance(saved, dict) or saved.get("version") != _VERSION:
         raise ProgramError(f"{path} is not of version {_VERSION}; save the program again with this leret")
-    if saved["dspy"] != dspy.__version__:
-        _LOG.warning("%s was saved under DSPy %s, and this is %s", directory, saved["dspy"], dspy.__version__)
+    if saved.get("dspy") != dspy.__version__:
+        _LOG.warning("%s was saved under DSPy %s, and this is %s", directory, saved.get("dspy"), dspy.__version__)
     return saved

@@ -129,8 +129,8 @@ class Search(dspy.Module):
         retriever = self.retriever or dspy.settings.rm
         if not isinstance(retriever, Retriever):
             raise ProgramError(
-                "Search has no retriever: pass one as Search(retriever=...), or call dspy.configure(rm=...); "
-                "leret.load(DIRECTORY) sets the one that a program was trained with"
+                "Search has no retriever: pass one as Search(retriever=...), call dspy.configure(rm=...), or load the "
+                "program with leret.load(DIRECTORY, retriever=...)"
             )
         return tuple(retriever.search([query], k)[0])
 

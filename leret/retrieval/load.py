@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from leret.config.base import RecipePath, mark_of
+from leret.config.base import RecipePath, mark_of, portable
 from leret.config.retriever import (
     BM25Settings,
     ClinicalTrialsSettings,
@@ -102,11 +102,11 @@ def load_retriever(
     """
     engine = ENGINES[settings.kind]
     if engine.role == "server":
-        return cast(Retriever, engine.load()(settings))
+        return _from(settings, engine.load()(settings))
     if engine.role == "corpus server":
         remote = engine.load()(settings, corpus)
         remote.check()
-        return cast(Retriever, remote)
+        return _from(None if settings.needs_corpus else settings, remote)
     if corpus is None:
         raise RetrievalError(f"retriever.kind {settings.kind} searches a corpus; name it with data.corpus")
     return _open_or_build(settings, corpus, cache / str(settings.index_kind), progress, shared=False)
@@ -124,7 +124,7 @@ def _open_or_build(
         made = [_open_or_build(part, corpus, directory / name, progress, shared=shared) for name, part in parts]
         if isinstance(settings, HybridSettings) and not (shared and (directory / MANIFEST).exists()):
             write_manifest(plan_index(settings, corpus), directory)
-        return cast(Retriever, engine(*made, settings))
+        return _from(directory if isinstance(settings, HybridSettings) else None, engine(*made, settings))
     index = _index_engine(settings)
     planned = Manifest.planned(index, corpus)
     if shared and directory.exists():
@@ -262,7 +262,36 @@ def _open(engine: IndexEngine, directory: Path) -> Retriever:
     if not known:
         with suppress(OSError):
             mark_completed(directory, "checked", key, {})
-    return engine.open(directory, open_documents(manifest, engine, directory))
+    return _from(directory, engine.open(directory, open_documents(manifest, engine, directory)))
+
+
+def _from(source: Path | RetrieverSettings | None, retriever: Any) -> Retriever:
+    """The retriever, with what opens it again."""
+    retriever.source = source
+    return cast(Retriever, retriever)
+
+
+def retriever_record(retriever: Any, directory: Path) -> dict[str, Any] | None:
+    """What `reopen` needs, in JSON values; None where the retriever was not made by `load_retriever` or `open_index`.
+
+    An index that is in memory alone is written into ``directory``; others stay where they are.
+    """
+    source = getattr(getattr(retriever, "retriever", retriever), "source", None)  # behind a cache
+    if isinstance(source, RetrieverSettings):
+        return {"settings": portable(source, directory)}
+    if isinstance(source, tuple):
+        engine, corpus = source
+        source = directory / "indexes" / f"{engine.kind}-{retriever.digest[:8]}"
+        if not source.exists():
+            write_index(engine, corpus, source, None)
+    return None if source is None else {"index": os.path.relpath(source, directory)}
+
+
+def reopen(record: Mapping[str, Any], directory: Path) -> Retriever:
+    """The retriever of a record in ``directory``."""
+    if "index" in record:
+        return open_index((directory / record["index"]).resolve())
+    return load_retriever(RetrieverSettings.model_validate(record["settings"]), None, directory / "cache")
 
 
 def _open_hybrid(manifest: Manifest, directory: Path) -> Retriever:
@@ -271,7 +300,7 @@ def _open_hybrid(manifest: Manifest, directory: Path) -> Retriever:
     if not manifest.equals(_hybrid_manifest([read_manifest(folder) for folder in folders], fusion, manifest.places)):
         raise RetrievalError(f"{directory / MANIFEST} does not fit its two indexes; build the index again")
     first, second = map(open_index, folders)
-    return Hybrid(first, second, fusion)
+    return _from(directory, Hybrid(first, second, fusion))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ documents, say). Its other parameters are keys of a recipe; one with a parameter
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from leret.config.sampling import RewardSettings
-from leret.core.errors import ConfigError
+from leret.core.errors import USER_ERRORS, ConfigError, raised
 from leret.core.types import Outcome
 from leret.rewards import form, ranking
 from leret.rewards.answers import ANSWERS
@@ -96,13 +97,24 @@ class Scoring:
 
 
 def values_of(parts: Mapping[str, Reward], outcome: Outcome) -> dict[str, float]:
-    """The rewards that apply to an outcome, by name; a ConfigError where one is not a finite number."""
-    values: dict[str, Any] = {name: value for name, part in parts.items() if (value := part(outcome)) is not None}
-    for name, value in values.items():
-        if isinstance(value, str) or not abs(float(value)) < _TOO_LARGE:
-            told = f"give a finite number (below {_TOO_LARGE:g}), or None"
-            raise ConfigError(f"reward {name} is {value!r} for question {outcome.task.id}; {told}")
-    return {name: float(value) for name, value in values.items()}
+    """Return the rewards that apply to an outcome, by name; ConfigError if one fails or is not a finite number."""
+    values, question = dict[str, float](), f"question {outcome.task.id}"
+    for name, part in parts.items():
+        try:
+            value: Any = part(outcome)
+            number = math.nan if value is None else float(value)
+        except USER_ERRORS as error:
+            raise ConfigError(
+                f"reward {name} failed for {question}: {raised(error)}; correct the function, which returns a finite "
+                "number, or None where it does not apply"
+            ) from error
+        if value is None:
+            continue
+        if isinstance(value, str) or not abs(number) < _TOO_LARGE:
+            told = f"return a finite number (below {_TOO_LARGE:g}), or None"
+            raise ConfigError(f"reward {name} is {value!r} for {question}; {told}")
+        values[name] = number
+    return values
 
 
 def reward(spec: str | RewardSettings | Reward, key: str = "") -> Reward:
@@ -111,7 +123,8 @@ def reward(spec: str | RewardSettings | Reward, key: str = "") -> Reward:
     By its name it is the function itself: ``ap``; with a cut-off ``recall@10``; the user's own ``rewards.py:score``.
     """
     if isinstance(spec, str):
-        return _named(spec, key)
+        function = _named(spec, key)
+        return (lambda outcome: values_of({spec: function}, outcome).get(spec)) if is_function(spec) else function
     if callable(spec):
         return spec
     found = scoring(spec, key)

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from leret.core import stages
-from leret.core.errors import ConfigError, reason
+from leret.core.errors import USER_ERRORS, ConfigError, raised
 from leret.core.types import digest
 
 
@@ -29,9 +29,9 @@ def load_function(name: str, key: str = "") -> Callable[..., Any]:
         if path is not None:
             stages.forget_changed(path)
         module = _of_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-    except Exception as error:
+    except USER_ERRORS as error:
         raise ConfigError(
-            f"{place}{where} does not run: {reason(error)}; name a reward as FILE.py:function or module:function"
+            f"{place}{where} does not run: {raised(error)}; name a reward as FILE.py:function or module:function"
         ) from error
     found = getattr(module, attribute, None)
     if not callable(found):

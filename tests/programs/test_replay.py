@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -102,9 +103,14 @@ def test_a_replayed_program_prints_and_logs_nothing(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_crash_names_the_program_and_the_question():
-    with pytest.raises(ProgramError, match="Variant failed on 'who' after 0 completions: KeyError"):
-        run(Replay(variant(lambda self, question: {}["x"])), "who", [])
+@pytest.mark.parametrize(
+    ("forward", "says"),
+    [(lambda self, question: {}["x"], "KeyError: 'x'"), (lambda self, question: sys.exit(3), "SystemExit: 3")],
+)
+def test_a_crash_names_the_program_its_line_and_the_question(forward, says):
+    place = rf"\(.*test_replay\.py:{forward.__code__.co_firstlineno}\)"
+    with pytest.raises(ProgramError, match=f"Variant failed on 'who' after 0 completions: {says} {place}"):
+        run(Replay(variant(forward)), "who", [])
 
 
 def test_inputs_are_bound_by_name_and_a_predictor_under_two_names_is_replayed_under_both():

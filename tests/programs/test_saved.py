@@ -3,8 +3,11 @@
 import asyncio
 import copy
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+import cloudpickle
 import dspy
 import pytest
 
@@ -13,9 +16,12 @@ from leret.config.data import DataSettings
 from leret.config.policy import LocalPolicySettings
 from leret.config.retriever import BM25Settings
 from leret.core.errors import ConfigError, ProgramError
+from leret.core.types import Document
+from leret.datasets.corpus import Corpus
 from leret.policies.dspy_lm import policy_lm
 from leret.programs.load import load_program
 from leret.programs.saved import ProgramSource, save, with_save
+from leret.retrieval.engines.bm25 import BM25
 from tests.programs.zoo import Async, TwoPredictors
 from tests.sampling.fakes import FakeRetriever, write_data
 from tests.tiny import tiny_policy
@@ -97,7 +103,10 @@ def test_a_program_of_a_file_takes_its_file_along(saved, tmp_path):
     leret.load(saved).save(tmp_path / "again")
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     assert (tmp_path / "again/multihop.py").read_text() == MULTIHOP.read_text()
-    assert leret.load(tmp_path / "again", lm=dspy.LM("openai/m")).program.hops == 2
+    again = leret.load(tmp_path / "again", lm=dspy.LM("openai/m"), retriever=FakeRetriever())
+    assert again.hops == again.program.hops == 2
+    with pytest.raises(ProgramError, match=r"cache/bm25 is no index.*retriever=\.\.\."):
+        leret.load(tmp_path / "again", lm=dspy.LM("openai/m"))
 
 
 def test_a_moved_run_still_loads_and_its_index_can_be_replaced(saved, tmp_path):
@@ -223,3 +232,138 @@ def test_another_dspy_is_told(lms, tmp_path, caplog):
     (tmp_path / "program.json").write_text(json.dumps(saved | {"dspy": "3.3.0"}))
     leret.load(tmp_path)
     assert "saved under DSPy 3.3.0" in caplog.text
+
+
+class Searching(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.search = leret.Search(k=1)
+        self.write = dspy.Predict("question -> query")
+
+    def forward(self, question):
+        return dspy.Prediction(doc_ids=self.search(question).doc_ids)
+
+
+CORPUS = Corpus([Document("d1", "Alpha", "the first letter"), Document("d2", "Beta", "the second letter")])
+
+
+@pytest.mark.parametrize("by_rm", [False, True])
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_retriever_is_saved_with_its_program(lms, tmp_path, by_rm, on_disk):
+    retriever = BM25.build(CORPUS, tmp_path / "index" if on_disk else None)
+    program = Searching()
+    program.write.lm = lms[0]
+    if not by_rm:
+        program.search.retriever = retriever
+    with dspy.context(rm=retriever if by_rm else None):
+        save(program, tmp_path / "saved")
+    with dspy.context(rm=None):
+        again = leret.load(tmp_path / "saved")
+        assert again(question="beta").doc_ids == ["d2"]
+        again.save(tmp_path / "twice")
+        assert leret.load(tmp_path / "twice")(question="beta").doc_ids == ["d2"]
+
+
+def test_a_retriever_that_only_python_makes_is_told_and_asked_for(lms, tmp_path, caplog):
+    program = Searching()
+    program.search.retriever = FakeRetriever()
+    save(program, tmp_path)
+    assert "retriever of self.search is a FakeRetriever" in caplog.text
+    with pytest.raises(ProgramError, match=r"leret\.load\(\.\.\., retriever=\.\.\.\)"):
+        leret.load(tmp_path)
+    assert leret.load(tmp_path, retriever=FakeRetriever())(question="alpha") is not None
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_program_is_pickled_with_its_lms_and_retriever(lms, tmp_path, loaded):
+    program = with_save(optimized(Searches, lms), leret.CompactAdapter(instructions=True))
+    program.search.retriever = BM25.build(CORPUS)
+    if loaded:
+        program.save(tmp_path / "saved")
+        program = leret.load(tmp_path / "saved")
+    program.save(tmp_path / "pickled", save_program=True)
+    for again in (cloudpickle.loads(cloudpickle.dumps(program)), dspy.load(tmp_path / "pickled", allow_pickle=True)):
+        assert ask(again) == ask(program)
+        assert again.search("beta").doc_ids == ["d2"]
+
+
+class Searches(TwoPredictors):
+    def __init__(self):
+        super().__init__()
+        self.search = leret.Search(k=1)
+
+
+def edited(directory, change):
+    saved = json.loads((directory / "program.json").read_text())
+    change(saved)
+    (directory / "program.json").write_text(json.dumps(saved))
+
+
+def _lm(**keys):
+    entry = {"lm": {"model": "openai/x", "api_base": "http://127.0.0.1:9/v1"}, "api_key_env": "MY_SECRET"}
+    return lambda saved: saved.update(lms=[{**entry, **keys}] * 2)
+
+
+def _searched(saved):
+    settings = {"kind": "remote", "urls": ["http://127.0.0.1:9"], "token_env": "MY_SECRET"}
+    saved["searches"] = {"": {"settings": settings}}
+
+
+@pytest.mark.parametrize("change", [_lm(), _searched])
+def test_a_key_is_sent_where_the_caller_named_its_variable(lms, tmp_path, monkeypatch, change):
+    monkeypatch.setenv("MY_SECRET", "sesame")
+    save(optimized(TwoPredictors, lms), tmp_path)
+    edited(tmp_path, change)
+    for keys in (None, "OTHER", ["OTHER"]):
+        with pytest.raises(ConfigError, match=r"MY_SECRET to .*127\.0\.0\.1:9.*api_key_env='MY_SECRET'"):
+            leret.load(tmp_path, api_key_env=keys)
+    leret.load(tmp_path, lm=lms[0], retriever=FakeRetriever())
+    if change is not _searched:
+        program = leret.load(tmp_path, api_key_env=["OTHER", "MY_SECRET"])
+        assert program.predictors()[0].lm.kwargs["api_key"] == "sesame"
+
+
+def test_an_endpoint_that_hides_from_the_check_is_refused(lms, tmp_path):
+    save(optimized(TwoPredictors, lms), tmp_path)
+    edited(tmp_path, _lm(lm={"model": "openai/x", "base_url": "http://127.0.0.1:9/v1"}, api_key_env=None))
+    with pytest.raises(ProgramError, match="sets base_url"):
+        leret.load(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["../evil.py", "/tmp/evil.py", "link.py"])
+def test_a_program_file_outside_of_the_directory_is_not_run(saved, file):
+    evil = saved.parent / "evil.py"
+    evil.write_text("raise SystemExit(3)")
+    (saved / "link.py").symlink_to(evil)
+    edited(saved, lambda value: value["program"].update(file=file))
+    with pytest.raises(ProgramError, match="is not in this directory"):
+        leret.load(saved)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda saved: saved.update(lms=[]),
+        lambda saved: saved.update(lms=None),
+        lambda saved: saved.update(predictors=[]),
+        lambda saved: saved.pop("adapter"),
+        lambda saved: saved["program"].pop("values"),
+        lambda saved: saved["predictors"]["self.write"].update(lm=-1),
+        lambda saved: saved["predictors"]["self.write"].update(lm=99),
+        lambda saved: saved["predictors"]["self.write"].update(state=None),
+    ],
+)
+def test_a_damaged_file_is_one_clear_error(lms, tmp_path, change):
+    save(optimized(TwoPredictors, lms), tmp_path)
+    edited(tmp_path, change)
+    with pytest.raises(ProgramError, match=r"program\.json cannot be loaded .*save the program again"):
+        leret.load(tmp_path)
+
+
+def test_without_torch_a_policy_names_what_to_install():
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('torch', 'safetensors', 'safetensors.torch')))\n"
+        "from leret.policies.checkpoints import find_model\nfind_model('demo')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "MissingDependency: torch is not installed; `pip install 'leret[train]'`" in done.stderr

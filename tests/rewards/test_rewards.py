@@ -140,5 +140,45 @@ def test_a_function_that_is_not_there_is_refused(name, says):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_reward_is_a_finite_number(value):
-    with pytest.raises(ConfigError, match=r"own is .* for question q; give a finite number"):
+    with pytest.raises(ConfigError, match=r"own is .* for question q; return a finite number"):
         scoring(lambda outcome: value, "own").values(outcome())
+
+
+OWN = """
+import sys
+
+def fails(outcome):
+    raise KeyError("gold")
+
+def ends(outcome):
+    sys.exit(3)
+
+def many(outcome):
+    return 10**400
+
+async def later(outcome):
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("fails", r"KeyError: 'gold' \(.*mine\.py:5\)"),
+        ("ends", r"SystemExit: 3 \(.*mine\.py:8\)"),
+        ("many", "OverflowError"),
+        ("later", "TypeError.*coroutine"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:coroutine")
+def test_an_error_of_a_users_reward_has_its_line_and_question(tmp_path, name, says):
+    (tmp_path / "mine.py").write_text(OWN)
+    for function in (scoring(f"{tmp_path}/mine.py:{name}").values, reward(f"{tmp_path}/mine.py:{name}")):
+        with pytest.raises(ConfigError, match=f"{name} failed for question q: {says}.*correct the function"):
+            function(outcome())
+
+
+def test_a_reward_file_that_exits_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text("raise SystemExit(3)")
+    with pytest.raises(ConfigError, match=r"does not run: SystemExit: 3 \(.*mine\.py:1\)"):
+        reward(f"{tmp_path}/mine.py:score")

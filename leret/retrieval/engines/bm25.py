@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -64,6 +66,7 @@ class BM25:
         from leret.retrieval.engines.bm25_topk import top_k
 
         self.index = index
+        self.source: Any = None  # see leret.retrieval.load.retriever_record
         self.n_documents = len(documents)
         self.digest = BM25Index(settings).digest(documents.digest)
         self.words = make_analyzer(settings)
@@ -78,9 +81,19 @@ class BM25:
             made = _make(corpus, engine.settings)
             scores = made.scores
             matrix = _matrix(made.vocab_dict, scores["data"], scores["indices"], scores["indptr"])
-            return cls(InMemoryDocuments(corpus), matrix, engine.settings)
+            found = cls(InMemoryDocuments(corpus), matrix, engine.settings)
+            found.source = engine, corpus
+            return found
         write_index(engine, corpus, directory)
-        return engine.open(directory, MappedDocuments(directory, corpus.digest))
+        found = engine.open(directory, MappedDocuments(directory, corpus.digest))
+        found.source = directory
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if isinstance(self.source, Path):
+            return import_module("leret.retrieval.load").open_index, (self.source.resolve(),)
+        engine, corpus = self.source
+        return partial(BM25.build, **engine.settings.ranking_keys()), (corpus,)
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         if not 1 <= k <= self.n_documents:

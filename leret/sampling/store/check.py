@@ -82,12 +82,12 @@ def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) 
     try:
         bench = Environment.open(run)
         name = bench.recipe.sampling.reward
+        if not (isinstance(name, str) and hasattr(ranking, name.partition("@")[0])):  # code of the run is not run
+            report.notes.append("rewards are not computed again: sampling.reward needs more than a ranking")
+            return
         value, tasks = reward(name), {task.id: task for task in bench.questions(check=False)}
     except (LeretError, ValidationError) as error:
         report.notes.append(f"rewards are not computed again: {error}")
-        return
-    if not (isinstance(name, str) and hasattr(ranking, name.partition("@")[0])):
-        report.notes.append("rewards are not computed again: sampling.reward needs more than a ranking")
         return
     for sample in map(sample_of, database.execute("SELECT * FROM samples WHERE reward IS NOT NULL")):
         # The reward of a program's end is of no stored ranking.

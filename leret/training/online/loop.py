@@ -69,7 +69,8 @@ class OnlineTraining:
         self.learner.policy.renew(digest(self._initial, self.recipe.model_dump(mode="json"), number))
         self.sampler.policy, self.sampler.temperature = self.learner.policy, self.learner.temperature
         places = round_of(len(self.tasks), self.recipe.questions_per_round, self.recipe.seed, number)
-        sampled = self.sampler.sample([self.tasks[place] for place in places], number)
+        last = number + 1 == self.n_rounds
+        sampled = self.sampler.sample([self.tasks[place] for place in places], number, last=last)
         entry = {"step": number + 1, "epoch": (number + 1) * len(places) / len(self.tasks)}
         entry |= {"learning_rate": self.learner.learning_rate, **sampled.facts}
         self.history.append({**entry, **(self.learner.learn(sampled, number) if sampled.sequences else {})})

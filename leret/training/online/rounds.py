@@ -191,13 +191,16 @@ class RoundSampler:
         """End the thread of the searches."""
         self._searches.close()
 
-    def sample(self, tasks: Sequence[Task], number: int) -> Sampled:
-        """One round; its samples follow from the recipe's seed, its number and the policy.
+    def sample(self, tasks: Sequence[Task], number: int, *, last: bool = False) -> Sampled:
+        """Sample one round; its samples follow from the recipe's seed, its number and the policy.
 
         Raises:
-            LeretError: more failed than the run's ``sampling.max_error_rate`` allows.
+            LeretError: more samples failed than the run's ``sampling.max_error_rate`` allows, or, by the ``last``
+                round, no sample had a reward.
         """
-        return asyncio.run(self._sample(tasks, number))
+        sampled = asyncio.run(self._sample(tasks, number))
+        refuse_failures(self.stats, self._bench.recipe.sampling.max_error_rate, max_unparsed_rate=1.0, last=last)
+        return sampled
 
     async def _sample(self, tasks: Sequence[Task], number: int) -> Sampled:
         policy = RoundPolicy(self.policy, lambda: self._runner.idle)
@@ -207,7 +210,6 @@ class RoundSampler:
         for walk in walks:
             for _, samples in walk:
                 self.stats.count(samples)
-        refuse_failures(self.stats, self._bench.recipe.sampling.max_error_rate, max_unparsed_rate=1.0)
         found = self._collect(walks, policy)
         found.facts["num_searches"] = float(self._searches.counts()["asked"] - asked)
         return replace(found, at_end=sampler.credits == {"final"})

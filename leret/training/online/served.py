@@ -78,6 +78,29 @@ class ServedPolicy:
                 "template or tokenizer is not the one that is trained; serve the model with these"
             )
         ids = completion.token_ids or self._tokenizer(completion.text, add_special_tokens=False)["input_ids"]
+        if completion.token_ids:
+            self._check_ids(completion, completion.token_ids)
         if completion.finish_reason == "stop" and (not ids or ids[-1] not in self._ends):
             ids = [*ids, self._end]
         return replace(completion, token_ids=tuple(ids))
+
+    def _check_ids(self, completion: Completion, ids: Sequence[int]) -> None:
+        """Refuse token ids that are not those of the text, which would be trained in its place."""
+        size, n_logprobs = self._model.get_input_embeddings().num_embeddings, len(completion.logprobs or ids)
+        if not all(0 <= one < size for one in ids):
+            fault = f"token ids from {min(ids)} to {max(ids)}, and the vocabulary has {size} tokens"
+        elif len(ids) != n_logprobs:
+            fault = f"{len(ids)} token ids and {n_logprobs} log-probabilities for one completion"
+        elif _letters(text := self._tokenizer.decode(ids, skip_special_tokens=True)) != _letters(completion.text):
+            fault = f"token ids of {text[:80]!r} for the completion {completion.text[:80]!r}"
+        else:
+            return
+        raise TrainingError(
+            f"{self._settings.urls[0]} sent {fault}: its tokenizer is not the one that is trained, or it changes the "
+            "text; serve the model with its own tokenizer and without a parser of reasoning or tools"
+        )
+
+
+def _letters(text: str) -> str:
+    """A text without what servers decode differently: white space, and a last letter that is cut off."""
+    return "".join(text.split()).rstrip("\ufffd")

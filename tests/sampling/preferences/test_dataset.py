@@ -5,6 +5,7 @@ import pytest
 
 from leret.core.errors import RunError
 from leret.core.runs import Run
+from leret.core.types import Failure
 from leret.sampling.preferences.dataset import build_preferences, distinct, make_pairs, state_targets
 from leret.sampling.store.schema import PathStep, SamplingParams
 from leret.sampling.store.store import Store
@@ -87,6 +88,14 @@ def test_a_run_without_samples_is_refused(tmp_path):
     with pytest.raises(RunError, match="no question that is sampled to its end"):
         build_preferences(run)
     assert not (run.preferences / "train.parquet").exists()
+
+
+def test_a_run_without_a_finished_question_says_what_failed(run, store):
+    failed = made("q3-0-0", None, state_id="q1-0", question_id="q1", failure=Failure("program", "KeyError (p.py:3)"))
+    store.put_samples([failed], SamplingParams("next", "Q", "D", 1.0, 1.0, 8))
+    store.flush()
+    with pytest.raises(RunError, match=r"1 samples failed, one of them: KeyError \(p\.py:3\); correct the cause"):
+        build_preferences(run, policy_digest="Q")
 
 
 def targets(store, *how, policy=None, **settings):

@@ -83,3 +83,14 @@ def test_what_cannot_be_checked_is_said(run):
     assert (report.faults, report.rewards_recomputed) == ([], 0)
     assert "rewards are not computed again" in report.notes[0]
     assert "1 stores of shards are not merged" in report.notes[1]
+
+
+def test_code_that_a_run_names_is_not_run(run):
+    evil, mark = run.path / "evil.py", run.path / "evil.ran"
+    evil.write_text(f"open({str(mark)!r}, 'w').close()\ndef score(outcome):\n    return 0.0\n")
+    section = run.manifest()["sampling"]
+    for reward in (f"{evil}:score", {"parts": {"mine": {"function": f"{evil}:score"}}}):
+        run.update(sampling={**section, "sampling": {**section["sampling"], "reward": reward}})
+        report = check_store(run)
+        assert (mark.exists(), report.faults, report.rewards_recomputed) == (False, [], 0)
+        assert "rewards are not computed again" in report.notes[0]

@@ -6,6 +6,7 @@ import random
 
 import pytest
 from aiohttp import web
+from transformers import AutoTokenizer
 
 from leret.core.errors import PolicyError, TrainingError
 from leret.training.algorithms.grpo import GRPORecipe
@@ -28,6 +29,7 @@ class Vllm(ChatServer):
 
     models = ("base",)
     counted, updates = 0, True
+    tokens = None  # of a completion's text: its token ids and their log-probabilities
 
     async def route(self, request, body):
         if request.path == "/v1/load_lora_adapter" and self.updates:
@@ -38,6 +40,9 @@ class Vllm(ChatServer):
         rng = random.Random(body["seed"])
         texts = [" ".join(rng.sample(LETTERS, 2)) for _ in range(body.get("n", 1))]
         choices = [{"index": i, "message": {"content": text}, "finish_reason": "stop"} for i, text in enumerate(texts)]
+        for choice in choices if self.tokens else ():
+            ids, values = self.tokens(choice["message"]["content"])
+            choice |= {"token_ids": ids, "logprobs": {"content": [{"logprob": value} for value in values]}}
         return web.json_response({"choices": choices, "usage": {"prompt_tokens": self.counted}})
 
 
@@ -74,6 +79,43 @@ def test_what_the_servers_cannot_do_is_said(run, base):
         trained(run, base, Vllm(updates=False))
     with pytest.raises(TrainingError, match=r"counts 7 tokens in a prompt of \d+: its chat template"):
         trained(run, base, Vllm(counted=7), changed(RECIPE, name="other"))
+
+
+@pytest.fixture(scope="module")
+def ids_of(base):
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    return lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_token_ids_of_a_server_are_trained_where_they_are_the_text(run, base, ids_of):
+    server = Vllm(tokens=lambda text: ([*ids_of(text), END], [-0.5, -0.25, -0.1]))
+    trained(run, base, server, changed(RECIPE, max_steps=1))
+    assert (run.policies / "grpo" / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "says"),
+    [
+        (lambda ids: ([7, 8], [-1, -1]), "token ids of '.*' for the completion"),
+        (lambda ids: ([*ids, 7], [-1, -1]), "3 token ids and 2 log-probabilities"),
+        (lambda ids: ([10_000_000], [-1]), r"token ids from 10000000 to 10000000, and the vocabulary has \d+"),
+        (lambda ids: ([-3, 5], [-1, -1]), "token ids from -3 to 5"),
+    ],
+)
+def test_token_ids_of_a_server_that_are_not_the_text_are_refused(run, base, ids_of, tokens, says):
+    server = Vllm(tokens=lambda text: tokens(ids_of(text)))
+    with pytest.raises(TrainingError, match=rf"http://127\.0\.0\.1:\d+/v1 sent {says}.*its tokenizer"):
+        trained(run, base, server)
+    assert not (run.policies / "grpo").exists()
+
+
+def test_a_training_whose_every_sample_failed_is_refused(run, base):
+    server = Vllm(tokens=lambda text: ([7], [float("nan")]))  # 3 rounds of 8: too few for the share of failures
+    recipe = changed(RECIPE, questions_per_round=1)
+    for _ in range(2):  # resumed too
+        with pytest.raises(PolicyError, match=r"failures in .* samples, and no reward; .*log-probability"):
+            trained(run, base, server, recipe)
+    assert not (run.policies / "grpo").exists()
 
 
 def test_a_policy_of_this_process_has_no_servers(run):
