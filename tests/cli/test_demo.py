@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import random
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
+from leret.config.evaluation import EvalRecipe
+from leret.config.load import load_recipe
 from leret.core import yaml
 from leret.datasets.world.generate import generate
 from leret.policies.serving.model import resolve_policy
+from leret.training.algorithms import TrainingRecipe
 from tests.cli.test_app import ROOT, leret
 from tests.datasets.writing import DOCUMENTS, json_lines
 from tests.first_steps import write_world
+from tests.http.servers import serving
+from tests.training.online.test_served import Vllm
 
 FILES = ["--questions", "questions.jsonl", "--corpus", "corpus.jsonl"]
 DRY = ["--run", "r", "--dry-run"]
@@ -39,34 +50,80 @@ def write_questions(folder: Path, n_gold: int = 1, splits: tuple[str | None, ...
     json_lines(folder / "corpus.jsonl", DOCUMENTS)
 
 
-def test_a_recipe_for_what_is_at_hand_is_written_with_the_next_commands(folder: Path) -> None:
-    code, out = leret("init", *FILES)
+def printed(out: str) -> list[list[str]]:
+    """The commands that `leret init` prints, without `leret`."""
+    return [shlex.split(line)[1:] for line in out.splitlines() if line.startswith("  leret ")]
+
+
+def write_beir(folder: Path, splits: tuple[str, ...] = ("train", "dev", "test")) -> None:
+    """Write the data of the current directory as a BEIR folder."""
+    (folder / "qrels").mkdir(parents=True)
+    rows = [json.loads(line) for line in Path("questions.jsonl").read_text(encoding="utf-8").splitlines()]
+    documents = [json.loads(line) for line in Path("corpus.jsonl").read_text(encoding="utf-8").splitlines()]
+    json_lines(folder / "corpus.jsonl", [{"_id": one["doc_id"], **one} for one in documents])
+    json_lines(folder / "queries.jsonl", [{"_id": row["id"], "text": row["question"]} for row in rows])
+    for number, split in enumerate(splits):
+        lines = [f"{row['id']}\t{gold}\t1" for row in rows[number :: len(splits)] for gold in row["relevant_doc_ids"]]
+        text = "\n".join(["query-id\tcorpus-id\tscore", *lines])
+        (folder / "qrels" / f"{split}.tsv").write_text(text, encoding="utf-8")
+
+
+URL = "http://127.0.0.1:1/v1"
+MINILM = ["train minilm-sft", "train minilm-ipo"]
+DEMO = ["train demo-sft", "train demo-ipo"]
+LORA = ["train sft", "train ipo"]
+ROADS: dict[str, tuple[str, list[str]]] = {
+    "picker": ("", ["train expand-pick"]),
+    "demo": ("--policy demo", DEMO),
+    "agent": ("--policy agent", DEMO),
+    "small directory": ("--policy small", MINILM),
+    "hub": ("--policy Qwen/Qwen2.5-0.5B-Instruct", LORA),
+    "large directory": ("--policy owner/large", LORA),
+    "pretrained": ("--policy minilm", MINILM),
+    "server": (f"--policy {URL} --model 'a: b'", []),
+    "server of a hub model": (f"--policy {URL} --model o/n", [*LORA, "train grpo"]),
+    "server with weights": (f"--policy {URL} --model b --weights 'a b'", [*LORA, "train grpo"]),
+}
+"""What `leret init` can write: its flags, and the trainings that it prints."""
+
+
+@pytest.mark.parametrize("data", ["jsonl", "beir"])
+@pytest.mark.parametrize("road", ROADS)
+def test_the_printed_commands_take_every_recipe_of_init(
+    folder: Path, policy: Path, monkeypatch: pytest.MonkeyPatch, road: str, data: str
+) -> None:
+    if road == "large directory":
+        monkeypatch.setattr("leret.cli.demo._SMALL_BYTES", 0)
+    for name in ("small", "a b", "owner/large"):
+        shutil.copytree(policy, name)
+    write_beir(folder / "beir")
+    flags, trainings = ROADS[road]
+    files = FILES if data == "jsonl" else ["--questions", "beir"]
+    code, out = leret("init", *files, *shlex.split(flags), "--out", "my recipes")
     assert code == 0, out
-    sampling = yaml.load(Path("sample.yaml").read_text())
-    assert (sampling["data"]["kind"], sampling["program"]["hops"]) == ("jsonl", 2)
-    assert (sampling["policy"]["model"], sampling["pretrain"]["kind"]) == ("policies/minilm", "minilm")
-    commands = [line.split()[1] for line in out.splitlines() if line.startswith("  leret ")]
-    assert commands == ["pretrain", "sample", "train", "train", "eval"]
-    assert all("#" in block for block in Path("sample.yaml").read_text().split("\n\n")), "a section without a comment"
-
-
-def test_a_policy_at_hand_is_checked_and_named(folder: Path, policy: Path) -> None:
-    for named in (str(policy), "demo"):
-        out = folder / Path(named).name
-        assert made("--policy", named, "--out", str(out), name=f"{out}/sample.yaml")["policy"]["model"] == named
-        assert leret("sample", out / "sample.yaml", *DRY)[0] == 0
-    url = "http://127.0.0.1:1/v1"
-    code, told = leret("init", *FILES, "--policy", url, "--model", "a: b", "--out", "served")
-    assert (code, "train sft --run runs/first --set init_from=" in told) == (0, True), told
-    lm = yaml.load(Path("served/sample.yaml").read_text())["policy"]
-    assert (lm["kind"], lm["model"], lm["urls"]) == ("openai", "a: b", [url])
+    names = [" ".join(words[:2]) if words[0] == "train" else words[0] for words in printed(out)]
+    assert names == ["pretrain"] * (road == "pretrained") + ["sample", *trainings, "eval"]
+    if road == "pretrained":
+        shutil.copytree(policy, "policies/minilm")
+    for words in printed(out):
+        given = [value for flag, value in pairwise(words) if flag == "--set"]
+        if words[0] == "sample":
+            assert leret(*words, "--dry-run")[0] == 0
+        elif words[0] != "pretrain":
+            load_recipe(words[1], EvalRecipe if words[0] == "eval" else TrainingRecipe, given)
+    text = Path("my recipes/sample.yaml").read_text(encoding="utf-8")
+    assert all("#" in block for block in text.split("\n\n")), "a section without a comment"
+    recipe = yaml.load(text)
+    assert recipe["data"]["kind"] == data
+    assert (recipe["retriever"]["k"], recipe["retriever"]["exclude_seen"]) == (3, True)
 
 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [(["--policy", "gone"], "--policy policy.model: no model directory 'gone'"),
      (["--policy", "."], "it is no model directory"),
-     (["--policy", "http://x/v1"], "--model NAME"), (["--model", "x"], "--policy URL")],
+     (["--policy", "http://x/v1"], "--model NAME"), (["--model", "x"], "--policy URL"),
+     (["--policy", URL, "--model", "x", "--weights", "gone"], "--weights policy.model: no model directory 'gone'")],
 )  # fmt: skip
 def test_what_is_no_policy_is_refused_and_nothing_written(folder: Path, flags: list[str], says: str) -> None:
     code, out = leret("init", *FILES, *flags)
@@ -74,18 +131,110 @@ def test_what_is_no_policy_is_refused_and_nothing_written(folder: Path, flags: l
     assert not list(folder.glob("*.yaml"))
 
 
+def test_a_hub_model_without_a_network_is_an_error_of_sample(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    made("--policy", "owner/missing")
+    code, out = leret("sample", "sample.yaml", "--run", "r")
+    assert (code, "owner/missing" in out, "hub" in out) == (2, True, True), out
+
+
+@pytest.mark.parametrize("flags", [[], ["--policy", "demo"]])
+def test_init_measures_the_raw_question_as_eval_does(folder: Path, flags: list[str]) -> None:
+    rows = [json.loads(line) for line in Path("questions.jsonl").read_text(encoding="utf-8").splitlines()]
+    json_lines(folder / "questions.jsonl", [{**row, "split": "test" if i else "train"} for i, row in enumerate(rows)])
+    code, out = leret("init", *FILES, *flags)
+    (recall,) = re.findall(r"^raw question: recall ([\d.]+) \[.*\] with 6 passages of BM25, 100 questions$", out, re.M)
+    small = ["--set", "sampling.prompts=1", "--set", "policy.max_tokens=2"]
+    assert leret("sample", "sample.yaml", "--run", "r", *small)[0] == 0
+    code, out = leret("eval", "eval.yaml", "--run", "r", "--set", "systems=[raw-question]")
+    assert code == 0, out
+    (row,) = json.loads(Path("r/eval/summary.json").read_text(encoding="utf-8"))["rows"]
+    first = 100 * float(recall) - 99 * row["hops"][-1]["recall"]  # of the question that was sampled, two gold documents
+    assert min(abs(first - one) for one in (0, 0.5, 1)) < 0.06
+
+
+@pytest.mark.parametrize(("gold", "says"), [("right", "That is strong"), ("wrong", "None of the gold documents")])
+def test_init_says_how_strong_the_raw_question_is(folder: Path, gold: str, says: str) -> None:
+    documents = [{"doc_id": f"d{i}", "text": f"word{i}"} for i in range(40)]
+    json_lines(folder / "corpus.jsonl", documents)
+    shift = 0 if gold == "right" else 20
+    json_lines(folder / "questions.jsonl", [
+        {"id": f"q{i}", "question": f"word{i}", "relevant_doc_ids": [f"d{(i + shift) % 40}"]} for i in range(40)
+    ])  # fmt: skip
+    assert says in leret("init", *FILES)[1]
+
+
+def test_init_measures_no_corpus_that_takes_minutes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leret.cli.demo._RAW_DOCUMENTS", 5)
+    assert "leret eval-retriever" in leret("init", *FILES)[1]
+
+
+@pytest.mark.parametrize("fault", ["missing from the corpus", "none at all"])
+def test_init_refuses_questions_that_nothing_can_score(folder: Path, fault: str) -> None:
+    rows = [json.loads(line) for line in Path("questions.jsonl").read_text(encoding="utf-8").splitlines()]
+    gold = ["nowhere"] if fault == "missing from the corpus" else []
+    json_lines(folder / "questions.jsonl", [{**row, "relevant_doc_ids": gold} for row in rows])
+    code, out = leret("init", *FILES)
+    says = "gold document 'nowhere'" if gold else "no question has relevant_doc_ids"
+    assert (code, says in out) == (2, True), out
+    assert not list(folder.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("splits", [("train", "test"), ("train", "dev")])
+def test_a_picker_without_a_split_of_its_own_is_validated_on_train(folder: Path, splits: tuple[str, ...]) -> None:
+    write_beir(folder / "beir", splits)
+    code, out = leret("init", "--questions", "beir")
+    assert code == 0, out
+    assert "--set eval_split=train --set eval_tasks=12" in out
+
+
+class Stub(Vllm):
+    """Writes a query as DSPy's chat adapter reads it: some words of the question, by the seed."""
+
+    models = ("tiny",)
+
+    async def route(self, request: web.Request, body: Any) -> web.StreamResponse:
+        if request.path != "/v1/chat/completions":
+            return await super().route(request, body)
+        asked = re.findall(r"## question ## \]\]\n(.*)", body["messages"][-1]["content"])[-1].split()
+        texts = []
+        for index in range(body.get("n", 1)):
+            words = random.Random(f"{body['seed']} {index}").sample(asked, 4)
+            texts.append(f"[[ ## query ## ]]\n{' '.join(words)}\n\n[[ ## completed ## ]]")
+        choices = [{"index": i, "message": {"content": text}, "finish_reason": "stop"} for i, text in enumerate(texts)]
+        return web.json_response({"choices": choices})
+
+
+def test_the_commands_for_a_server_run_unedited(folder: Path, policy: Path) -> None:
+    async def main() -> str:
+        async with serving(server, under="/v1") as urls:
+            flags = ["--policy", *urls, "--model", "tiny", "--weights", str(policy)]
+            code, out = await asyncio.to_thread(leret, "init", *FILES, *flags)
+            assert code == 0, out
+            for words in printed(out):
+                code, told = await asyncio.to_thread(leret, *words)
+                assert code == 0, (words, told)
+        return out
+
+    server = Stub()
+    assert "--set served=true" in asyncio.run(main())
+    assert any("lora_name" in body for body in server.bodies)
+    rows = json.loads(Path("runs/first/eval/summary.json").read_text(encoding="utf-8"))["rows"]
+    assert {"raw-question", "rm3", "base", "sft", "ipo", "grpo"} <= {row["system"] for row in rows}
+
+
 @pytest.mark.parametrize("name", ["sample.yaml", "eval.yaml"])
 def test_a_file_that_is_there_is_never_overwritten(folder: Path, name: str) -> None:
     (folder / name).write_text("mine")
     code, out = leret("init", *FILES)
-    assert (code, f"{name} is there already" in out) == (2, True)
+    assert (code, f"{name} already exists" in out) == (2, True)
     assert (folder / name).read_text() == "mine"
 
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_question_gets_as_many_hops_as_gold_documents(folder: Path, n: int) -> None:
     write_questions(folder, n)
-    assert made()["program"]["hops"] == n
+    assert made("--policy", "demo")["program"]["hops"] == n
 
 
 def test_the_splits_of_the_data_are_kept(folder: Path) -> None:
@@ -126,16 +275,23 @@ for line in sys.argv[2:]:
 """One process for all commands: imports take most of the time."""
 
 INIT = "init --questions questions.jsonl --corpus corpus.jsonl"
-PRETRAIN = "pretrain sample.yaml --set pretrain.steps=2 --set pretrain.options={probe_questions:2,batch_tokens:256}"
+PRETRAIN = "pretrain sample.yaml --set pretrain.steps=2 --set pretrain.options.probe_questions=2"
 REST = [
     "sample sample.yaml --run r --set data.limit=16 --set sampling.prompts=1 --set policy.max_tokens=8",
     "train sft --run r --set require_spread=false --set learning_rate=1e-3",
     "eval eval.yaml --run r --set limit=4 --set resamples=100",
 ]
+PICKER = [INIT, "sample sample.yaml --run r", "train expand-pick --run r", "eval eval.yaml --run r"]
 
 
-@pytest.mark.parametrize("first", [[f"{INIT} --policy demo"], pytest.param([INIT, PRETRAIN], marks=pytest.mark.slow)])
-def test_the_first_steps_run_from_a_wheel_in_an_empty_directory(tmp_path: Path, first: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("lines", "trained"),
+    [
+        (PICKER, "expand-pick"),
+        pytest.param([f"{INIT} --policy minilm", PRETRAIN, *REST], "sft", marks=pytest.mark.slow),
+    ],
+)
+def test_the_first_steps_run_from_a_wheel_in_an_empty_directory(tmp_path: Path, lines: list[str], trained: str) -> None:
     from hatchling.builders.wheel import WheelBuilder
 
     site, work = str(tmp_path / "site"), tmp_path / "work"
@@ -144,12 +300,14 @@ def test_the_first_steps_run_from_a_wheel_in_an_empty_directory(tmp_path: Path, 
     subprocess.run(install, check=True)
     work.mkdir()
     write_world(work)
-    command = [sys.executable, "-c", DRIVER, site, *first, *REST]
+    command = [sys.executable, "-c", DRIVER, site, *lines]
     environment = {**os.environ, "PYTHONPATH": site}
     driven = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
     assert driven.returncode == 0, driven.stderr
     rows = json.loads((work / "r/eval/summary.json").read_text())["rows"]
-    assert {"raw-question", "base", "sft"} <= {row["system"] for row in rows}
+    recall = {row["system"]: row["hops"][-1]["recall"] for row in rows}
+    assert {"raw-question", trained} <= recall.keys()
+    assert trained == "sft" or recall[trained] > recall["raw-question"]
     assert (work / "r/report.html").is_file()
 
 
