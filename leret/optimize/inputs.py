@@ -124,6 +124,10 @@ def read_tasks(trainset: Iterable[dspy.Example], reward: str | RewardFunction | 
     """
     found: dict[str, tuple[Task, dspy.Example]] = {}
     for number, example in enumerate(trainset):
+        if not isinstance(example, dspy.Example):
+            raise DataError(
+                f"trainset[{number}] is a {type(example).__name__}; make it a dspy.Example(...).with_inputs('question')"
+            )
         _, gold = _gold_of(example)
         if isinstance(reward, str) and not gold:
             raise DataError(

@@ -43,6 +43,7 @@ from leret.training.model import (
     save_policy,
     stop_ids,
     training_record,
+    with_learning_rate,
 )
 from leret.training.online.recipe import RoundRecipe, TwoEngines
 from leret.training.picking.recipe import PickingRecipe
@@ -135,6 +136,7 @@ def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
         initial = find_picker(run, recipe)
     else:
         initial = find_initial(run, recipe.init_from, recipe.predictors)
+        recipe = with_learning_rate(recipe, initial)
     examples: Sequence[TrainingExample] = ()
     tasks: Sequence[Task] = ()
     refuse_changes_since_sampling(run, "train")
