@@ -404,7 +404,7 @@ class ProgramRun:
         """Wait until the threads that the program has started end, or nothing is heard of them or of older ones."""
         news, deadline = None, time.monotonic() + _LONGEST_S
         while True:
-            started = [thread for thread in threading.enumerate() if thread not in self._before]
+            started = [one for one in threading.enumerate() if one not in self._before and one.ident is not None]
             if started:
                 started[0].join(_STARVED_S)
                 if not started[0].is_alive():
