@@ -23,7 +23,7 @@ from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.stages import check_resumable
 from leret.core.types import Sample, digest
-from leret.optimize.inputs import CallBudget, greedy_lm
+from leret.optimize.inputs import CallBudget, OtherCalls, greedy_lm
 from leret.programs.pick import named_picks
 from leret.sampling.bank.bootstrap import NEVER, THREADS, RunMonitor
 from leret.sampling.preferences.dataset import distinct, make_pairs, state_targets
@@ -159,7 +159,8 @@ def score(
     progress.start(f"valset, {stage}", len(valset))
     watched = scored.watched(metric, progress)
     evaluate = dspy.Evaluate(devset=list(valset), metric=watched, num_threads=num_threads or THREADS, max_errors=NEVER)
-    result = evaluate(scored, callback_metadata={"optimizer": "LeReT", "stage": stage})
+    with dspy.context(callbacks=[*dspy.settings.callbacks, OtherCalls(budget)]):
+        result = evaluate(scored, callback_metadata={"optimizer": "LeReT", "stage": stage})
     progress.finish()
     scored.monitor.raise_first(f"valset, stage {stage}")
     return float(result.score), [float(value) for *_, value in result.results]

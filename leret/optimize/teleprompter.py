@@ -24,6 +24,7 @@ from pydantic_core import to_jsonable_python
 
 from leret.config.sampling import SamplingSettings
 from leret.core.bundled import POLICIES
+from leret.core.dspy_internals import StandInLM, current_adapter
 from leret.core.errors import ConfigError, LeretError, PolicyError, ProgramError
 from leret.core.progress import Progress, shown
 from leret.core.runs import installed_version
@@ -235,7 +236,7 @@ class CompileJob:
         teachers = [teacher] if isinstance(teacher, dspy.Module) else list(teacher or ())
         self.prompts = [ZERO_SHOT, *(teacher_prompt(i, student, program) for i, program in enumerate(teachers, 1))]
         self.program = stock.copy_program_with_lms(student)
-        self.adapter = dspy.settings.adapter or dspy.ChatAdapter()
+        self.adapter = current_adapter()
         self.budget = CallBudget(settings.max_lm_calls)
         self.stopped: LeretError | None = None  # sampling, by max_lm_calls
         self.trained = trained_lms(self.program, settings.samples)
@@ -256,7 +257,7 @@ class CompileJob:
         self.budget.reserved = before * len(settings.algorithms)
         reward, final = self.reward, self.final
         try:
-            with dspy.context(callbacks=[]):  # of replays, not of the program
+            with dspy.context(callbacks=[], _leret_spend=self.budget.spend):  # of replays, not of the program
                 if settings.prompts > len(self.prompts) == 1:
                     self.prompts = self._bank(final or reward if settings.reward is None else reward)
                 plan = SamplingPlan(
@@ -331,16 +332,18 @@ class CompileJob:
             self.log("sample", note, failures=dict(stats.failures))
 
     def role(self, need: NeedsCompletion) -> Role:
-        """Who answers a call of the program: the policy of its predictor's LM, else that of ``dspy.settings.lm``."""
+        """Return who answers a call: the LM that DSPy would ask. It is sampled if it is the predictor's own."""
         name = need.predictor
+        owner = need.call.lm.owner if isinstance(need.call.lm, StandInLM) else name  # whose LM is asked
         if isinstance(need, NeedsChoice):
             return Role(self.policies[name], sampled=False, temperature=0.0)
-        if name not in self.policies:
+        if owner not in self.policies:
             if dspy.settings.lm is None:
                 raise ProgramError(f"{name} is made inside forward and has no LM: call dspy.configure(lm=...)")
-            self.policies[name] = counted_policy(dspy.settings.lm, self.budget)
-        if (lm := self.trained.get(name)) is None:
-            return Role(self.policies[name], sampled=False)
+            self.policies[owner] = counted_policy(dspy.settings.lm, self.budget)
+        lm = self.trained.get(owner)
+        if self.trained.get(name) is not lm or lm is None:
+            return Role(self.policies[owner], sampled=False)
         credit = self.settings.credit or ("auto" if self.settings.reward else "final")
         return Role(self.policies[name], True, credit, lm.kwargs.get("temperature"), lm.kwargs.get("max_tokens"))
 
@@ -387,7 +390,7 @@ class CompileJob:
                 self.reward, self.final, settings, self.run.cache,
             )  # fmt: skip
             start = models.get(lm) or lm.finetuning_model or lm.model
-            with dspy.context(callbacks=[]):
+            with dspy.context(callbacks=[], _leret_spend=self.budget.spend):
                 path = _in_thread(
                     train_examples, start, (), keys, self.run.path, progress=self.progress, tasks=tasks,
                     environment=environment, run=self.run,
