@@ -223,6 +223,9 @@ def _text(part: Any) -> str:
 
 async def complete_messages(lm: dspy.BaseLM, messages: Sequence[Mapping[str, str]]) -> str:
     """Return what an LM writes after these messages, with its own settings."""
+    if not isinstance(lm, dspy.LM):  # with a ``forward`` of its own, which DSPy 3.5 no longer takes
+        [first, *_] = await lm.acall(messages=[dict(message) for message in messages])
+        return str(first["text"] if isinstance(first, Mapping) else first)
     settings = {name: value for name, value in lm.kwargs.items() if name in _GENERATION and value is not None}
     body = {**settings, "model": lm.model, "messages": [dict(message) for message in messages]}
     cached = {name: lm.kwargs[name] for name in ("rollout_id",) if lm.kwargs.get(name) is not None}

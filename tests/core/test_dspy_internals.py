@@ -6,6 +6,7 @@ Adapters with a format of their own, and messages that DSPy splits, are in tests
 import asyncio
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 
 import dspy
 import pytest
@@ -168,6 +169,19 @@ def test_an_lm_is_asked_with_messages_as_an_adapter_asks_it():
     messages = ({"role": "system", "content": "s"}, {"role": "user", "content": "u"})
     assert asyncio.run(dspy_internals.complete_messages(lm, messages)) == "text"
     assert seen == [(messages, 0.5)]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_lm_with_a_forward_of_its_own_is_asked_with_messages():
+    class Own(dspy.BaseLM):
+        def forward(self, prompt=None, messages=None, **kwargs):
+            choice = SimpleNamespace(message=SimpleNamespace(content=messages[0]["content"], tool_calls=None))
+            return SimpleNamespace(choices=[choice], usage={}, model="own")
+
+        async def aforward(self, *args, **kwargs):
+            return self.forward(*args, **kwargs)
+
+    assert asyncio.run(dspy_internals.complete_messages(Own("own"), [{"role": "user", "content": "u"}])) == "u"
 
 
 def test_a_provider_and_its_jobs_lack_what_leret_adds():
