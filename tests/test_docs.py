@@ -31,6 +31,7 @@ from leret.config.retriever import BM25Settings
 from leret.config.sampling import SamplingRecipe
 from leret.core import yaml
 from leret.datasets.load import load_corpus
+from leret.demo import ExampleData
 from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
 from leret.retrieval.load import load_retriever
@@ -155,6 +156,7 @@ def own() -> Iterator[dict[str, Any]]:
     )
     multihop = load_program(Path("pipelines/multihop.py"), "MultiHop", {})
     names = {"trainset": found[:10], "valset": found[10:14], "MultiHop": type(multihop), "program": multihop}
+    names["own_data"] = ExampleData(found[:10], found[10:14], found[14:18], retriever)
     with dspy.context(adapter=CompactAdapter(), rm=retriever):
         yield {**names, "recall": lambda example, found, trace=None: len({*example.gold} & {*found.doc_ids}) / 2}
 
@@ -164,7 +166,7 @@ def test_the_python_blocks_run(own: dict[str, Any]) -> None:
     names = {path.name: dict(own) for path in DOCS}
     for name, body in blocks("python"):
         if "example_data()" in body:  # as it is in the next test; here for the names that later blocks use
-            exec(compile(body.replace("example_data()", "example_data(0, 8, 4, 4)"), name, "exec"), names[name])
+            exec(compile(body.replace("example_data()", "own_data"), name, "exec"), names[name])
             dspy.configure(lm=None, adapter=None, rm=None)
         elif "class " in body:  # a program: a file, which a recipe names
             Path("my_program.py").write_text(body, encoding="utf-8")
