@@ -135,10 +135,11 @@ class Environment:
         return together({name: policy if one is None else shared_policy(one) for name, one in settings.items()})
 
     def notes(self) -> list[str]:
-        """Where the program says another ``k`` than the recipe, and what counts."""
+        """Return what to look at: records left out, and another ``k`` in the program than in the recipe."""
         from leret.programs.load import differing_k
 
-        return differing_k(self.replay.program, self.source.arguments, self.recipe.retriever.k)
+        left_out = [f"data: {n:,} records are left out: {kind}" for kind, n in self.skipped.items()]
+        return left_out + differing_k(self.replay.program, self.source.arguments, self.recipe.retriever.k)
 
     @cached_property
     def adapter(self) -> dspy.Adapter:

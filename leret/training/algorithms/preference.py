@@ -93,7 +93,8 @@ def collate_pairs(
         pad: id of the padding token.
         sequence: make TRL's IPO the one on sums; leave its average over tokens otherwise.
         packed: for a model that `share_prompts` has prepared.
-        margin: nats for a difference of 1 between a pair's rewards.
+        margin: nats for a difference of 1 between a pair's rewards; IPO's mean over tokens divides them by the tokens
+            of the chosen completion.
 
     Returns:
         ``2 * len(rows)`` sequences, the chosen ones first.
