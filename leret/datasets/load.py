@@ -16,7 +16,6 @@ from leret.datasets.formats import reader_of
 from leret.datasets.records import BadRecord, Problems
 from leret.datasets.splits import rank_of, split_of
 
-
 _DOUBLE = "the text of a question in split test"
 
 

@@ -7,7 +7,6 @@ best policy of a training is chosen on them, so `leret eval` refuses them.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Collection, Sequence
 from contextlib import aclosing
