@@ -7,11 +7,13 @@ themselves run in; servers) is listed by name, so that nothing is left out unsee
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -29,6 +31,7 @@ from leret.config.retriever import BM25Settings
 from leret.config.sampling import SamplingRecipe
 from leret.core import yaml
 from leret.datasets.load import load_corpus
+from leret.demo import ExampleData
 from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
 from leret.retrieval.load import load_retriever
@@ -153,6 +156,7 @@ def own() -> Iterator[dict[str, Any]]:
     )
     multihop = load_program(Path("pipelines/multihop.py"), "MultiHop", {})
     names = {"trainset": found[:10], "valset": found[10:14], "MultiHop": type(multihop), "program": multihop}
+    names["own_data"] = ExampleData(found[:10], found[10:14], found[14:18], retriever)
     with dspy.context(adapter=CompactAdapter(), rm=retriever):
         yield {**names, "recall": lambda example, found, trace=None: len({*example.gold} & {*found.doc_ids}) / 2}
 
@@ -161,11 +165,27 @@ def own() -> Iterator[dict[str, Any]]:
 def test_the_python_blocks_run(own: dict[str, Any]) -> None:
     names = {path.name: dict(own) for path in DOCS}
     for name, body in blocks("python"):
-        if "class " in body:  # a program: a file, which a recipe names
+        if "example_data()" in body:  # the next test runs it as it is; here it makes the names that later blocks use
+            mine = re.sub(r"^class MultiHop.*?(?=^def recall)", "", body, flags=re.MULTILINE | re.DOTALL)
+            exec(compile(mine.replace("example_data()", "own_data"), name, "exec"), names[name])
+            dspy.configure(lm=None, adapter=None, rm=None)
+        elif "class " in body:  # a program: a file, which a recipe names
             Path("my_program.py").write_text(body, encoding="utf-8")
             run(["sample", "sampling/demo.yaml", "--run", "runs/own", "--set", "program.path=my_program.py:MultiHop"])
         else:
             exec(compile(body, name, "exec"), names[name])
+
+
+@pytest.mark.parametrize("document", ["README.md", "dspy.md"])
+def test_the_first_block_improves_the_program_as_pasted(document: str, tmp_path: Path) -> None:
+    first = next(body for name, body in blocks("python") if name == document)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [sys.executable, "-c", first], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    before, _, after = ran.stdout.splitlines()[-1].partition(" -> ")
+    assert float(after) >= float(before) + 8, ran.stdout
 
 
 def test_the_query_of_the_docs_reads_the_store(runs: Path) -> None:

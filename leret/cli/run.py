@@ -40,6 +40,8 @@ def train(
     opened.section("sampling", "leret sample RECIPE")
     from leret.training import stage  # after the recipe is read: a mistake in it is told at once
 
+    if launch is not None:
+        stage.refuse_processes(settings)
     if dry_run:
         console.facts(stage.plan(settings, opened))
         return

@@ -151,7 +151,7 @@ def _load(given: dict[str, Any], opened: OpenRetriever) -> list[Task]:
     given["kind"] = given["kind"] or detect_kind(given["questions"])
     loaded = load_tasks(flag_recipe({"data": given}, _FLAGS, (), ("data.corpus",)).data, opened.ids())
     if n := sum(loaded.skipped.values()):
-        console.complain(f"{n} bad lines of {given['questions']} are left out", "warning: ")
+        console.complain(f"{n} records of {given['questions']} are left out: {', '.join(loaded.skipped)}", "warning: ")
     return list(loaded)
 
 

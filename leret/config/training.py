@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
@@ -23,6 +24,9 @@ class TrainingRecipe(KindSettings):
 
     tag = "algorithm"
 
+    learning_rates: ClassVar[tuple[float, float]] = (1e-3, 1e-5)
+    """Default rates for 1.5 million and for a billion parameters, full weights."""
+
     algorithm: str
     name: str | None = Field(None, description="of the policy in R/policies; the algorithm's name when absent")
     init_from: str = Field("base", description="base, the name of a policy of the run, a directory, demo or agent")
@@ -30,7 +34,7 @@ class TrainingRecipe(KindSettings):
     match_steps_of: str | None = Field(None, description="a control: train as many steps as this policy took in all")
     max_steps: PositiveInt | None = Field(None, description="optimizer steps, instead of num_train_epochs")
     num_train_epochs: float = Field(1.0, gt=0)
-    learning_rate: float = Field(1e-5, gt=0)
+    learning_rate: float | None = Field(None, gt=0, description="chosen by the size of the model when absent")
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
     warmup_ratio: float = Field(0.0, ge=0, lt=1, description="share of the steps")
     warmup_steps: NonNegativeInt = Field(0, description="their number, instead of warmup_ratio")
@@ -55,6 +59,19 @@ class TrainingRecipe(KindSettings):
     eval_tasks: PositiveInt = Field(64, description="that the validation runs the program on, at most")
     eval_split: Literal["dev", "train"] = Field("dev", description="of the run's data; train: left out of training")
     metric_for_best_model: str = Field("recall", description="a measure; of all that was retrieved, or the answer")
+
+    def learning_rate_for(self, n_parameters: int) -> float:
+        """Return the default rate for a model: a power law through `learning_rates`.
+
+        An adapter takes ten times the rate of a billion parameters at least.
+
+        Args:
+            n_parameters: of the whole model.
+        """
+        small, large = self.learning_rates
+        size = min(max(n_parameters / 1.5e6, 1.0), 1e9 / 1.5e6)
+        rate = small * size ** (math.log(large / small) / math.log(1e9 / 1.5e6))
+        return float(f"{max(rate, 10 * large) if self.lora else rate:.1e}")
 
     @property
     def policy_name(self) -> str:

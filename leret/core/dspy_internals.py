@@ -10,19 +10,21 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import dspy
 from dspy import lm15
 from dspy.adapters.utils import parse_value
-from dspy.clients._deprecation import adapter_message_call
 from dspy.clients.base_lm import LM_CLASS_STATE_KEY
 from dspy.clients.provider import Provider, ReinforceJob, TrainingJob
 from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus, get_finetune_directory
 from dspy.dsp.utils.settings import main_thread_config, thread_local_overrides
 from dspy.dsp.utils.utils import dotdict
 from dspy.primitives.prediction import Completions
+from dspy.utils.callback import BaseCallback
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
 from leret.core.types import SharedInstance
@@ -35,6 +37,12 @@ LM_ATTRIBUTES = frozenset(
 )
 """What ``dspy.LM.dump_state`` holds beside its engines and the keyword arguments of its requests."""
 
+_GENERATION = frozenset(
+    {"temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed", "frequency_penalty",
+     "presence_penalty", "reasoning_effort", "response_format"}
+)  # fmt: skip
+"""Keyword arguments of an LM that belong into a request; the others are its client's."""
+
 PART_MARKER = "<<CUSTOM-TYPE-"
 """DSPy's base adapter splits a message into parts at such a marker."""
 
@@ -44,6 +52,12 @@ class PlainJSONAdapter(dspy.JSONAdapter):
 
     __call__ = dspy.ChatAdapter.__call__
     acall = dspy.ChatAdapter.acall
+
+
+def rm_rows(ranking: Sequence[Any]) -> list[Any]:
+    """Return passages as `dspy.Retrieve` takes them from ``dspy.settings.rm``."""
+    texts = [f"{p.title} | {p.text}" if p.title else p.text for p in ranking]
+    return [dotdict(long_text=text, pid=p.doc_id, score=p.score) for p, text in zip(ranking, texts, strict=True)]
 
 
 class AdapterProxy:
@@ -68,6 +82,24 @@ class AdapterProxy:
 
     async def acall(self, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any) -> list[dict[str, Any]]:
         return self(lm, lm_kwargs, signature, demos, inputs)
+
+
+class _FirstAdapter(BaseCallback):
+    found: dspy.Adapter | None = None
+
+    def on_adapter_format_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        self.found = self.found or instance
+
+
+def current_adapter() -> dspy.Adapter:
+    """Return the adapter of ``dspy.settings``, or the one that DSPy takes where none is set."""
+    if dspy.settings.adapter is not None:
+        return cast(dspy.Adapter, dspy.settings.adapter)
+    first, lm = _FirstAdapter(), EngineLM("adapter", lambda request: text_response(request, "-"))
+    with dspy.context(lm=lm, callbacks=[first], disable_history=True, trace=None), suppress(Exception):
+        dspy.Predict("question -> answer")(question="?")
+    assert first.found is not None
+    return first.found
 
 
 def one_call(adapter: dspy.Adapter) -> dspy.Adapter:
@@ -100,6 +132,23 @@ def settings_here() -> Mapping[str, Any]:
 def carried_run() -> Any:
     """What `carrying` carries; None elsewhere."""
     return thread_local_overrides.get().get("_leret_run")
+
+
+passes: list[Any] = []
+"""Runs of programs that are replayed at this moment, in any thread."""
+
+
+def watching_run() -> Any:
+    """Return what `carrying` carries; None elsewhere, except in threads that a replayed program has started itself.
+
+    Raises:
+        ProgramError: this is such a thread.
+    """
+    run = carried_run()
+    if run is None:
+        for one in tuple(passes):
+            one.refuse_own_thread()
+    return run
 
 
 QUIET: dict[str, Any] = {"callbacks": [], "disable_history": True, "warn_on_type_mismatch": False}
@@ -154,12 +203,17 @@ def messages_of(request: lm15.Request) -> tuple[dict[str, str], ...]:
         text = parts if isinstance(parts, str) else "".join(_text(part) for part in parts)
         messages.append({"role": "system", "content": text})
     for message in request.messages:
-        role = "system" if message.role == "developer" else message.role
-        messages.append({"role": role, "content": "".join(_text(part) for part in message.parts)})
+        role = {"developer": "system", "tool": "user"}.get(message.role, message.role)
+        between = "" if all(isinstance(part, lm15.TextPart) for part in message.parts) else "\n"
+        messages.append({"role": role, "content": between.join(map(_text, message.parts))})
     return tuple(messages)
 
 
 def _text(part: Any) -> str:
+    if isinstance(part, lm15.ToolCallPart):
+        return json.dumps({"name": part.name, "args": part.input}, ensure_ascii=False)
+    if isinstance(part, lm15.ToolResultPart):
+        return "".join(map(_text, part.content))
     if not isinstance(part, lm15.TextPart):
         raise lm15.UnsupportedFeatureError(
             f"a leret policy reads text alone, and the prompt holds a {type(part).__name__}", feature="messages"
@@ -168,11 +222,15 @@ def _text(part: Any) -> str:
 
 
 async def complete_messages(lm: dspy.BaseLM, messages: Sequence[Mapping[str, str]]) -> str:
-    """What an LM writes after these messages, with its own settings."""
-    given = [dict(message) for message in messages]
-    with adapter_message_call(lm, given):  # as an adapter calls it; DSPy 3.5 takes requests alone
-        [first, *_] = await lm.acall(messages=given)
-    return str(first["text"] if isinstance(first, Mapping) else first)
+    """Return what an LM writes after these messages, with its own settings."""
+    if not isinstance(lm, dspy.LM):  # with a ``forward`` of its own, which DSPy 3.5 no longer takes
+        [first, *_] = await lm.acall(messages=[dict(message) for message in messages])
+        return str(first["text"] if isinstance(first, Mapping) else first)
+    settings = {name: value for name, value in lm.kwargs.items() if name in _GENERATION and value is not None}
+    body = {**settings, "model": lm.model, "messages": [dict(message) for message in messages]}
+    cached = {name: lm.kwargs[name] for name in ("rollout_id",) if lm.kwargs.get(name) is not None}
+    response = await lm.acall(lm15.request_from_openai_chat(body), **cached)
+    return "".join(part.text for part in response.message.parts if isinstance(part, lm15.TextPart))
 
 
 def text_response(
@@ -197,6 +255,18 @@ class EngineLM(dspy.LM):
     def __init__(self, name: str, answer: Callable[[lm15.Request], lm15.Response], **settings: Any) -> None:
         engines = {"engine": _Engine(answer), "async_engine": _AsyncEngine(answer)}
         super().__init__(f"leret/{name}", cache=False, num_retries=0, **engines, **settings)
+
+
+class StandInLM(EngineLM):
+    """Stands for the LM of the predictor ``owner`` while leret runs a program; "" stands for ``dspy.settings.lm``."""
+
+    owner = ""
+
+    @classmethod
+    def of(cls, owner: str, name: str, answer: Callable[[lm15.Request], lm15.Response]) -> StandInLM:
+        made = cls(name, answer)
+        made.owner = owner
+        return made
 
 
 class _Engine(SharedInstance):

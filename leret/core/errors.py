@@ -23,6 +23,7 @@ import sysconfig
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any, Self
 
@@ -87,7 +88,21 @@ class MissingDependency(LeretError):
 
     def __init__(self, package: str, extra: str, command: str | None = None) -> None:
         brings = command or f"pip install 'leret[{extra}]'"
-        super().__init__(f"{package} is not installed; `{brings}` brings it")
+        own = (
+            []
+            if command
+            else [f"'{line.partition(';')[0]}'" for line in _requirements() if line.endswith(f"'{extra}'")]
+        )
+        without = f"; without leret on an index, `pip install {' '.join(own)}`" if own else ""
+        super().__init__(f"{package} is not installed; `{brings}` brings it{without}")
+
+
+def _requirements() -> list[str]:
+    """Return leret's requirements as its installation lists them (``faiss-cpu<2; extra == 'dense'``)."""
+    try:
+        return requires("leret") or []
+    except PackageNotFoundError:
+        return []
 
 
 def import_optional(module: str, package: str, extra: str) -> Any:

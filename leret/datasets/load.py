@@ -16,13 +16,15 @@ from leret.datasets.formats import reader_of
 from leret.datasets.records import BadRecord, Problems
 from leret.datasets.splits import rank_of, split_of
 
+_DOUBLE = "the text of a question in split test"
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """Tasks that were read, and what was not."""
 
     items: tuple[Task, ...]  # in the order of the file, or of the limit
-    skipped: Mapping[str, int] = field(default_factory=dict)  # bad records left out, by kind of fault
+    skipped: Mapping[str, int] = field(default_factory=dict)  # records left out, by kind of fault
     problems: tuple[str, ...] = ()  # the first of them, one line each
     held_out: frozenset[str] = frozenset()  # ids, of the whole source, of split test, and those with the text of one
 
@@ -49,8 +51,9 @@ def load(data: DataSettings) -> Data:
 
 
 def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Loaded:
-    """Tasks alone: of `data.split`, at most `data.limit` of them; a larger limit only adds to them, or to `data.part`.
+    """Read the tasks of `data.split`, at most `data.limit` of them; a larger limit only adds to them, or to `data.part`.
 
+    A question of split train or dev with the text of one in split test is left out, and counted in ``skipped``.
     Gold ids must be in ``corpus``, where one is given; one that is there under another Unicode normalisation takes the
     corpus's form. An empty split is a DataError.
     """
@@ -69,12 +72,15 @@ def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Load
 
     chosen = limited(wanted(), data.limit, data.seed, data.part)  # reads the source to its end, so that all faults show
     problems.check(source, data.skip_invalid, sizes.total() > 0)
-    if not chosen:
-        there = ", ".join(f"{n} in {name}" for name, n in sorted(sizes.items())) or "none at all"
-        raise DataError(f"{source}: no question in split {data.split}; there are {there}")
     tested = set(test.values())
-    held_out = test.keys() | {id for id, text in others.items() if text in tested}
-    return Loaded(chosen, dict(problems.kinds), tuple(problems.shown), frozenset(held_out))
+    doubles = {id for id, text in others.items() if text in tested}
+    kept = tuple(task for task in chosen if data.split == "all" or task.id not in doubles)
+    if not kept:
+        there = ", ".join(f"{n} in {name}" for name, n in sorted(sizes.items())) or "none at all"
+        lost = f" ({len(chosen)} with the text of one in test)" if chosen else ""
+        raise DataError(f"{source}: no question in split {data.split}{lost}; there are {there}")
+    skipped = dict(problems.kinds) | ({_DOUBLE: len(chosen) - len(kept)} if len(kept) < len(chosen) else {})
+    return Loaded(kept, skipped, tuple(problems.shown), frozenset(test.keys() | doubles))
 
 
 def load_corpus(data: DataSettings) -> Corpus:

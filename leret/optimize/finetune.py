@@ -16,15 +16,17 @@ from leret.config.messages import describe
 from leret.core.dspy_internals import TrainingJob, TrainingStatus, get_finetune_directory
 from leret.core.errors import TrainingError
 from leret.core.progress import Progress
-from leret.core.types import digest
+from leret.core.runs import Run
+from leret.core.types import Task, digest
 from leret.core.yaml import Placed
 from leret.policies.checkpoints import find_model, model_digest
+from leret.sampling.rollouts.environment import Environment, questions_digest
 from leret.training.algorithms import TrainingRecipe
 from leret.training.checkpoints import CheckpointDirectory, TrainReport
 from leret.training.checkpoints import TrainingJob as Fit
 from leret.training.checks import check_ids
 from leret.training.data import TrainingExample, examples_digest
-from leret.training.model import InitialPolicy, training_record
+from leret.training.model import InitialPolicy, training_record, with_learning_rate
 from leret.training.process import Interrupt
 from leret.training.stage import train_job
 
@@ -72,18 +74,24 @@ def train_examples(
     *,
     job: FinetuneJob | None = None,
     progress: Progress | None = None,
+    tasks: Sequence[Task] = (),
+    environment: Environment | None = None,
+    run: Run | None = None,
 ) -> Path:
     """Train a policy on examples in memory; go on where an earlier call was stopped; nothing where it is there.
 
     Args:
         model: of an LM: ``leret/DIRECTORY``, ``leret/demo``, with or without ``leret/``.
-        examples: one completion each for sft, chosen and rejected for ipo and dpo.
+        examples: one completion each for sft and kto, chosen and rejected for ipo and dpo.
         keys: of the algorithm's recipe, ``algorithm`` among them; ``name`` is made of the content of all that the
             policy follows from when absent. Besides, ``max_steps`` (optimizer steps instead of epochs; 0 gives the same
             policy again) and ``enable_thinking`` (of the chat template).
         run_dir: the policy is written into its ``policies`` folder.
         job: hears of the beginning, and stops the training.
         progress: watches the steps.
+        tasks: what an online algorithm samples, instead of examples.
+        environment: of the tasks.
+        run: of the tasks.
 
     Returns:
         The policy's directory.
@@ -94,19 +102,23 @@ def train_examples(
         RunError: the directory holds another training of this name.
     """
     keys = dict(keys)
-    max_steps, thinking = keys.pop("max_steps", None), keys.pop("enable_thinking", None)
+    max_steps, thinking = None if tasks else keys.pop("max_steps", None), keys.pop("enable_thinking", None)
     recipe = validated(TrainingRecipe, keys)
-    if not examples:
+    if not (examples or tasks):
         raise TrainingError("there is nothing to train on: no example is left; does the metric let none pass?")
     initial = initial_policy(model)
-    digests = {"data": examples_digest(examples), "parent": initial.digest}
+    recipe = with_learning_rate(recipe, initial)
+    digests = {"data": questions_digest(tasks) if tasks else examples_digest(examples), "parent": initial.digest}
     more = {"max_steps": max_steps, "enable_thinking": thinking}
     content = digest(recipe.model_dump(mode="json", exclude={"name", "init_from"}), digests, more)
     name = recipe.name or f"{recipe.algorithm}-{content[:12]}"
     recipe = recipe.model_copy(update={"name": name, "init_from": initial.name})
     directory = CheckpointDirectory(Path(run_dir).resolve() / "policies", name)
     key = {"recipe": recipe.model_dump(mode="json") | more, "digest": digests}
-    fit = Fit(recipe, initial, examples, directory, key, max_steps, thinking, lambda *ids: check_ids(examples, *ids))
+    fit = Fit(
+        recipe, initial, examples, directory, key, max_steps, thinking, lambda *ids: check_ids(examples, *ids),
+        run=run, tasks=tasks, environment=environment,
+    )  # fmt: skip
     with ONE_TRAINING:
         report = _fit(fit, job, progress)
     if report.dropped:

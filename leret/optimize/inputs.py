@@ -9,6 +9,7 @@ from typing import Any
 
 import dspy
 from dspy.teleprompt.bootstrap_finetune import prepare_teacher
+from dspy.utils.callback import BaseCallback
 from pydantic_core import to_jsonable_python
 
 from leret.core.dspy_internals import complete_messages
@@ -98,6 +99,8 @@ def counted_lm(lm: dspy.BaseLM, budget: CallBudget, **changes: Any) -> dspy.Base
     kind: Any = type(lm)
 
     class Counted(kind):
+        is_counted = True
+
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             budget.spend()
             return super().__call__(*args, **kwargs)
@@ -109,6 +112,17 @@ def counted_lm(lm: dspy.BaseLM, budget: CallBudget, **changes: Any) -> dspy.Base
     copied: dspy.BaseLM = lm.copy(**changes)
     copied.__class__ = Counted
     return copied
+
+
+class OtherCalls(BaseCallback):
+    """Counts calls of LMs that no predictor holds; a bound that they pass stops the next call of a `counted_lm`."""
+
+    def __init__(self, budget: CallBudget) -> None:
+        self.budget = budget
+
+    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        if not hasattr(instance, "is_counted"):
+            self.budget.spent += 1
 
 
 def greedy_lm(lm: dspy.BaseLM, budget: CallBudget) -> dspy.BaseLM:
@@ -124,6 +138,10 @@ def read_tasks(trainset: Iterable[dspy.Example], reward: str | RewardFunction | 
     """
     found: dict[str, tuple[Task, dspy.Example]] = {}
     for number, example in enumerate(trainset):
+        if not isinstance(example, dspy.Example):
+            raise DataError(
+                f"trainset[{number}] is a {type(example).__name__}; make it a dspy.Example(...).with_inputs('question')"
+            )
         _, gold = _gold_of(example)
         if isinstance(reward, str) and not gold:
             raise DataError(

@@ -28,7 +28,7 @@ from leret.policies.dspy_lm import PolicyEngine
 from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.checkpoints import CheckpointDirectory, TrainingRecord
 from leret.training.data import TokenEncoder, TrainingExample, end_token
-from leret.training.model import InitialPolicy, library_of, save_policy, stop_ids
+from leret.training.model import InitialPolicy, library_of, save_policy, stop_ids, with_learning_rate
 from leret.training.process import training_process
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class GRPOSettings(Settings):
     """``train_kwargs`` of ``dspy.GRPO``, beside ``run_dir``. Names and defaults as in TRL where it has them."""
 
     num_generations: PositiveInt = Field(description="of a group; DSPy sets it")
-    learning_rate: float = Field(1e-6, gt=0)
+    learning_rate: float | None = Field(None, gt=0, description="chosen by the size of the model when absent")
     scale_rewards: bool = Field(True, description="divide a group's advantages by their standard deviation")
     max_grad_norm: float = Field(1.0, gt=0)
     per_device_train_batch_size: PositiveInt = Field(16, description="completions that are in memory at once")
@@ -74,7 +74,8 @@ class GRPOTraining:
         end = end_token(self.tokenizer, stop_ids(self.model))
         self._encoder = TokenEncoder(self.tokenizer, end, settings.enable_thinking)
         self._limit = min(settings.max_length, positions(self.model) or settings.max_length)
-        recipe = validated(GRPORecipe, settings.model_dump(exclude={"scale_rewards", "enable_thinking"}))
+        recipe = validated(GRPORecipe, settings.model_dump(exclude={"scale_rewards", "enable_thinking", "max_length"}))
+        recipe = with_learning_rate(recipe, initial)
         self._update = Update(self.model, self.tokenizer.pad_token_id, recipe)
 
     def step(self, groups: Sequence[Group]) -> bool:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import random
+import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,14 +23,19 @@ from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.stages import check_resumable
 from leret.core.types import Sample, digest
-from leret.optimize.inputs import CallBudget, greedy_lm
+from leret.optimize.inputs import CallBudget, OtherCalls, greedy_lm
 from leret.programs.pick import named_picks
 from leret.sampling.bank.bootstrap import NEVER, THREADS, RunMonitor
 from leret.sampling.preferences.dataset import distinct, make_pairs, state_targets
 from leret.sampling.store.schema import StateSamples
+from leret.training.algorithms.kto import scored_completions
 from leret.training.data import TrainingExample
 
 logger = logging.getLogger("dspy.teleprompt.leret")  # where DSPy's own optimizers log
+
+
+_RETENTION_S = 7 * 86_400
+"""Seconds after which the next compile removes a run that was given no directory."""
 
 
 def begin_run(place: str | Path | None, now: Mapping[str, Any]) -> Run:
@@ -41,6 +49,9 @@ def begin_run(place: str | Path | None, now: Mapping[str, Any]) -> Run:
     if place is None:
         parent = cache_directory() / "optimize"
         parent.mkdir(parents=True, exist_ok=True)
+        for old in parent.iterdir():
+            if time.time() - old.stat().st_mtime > _RETENTION_S:
+                shutil.rmtree(old, ignore_errors=True)
         place = tempfile.mkdtemp(dir=parent)
     run = Run.create(Path(place).resolve())
     before = run.manifest().get("optimize")
@@ -94,13 +105,21 @@ def training_examples(
     for group in groups:
         messages = tuple(dict(message) for message in group.state.messages)
         for algorithm, by_lm in found.items():
+            scores: Sequence[tuple[float, ...]] = ()
             rows: Sequence[tuple[Sample, ...]] = make_pairs(distinct(group.samples), "adjacent")
             if algorithm == "sft":
                 rows = [(target,) for target in state_targets(group, seed=seed)]
-            texts = (tuple(sample.completion or "" for sample in row) for row in rows)
+            elif algorithm == "kto":
+                scored = list(scored_completions(group.samples))
+                rows, scores = [(sample,) for sample, _ in scored], [(score,) for _, score in scored]
             by_lm[lms[group.state.predictor]] += [
-                TrainingExample(group.state.question_id, messages, own) for own in texts
+                TrainingExample(
+                    group.state.question_id, messages, tuple(sample.completion or "" for sample in row), own
+                )
+                for row, own in zip(rows, scores or [()] * len(rows), strict=True)
             ]
+    for examples in found.get("kto", {}).values():
+        random.Random(seed).shuffle(examples)  # TRL takes the completion of the row before as the mismatched one
     if not any(examples for by_lm in found.values() for examples in by_lm.values()):
         raise _nothing_learnt(groups)
     return found
@@ -128,8 +147,9 @@ def score(
     metric: Callable[..., Any],
     budget: CallBudget,
     progress: Progress,
-) -> float:
-    """The mean metric on held-out examples in percent, of greedy runs, by `dspy.Evaluate`.
+    num_threads: int | None = None,
+) -> tuple[float, list[float]]:
+    """Return the mean metric on held-out examples in percent, of greedy runs by `dspy.Evaluate`, and each example's.
 
     That takes every failure for a bad score; an outage and a fault of the metric are raised here.
     """
@@ -138,11 +158,12 @@ def score(
         predictor.lm = greedy_lm(predictor.lm, budget)
     progress.start(f"valset, {stage}", len(valset))
     watched = scored.watched(metric, progress)
-    evaluate = dspy.Evaluate(devset=list(valset), metric=watched, num_threads=THREADS, max_errors=NEVER)
-    found = float(evaluate(scored, callback_metadata={"optimizer": "LeReT", "stage": stage}).score)
+    evaluate = dspy.Evaluate(devset=list(valset), metric=watched, num_threads=num_threads or THREADS, max_errors=NEVER)
+    with dspy.context(callbacks=[*dspy.settings.callbacks, OtherCalls(budget)]):
+        result = evaluate(scored, callback_metadata={"optimizer": "LeReT", "stage": stage})
     progress.finish()
     scored.monitor.raise_first(f"valset, stage {stage}")
-    return found
+    return float(result.score), [float(value) for *_, value in result.results]
 
 
 class ScoredProgram(dspy.Module):
@@ -162,7 +183,11 @@ class ScoredProgram(dspy.Module):
         def score(example: dspy.Example, prediction: Any, trace: Any = None) -> float:
             progress.advance(1)
             try:
-                return 0.0 if prediction is None else float(metric(example, prediction))
+                if prediction is None:
+                    return 0.0
+                if (value := metric(example, prediction)) is None:
+                    raise TypeError("it returned None; return a number or a bool")
+                return float(value)
             except Exception as error:
                 failed = ProgramError(f"the metric failed: {reason(error)}")
                 self.monitor.outage = failed.with_traceback(error.__traceback__)

@@ -7,27 +7,33 @@ It makes the objects that leret's stages take: `sample_tasks` samples the studen
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from contextvars import copy_context
+from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import dspy
+import numpy as np
 from dspy.teleprompt import Teleprompter
 from dspy.teleprompt import bootstrap_finetune as stock
 from pydantic_core import to_jsonable_python
 
 from leret.config.sampling import SamplingSettings
+from leret.core.bundled import POLICIES
+from leret.core.dspy_internals import StandInLM, current_adapter
 from leret.core.errors import ConfigError, LeretError, PolicyError, ProgramError
-from leret.core.progress import Progress, Silent, shown
+from leret.core.progress import Progress, shown
 from leret.core.runs import installed_version
 from leret.core.types import digest
-from leret.optimize.finetune import train_examples
+from leret.evaluation.statistics import bootstrap_intervals
+from leret.optimize.finetune import train_examples, validated
 from leret.optimize.inputs import (
     CallBudget,
+    CountedPolicy,
     LMCallsSpent,
     RewardFunction,
     counted_lm,
@@ -40,6 +46,7 @@ from leret.optimize.inputs import (
     teacher_prompt,
     trained_lms,
 )
+from leret.optimize.online import Student, StudentEnvironment
 from leret.optimize.student import (
     begin_run,
     logger,
@@ -64,10 +71,18 @@ from leret.sampling.rollouts.branching import Role, SamplingPlan
 from leret.sampling.rollouts.rollout import BOUNDARIES
 from leret.sampling.stage import sample_tasks
 from leret.sampling.store.store import Store
+from leret.training.algorithms import ALGORITHMS, TrainingRecipe
 from leret.training.data import TrainingExample
+from leret.training.model import training_record
+from leret.training.online.algorithm import OnlineAlgorithm
+from leret.training.online.recipe import OnlineRecipe
+from leret.training.picking.recipe import PickingRecipe
 
-_ALGORITHMS = ("sft", "ipo", "dpo")
-"""Of those of `leret train`: what learns from the targets and pairs of samples that are there."""
+T = TypeVar("T")
+
+_ALGORITHMS = tuple(name for name, kind in ALGORITHMS.items() if not issubclass(kind.settings, PickingRecipe))
+_ONLINE = tuple(name for name in _ALGORITHMS if isinstance(ALGORITHMS[name], OnlineAlgorithm))
+"""Algorithms that sample afresh; the others learn from samples that are stored."""
 
 _SETTINGS = ("prompts", "samples", "n_continuations", "credit", "seed")
 """Arguments of `LeReT` that a run directory is begun with; beside them, reward, metric and algorithms."""
@@ -88,17 +103,20 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # a direct subclass, too
         prompts: at each LM call: the student's own one, and few-shot ones that DSPy's BootstrapFewShotWithRandomSearch
             finds; given a teacher, its demos and instructions instead. The student's alone is trained and kept.
         samples: completions a prompt and LM call.
-        algorithms: sft, ipo, dpo: one after the other, each from the weights of the one before.
+        algorithms: sft, dpo, ipo and kto learn from the samples; grpo, rloo and ppo sample afresh, with the policy as
+            it is. One after the other, each from the weights of the one before.
         credit: ``step``: a completion is scored by the reward; ``final``: by the metric at the program's end; ``both``:
             by their mean; None: ``step`` at a predictor that a search follows, ``final`` at another one, which is not
             trained where there is no metric.
         train_kwargs: keys of the recipes of `leret train` (``learning_rate`` ...), for all algorithms or under the name
-            of one; or such a dict for each LM.
-        run_dir: of samples and trained policies; compile goes on with what is there. None takes a new one. Another
-            student (other code, demos, instructions or weights) has a directory of its own in it.
+            of one; or such a dict for each LM. Without a ``learning_rate``, the size of the model decides.
+        run_dir: for samples and trained policies; compile goes on with what is there. Another student (other code,
+            demos, instructions or weights) gets a subdirectory. None takes a temporary one in leret's cache, which the
+            first compile after a week removes: save the program.
         seed: of sampling and training.
         max_lm_calls: of the program's LMs, in one compile, those on the valset included.
         n_continuations: runs to the program's end from each completion, for credit ``final``.
+        num_threads: for the valset.
     """
 
     def __init__(
@@ -115,13 +133,18 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # a direct subclass, too
         seed: int = 0,
         max_lm_calls: int | None = None,
         n_continuations: int = 1,
+        num_threads: int | None = None,
     ) -> None:
         super().__init__(train_kwargs=train_kwargs)
+        self.num_threads = num_threads
         self.reward, self.metric, self.credit = reward, metric, credit
         self.prompts, self.samples, self.n_continuations = prompts, samples, n_continuations
         self.algorithms, self.run_dir, self.seed, self.max_lm_calls = tuple(algorithms), run_dir, seed, max_lm_calls
         if not self.algorithms or not set(self.algorithms) <= set(_ALGORITHMS):
-            raise ConfigError(f"algorithms={self.algorithms!r}: give one or more of {', '.join(_ALGORITHMS)}")
+            raise ConfigError(
+                f"algorithms={self.algorithms!r}: give one or more of {', '.join(_ALGORITHMS)}; pickers are trained by "
+                "`leret train`"
+            )
         if credit not in (None, "step", "final", "both"):
             raise ConfigError(f"credit={credit!r}: give step, final or both, or leave it out")
         if reward is None and (metric is None or credit in ("step", "both")):
@@ -159,18 +182,28 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # a direct subclass, too
             LeretError: this cannot be optimized, or nothing was learnt; the message says why.
         """
         job = CompileJob(self, student, trainset, teacher, valset)
-        with shown() if sys.stderr.isatty() else nullcontext(Silent()) as job.progress:
+        job.log("run", f"samples and policies are in {job.run.path}")
+        with shown() as job.progress:
             candidates = [job.candidate("student", job.program)]
-            job.sample()
+            job.estimate(candidates[0])
+            examples: dict[str, dict[dspy.LM, list[TrainingExample]]] = {}
+            if not set(self.algorithms) <= set(_ONLINE):
+                job.sample()
+                examples = job.training_examples()
             models: dict[dspy.LM, str] = {}
-            for algorithm, examples in job.training_examples().items():
-                candidates.append(job.candidate(algorithm, job.train(algorithm, examples, models)))
+            for algorithm in self.algorithms:
+                if algorithm in _ONLINE:
+                    trained = job.train_online(algorithm, models)
+                else:
+                    trained = job.train(algorithm, examples[algorithm], models)
+                candidates.append(job.candidate(algorithm, trained))
         ranked = sorted(candidates, key=lambda one: -one["score"]) if valset else candidates[::-1]  # first of equals
         best, score = ranked[0], candidates[0]["score"]
         if best is candidates[0]:
-            text = f"nothing was better than the student ({score:g} on valset): the student is returned"
+            text = f"nothing was better than the student ({score:g} on valset): the student is returned. {job.advice()}"
         elif valset:
             text = f"the result of {best['stage']} is returned: {best['score']:g} on valset, the student {score:g}"
+            text += f"; the difference is {job.interval(candidates[0], best)}"
         else:
             text = f"there is no valset: the result of {best['stage']}, the last training, is returned unscored"
         job.log("result", text, returned=best["stage"])
@@ -203,12 +236,17 @@ class CompileJob:
         teachers = [teacher] if isinstance(teacher, dspy.Module) else list(teacher or ())
         self.prompts = [ZERO_SHOT, *(teacher_prompt(i, student, program) for i, program in enumerate(teachers, 1))]
         self.program = stock.copy_program_with_lms(student)
-        self.adapter = dspy.settings.adapter or dspy.ChatAdapter()
+        self.adapter = current_adapter()
         self.budget = CallBudget(settings.max_lm_calls)
         self.stopped: LeretError | None = None  # sampling, by max_lm_calls
         self.trained = trained_lms(self.program, settings.samples)
         counted = {n: counted_policy(p.lm, self.budget) for n, p in self.program.named_predictors()}
         self.policies: dict[str, Policy] = {**counted, **pick_actors(self.program)}
+        metric, examples = settings.metric, self.examples
+        self.reward = step_reward(settings.reward, examples)
+        self.final = metric and (lambda outcome: float(metric(examples[outcome.task], outcome.prediction)))
+        self.spread: dict[str, list[int]] = {}  # states, and those with two rewards, by predictor
+        self.calls_per_run = float(len(counted))
         self.run = begin_run(settings.run_dir, self._identity())
         if len(self.examples) < len(trainset):
             self.log("trainset", f"{len(trainset) - len(self.examples)} examples recur and count once")
@@ -217,10 +255,9 @@ class CompileJob:
         """Samples of all tasks in the run's store, or of as many as ``max_lm_calls`` allows."""
         settings, examples, before = self.settings, self.examples, self.budget.spent
         self.budget.reserved = before * len(settings.algorithms)
-        metric, reward = settings.metric, step_reward(settings.reward, examples)
-        final = metric and (lambda outcome: float(metric(examples[outcome.task], outcome.prediction)))
+        reward, final = self.reward, self.final
         try:
-            with dspy.context(callbacks=[]):  # of replays, not of the program
+            with dspy.context(callbacks=[], _leret_spend=self.budget.spend):  # of replays, not of the program
                 if settings.prompts > len(self.prompts) == 1:
                     self.prompts = self._bank(final or reward if settings.reward is None else reward)
                 plan = SamplingPlan(
@@ -236,8 +273,17 @@ class CompileJob:
             self.progress.finish()
         with Store(self.run.store, read_only=True) as store:
             counts = store.counts()
+            for group in store.groups():
+                if group.samples[0].is_sampled:
+                    places = self.spread.setdefault(group.state.predictor, [0, 0])
+                    places[0] += 1
+                    places[1] += len({one.reward for one in group.samples if one.reward is not None}) > 1
         text = f"{counts['samples']} samples at {counts['states']} states of {len(examples)} examples"
-        self.log("sample", text, lm_calls=self.budget.spent - before, **counts)
+        spread = {name: {"states": n, "with_spread": n_spread} for name, (n, n_spread) in self.spread.items()}
+        self.log("sample", text, lm_calls=self.budget.spent - before, predictors=spread, **counts)
+        for name, (n, n_spread) in self.spread.items():
+            if not n_spread:
+                self.log("sample", f"{name} teaches nothing: its samples have one reward at each of {n} states")
 
     def _retriever(self) -> Retriever | None:
         """That of ``dspy.settings``, where no `leret.Search` of the program has its own."""
@@ -286,16 +332,18 @@ class CompileJob:
             self.log("sample", note, failures=dict(stats.failures))
 
     def role(self, need: NeedsCompletion) -> Role:
-        """Who answers a call of the program: the policy of its predictor's LM, else that of ``dspy.settings.lm``."""
+        """Return who answers a call: the LM that DSPy would ask. It is sampled if it is the predictor's own."""
         name = need.predictor
+        owner = need.call.lm.owner if isinstance(need.call.lm, StandInLM) else name  # whose LM is asked
         if isinstance(need, NeedsChoice):
             return Role(self.policies[name], sampled=False, temperature=0.0)
-        if name not in self.policies:
+        if owner not in self.policies:
             if dspy.settings.lm is None:
                 raise ProgramError(f"{name} is made inside forward and has no LM: call dspy.configure(lm=...)")
-            self.policies[name] = counted_policy(dspy.settings.lm, self.budget)
-        if (lm := self.trained.get(name)) is None:
-            return Role(self.policies[name], sampled=False)
+            self.policies[owner] = counted_policy(dspy.settings.lm, self.budget)
+        lm = self.trained.get(owner)
+        if self.trained.get(name) is not lm or lm is None:
+            return Role(self.policies[owner], sampled=False)
         credit = self.settings.credit or ("auto" if self.settings.reward else "final")
         return Role(self.policies[name], True, credit, lm.kwargs.get("temperature"), lm.kwargs.get("max_tokens"))
 
@@ -316,27 +364,114 @@ class CompileJob:
         for lm, own in examples.items():
             self.log(algorithm, f"{lm.model} on {len(own)} examples", lm=lm.model, examples=len(own))
             if own:
-                given = dict(self.settings.train_kwargs[lm] or {})
-                of_algorithm = {name: given.pop(name, {}) for name in _ALGORITHMS}[algorithm]
-                thinking = lm.engine.settings.enable_thinking
-                keys = {"seed": self.settings.seed, "enable_thinking": thinking, **given, **of_algorithm}
-                keys["algorithm"], start = algorithm, models.get(lm) or lm.finetuning_model or lm.model
-                models[lm] = f"leret/{train_examples(start, own, keys, self.run.path, progress=self.progress)}"
+                start, keys = models.get(lm) or lm.finetuning_model or lm.model, self._keys(algorithm, lm)
+                path = train_examples(start, own, keys, self.run.path, progress=self.progress)
+                models[lm] = self._trained(algorithm, path)
+        return self._program(models)
+
+    def train_online(self, algorithm: str, models: dict[dspy.LM, str]) -> dspy.Module:
+        """Return the program with its LMs trained on fresh samples, one LM after the other; see `train`."""
+        tasks = list(self.examples)
+        for lm in dict.fromkeys(self.trained.values()):
+            program, before = self._program(models), self.budget.spent
+            for name, predictor in program.named_predictors():
+                self.policies[name] = counted_policy(predictor.lm, self.budget)
+            names = [name for name, own in self.trained.items() if own is lm]
+            keys = self._keys(algorithm, lm) | {"predictors": names}
+            self.log(algorithm, f"{lm.model} on fresh samples of {len(tasks)} examples", lm=lm.model)
+            rm, retriever = dspy.settings.rm, self._retriever()
+            other_rm = search_tool(rm, name="rm") if retriever is None and callable(rm) else None
+            settings = SamplingSettings(
+                credit=self.settings.credit or ("auto" if self.settings.reward else "final"),
+                n_continuations=self.settings.n_continuations,
+            )
+            environment = StudentEnvironment(
+                Student(program, self.adapter, retriever, other_rm), lm, partial(self._live_role, names),
+                self.reward, self.final, settings, self.run.cache,
+            )  # fmt: skip
+            start = models.get(lm) or lm.finetuning_model or lm.model
+            with dspy.context(callbacks=[], _leret_spend=self.budget.spend):
+                path = _in_thread(
+                    train_examples, start, (), keys, self.run.path, progress=self.progress, tasks=tasks,
+                    environment=environment, run=self.run,
+                )  # fmt: skip
+            models[lm] = self._trained(algorithm, path, lm_calls=self.budget.spent - before)
+        return self._program(models)
+
+    def _live_role(self, names: Sequence[str], need: NeedsCompletion, live: Policy) -> Role:
+        """Who answers a call of an online training: the policy in training, or, unsampled, another one."""
+        role = self.role(need)
+        if not role.sampled or need.predictor not in names:
+            return replace(role, sampled=False)
+        return replace(role, policy=CountedPolicy(live.name, live.digest, self.budget, live.complete))
+
+    def _keys(self, algorithm: str, lm: dspy.LM) -> dict[str, Any]:
+        given = dict(self.settings.train_kwargs[lm] or {})
+        of_algorithm = {name: given.pop(name, {}) for name in _ALGORITHMS}[algorithm]
+        thinking = lm.engine.settings.enable_thinking
+        keys = {"seed": self.settings.seed, "enable_thinking": thinking, **given, **of_algorithm}
+        return keys | {"algorithm": algorithm}
+
+    def _trained(self, algorithm: str, path: Path, **facts: Any) -> str:
+        """Log the rate and the last loss of a training; returns the name of its LM."""
+        record = training_record(path)
+        rate = record.get("key", {}).get("recipe", {}).get("learning_rate")
+        if rate is not None:
+            losses = [entry["loss"] for entry in record["log_history"] if entry.get("loss") is not None]
+            loss = f", loss {losses[0]:.3g} to {losses[-1]:.3g}" if losses else ""
+            self.log(algorithm, f"{record['steps']} steps at learning rate {rate:g}{loss}", learning_rate=rate, **facts)
+        return f"leret/{path}"
+
+    def _program(self, models: Mapping[dspy.LM, str]) -> dspy.Module:
         program = stock.copy_program_with_lms(self.program)
         new = {lm: lm.copy(model=model, finetuning_model=None) for lm, model in models.items()}
         for predictor in program.predictors():
             predictor.lm = new.get(predictor.lm, predictor.lm)
         return program
 
+    def estimate(self, student: Mapping[str, Any]) -> None:
+        """Log about how many LM calls follow, by those that a run of the student takes."""
+        settings, n = self.settings, len(self.examples)
+        calls = self.calls_per_run = self.budget.spent / len(self.valset) if self.valset else self.calls_per_run
+        total = calls * len(self.valset) * len(settings.algorithms)
+        if not set(settings.algorithms) <= set(_ONLINE):
+            total += calls * n * settings.samples * settings.prompts
+        for algorithm, lm in product(settings.algorithms, dict.fromkeys(self.trained.values())):
+            if algorithm in _ONLINE:
+                recipe = cast(OnlineRecipe, validated(TrainingRecipe, _without(self._keys(algorithm, lm))))
+                total += recipe.n_rounds(n) * recipe.questions_per_round * recipe.num_generations * calls
+        self.log("estimate", f"about {total:,.0f} LM calls follow, at {calls:.1f} a run of the program")
+
+    def advice(self) -> str:
+        """Say why nothing was learnt, as far as the samples show, and what to try."""
+        if shipped := {lm.model for lm in self.trained.values()} & {f"leret/{name}" for name in POLICIES}:
+            return (
+                f"{shipped.pop()} knows the words of leret's generated world alone: on other data, take a model of the "
+                "Hugging Face hub or a directory. On that world, try algorithms=['grpo']"
+            )
+        n, n_spread = (sum(numbers) for numbers in zip(*self.spread.values(), strict=True)) if self.spread else (0, 0)
+        if n and n_spread < n / 5:
+            return (
+                f"Samples differ in reward at {n_spread} of {n} states: raise samples or the LM's temperature, or take "
+                "a reward that tells more of them apart"
+            )
+        return "Raise learning_rate in train_kwargs, give more examples or samples, or try algorithms=['grpo']"
+
+    def interval(self, student: Mapping[str, Any], best: Mapping[str, Any]) -> str:
+        """Return the paired difference on the valset in percent with its 95 % bootstrap interval."""
+        differences = 100 * (np.array(best["subscores"]) - np.array(student["subscores"]))
+        low, high = bootstrap_intervals(differences[:, None])[0]
+        return f"{differences.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
+
     def candidate(self, stage: str, program: dspy.Module) -> dict[str, Any]:
         """A program with its mean metric on the valset in percent: greedy; None without a valset."""
-        found = None
+        found, each = None, list[float]()
         if self.valset and self.settings.metric:
-            before = self.budget.spent
-            found = score(stage, program, self.valset, self.settings.metric, self.budget, self.progress)
+            before, threads = self.budget.spent, self.settings.num_threads
+            found, each = score(stage, program, self.valset, self.settings.metric, self.budget, self.progress, threads)
             text = f"{found:g} on valset ({len(self.valset)} examples)"
             self.log(stage, text, score=found, lm_calls=self.budget.spent - before)
-        return {"score": found, "program": program, "stage": stage}
+        return {"score": found, "program": program, "stage": stage, "subscores": each}
 
     def log(self, stage: str, text: str, **facts: Any) -> None:
         """Tell DSPy's log, ``trial_logs`` and the run what a stage came to."""
@@ -364,7 +499,21 @@ class CompileJob:
         }
 
 
+def _in_thread(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Call in another thread if this one has an event loop, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return call(*args, **kwargs)
+    with ThreadPoolExecutor(1, "leret-optimize") as thread:
+        return thread.submit(copy_context().run, partial(call, *args, **kwargs)).result()
+
+
+def _without(keys: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in keys.items() if name != "enable_thinking"}
+
+
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine to its end, in a thread of its own: this one may have an event loop already, as in a notebook."""
+    """Run a coroutine to its end in another thread: this one may have an event loop, as in a notebook."""
     with ThreadPoolExecutor(1, "leret-optimize") as thread:
         thread.submit(copy_context().run, asyncio.run, work).result()

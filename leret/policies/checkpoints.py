@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,17 @@ def _check_whole(weights: list[Path]) -> None:
                 pass
         except (SafetensorError, OSError) as error:
             raise PolicyError(f"{file} is damaged or cut short ({error}); copy or save it again") from error
+
+
+def count_parameters(path: Path) -> int:
+    """Return the number of a model's weights, an adapter's base included, from the headers of its files."""
+    from safetensors import safe_open
+
+    base, total = adapter_base(path), 0
+    for file in path.glob("*.safetensors"):
+        with safe_open(str(file), framework="pt") as weights:
+            total += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+    return total + (count_parameters(base) if base is not None else 0)
 
 
 def read_model_json(path: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from leret.core.aio import suppress_output
 from leret.core.dspy_internals import (
     QUIET,
     AdapterProxy,
-    EngineLM,
+    StandInLM,
     carrying,
     messages_of,
     run_program,
@@ -32,6 +32,7 @@ from leret.core.dspy_internals import (
 from leret.core.errors import ProgramError, ReplayError
 from leret.core.types import Candidate, Ranking, Task
 from leret.policies.base import Messages
+from leret.programs.lms import record_lms, recorded_lm
 from leret.programs.needs import Candidates, ChoiceCall, Finished, NeedsChoice, NeedsCompletion, Step, tool_key
 from leret.programs.pick import Pick, candidates_of, named_picks
 from leret.programs.prompts import ZERO_SHOT, Prompt
@@ -66,8 +67,8 @@ async def check_path(
         where = f"{type(program).__name__}, task {task.id}, prompt {prompt.name}"
         if watch.found:
             raise ReplayError(
-                f"{where}: it calls the LM {watch.found} with an adapter of its own, where leret cannot answer; set "
-                "one of the two outside of forward"
+                f"{where}: it calls the LM {watch.found} where leret cannot answer; keep that LM on the program "
+                "(self.judge = dspy.LM(...)), or set the call's adapter outside of forward"
             )
         if left and not callbacks:
             raise ReplayError(
@@ -97,9 +98,15 @@ def _run_stock(
             raise Stop  # the program asks for more than the path has
         return left.pop(place)[1]
 
-    lm = EngineLM("recorder", lambda request: text_response(request, recorded(messages_of(request))))
+    lm = StandInLM.of("", "recorder", lambda request: text_response(request, recorded(messages_of(request))))
     formatter, program = runner.formatter, program.deepcopy()
-    proxy = AdapterProxy(formatter.adapter, lambda adapter, lm_, *call: adapter(lm, *call))
+    whole = runner.replay.whole_adapter
+
+    def answer(adapter: Any, lm_: Any, *call: Any) -> Any:
+        return adapter(lm, *call) if isinstance(lm_, StandInLM) else whole(recorded_lm(lm_), *call)
+
+    proxy = AdapterProxy(formatter.adapter, answer)
+    record_lms(program)
     for name, predictor in program.named_predictors():
         predictor.lm = lm
         predictor.signature = formatter.signature(name, prompt)
@@ -118,7 +125,7 @@ class _ForeignLMs(BaseCallback):
     found = ""
 
     def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
-        if not isinstance(instance, EngineLM):
+        if not isinstance(instance, StandInLM):
             self.found = str(getattr(instance, "model", type(instance).__name__))
 
 

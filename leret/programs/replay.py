@@ -19,9 +19,11 @@ import copy
 import inspect
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from functools import partial
 from typing import Any, NoReturn, cast
 
 import dspy
@@ -31,19 +33,23 @@ from leret.core.dspy_internals import (
     QUIET,
     AdapterParseError,
     AdapterProxy,
-    EngineLM,
+    StandInLM,
     calling_predictor,
     carrying,
+    current_adapter,
     forward_of,
     lm15,
     messages_of,
     one_call,
+    passes,
     prediction_of,
     settings_here,
     text_response,
+    watching_run,
 )
 from leret.core.errors import USER_ERRORS, ProgramError, ReplayError, raised
 from leret.core.types import Candidate, Ranking, Task
+from leret.programs.lms import record_lms, recorded_lm
 from leret.programs.needs import (
     Candidates,
     ChoiceCall,
@@ -71,6 +77,10 @@ _LONGEST_S = 1.0
 """Seconds that they have to use the steps of the path."""
 
 
+_own_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Threads that programs have started themselves."""
+
+
 class Stop(BaseException):
     """Ends a program, or an adapter's call, where it stands; not an Exception: their own handlers let it pass."""
 
@@ -91,7 +101,8 @@ class Replay:
         rm: Any = None,
     ) -> None:
         self.program = program
-        self.adapter = one_call(adapter or dspy.settings.adapter or dspy.ChatAdapter())
+        self.whole_adapter = adapter or current_adapter()
+        self.adapter = one_call(self.whole_adapter)
         self.predictors: dict[str, dspy.Predict] = dict(program.named_predictors())
         self.picks = named_picks(program)
         self.names = (*self.predictors, *self.picks)
@@ -106,9 +117,15 @@ class Replay:
         self._inputs = input_names(program)
         self._fields = {name: predictor.signature.input_fields.keys() for name, predictor in self.predictors.items()}
         self.proxy = AdapterProxy(self.adapter, _answer_call)
-        self._guard = EngineLM("replay", _answer_request)
-        for predictor in self.predictors.values():
-            predictor.lm = self._guard
+        self._guard = StandInLM.of("", "replay", partial(_answer_request, ""))
+        record_lms(program)
+        stand_ins: dict[str, StandInLM] = {}  # predictors that share an LM share its stand-in, as DSPy expects
+        for name, predictor in self.predictors.items():
+            lm = predictor.lm
+            asked = "" if lm is None else repr((lm.model, lm.kwargs, id(getattr(lm, "engine", None))))
+            if asked not in stand_ins:
+                stand_ins[asked] = StandInLM.of(name, "replay", partial(_answer_request, name))
+            predictor.lm = stand_ins[asked]
             if type(predictor) is dspy.Predict and not predictor.config:
                 predictor.__class__ = _QuickPredict  # of this module of its own; ten times as fast
         self.rm = as_rm if rm is None else rm
@@ -159,6 +176,7 @@ class Replay:
     def _pass(self, run: ProgramRun, inputs: Mapping[str, Any]) -> None:
         program, forward = self.program, self._forward
         run._home, run._before = threading.get_ident(), threading.enumerate()
+        passes.append(run)
         if self._fresh:
             program = program.deepcopy()
             forward = self._forward_of(program)
@@ -173,6 +191,8 @@ class Replay:
             if isinstance(error, RuntimeError) and self._thread is None and "running event loop" in str(error):
                 raise
             run.crash = error
+        finally:
+            passes.remove(run)
 
     def _forward_of(self, program: dspy.Module) -> Callable[..., Any]:
         return program.acall if self.is_async else forward_of(program)
@@ -232,12 +252,17 @@ class ProgramRun:
     def answer(
         self, adapter: Any, lm: Any, config: Any, signature: Any, demos: Any, inputs: Any
     ) -> list[dict[str, Any]]:
-        """The recorded outputs of a call of the adapter."""
+        """Return the recorded outputs of a call of the adapter; an LM that is no stand-in is asked like a search."""
+        if not isinstance(lm, StandInLM):
+            whole = self.replay.whole_adapter if adapter is self.replay.adapter else adapter
+            return cast(list[dict[str, Any]], whole(recorded_lm(lm), config, signature, demos, inputs))
         replay, predictor = self.replay, calling_predictor()
         name = self.names.get(id(predictor)) or replay.name_of(signature)
         own = predictor is not None and signature is predictor.signature
         usual = own and not config and adapter is replay.adapter and demos == predictor.demos and name[0] != "("
         wording = "" if own else signature.instructions
+        if name in replay.predictors and lm.owner != replay.predictors[name].lm.owner:
+            usual, wording = False, f"{wording} asked of the LM of {lm.owner or 'dspy.settings'}"
         if (config.get("n") or getattr(lm, "kwargs", {}).get("n") or 1) > 1:
             self.stop(ProgramError(f"{name} asks for n > 1 completions in one call; ask for one, several times"))
         if dspy.settings.send_stream is not None:
@@ -255,12 +280,13 @@ class ProgramRun:
             raise step.outputs.with_traceback(None)
         return copy.deepcopy(step.outputs) if step.is_nested else [dict(fields) for fields in step.outputs]
 
-    def answer_direct(self, request: lm15.Request) -> lm15.Response:
-        """The recorded text of a call that passed the adapter by."""
+    def answer_direct(self, request: lm15.Request, owner: str = "") -> lm15.Response:
+        """Return the recorded text of a call that passed the adapter by, to the LM of the predictor ``owner``."""
         self._go_no_further()
         predictor = calling_predictor()
         name = self.names.get(id(predictor)) or self.replay.name_of(getattr(predictor, "signature", None))
         call = PredictorCall(name, {"messages": list(messages_of(request))}, request=request)
+        call.lm = StandInLM.of(owner, "direct", lambda request: text_response(request, ""))
         step = self._take(call)
         if step is None:
             self.stop(NeedsCompletion(call, self.found))
@@ -356,6 +382,19 @@ class ProgramRun:
             self._side_threads = True
         raise Stop
 
+    def refuse_own_thread(self) -> None:
+        """Refuse a call in a thread that the program has started itself, which no run reaches."""
+        thread = threading.current_thread()
+        if thread in _own_threads or thread not in self._before:
+            _own_threads.add(thread)
+            error = ProgramError(
+                f"{type(self.replay.program).__name__} searches or asks an LM in a thread of its own, where leret does "
+                "not see it: such threads do not carry DSPy's context; use dspy.Parallel, or start them with "
+                "contextvars.copy_context().run"
+            )
+            self._errors.append(error)
+            raise error
+
     def _go_no_further(self) -> None:
         """A program that swallows the stop (a bare ``except``) meets it again at its next call or search."""
         if threading.get_ident() == self._home and _task() in self._stopped:
@@ -365,7 +404,7 @@ class ProgramRun:
         """Wait until the threads that the program has started end, or nothing is heard of them or of older ones."""
         news, deadline = None, time.monotonic() + _LONGEST_S
         while True:
-            started = [thread for thread in threading.enumerate() if thread not in self._before]
+            started = [one for one in threading.enumerate() if one not in self._before and one.ident is not None]
             if started:
                 started[0].join(_STARVED_S)
                 if not started[0].is_alive():
@@ -391,12 +430,12 @@ def _answer_call(adapter: Any, lm: Any, config: Any, signature: Any, demos: Any,
     return _current().answer(adapter, lm, config, signature, demos, inputs)
 
 
-def _answer_request(request: lm15.Request) -> lm15.Response:
-    return _current().answer_direct(request)
+def _answer_request(owner: str, request: lm15.Request) -> lm15.Response:
+    return _current().answer_direct(request, owner)
 
 
 def _current() -> ProgramRun:
-    return cast(ProgramRun, dspy.settings._leret_run)
+    return cast(ProgramRun, watching_run())
 
 
 def _task() -> int | None:

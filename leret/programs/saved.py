@@ -28,7 +28,7 @@ from leret.config.data import DataSettings
 from leret.config.policy import PolicySettings
 from leret.config.retriever import RetrieverSettings
 from leret.core.classes import class_at, path_of, plain_value
-from leret.core.dspy_internals import carried_run, run_program
+from leret.core.dspy_internals import carried_run, current_adapter, run_program
 from leret.core.errors import ConfigError, LeretError, ProgramError, raised
 from leret.core.files import write_atomically
 from leret.core.stages import source_digest, source_files
@@ -180,7 +180,7 @@ def save(
         "version": _VERSION,
         "dspy": dspy.__version__,
         "program": _record(program, source, directory),
-        "adapter": adapter_record(adapter or dspy.settings.adapter or dspy.ChatAdapter()),
+        "adapter": adapter_record(adapter or current_adapter()),
         "predictors": predictors,
         "lms": records,
         "picks": {name: policy_record(one, directory, {}, keep=policies is None) for name, one in of_pick.items()},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 import dspy
 
-from leret.core.dspy_internals import carried_run
+from leret.core.aio import submit
+from leret.core.dspy_internals import carried_run, rm_rows, watching_run
 from leret.core.errors import ProgramError
 from leret.core.types import Passage, Ranking, merge
 from leret.retrieval.base import Retriever
@@ -110,7 +112,7 @@ class Search(dspy.Module):
         """Search once a query and return what is found by now; a list of queries is one hop."""
         before = found.searches if found is not None else ()
         searches: tuple[Ranking, ...] = before
-        watching: Observer | None = carried_run()
+        watching: Observer | None = watching_run()
         queries = (query,) if isinstance(query, str) else tuple(map(str, query))
         own = vars(self)  # DSPy's modules look every attribute up by a method of their own
         n, exclude_seen, retriever = own["k"], own["exclude_seen"], own["retriever"]
@@ -139,7 +141,7 @@ class Search(dspy.Module):
 
 
 def search_tool(fn: Any = None, *, ids: Callable[[Any], str] | None = None, name: str | None = None) -> Any:
-    """A search function, a ``dspy.ColBERTv2``, or any callable that returns a list of rows, so that leret sees it.
+    """Wrap a search function, async or not, a ``dspy.Tool``, or any callable that returns rows, so that leret sees it.
 
     Outside of leret it is what it wraps, with its name, signature and documentation, so `dspy.ReAct` and `dspy.Tool`
     take it. While leret runs a program, results are recorded: a query is asked once, however often the program is
@@ -153,22 +155,33 @@ def search_tool(fn: Any = None, *, ids: Callable[[Any], str] | None = None, name
     """
     if fn is None:
         return functools.partial(search_tool, ids=ids, name=name)
+    if isinstance(fn, dspy.Tool):
+        tool = copy.copy(fn)
+        tool.func = search_tool(fn.func, ids=ids, name=name or fn.name)
+        return tool
     target = fn if inspect.isroutine(fn) else type(fn).__call__.__get__(fn)
     label: str = name or str(getattr(fn, "__name__", type(fn).__name__))
-    if inspect.iscoroutinefunction(target):
-        raise ProgramError(f"search_tool({label}): the function is async; wrap a synchronous one")
+    is_async = inspect.iscoroutinefunction(target)
 
-    @functools.wraps(target)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        watching: Observer | None = carried_run()
-        if watching is None:
-            return fn(*args, **kwargs)
-        rows = watching.call_tool(label, [args, kwargs], lambda: fn(*args, **kwargs))
+    def watched(watching: Observer, args: Any, kwargs: Any) -> Any:
+        ask = (lambda: submit(fn(*args, **kwargs)).result()) if is_async else lambda: fn(*args, **kwargs)
+        rows = watching.call_tool(label, [args, kwargs], ask)
         watching.add((" ".join(map(str, (*args, *kwargs.values()))),), (ranking_of(rows, ids),))
         return rows
 
-    call.__name__ = label
-    return call
+    @functools.wraps(target)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        run = watching_run()
+        return fn(*args, **kwargs) if run is None else watched(run, args, kwargs)
+
+    @functools.wraps(target)
+    async def acall(*args: Any, **kwargs: Any) -> Any:
+        run = watching_run()
+        return await fn(*args, **kwargs) if run is None else watched(run, args, kwargs)
+
+    made = acall if is_async else call
+    made.__name__ = label
+    return made
 
 
 def ranking_of(rows: Iterable[Any], ids: Callable[[Any], str] | None = None) -> Ranking:
@@ -185,12 +198,12 @@ def ranking_of(rows: Iterable[Any], ids: Callable[[Any], str] | None = None) -> 
 
 def as_rm(query: str, k: int = 3, **kwargs: Any) -> list[dict[str, Any]]:
     """What ``dspy.settings.rm`` is while leret runs a program over a retriever of its own, for `dspy.Retrieve`."""
-    watching: Observer | None = carried_run()
+    watching: Observer | None = watching_run()
     if watching is None:
         raise ProgramError("no program is run by leret here")
     added = watching.search(query, k)
     watching.add((query,), (added,))
-    return [dspy.dsp.utils.dotdict(long_text=_shown(p), pid=p.doc_id, score=p.score) for p in added]
+    return rm_rows(added)
 
 
 def _shown(passage: Passage) -> str:

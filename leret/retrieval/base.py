@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from leret.core.errors import LeretError, RetrievalError
 from leret.core.types import Document, Ranking
@@ -36,6 +36,20 @@ class Retriever(Protocol):
         Raises:
             RetrievalError: the engine could not answer. Never an empty ranking instead.
         """
+
+
+class CallableRetriever:
+    """Lets a retriever be ``dspy.settings.rm``, which `dspy.Retrieve` calls."""
+
+    def __call__(self: Retriever, query: str, k: int = 3, **kwargs: Any) -> list[Any]:
+        """Search once; leret sees the search while it runs a program."""
+        from leret.core.dspy_internals import rm_rows, watching_run
+
+        run = watching_run()
+        added = self.search([query], k)[0] if run is None else run.search(query, k, self)
+        if run is not None:
+            run.add((query,), (added,))
+        return rm_rows(added)
 
 
 class NoRetriever:

@@ -14,7 +14,7 @@ import diskcache  # type: ignore[import-untyped]
 from leret.config.retriever import CacheSettings, RetrieverSettings
 from leret.core.files import cache_directory
 from leret.core.types import Passage, Ranking, SharedInstance, digest
-from leret.retrieval.base import PartialResultsError, Retriever
+from leret.retrieval.base import CallableRetriever, PartialResultsError, Retriever
 
 _LOG = logging.getLogger("leret")
 
@@ -33,7 +33,7 @@ class JsonDisk(diskcache.JSONDisk):
         return super().fetch(mode, filename, value, read)
 
 
-class CachedRetriever(SharedInstance):
+class CachedRetriever(CallableRetriever, SharedInstance):
     """Asks a retriever only for what no run has asked it before; safe for many threads.
 
     A cache never costs an answer: whatever is wrong with its files is logged once, and searches go on without it.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from leret.config.retriever import FusionSettings, HybridSettings, LocalEngine
 from leret.core.types import Passage, Ranking, digest
-from leret.retrieval.base import Retriever, clip_k
+from leret.retrieval.base import CallableRetriever, Retriever, clip_k
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float], constant: float = 60.0) -> Ranking:
@@ -56,7 +56,7 @@ def _sum(rankings: Sequence[Ranking], shares: Sequence[Sequence[float]], weights
     return tuple(passages[doc_id]._replace(score=totals[doc_id]) for doc_id in best)
 
 
-class Hybrid:
+class Hybrid(CallableRetriever):
     """Asks two retrievers of one corpus, and fuses their rankings. Equal scores stand in the first one's order."""
 
     def __init__(self, first: Retriever, second: Retriever, settings: FusionSettings) -> None:

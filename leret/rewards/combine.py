@@ -44,16 +44,16 @@ def std(parts: Array, scale: Array) -> Array:
 def pca(parts: Array, scale: Array) -> Array:
     """The projection on the first principal component of the group's parts, which is of length 1.
 
-    Its sign is such that the reward grows with the mean of the parts over the group; where the two have no
-    covariance, such that the component's coordinates have a positive sum.
+    Its sign makes the reward grow with the mean of the parts over the group. Without covariance between the two, the
+    component's coordinates have a positive sum; if that is 0 too, the first coordinate other than 0 is positive.
     """
     weighted = parts * scale
     centred = weighted - weighted.mean(axis=0)
     axis: Array = np.full(len(scale), 1 / np.sqrt(len(scale)))
     if np.any(np.abs(centred) > _EPS):
         axis = np.linalg.eigh(centred.T @ centred)[1][:, -1]
-        growth = float((centred @ axis) @ centred.mean(axis=1))
-        axis = -axis if (growth if abs(growth) > _EPS else axis.sum()) < 0 else axis
+        signs = ((centred @ axis) @ centred.mean(axis=1), axis.sum(), *axis)
+        axis = -axis if next(sign for sign in signs if abs(sign) > _EPS) < 0 else axis
     return weighted @ axis
 
 

@@ -119,7 +119,7 @@ async def sample_tasks(
     check = _path_check(other, runner, plan.prompts)
     scheduler = Scheduler(runner, sampler, store, plan.seed, *rates, check, facts)
     stats = await scheduler.run(chain(first, rest), settings.concurrency, progress)
-    stats.notes = _left_out(plan, runner)
+    stats.notes = [*stats.notes, *_left_out(plan, runner)]
     return stats
 
 

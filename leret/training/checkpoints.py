@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leret.config.training import TrainingRecipe
 from leret.core.errors import RunError
@@ -29,6 +29,9 @@ from leret.training.alarms import best_step, first_alarms
 from leret.training.data import Encoded, TokenEncoder, TrainingExample
 from leret.training.model import InitialPolicy
 from leret.training.validation import Validation
+
+if TYPE_CHECKING:
+    from leret.sampling.rollouts.environment import Environment
 
 
 class CheckpointDirectory:
@@ -106,6 +109,7 @@ class TrainingJob:
     event: Callable[..., None] | None = None  # of `Run.event`, for alarms
     run: Run | None = None  # of an online algorithm, which samples its tasks instead of reading examples
     tasks: Sequence[Task] = ()
+    environment: Environment | None = None  # of an online algorithm; None: the run's
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def refuse_leaks(run: Run, question_ids: Iterable[str]) -> None:
     if leaked:
         raise TrainingError(
             f"{len(leaked)} questions of the training data, or their texts, are in the evaluation split: "
-            f"{', '.join(map(repr, leaked[:5]))}; sample from split train, and remove doubles from the questions' file"
+            f"{', '.join(map(repr, leaked[:5]))}; sample a new run from split train"
         )
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from leret.config.training import LoraSettings
+from leret.config.training import LoraSettings, TrainingRecipe
 from leret.core.bundled import POLICIES
 from leret.core.errors import MissingDependency, TrainingError
 from leret.core.runs import Run
 from leret.policies.checkpoints import (
     adapter_base,
+    count_parameters,
     find_model,
     load_tokenizer,
     load_weights,
@@ -22,6 +24,8 @@ from leret.policies.checkpoints import (
     model_digest,
 )
 from leret.policies.serving.model import HUB_NAME, sampled_model, sampled_settings
+
+R = TypeVar("R", bound=TrainingRecipe)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,18 @@ def find_initial(run: Run, init_from: str, predictors: Collection[str] | None = 
         _check_unchanged(run, path, digest, predictors)
     template = sampled_settings(run, predictors).get("template")
     return InitialPolicy(init_from, path, digest, int(training_record(path).get("total_steps", 0)), template)
+
+
+def with_learning_rate(recipe: R, initial: InitialPolicy) -> R:
+    """Return the recipe with a learning rate: its own, or the one for the model's size, which is logged."""
+    if recipe.learning_rate is not None:
+        return recipe
+    n_parameters = count_parameters(initial.directory)
+    rate = recipe.learning_rate_for(n_parameters)
+    logging.getLogger("leret").info(
+        "%s: learning_rate %g, chosen for %.3g parameters", recipe.algorithm, rate, n_parameters
+    )
+    return recipe.model_copy(update={"learning_rate": rate})
 
 
 def training_record(directory: Path) -> dict[str, Any]:

@@ -43,6 +43,7 @@ from leret.training.model import (
     save_policy,
     stop_ids,
     training_record,
+    with_learning_rate,
 )
 from leret.training.online.recipe import RoundRecipe, TwoEngines
 from leret.training.picking.recipe import PickingRecipe
@@ -135,6 +136,7 @@ def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
         initial = find_picker(run, recipe)
     else:
         initial = find_initial(run, recipe.init_from, recipe.predictors)
+        recipe = with_learning_rate(recipe, initial)
     examples: Sequence[TrainingExample] = ()
     tasks: Sequence[Task] = ()
     refuse_changes_since_sampling(run, "train")
@@ -239,6 +241,15 @@ def _note(job: TrainingJob, run: Run, report: TrainReport) -> None:
     run.event("train", "done", policy=name, algorithm=job.recipe.algorithm, **facts)
 
 
+def refuse_processes(recipe: TrainingRecipe) -> None:
+    """Refuse an algorithm of leret's own loop, which samples and trains in one process."""
+    if isinstance(recipe, RoundRecipe) and not recipe.by_trl:
+        other = ", or set engine: trl and states: stored" if isinstance(recipe, TwoEngines) else ""
+        raise TrainingError(
+            f"algorithm: {recipe.algorithm} samples and trains in one process: start it without --launch{other}"
+        )
+
+
 def fit(job: TrainingJob, progress: Progress, interrupt: Interrupt) -> tuple[TrainReport, bool]:
     """Train and publish one policy, or go on with it from its last checkpoint; returns what `train_job` does."""
     began = time.monotonic()
@@ -246,10 +257,7 @@ def fit(job: TrainingJob, progress: Progress, interrupt: Interrupt) -> tuple[Tra
     algorithm, device = ALGORITHMS[recipe.algorithm], pick_device(recipe.device)
     if isinstance(algorithm, OnlineAlgorithm) and not cast(RoundRecipe, recipe).by_trl:
         if n_processes() > 1:
-            raise TrainingError(
-                f"algorithm: {recipe.algorithm} samples and trains in one process: start it without --launch, or, of "
-                "grpo and rloo, set engine: trl and states: stored"
-            )
+            refuse_processes(recipe)
         from leret.training.online.loop import fit_online
 
         return fit_online(job, algorithm, progress, interrupt), True

@@ -7,7 +7,6 @@ best policy of a training is chosen on them, so `leret eval` refuses them.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Collection, Sequence
 from contextlib import aclosing
@@ -122,13 +121,12 @@ def open_validation(recipe: TrainingRecipe, run: Run, trained: Collection[str]) 
 
     reward(recipe.metric_for_best_model, "metric_for_best_model")
     environment = Environment.open(run)
-    held_out = set(json.loads(run.held_out.read_text(encoding="utf-8")))
     seed = environment.recipe.data.seed
     try:
         split = environment.questions(recipe.eval_split, check=False)
     except DataError as error:
         raise TrainingError(f"eval_split: {error}; {_OTHER}") from error
-    tasks = [task for task in split if task.id not in held_out and (task.gold or task.answers)]
+    tasks = [task for task in split if task.gold or task.answers]
     if not tasks:
         raise TrainingError(f"eval_split: no task of {recipe.eval_split} has gold documents or answers; {_OTHER}")
     tasks.sort(key=lambda task: (task.id in trained, rank_of(task.id, seed, "validation")))

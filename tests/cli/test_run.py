@@ -140,6 +140,18 @@ def test_two_processes_that_shard_the_policy_train_as_one_does(
     assert two == pytest.approx(one, rel=1e-5)
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "ppo", "pick", "pqn"])
+def test_an_own_loop_is_refused_before_processes_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
+) -> None:
+    Run.create(tmp_path / "r").update(sampling={"data": {}})
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("a process was started"))
+    code, out = leret("train", f"training/{algorithm}.yaml", "--run", str(tmp_path / "r"), "--launch", "multi")
+    told = " ".join(out.split())
+    assert (code, f"algorithm: {algorithm} samples and trains in one process" in told) == (2, True), out
+    assert ("engine: trl" in told) == (algorithm in {"grpo", "rloo"})
+
+
 @pytest.mark.parametrize(
     ("config", "file"),
     [("fsdp", "training/accelerate/fsdp.yaml"), ("zero3", "training/accelerate/zero3.yaml"), ("accelerate", None)],

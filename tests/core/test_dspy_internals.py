@@ -5,9 +5,12 @@ Adapters with a format of their own, and messages that DSPy splits, are in tests
 
 import asyncio
 import copy
+from pathlib import Path
+from types import SimpleNamespace
 
 import dspy
 import pytest
+from dspy import lm15
 
 from leret.core import dspy_internals
 from leret.core.dspy_internals import is_turn_by_turn, messages_of, parse_value
@@ -22,6 +25,41 @@ class Asking(dspy.Module):
 
     def forward(self, question):
         return self.ask(question=question).answer
+
+
+@pytest.mark.parametrize("kind", [dspy.JSONAdapter, None])
+def test_the_default_adapter_is_the_one_that_a_predictor_takes(kind, monkeypatch):
+    if kind is not None:  # as another version of DSPy might
+        monkeypatch.setattr("dspy.predict.predict.ChatAdapter", kind)
+    with dspy.context(adapter=None):
+        assert type(dspy_internals.current_adapter()) is (kind or dspy.ChatAdapter)
+    with dspy.context(adapter=dspy.XMLAdapter()):
+        assert dspy_internals.current_adapter() is dspy.settings.adapter
+
+
+def test_no_other_file_says_the_default_adapter():
+    files = (Path(dspy_internals.__file__).parents[1]).rglob("*.py")
+    assert [path.name for path in files if "ChatAdapter()" in path.read_text()] == []
+
+
+def test_no_module_that_dspy_removes_is_imported():
+    assert "_deprecation" not in Path(dspy_internals.__file__).read_text()
+
+
+def test_dspy_3_5_is_tried_where_the_index_has_it():
+    if not dspy.__version__.startswith("3.5"):
+        pytest.skip(f"dspy {dspy.__version__}: 3.5 is excluded in pyproject.toml until it has been tried")
+    assert dspy_internals.current_adapter()
+
+
+def test_parts_of_tool_calls_are_text():
+    call = lm15.ToolCallPart("1", "look", {"query": "é"})
+    result = lm15.ToolResultPart("1", [lm15.TextPart("found")])
+    request = lm15.Request(
+        model="m", messages=[lm15.Message.user("hi"), lm15.Message.assistant([call]), lm15.Message("tool", [result])]
+    )
+    texts = [(one["role"], one["content"]) for one in messages_of(request)]
+    assert texts == [("user", "hi"), ("assistant", '{"name": "look", "args": {"query": "é"}}'), ("user", "found")]
 
 
 def test_version_is_the_one_that_was_read():
@@ -131,6 +169,19 @@ def test_an_lm_is_asked_with_messages_as_an_adapter_asks_it():
     messages = ({"role": "system", "content": "s"}, {"role": "user", "content": "u"})
     assert asyncio.run(dspy_internals.complete_messages(lm, messages)) == "text"
     assert seen == [(messages, 0.5)]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_lm_with_a_forward_of_its_own_is_asked_with_messages():
+    class Own(dspy.BaseLM):
+        def forward(self, prompt=None, messages=None, **kwargs):
+            choice = SimpleNamespace(message=SimpleNamespace(content=messages[0]["content"], tool_calls=None))
+            return SimpleNamespace(choices=[choice], usage={}, model="own")
+
+        async def aforward(self, *args, **kwargs):
+            return self.forward(*args, **kwargs)
+
+    assert asyncio.run(dspy_internals.complete_messages(Own("own"), [{"role": "user", "content": "u"}])) == "u"
 
 
 def test_a_provider_and_its_jobs_lack_what_leret_adds():

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -147,10 +148,16 @@ def test_a_copy_saves_itself_and_files_are_saved_by_dspy(lms, tmp_path):
     assert fresh.answer.demos == program.answer.demos
 
 
-def test_an_async_program_is_awaited_or_called(lms, tmp_path):
-    save(optimized(Async, lms), tmp_path, adapter=leret.CompactAdapter(instructions=True))
+@pytest.mark.parametrize("kind", [Async, TwoPredictors])
+def test_a_loaded_program_is_awaited_without_a_warning_or_called(kind, lms, tmp_path, caplog):
+    save(optimized(kind, lms), tmp_path, adapter=leret.CompactAdapter(instructions=True))
     again = leret.load(tmp_path, retriever=FakeRetriever())
+    dspy.enable_logging()
+    log = logging.getLogger("dspy.primitives.module")
+    log.addHandler(caplog.handler)
     awaited = asyncio.run(again.acall(question="who ?")).answer
+    log.removeHandler(caplog.handler)
+    assert not [record for record in caplog.records if "discouraged" in record.getMessage()]
     assert awaited == again(question="who ?").answer
 
 

@@ -39,7 +39,7 @@ def test_the_imports_of_a_file_are_found_without_running_it(folder):
     assert [path.relative_to(folder).as_posix() for path in found[1:]] == sorted(IMPORTED)
 
 
-@pytest.mark.parametrize("name", ["reward.py", *IMPORTED])
+@pytest.mark.parametrize("name", ["reward.py", *sorted(IMPORTED)])
 def test_a_change_in_what_is_imported_is_another_digest(folder, name):
     function = f"{folder}/reward.py:own"
     before = source_digest(function), sources_digest(["recall", function])

@@ -10,6 +10,7 @@ from leret.core.types import Passage, Ranking, SharedInstance, digest
 from leret.http.answers import Answer, HttpError
 from leret.http.client import Call
 from leret.http.endpoints import shared_rate
+from leret.retrieval.base import CallableRetriever
 from leret.retrieval.clients.base import Question, SearchClient, Site, rankings_of
 
 _SITE = ClinicalTrialsSettings().url
@@ -23,7 +24,7 @@ _FIELDS = "NCTId,BriefTitle,OfficialTitle,BriefSummary"
 Page = tuple[list[Passage], str | None]
 
 
-class ClinicalTrials(SharedInstance):
+class ClinicalTrials(CallableRetriever, SharedInstance):
     """Implements ``Retriever`` over ClinicalTrials.gov.
 
     The API gives no scores: a passage's is 1 / its rank. A query whose syntax the API refuses finds nothing.

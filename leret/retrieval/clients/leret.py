@@ -14,7 +14,7 @@ from leret.core.types import Passage, Ranking, SharedInstance, digest
 from leret.http.answers import Answer, ApiKey, HttpError, RejectedError, one_line
 from leret.http.client import Call
 from leret.http.endpoints import RateLimit
-from leret.retrieval.base import Documents, clip_k, has_terms
+from leret.retrieval.base import CallableRetriever, Documents, clip_k, has_terms
 from leret.retrieval.clients.base import SearchClient, rankings_of
 from leret.retrieval.clients.protocols import PROTOCOLS
 
@@ -39,7 +39,7 @@ class Served(BaseModel, frozen=True):
     max_queries: PositiveInt | None = None
 
 
-class Remote(SharedInstance):
+class Remote(CallableRetriever, SharedInstance):
     """Implements ``Retriever`` over HTTP.
 
     ``corpus`` is what the server should search: its digest is checked under protocol ``leret``, and its order gives the

@@ -15,6 +15,7 @@ from leret.core.types import Passage, Ranking, SharedInstance, digest
 from leret.http.answers import Answer, ApiKey, HttpError, RetryableError, one_line
 from leret.http.client import Call
 from leret.http.endpoints import shared_rate
+from leret.retrieval.base import CallableRetriever
 from leret.retrieval.clients.base import Question, SearchClient, Site, rankings_of
 
 _LOG = logging.getLogger("leret")
@@ -34,7 +35,7 @@ _KNOWN = "1"
 """An article that PubMed has had since 1975: an answer that holds its record is whole."""
 
 
-class PubMed(SharedInstance):
+class PubMed(CallableRetriever, SharedInstance):
     """Implements ``Retriever`` over PubMed.
 
     An article that esearch finds and efetch has no record of (withdrawn, not yet there) keeps its place, without title

@@ -24,7 +24,7 @@ from leret.config.retriever import BM25Settings
 from leret.core.errors import RetrievalError
 from leret.core.progress import Progress
 from leret.core.types import Ranking, digest
-from leret.retrieval.base import Documents, clip_k
+from leret.retrieval.base import CallableRetriever, Documents, clip_k
 from leret.retrieval.engines.analysis import make_analyzer
 from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments, MappedDocuments, make_passages
 from leret.retrieval.index.manifest import IndexEngine, Manifest, write_index
@@ -53,7 +53,7 @@ class ScoreMatrix:
     indptr: NDArray[np.int64]
 
 
-class BM25:
+class BM25(CallableRetriever):
     """Finds documents by their words. Made by `BM25.build` or `leret.retrieval.load.open_index`; safe for many threads.
 
     Documents that share no word with a query are not returned. Equal scores stand in the order of the corpus.

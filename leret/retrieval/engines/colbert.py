@@ -15,7 +15,7 @@ from leret.core.errors import RetrievalError, reason
 from leret.core.hub import find_model, model_digest, require_model
 from leret.core.progress import Progress, Silent
 from leret.core.types import Document, Ranking
-from leret.retrieval.base import Documents, clip_k, search_valid, to_valid_utf8
+from leret.retrieval.base import CallableRetriever, Documents, clip_k, search_valid, to_valid_utf8
 from leret.retrieval.engines.colbert_compat import library
 from leret.retrieval.engines.colbert_index import Collection, PlaidIndex
 from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments, make_passages
@@ -27,7 +27,7 @@ _CODE = frozenset({"auto_map", "custom_pipelines"})
 """Keys of transformers that name classes in files of the checkpoint, or of another one on the hub."""
 
 
-class ColBERT:
+class ColBERT(CallableRetriever):
     """Finds documents by late interaction; safe for many threads, one at a time.
 
     A query without a letter or a digit has an empty ranking. Equal scores stand in the order of the corpus.

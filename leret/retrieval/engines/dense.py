@@ -19,7 +19,7 @@ from leret.core.files import atomic_file
 from leret.core.hub import find_model, model_digest, require_model
 from leret.core.progress import Progress
 from leret.core.types import Document, Ranking
-from leret.retrieval.base import Documents, clip_k, search_valid, to_valid_utf8
+from leret.retrieval.base import CallableRetriever, Documents, clip_k, search_valid, to_valid_utf8
 from leret.retrieval.engines.vector_store import STORES, VectorStore
 from leret.retrieval.index.documents import DocumentTable, MappedDocuments, make_passages
 from leret.retrieval.index.manifest import IndexEngine, Manifest
@@ -30,7 +30,7 @@ _DIGITS = 6
 """Decimals of a score: the last bits depend on what stands beside a query in its batch."""
 
 
-class Dense:
+class Dense(CallableRetriever):
     """Finds documents by their vectors; safe for many threads.
 
     A query without a letter or a digit has an empty ranking. Equal scores stand in the order of the corpus; which of

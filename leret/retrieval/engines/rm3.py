@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from leret.config.retriever import RetrieverSettings, RM3Settings
 from leret.core.errors import RetrievalError
 from leret.core.types import Ranking, digest
-from leret.retrieval.base import Retriever, clip_k
+from leret.retrieval.base import CallableRetriever, Retriever, clip_k
 from leret.retrieval.engines.bm25 import BM25
 
 _COMMON = 0.1
@@ -36,7 +36,7 @@ _FEW = 100
 _FEEDBACK = ("fb_docs", "fb_terms", "original_weight")
 
 
-class RM3:
+class RM3(CallableRetriever):
     """Implements ``Retriever``; safe for many threads.
 
     Args:

@@ -19,7 +19,7 @@ from leret.config.retriever import TantivySettings
 from leret.core.errors import RetrievalError, import_optional
 from leret.core.progress import Progress
 from leret.core.types import Ranking
-from leret.retrieval.base import Documents, clip_k
+from leret.retrieval.base import CallableRetriever, Documents, clip_k
 from leret.retrieval.engines.analysis import make_analyzer
 from leret.retrieval.index.documents import DocumentTable, MappedDocuments, make_passages
 from leret.retrieval.index.manifest import IndexEngine, Manifest
@@ -32,7 +32,7 @@ _BATCH = 64
 """Queries whose hits are held: with all of thousands Python's garbage collector takes a twentieth of the time."""
 
 
-class Tantivy:
+class Tantivy(CallableRetriever):
     """Finds documents by their words; safe for many threads.
 
     Documents that share no word with a query are not returned. Equal scores stand in the order of the corpus.

@@ -33,16 +33,24 @@ if TYPE_CHECKING:
     import dspy
 
     from leret.core.progress import Progress
+    from leret.programs.needs import NeedsCompletion
     from leret.programs.prompts import Formatter
     from leret.programs.replay import Replay
     from leret.programs.runner import ProgramRunner
     from leret.programs.saved import ProgramSource
     from leret.retrieval.base import Retriever
     from leret.retrieval.batching import SearchBatcher
+    from leret.sampling.rollouts.branching import Role
 
 
 class Environment:
-    """Everything behind a program but its policy; each part is opened when it is first asked for."""
+    """Everything behind a program but its policy; each part is opened when it is first asked for.
+
+    Attributes:
+        role: answers for a call and the policy in training; None if the recipe's policies do.
+    """
+
+    role: Callable[[NeedsCompletion, Policy], Role] | None = None
 
     def __init__(self, recipe: SamplingRecipe, cache: Path, told: Progress | None = None) -> None:
         self.recipe = recipe
@@ -127,10 +135,11 @@ class Environment:
         return together({name: policy if one is None else shared_policy(one) for name, one in settings.items()})
 
     def notes(self) -> list[str]:
-        """Where the program says another ``k`` than the recipe, and what counts."""
+        """Return what to look at: records left out, and another ``k`` in the program than in the recipe."""
         from leret.programs.load import differing_k
 
-        return differing_k(self.replay.program, self.source.arguments, self.recipe.retriever.k)
+        left_out = [f"data: {n:,} records are left out: {kind}" for kind, n in self.skipped.items()]
+        return left_out + differing_k(self.replay.program, self.source.arguments, self.recipe.retriever.k)
 
     @cached_property
     def adapter(self) -> dspy.Adapter:
@@ -151,7 +160,7 @@ class Environment:
 
         return Formatter(self.replay)
 
-    def runner(self, searches: SearchBatcher) -> ProgramRunner:
+    def runner(self, searches: SearchBatcher | None) -> ProgramRunner:
         from leret.programs.runner import ProgramRunner
 
         return ProgramRunner(self.replay, self.formatter, searches)

@@ -15,13 +15,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice, pairwise
 
+import dspy
+
 from leret.core.aio import for_each, gathered
 from leret.core.dspy_internals import AdapterParseError
 from leret.core.errors import PolicyError, ProgramError, RetrievalError, RunError
 from leret.core.memory import gc_frozen
 from leret.core.progress import Progress, Silent
 from leret.core.types import Failure, Sample, Task
-from leret.programs.needs import NeedsCompletion, Step
+from leret.programs.needs import Finished, NeedsCompletion, Step
 from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
 from leret.sampling.rollouts.branching import BranchPoint, StateSampler
@@ -178,6 +180,8 @@ class Scheduler:
             return
         if check and point is not None:
             self._n_searches.append(len(point.need.searches))
+            if isinstance(point.need, Finished) and self.sampler.credits != {"final"}:
+                self._note_unseen(task, point.need, stats)
         if check and self.check_path is not None:
             await self.check_path(task, last.steps if point is None else point.steps, results)
 
@@ -208,18 +212,58 @@ class Scheduler:
         self.store.put_visit(PathStep(task.id, step, self.sampler.policy_digest, state.id, point.parent, name, outcome))
         return following
 
+    def _note_unseen(self, task: Task, end: Finished, stats: SamplingStats) -> None:
+        """Refuse documents in the prediction that no search found which leret sees; of passages, only note it."""
+        program, wrap = type(self.runner.replay.program).__name__, "wrap every search with leret.search_tool(fn)"
+        unseen = unseen_documents(end)
+        if ids := unseen.pop("doc_ids", None):
+            raise ProgramError(
+                f"{program} returns doc_ids that no search seen by leret found, such as {ids[0]!r} (task {task.id}), "
+                f"so the reward would leave them out: {wrap}, or use credit final"
+            )
+        for name, texts in unseen.items():
+            note = f"{program} returns {name} that no search seen by leret found, such as {texts[0]!r:.80}: {wrap}"
+            if not any(known.startswith(f"{program} returns {name} ") for known in stats.notes):
+                stats.notes.append(f"{note}, or use credit final, or the reward leaves them out")
+
     def _refuse_unseen_searches(self) -> None:
         """Stop where the reward is of searches, and the program came to its ends without one."""
-        if self.sampler.credits != {"final"} and self._n_searches and not any(self._n_searches):
+        if self.sampler.credits == {"final"} or not self._n_searches or any(self._n_searches):
+            return
+        program, first = self.runner.replay.program, f"first {len(self._n_searches)} tasks"
+        agents = [module for _, module in program.named_sub_modules() if isinstance(getattr(module, "tools", 0), dict)]
+        if agents:
             raise ProgramError(
-                f"{type(self.runner.replay.program).__name__} made no search that leret sees in its first "
-                f"{len(self._n_searches)} tasks: wrap the program's search with leret.search_tool(fn), or use credit "
-                "final"
+                f"{type(program).__name__} called no tool that leret sees searching in its {first}; its tools are "
+                f"{', '.join(agents[0].tools)}. Where its search is not among leret.Search and leret.search_tool(fn), "
+                "wrap it; else its LM calls none: give it demos or a teacher, another LM, or use credit final"
             )
+        raise ProgramError(
+            f"{type(program).__name__} made no search that leret sees in its {first}: wrap the program's search with "
+            "leret.search_tool(fn), or use credit final"
+        )
 
     def _check(self, stats: SamplingStats, last: bool = False) -> None:
         if self.max_error_rate is not None:
             refuse_failures(stats, self.max_error_rate, self.max_unparsed_rate, last)
+
+
+def unseen_documents(end: Finished) -> dict[str, list[str]]:
+    """Return what a prediction holds, by field, of documents that no search found which leret sees.
+
+    Of ``doc_ids`` these are all unknown ones; of other lists of texts, those beside known passages, and all of
+    ``context`` and ``passages``.
+    """
+    seen = {name for passage in end.ranking for name in (passage.doc_id, passage.title, passage.text) if name}
+    found: dict[str, list[str]] = {}
+    fields = dict(end.prediction.items()) if isinstance(end.prediction, dspy.Example) else {}
+    for name, value in fields.items():
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            continue
+        unseen = [one for one in value if one not in seen and (name == "doc_ids" or not any(t in one for t in seen))]
+        if unseen and (name in ("doc_ids", "context", "passages") or len(unseen) < len(value)):
+            found[name] = unseen
+    return found
 
 
 async def predictors_searched(runner: ProgramRunner, sampler: StateSampler, tasks: Iterable[Task]) -> dict[str, bool]:

@@ -32,7 +32,10 @@ def estimate(recipe: GRPORecipe, sampled: Sampled, batch: RolloutBatch, beta: fl
 
 
 def _describe(recipe: GRPORecipe) -> str:
-    return f"group relative policy optimization (arXiv 2402.03300), {recipe.num_generations} completions a state"
+    penalty = f", KL penalty {recipe.beta:g} as in arXiv 2512.02556" if recipe.beta else ""
+    return (
+        f"group relative policy optimization (arXiv 2402.03300), {recipe.num_generations} completions a state{penalty}"
+    )
 
 
 GRPO = OnlineAlgorithm(GRPORecipe, writing(estimate), _describe)

@@ -6,16 +6,17 @@ The reference model is the initial policy.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from leret.config.training import TrainingRecipe
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
+from leret.core.types import Sample
 from leret.sampling.preferences.dataset import distinct, unparsed_reward
 from leret.sampling.rollouts.credit import with_price
 from leret.training.algorithms.base import (
@@ -31,8 +32,14 @@ if TYPE_CHECKING:
     import torch
 
 
+_ROUNDING = 1e-9
+"""Relative difference below which two rewards count as equal."""
+
+
 class KTORecipe(TrainingRecipe):
     """Kahneman-Tversky optimization."""
+
+    learning_rates: ClassVar[tuple[float, float]] = (5e-4, 5e-7)
 
     algorithm: Literal["kto"] = "kto"
     per_device_train_batch_size: int = Field(16, ge=2, description="completions a batch and device")
@@ -73,22 +80,32 @@ def kto_loss(
     return torch.where(desirable, *weights).to(policy) * (1 - torch.sigmoid(beta * above))
 
 
+def scored_completions(
+    samples: Sequence[Sample], baseline: Literal["mean"] | float = "mean"
+) -> Iterator[tuple[Sample, float]]:
+    """Yield the different completions of a state with their rewards less the baseline; at the mean they are left out.
+
+    A mean of equal floats can differ from them in the last bit.
+    """
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    for sample in distinct(samples):
+        score = float(sample.reward or 0.0) - (fmean(rewards) if baseline == "mean" else baseline)
+        if baseline != "mean" or abs(score) > _ROUNDING * max(1.0, *map(abs, rewards)):
+            yield sample, score
+
+
 def read_examples(recipe: KTORecipe, run: Run) -> list[TrainingExample]:
     """The different completions of each state, in an order drawn with the seed; those at the state's mean are left out.
 
     A completion that does not parse is one of them where the run's reward has a price for it, ``unparsed_reward``.
     The order is fixed here: TRL reads the rows as they come, since each one's mismatched completion is its neighbour's.
     """
-    examples, price = [], unparsed_reward(run)
-    for group in finished_states(run, recipe.predictors):
-        samples = with_price(group.samples, price)
-        rewards = [sample.reward for sample in samples if sample.reward is not None]
-        at_mean = recipe.baseline == "mean"
-        for sample in distinct(samples):
-            score = float(sample.reward or 0.0) - (fmean(rewards) if at_mean else float(recipe.baseline))
-            if score or not at_mean:
-                messages, text = plain(group.state.messages), str(sample.completion)
-                examples.append(TrainingExample(group.state.question_id, messages, (text,), (score,)))
+    price = unparsed_reward(run)
+    examples = [
+        TrainingExample(group.state.question_id, plain(group.state.messages), (str(sample.completion),), (score,))
+        for group in finished_states(run, recipe.predictors)
+        for sample, score in scored_completions(with_price(group.samples, price), recipe.baseline)
+    ]
     n_desirable = sum(example.scores[0] >= 0 for example in examples)
     if n_desirable in (0, len(examples)):
         raise TrainingError(

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 class PPORecipe(OnlineRecipe):
     """Proximal policy optimization; defaults are those of query augmentation, for a model of some 100M parameters."""
 
+    learning_rates: ClassVar[tuple[float, float]] = (5e-4, 1e-6)
     kl_in_reward: ClassVar[bool] = True
 
     algorithm: Literal["ppo"] = "ppo"
-    learning_rate: float = Field(1e-5, gt=0)
     num_generations: PositiveInt = Field(1, description="completions a state; its group is not looked at")
     temperature: float | None = Field(0.7, gt=0, description="None: the run's")
     top_p: float | None = Field(0.9, gt=0, le=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -32,6 +32,8 @@ _COLUMNS = ("prompt", "chosen", "rejected", "question_id", "predictor", "score_c
 
 class PairRecipe(TrainingRecipe):
     """What the algorithms on pairs share."""
+
+    learning_rates: ClassVar[tuple[float, float]] = (5e-4, 5e-7)
 
     beta: float = Field(0.05, gt=0, description="strength of the tie to the initial policy")
     reward_margin: float = Field(0.0, ge=0, description="nats that a pair must differ by for 1 of reward between them")
@@ -91,7 +93,8 @@ def collate_pairs(
         pad: id of the padding token.
         sequence: make TRL's IPO the one on sums; leave its average over tokens otherwise.
         packed: for a model that `share_prompts` has prepared.
-        margin: nats for a difference of 1 between a pair's rewards.
+        margin: nats for a difference of 1 between a pair's rewards; IPO's mean over tokens divides them by the tokens
+            of the chosen completion.
 
     Returns:
         ``2 * len(rows)`` sequences, the chosen ones first.

@@ -26,16 +26,20 @@ def group_means(values: Tensor, groups: Tensor) -> Tensor:
 
 
 def group_deviations(values: Tensor, groups: Tensor) -> Tensor:
-    """The standard deviation (of a sample) in its group, for each of (n,) values; 0 where it is alone."""
-    squares = group_means((values - group_means(values, groups)) ** 2, groups)
+    """Return the standard deviation (of a sample) of its group for each of (n,) values; 0 in a group of one."""
+    squares = group_means(centred(values, groups) ** 2, groups)
     sizes = torch.bincount(groups)[groups].to(values.dtype)
     return (squares * sizes / (sizes - 1).clamp(min=1)).sqrt()
 
 
 def centred(values: Tensor, groups: Tensor) -> Tensor:
-    """Values (n,) less the mean of their group; exactly 0 in a group of equal ones, where Adam would amplify less."""
-    distance = values - group_means(values, groups)
-    return distance.masked_fill(distance.abs() <= 1e-12 * values.abs(), 0.0)
+    """Return float64 values (n,) less the mean of their group, and exactly 0 for a rounding error.
+
+    Adam would amplify a rounding error, and KTO would take its sign for a label.
+    """
+    values = values.double()
+    distance, scale = values - group_means(values, groups), group_means(values.abs(), groups)
+    return distance.masked_fill(distance.abs() <= 1e-12 * scale, 0.0)
 
 
 def group_relative(rewards: Tensor, groups: Tensor, scale: Literal["group", "batch", "none"]) -> Tensor:
@@ -94,10 +98,11 @@ def whiten(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def on_one_side(parts: Tensor, groups: Tensor, side: Literal["above", "below", "either"]) -> Tensor:
-    """Whether all parts (n, n_parts) of a completion's reward are above (below) the mean of its group: (n,) bool.
+    """Tell whether all parts (n, n_parts) of a completion's reward are above (below) the mean of its group: (n,) bool.
 
     A part that is the same in the whole group, or NaN because it does not apply, is on both sides.
     """
+    parts = parts.double()  # in float32 a part without spread is off its mean by more than `close`
     known = (~parts.isnan()).to(parts)
     means = group_means(parts.nan_to_num(), groups) / group_means(known, groups)
     distance = (parts - means).nan_to_num()
@@ -115,9 +120,10 @@ def spread(rewards: Tensor, groups: Tensor) -> dict[str, float]:
     several = [group for group, size in enumerate(torch.bincount(groups)) if size > 1]
     figures = {"reward": float(rewards.mean())}
     if several:
-        deviations = torch.stack([group_deviations(rewards, groups)[groups == group][0] for group in several])
+        by_sample = group_deviations(rewards, groups)
+        deviations = torch.stack([by_sample[groups == group][0] for group in several])
         figures["reward_std"] = float(deviations.mean())
-        figures["frac_reward_zero_std"] = float((deviations < 1e-8).float().mean())
+        figures["frac_reward_zero_std"] = float((deviations == 0).float().mean())
     return figures
 
 

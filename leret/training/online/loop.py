@@ -124,7 +124,10 @@ def fit_online(job: TrainingJob, algorithm: OnlineAlgorithm, progress: Progress,
     recipe, directory, device = job.recipe, job.directory, pick_device(job.recipe.device)
     if job.run is None:
         raise TrainingError(f"algorithm: {recipe.algorithm} samples a run's tasks afresh; for examples: sft, dpo, ipo")
-    with training_process(recipe.threads if device == "cpu" else None), Environment.open(job.run) as bench:
+    with (
+        training_process(recipe.threads if device == "cpu" else None),
+        job.environment or Environment.open(job.run) as bench,
+    ):
         training = OnlineTraining(job, algorithm, bench, job.run, device)
         directory.drop_broken()
         checkpoint = directory.checkpoint()

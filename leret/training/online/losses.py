@@ -54,9 +54,10 @@ def k1(logps: Tensor, reference_logps: Tensor) -> Tensor:
 
 
 def k3(logps: Tensor, reference_logps: Tensor) -> Tensor:
-    """As `k1`, never below 0, and of lower variance; unbiased too.
+    """Estimate the same KL, never below 0 and with lower variance; unbiased too.
 
-    Source: Shao et al. 2024, arXiv 2402.03300, eq. 4.
+    Source: Schulman 2020 (see `k1`). GRPO's paper, arXiv 2402.03300, eq. 4, has it alone in the loss; leret's loss
+    multiplies it by the ratio to the sampling policy, see `leret.training.online.update.Update`.
     """
     difference = reference_logps - logps
     return difference.exp() - difference - 1

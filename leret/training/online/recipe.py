@@ -69,10 +69,10 @@ class RoundRecipe(TrainingRecipe):
 class OnlineRecipe(RoundRecipe):
     """Of algorithms that train a policy which writes."""
 
+    learning_rates: ClassVar[tuple[float, float]] = (2e-3, 1e-6)
     kl_in_reward: ClassVar[bool] = False
     sequence_ratio: ClassVar[bool] = False
 
-    learning_rate: float = Field(1e-6, gt=0)
     per_device_train_batch_size: PositiveInt = Field(64, description="completions that are in memory at once")
     keep_rollouts: Literal["above", "below", "either"] | None = Field(
         None, description="learn only from completions whose parts of the reward are all above (below) the group's mean"

@@ -28,6 +28,7 @@ from leret.policies.pickers.picker import Picker
 from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT
 from leret.programs.replay import SearchResults
+from leret.retrieval.base import Retriever
 from leret.rewards import scoring
 from leret.sampling.rollouts.branching import BranchPoint, Role, SamplingPlan, StateSampler
 from leret.sampling.rollouts.environment import Environment
@@ -182,14 +183,19 @@ class RoundSampler:
         self.temperature = recipe.temperature or bench.recipe.policy_of(recipe.predictors).temperature
         self._bench, self._run, self._settings = bench, run, scored_by(bench, recipe)
         self._scoring = scoring(self._settings.reward)
-        self._searches = SearchBatcher(bench.retriever)
+        retriever: Retriever | None = bench.retriever
+        self._searches = None if retriever is None else SearchBatcher(retriever)  # None: the program has its own
         self._runner: ProgramRunner = bench.runner(self._searches)
         self._paths = _stored_paths(run) if recipe.states == "stored" else None
         self._plan: SamplingPlan | None = None
 
     def close(self) -> None:
         """End the thread of the searches."""
-        self._searches.close()
+        if self._searches is not None:
+            self._searches.close()
+
+    def _n_searches(self) -> float:
+        return 0.0 if self._searches is None else float(self._searches.counts()["asked"])
 
     def sample(self, tasks: Sequence[Task], number: int, *, last: bool = False) -> Sampled:
         """Sample one round; its samples follow from the recipe's seed, its number and the policy.
@@ -205,13 +211,13 @@ class RoundSampler:
     async def _sample(self, tasks: Sequence[Task], number: int) -> Sampled:
         policy = RoundPolicy(self.policy, lambda: self._runner.idle)
         plan = await self._plan_of(policy, tasks, seed_of(self.recipe.seed, "round", number))
-        sampler, asked = StateSampler(self._runner, None, plan), self._searches.counts()["asked"]
+        sampler, asked = StateSampler(self._runner, None, plan), self._n_searches()
         walks = await gathered(self._walk(sampler, plan, task) for task in tasks)
         for walk in walks:
             for _, samples in walk:
                 self.stats.count(samples)
         found = self._collect(walks, policy)
-        found.facts["num_searches"] = float(self._searches.counts()["asked"] - asked)
+        found.facts["num_searches"] = self._n_searches() - asked
         return replace(found, at_end=sampler.credits == {"final"})
 
     async def _plan_of(self, policy: RoundPolicy, tasks: Sequence[Task], seed: int) -> SamplingPlan:
@@ -219,6 +225,9 @@ class RoundSampler:
         lm, team = sampled.policy_of(recipe.predictors), self._bench.policies(policy, recipe.predictors)
 
         def role(need: NeedsCompletion) -> Role:
+            if self._bench.role is not None:
+                found = self._bench.role(need, policy)
+                return found if found.sampled else replace(found, policy=AwaitedPolicy(found.policy, self._runner))
             if need.predictor in (recipe.predictors or {need.predictor}):
                 return Role(policy, credit=settings.credit)
             other = policy_for(team, need.predictor)

@@ -111,7 +111,10 @@ class Reference:
 
 
 class Update:
-    """A model, its optimizer, and what one step of it is.
+    """A model, its optimizer, and one step of it.
+
+    A KL penalty in the loss is the estimator times the ratio to the sampling policy, whose gradient is that of the KL:
+    DeepSeek-V3.2, arXiv 2512.02556, and TRL's default. GRPO's paper, arXiv 2402.03300, eq. 4, does not multiply.
 
     Args:
         model: on its device.
@@ -211,7 +214,8 @@ class Update:
         ratio = (logps - old).exp() * mask
         found = {"clipped": (clipped * mask).sum() / tokens, "ratio": ratio.sum() / tokens}
         if batch.reference is not None:
-            kl = KL[aim.kl_estimator](logps, batch.reference) * ratio  # its gradient is the KL's, also for k1
+            # DeepSeek-V3.2, arXiv 2512.02556, not GRPO's arXiv 2402.03300: times the ratio the gradient is the KL's
+            kl = KL[aim.kl_estimator](logps, batch.reference) * ratio
             found["kl"] = kl.sum() / tokens
             if beta:
                 loss = loss + beta * total(kl, mask, aim.loss_type, n_sequences, n_tokens)

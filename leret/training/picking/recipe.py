@@ -40,6 +40,12 @@ class PickRecipe(PickingRecipe):
     entropy_coef: float = Field(0.0, ge=0, description="of grpo")
     beta: float = Field(0.1, gt=0, description="of dpo and ipo: strength of the tie to the initial picker")
 
+    @model_validator(mode="after")
+    def _has_a_reference(self) -> PickRecipe:
+        if self._given(["beta"]) and self.loss in {"grpo", "sft"}:
+            raise ValueError(f"beta is of loss dpo and ipo, and loss is {self.loss}; remove it, or set another loss")
+        return self
+
 
 class PQNRecipe(PickingRecipe):
     """Q-RAG's training; defaults are those of its table for E5 on HotpotQA.

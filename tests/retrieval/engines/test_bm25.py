@@ -5,6 +5,7 @@ import sys
 from types import SimpleNamespace
 
 import bm25s
+import dspy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,3 +65,12 @@ def test_an_unknown_language_is_refused(key, says, monkeypatch):
     monkeypatch.setitem(sys.modules, "Stemmer", SimpleNamespace(Stemmer={}.__getitem__))
     with pytest.raises(RetrievalError, match=says):
         make_analyzer(BM25Settings(**{key: "klingon"}))
+
+
+def test_dspys_retrieve_asks_a_retriever():
+    documents = [Document("d1", "Alpha", "alpha leads to beta"), Document("d2", "", "gamma")]
+    rm = BM25.build(Corpus(documents))
+    with dspy.context(rm=rm):
+        assert dspy.Retrieve(k=1)("alpha").passages == ["Alpha | alpha leads to beta"]
+    [row] = rm("gamma", k=1)
+    assert (row.long_text, row.pid) == ("gamma", "d2")

@@ -12,6 +12,7 @@ from leret.core.errors import TrainingError
 from leret.core.types import Failure
 from leret.sampling.store.schema import SamplingParams
 from leret.sampling.store.store import Store
+from leret.training.algorithms import kto
 from leret.training.algorithms.kto import KTORecipe, kto_loss, kto_rows, read_examples
 from leret.training.data import Encoded
 from leret.training.stage import train
@@ -71,6 +72,26 @@ def test_completions_are_measured_by_their_states_mean_or_by_a_reward(run, basel
     assert len({example.question_id for example in examples[:8]}) > 4, "neighbours are of other states"
     assert examples == read_examples(KTORecipe(baseline=baseline), run)
     assert examples != read_examples(KTORecipe(baseline=baseline, seed=1), run)
+
+
+@pytest.mark.parametrize("reward", [0.1, 0.7, 1 / 3])
+@pytest.mark.parametrize("n", range(2, 17))
+def test_a_state_of_equal_rewards_is_left_out(run, monkeypatch, n, reward):
+    with Store(run.store) as store:
+        spread, equal = list(store.groups())[:2]
+    samples = tuple(replace(equal.samples[0], id=f"{i}", completion=f"{i}", reward=reward) for i in range(n))
+    groups = [spread, replace(equal, samples=samples)]
+    monkeypatch.setattr(kto, "finished_states", lambda *_: groups)
+    assert {example.question_id for example in read_examples(KTORecipe(), run)} == {spread.state.question_id}
+
+
+def test_a_completion_at_the_mean_of_other_rewards_is_left_out(run, monkeypatch):
+    with Store(run.store) as store:
+        group = next(store.groups())
+    rewards = (0.1, 0.2, -0.3, 0.0)  # their mean is 1.4e-17 in floating point
+    samples = [replace(group.samples[0], id=f"{i}", completion=f"{i}", reward=r) for i, r in enumerate(rewards)]
+    monkeypatch.setattr(kto, "finished_states", lambda *_: [replace(group, samples=tuple(samples))])
+    assert {example.completions[0] for example in read_examples(KTORecipe(), run)} == {"0", "1", "2"}
 
 
 def test_what_does_not_parse_is_undesirable_where_it_has_a_price(run):

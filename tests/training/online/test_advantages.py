@@ -82,6 +82,16 @@ def test_groups_of_one_have_no_spread_to_tell():
     assert spread(rewards[:1], groups[:1]) == {"reward": 1.0}
 
 
+@pytest.mark.parametrize("n", range(2, 17))
+@pytest.mark.parametrize("value", [0.1, 0.7, 12.63, 1234.1])
+def test_equal_float32_rewards_have_no_spread(n, value):
+    rewards, groups = torch.full((n,), value), torch.zeros(n).long()
+    assert spread(rewards, groups) == pytest.approx({"reward": value, "reward_std": 0.0, "frac_reward_zero_std": 1.0})
+    parts = torch.stack([rewards, torch.arange(n).float()], 1)
+    expected = torch.arange(n) >= (n - 1) / 2
+    assert on_one_side(parts, groups, "above").equal(expected), "a part without spread is on both sides"
+
+
 def test_a_rollout_is_kept_where_all_parts_agree():
     parts = torch.tensor([[1.0, 1.0, 5.0], [0.0, 0.0, 5.0], [1.0, 0.0, 5.0], [7.0, 8.0, 9.0]])
     groups = torch.tensor([0, 0, 0, 1])

@@ -1,0 +1,81 @@
+"""The environment of online trainings of `leret.LeReT`: rounds run the student, and its other LMs answer beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from leret.config.policy import LocalPolicySettings
+from leret.config.sampling import SamplingRecipe, SamplingSettings
+from leret.policies.base import Policy
+from leret.programs.needs import NeedsCompletion
+from leret.programs.runner import ProgramRunner
+from leret.retrieval.base import Retriever
+from leret.retrieval.batching import SearchBatcher
+from leret.rewards import Reward
+from leret.sampling.rollouts.branching import Role
+from leret.sampling.rollouts.environment import Environment
+
+
+@dataclass(frozen=True)
+class Student:
+    """A program with what runs it.
+
+    Attributes:
+        retriever: answers all searches; None if each `leret.Search` has its own, or ``rm`` searches.
+        rm: stands for ``dspy.settings.rm``.
+    """
+
+    program: dspy.Module
+    adapter: dspy.Adapter
+    retriever: Retriever | None
+    rm: Any
+
+
+class StudentEnvironment(Environment):
+    """An environment over a student instead of a recipe's program.
+
+    Args:
+        student: its program is copied.
+        lm: the LM in training; its temperature and its most tokens count.
+        role: who answers a call, given the policy in training.
+        reward: of a step, and ``final`` of the program's end; names or functions of an outcome.
+        settings: of sampling: credit, seed, continuations.
+        cache: a directory of the run.
+    """
+
+    def __init__(
+        self,
+        student: Student,
+        lm: dspy.LM,
+        role: Callable[[NeedsCompletion, Policy], Role],
+        reward: str | Reward,
+        final: Reward | None,
+        settings: SamplingSettings,
+        cache: Path,
+    ) -> None:
+        given = {name: lm.kwargs[name] for name in ("temperature", "max_tokens", "top_p") if lm.kwargs.get(name)}
+        given["enable_thinking"] = lm.engine.settings.enable_thinking
+        policy = LocalPolicySettings(model=lm.model.removeprefix("leret/")).model_copy(update=given)
+        scored = settings.model_copy(update={"reward": reward, "final": final})  # functions, which no recipe can hold
+        keys: dict[str, Any] = {"policy": policy, "policies": {}, "sampling": scored}
+        super().__init__(SamplingRecipe.model_construct(**keys), cache)
+        self.student, self.role = student, role
+
+    @property
+    def retriever(self) -> Retriever | None:  # type: ignore[override]
+        """The student's."""
+        return self.student.retriever
+
+    def runner(self, searches: SearchBatcher | None) -> ProgramRunner:
+        """Return a runner of a copy of the student."""
+        student = self.student
+        return ProgramRunner.over(student.program.deepcopy(), student.adapter, searches, student.rm)
+
+    def policies(self, policy: Policy, predictors: Any) -> Policy:
+        """Return the policy in training: `role` knows who else answers."""
+        return policy

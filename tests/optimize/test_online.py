@@ -1,0 +1,92 @@
+"""`leret.LeReT` with algorithms that sample afresh, and the rates of trainings that name none."""
+
+import pytest
+
+import leret
+from leret.core.errors import ConfigError
+from leret.optimize.inputs import LMCallsSpent
+from leret.policies.checkpoints import count_parameters, find_model
+from leret.training.algorithms import TrainingRecipe
+from leret.training.model import training_record
+from tests.optimize.fakes import TRAIN, VAL, Answering, fake_lm, leret_of, student_of
+from tests.sampling.fakes import FakeRetriever
+
+SMALL = {"questions_per_round": 2, "num_generations": 4, "max_steps": 2, "device": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def world():
+    import dspy
+
+    with dspy.context(adapter=leret.CompactAdapter(), rm=FakeRetriever(), lm=None):
+        yield
+
+
+def compiled(run_dir, algorithm, kind=None, student=None, **settings):
+    student = student or student_of(lm=leret.LM("demo", max_tokens=8))
+    settings = {"reward": lambda example, outcome: len(outcome.text), "train_kwargs": SMALL} | settings
+    optimizer = leret_of(run_dir, algorithms=[algorithm], **settings)
+    return optimizer.compile(student, trainset=TRAIN[:4], valset=VAL[:2])
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "ppo"])
+def test_an_online_algorithm_samples_and_trains_the_student(tmp_path, algorithm):
+    best = compiled(tmp_path, algorithm)
+    [entry] = [entry for entry in best.trial_logs if "learning_rate" in entry]
+    program = next(one["program"] for one in best.candidate_programs if one["stage"] == algorithm)
+    record = training_record(find_model(program.write.lm.model.removeprefix("leret/")))
+    assert (entry["learning_rate"], record["algorithm"]) == (record["key"]["recipe"]["learning_rate"], algorithm)
+    assert entry["lm_calls"] > 0
+    assert not (tmp_path / "rollouts.db").exists()
+
+
+def test_an_online_training_is_not_repeated(tmp_path):
+    [first, again] = [compiled(tmp_path, "grpo") for _ in range(2)]
+    scores = [[(one["stage"], one["score"]) for one in best.candidate_programs] for best in (first, again)]
+    assert scores[0] == scores[1]
+    assert [entry["lm_calls"] for entry in again.trial_logs if "learning_rate" in entry] == [0]
+
+
+def test_rounds_count_in_max_lm_calls(tmp_path):
+    with pytest.raises(LMCallsSpent, match="max_lm_calls=10"):
+        compiled(tmp_path, "grpo", max_lm_calls=10)
+
+
+def test_another_lm_of_the_student_answers_in_rounds_and_stays(tmp_path):
+    student = student_of(Answering, leret.LM("demo", max_tokens=8))
+    student.answer.lm = other = fake_lm("frozen", finetuning_model=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("leret.optimize.inputs.is_trainable", lambda lm: lm.model == "leret/demo")
+        best = compiled(tmp_path, "grpo", student=student)
+    program = next(one["program"] for one in best.candidate_programs if one["stage"] == "grpo")
+    assert program.answer.lm.model == other.model
+    assert program.write.lm.model != "leret/demo"
+
+
+def test_kto_learns_from_the_samples(tmp_path):
+    best = compiled(tmp_path, "kto", train_kwargs={"max_steps": 1, "device": "cpu"})
+    assert {one["stage"] for one in best.candidate_programs} == {"student", "kto"}
+
+
+def test_an_algorithm_of_pickers_is_refused():
+    with pytest.raises(ConfigError, match="pickers are trained by"):
+        leret_of(algorithms=["pick"])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "n", "rate"),
+    [("sft", 1_500_000, 1e-3), ("sft", 22_000_000, 1.5e-4), ("sft", 8e9, 1e-5),
+     ("ipo", 1_000_000, 5e-4), ("ipo", 8e9, 5e-7), ("grpo", 1_500_000, 2e-3), ("grpo", 8e9, 1e-6),
+     ("ppo", 1e8, 9e-6)],
+)  # fmt: skip
+def test_the_learning_rate_follows_the_size_of_the_model(algorithm, n, rate):
+    assert TrainingRecipe.model_validate({"algorithm": algorithm}).learning_rate_for(int(n)) == pytest.approx(rate)
+
+
+def test_an_adapter_has_ten_times_the_rate_of_a_large_model():
+    recipe = TrainingRecipe.model_validate({"algorithm": "sft", "lora": {}})
+    assert recipe.learning_rate_for(8_000_000_000) == pytest.approx(1e-4)
+
+
+def test_parameters_are_counted_without_loading_a_model():
+    assert 500_000 < count_parameters(find_model("demo")) < 2_000_000
