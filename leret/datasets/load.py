@@ -51,7 +51,7 @@ def load(data: DataSettings) -> Data:
 
 
 def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Loaded:
-    """Read the tasks of `data.split`, at most `data.limit` of them; a larger limit only adds to them, or to `data.part`.
+    """Read the tasks of `data.split`, at most `data.limit`; a larger limit only adds to them, or to `data.part`.
 
     A question of split train or dev with the text of one in split test is left out, and counted in ``skipped``.
     Gold ids must be in ``corpus``, where one is given; one that is there under another Unicode normalisation takes the

@@ -125,7 +125,7 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # a direct subclass, too
         reward: str | RewardFunction | None = None,
         metric: Callable[..., Any] | None = None,
         prompts: int = 1,
-        samples: int = 4,
+        samples: int = 8,
         algorithms: Sequence[str] = ("sft", "ipo"),
         credit: Literal["step", "final", "both"] | None = None,
         train_kwargs: dict[str, Any] | dict[dspy.LM, dict[str, Any]] | None = None,

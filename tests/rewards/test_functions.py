@@ -1,6 +1,7 @@
 """Functions of the user's own: their modules, and what names them."""
 
 import hashlib
+from types import SimpleNamespace
 
 import pytest
 
@@ -75,7 +76,8 @@ def test_a_changed_module_is_imported_again(tmp_path, monkeypatch, by):
     near.write_text("VALUE = 1.0\n")
     path.write_text(f"import near_{by} as near\n\n\ndef own(outcome):\n    return near.VALUE\n")
     name = f"{path}:own" if by == "file" else "own_name:own"
-    assert reward(name)(None) == 1.0
+    outcome = SimpleNamespace(task=SimpleNamespace(id="first"))
+    assert reward(name)(outcome) == 1.0
     assert load_function(name) is load_function(name)
     near.write_text("VALUE = 25.0\n")
-    assert reward(name)(None) == 25.0
+    assert reward(name)(outcome) == 25.0

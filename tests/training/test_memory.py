@@ -32,8 +32,8 @@ def kib(name):
 @pytest.mark.parametrize(
     ("recipe", "hidden", "layers", "length"),
     [
-        (SFTRecipe(per_device_train_batch_size=2), 768, 3, 20),  # weights
-        (IPORecipe(per_device_train_batch_size=16, optim="sgd"), 128, 6, 150),  # activations
+        (SFTRecipe(per_device_train_batch_size=2, learning_rate=1e-3), 768, 3, 20),  # weights
+        (IPORecipe(per_device_train_batch_size=16, optim="sgd", learning_rate=1e-3), 128, 6, 150),  # activations
     ],
     ids=["weights", "activations"],
 )

@@ -75,6 +75,8 @@ def changed(recipe, **keys):
 
 def trainer_of(recipe, model, base, directory, pairs):
     """The trainer that a recipe's algorithm makes, on one thread."""
+    if recipe.learning_rate is None:  # a stage chooses it by the size of the model
+        recipe = recipe.model_copy(update={"learning_rate": 1e-3})
     inputs = TrainerInputs(model, AutoTokenizer.from_pretrained(base), pairs, directory, "cpu")
     with training_process(1):
         return ALGORITHMS[recipe.algorithm].make_trainer(recipe, inputs)

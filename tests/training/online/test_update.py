@@ -191,7 +191,7 @@ def test_one_update_of_ppo_is_that_of_trl_1_12(base):
 def test_values_are_read_from_what_the_decoder_gives():
     config = OPTConfig(vocab_size=64, hidden_size=32, word_embed_proj_dim=16, ffn_dim=32, num_hidden_layers=1,
                        num_attention_heads=2)  # fmt: skip
-    update = Update(OPTForCausalLM(config), 0, PPORecipe())
+    update = Update(OPTForCausalLM(config), 0, PPORecipe(learning_rate=1e-3))
     assert update.value_head.weight.shape == (1, 16)
     assert update.evaluate(batch())[1].shape == (6, 7)
 

@@ -35,7 +35,8 @@ def test_a_learner_that_goes_on_from_a_state_updates_as_the_first_does(run, tmp_
 
 @pytest.mark.parametrize(("second", "kept"), [([1.0, 0.0], [True, False]), ([0.0, 1.0], [False, False])])
 def test_what_the_filter_leaves_out_is_not_learnt(run, monkeypatch, second, kept):
-    recipe = GRPORecipe(max_completion_length=6, max_steps=4, num_generations=2, keep_rollouts="above")
+    keys = {"max_completion_length": 6, "max_steps": 4, "num_generations": 2, "learning_rate": 1e-3}
+    recipe = GRPORecipe(**keys, keep_rollouts="above")
     with Environment.open(run) as bench:
         learner = ALGORITHMS["grpo"].learner(recipe, find_initial(run, "base"), bench, 12, "cpu")
         sampler = RoundSampler(recipe, bench, run, learner.policy)
