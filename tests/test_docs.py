@@ -46,6 +46,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SMALL = {
     "sample": ["data.limit=6", "sampling.samples=2", "sampling.prompts=1", "policy.max_tokens=6"],
     "train": ["learning_rate=1e-3", "num_train_epochs=1", "max_length=512", "warmup_ratio=0", "require_spread=false"],
+    "pick": ["max_steps=2", "eval_steps=null"],
     "eval": ["limit=4", "resamples=100", "systems=[raw-question, base, policies]"],
 }
 """Overrides by command; they come before those of the docs, which win."""
@@ -115,7 +116,8 @@ def runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(args: list[str]) -> None:
     """Run a leret command of the docs, with small values put in before its own."""
     if args[0] in SMALL and "demo" not in args[1]:
-        args = [*args[:2], *(part for value in SMALL[args[0]] for part in ("--set", value)), *args[2:]]
+        small = SMALL["pick" if args[:2] == ["train", "expand-pick"] else args[0]]
+        args = [*args[:2], *(part for value in small for part in ("--set", value)), *args[2:]]
     result = CliRunner().invoke(app, args)
     nothing = ("no usable", "no pair", "spread", "nothing to train")  # a random policy may not give a single pair
     if args[0] == "train" and result.exit_code == 2 and any(words in result.output for words in nothing):
