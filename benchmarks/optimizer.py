@@ -1,10 +1,11 @@
 """leret.LeReT on programs of several shapes, and DSPy's own optimizers at as many LM calls, on the demo's world.
 
     python benchmarks/optimizer.py --seeds 0 1 2 --out runs/bench/optimizer
-    python benchmarks/optimizer.py --seeds 0 --systems LeReT LeReT-4 BootstrapFinetune GRPO BootstrapRS --programs two
+    python benchmarks/optimizer.py --programs two --systems LeReT LeReT-grpo BootstrapFinetune GRPO BootstrapRS
     python benchmarks/optimizer.py --policy agent --programs react tutorial --parsed
 
-LeReT samples six completions a call under the student's own prompt, LeReT-4 two under each of four prompts.
+LeReT runs with its defaults (SFT, then IPO, on eight completions a call), LeReT-grpo with ``algorithms=["grpo"]``. The
+other optimizers may make as many LM calls as LeReT made.
 
 The policy is a shipped one. Every seed is another world, another sampling and another training. A system is scored by
 the recall of gold documents on held-out questions, greedily; the interval is of its difference to the untrained
@@ -15,7 +16,6 @@ match of its answer. Prints Markdown; what is done is kept under --out.
 """
 
 import argparse
-import asyncio
 import json
 import time
 from pathlib import Path
@@ -35,15 +35,13 @@ from leret.evaluation.statistics import bootstrap_intervals
 from leret.retrieval.load import load_retriever
 
 BOOTSTRAP_CALLS = 55
-"""Of BootstrapFewShot for one candidate of the random search, as measured: most runs of the policy are no success."""
+"""Measured cost of bootstrapping one candidate of the random search."""
+
+FINETUNE = {"learning_rate": 1e-3, "max_length": 512, "warmup_ratio": 0.05}
+"""Keys of a fine-tuning through `leret.Provider`, which the optimizer in DSPy passes on."""
 
 TRAINING = {
-    "demo": {
-        "max_length": 512,
-        "warmup_ratio": 0.05,
-        "sft": {"learning_rate": 1e-3},
-        "ipo": {"learning_rate": 5e-4, "num_train_epochs": 2},
-    },
+    "demo": {},
     "agent": {
         "max_length": 1024,
         "warmup_ratio": 0.05,
@@ -59,6 +57,21 @@ class WriteQuery(dspy.Signature):
     question: str = dspy.InputField()
     context: list[str] = dspy.InputField()
     query: str = dspy.OutputField()
+
+
+class Loop(dspy.Module):
+    """One predictor asked once for each hop, as in README's first block."""
+
+    def __init__(self):
+        super().__init__()
+        self.write = dspy.Predict("question, context: list[str] -> query")
+        self.search = leret.Search(k=3)
+
+    def forward(self, question):
+        found = leret.Found()
+        for _ in range(2):
+            found = self.search(self.write(question=question, context=found.passages).query, found)
+        return dspy.Prediction(doc_ids=found.doc_ids)
 
 
 class Two(dspy.Module):
@@ -113,20 +126,6 @@ class Branch(dspy.Module):
         return dspy.Prediction(doc_ids=found.doc_ids)
 
 
-class Async(dspy.Module):
-    """Has ``aforward`` alone."""
-
-    def __init__(self):
-        super().__init__()
-        self.write = dspy.Predict(WriteQuery)
-        self.search = leret.Search(k=3, exclude_seen=True)
-
-    async def aforward(self, question):
-        found = self.search((await self.write.acall(question=question, context=[])).query)
-        found = self.search((await self.write.acall(question=question, context=found.passages)).query, found)
-        return dspy.Prediction(doc_ids=found.doc_ids)
-
-
 class React(dspy.Module):
     """An agent with a search tool, and its answer. For policy agent."""
 
@@ -145,7 +144,8 @@ class React(dspy.Module):
         return dspy.Prediction(doc_ids=[row["doc_id"] for row in rows], answer=done.answer)
 
 
-PROGRAMS = {"two": Two, "tutorial": Tutorial, "branch": Branch, "async": Async, "react": React}
+PROGRAMS = {"loop": Loop, "two": Two, "branch": Branch, "tutorial": Tutorial, "react": React}
+LERET = {"LeReT": {}, "LeReT-grpo": {"algorithms": ["grpo"]}, "LeReT-4": {"prompts": 4, "samples": 2}}
 POLICIES = {  # adapter, sampling
     "demo": (leret.CompactAdapter(), {"max_tokens": 16}),
     "agent": (leret.CompactAdapter(outputs=True), {"max_tokens": 96, "temperature": 1.0}),
@@ -210,11 +210,8 @@ def score(program, examples, temperature=0.0):
     for predictor, own in zip(cold.predictors(), program.predictors(), strict=True):
         predictor.lm = own.lm.copy(temperature=temperature)
 
-    def run(**inputs):
-        return asyncio.run(cold.acall(**inputs)) if isinstance(program, Async) else cold(**inputs)
-
     evaluate = dspy.Evaluate(devset=examples, metric=recall, num_threads=16, max_errors=10**9)
-    return [float(value) for *_, value in evaluate(run).results]
+    return [float(value) for *_, value in evaluate(cold).results]
 
 
 def optimize(system, name, seed, splits, options, n_calls, out):
@@ -225,14 +222,14 @@ def optimize(system, name, seed, splits, options, n_calls, out):
         splits["dev"][: options.val],
     )
     training = TRAINING[options.policy]
-    calls, keys = Calls(), {**training["sft"], "max_length": training["max_length"], "warmup_ratio": 0.05, "seed": seed}
+    calls, keys = Calls(), {**FINETUNE, "seed": seed}
     a_run = 4 if name in ("tutorial", "react") else 2
     a_val = a_run * len(val)
     with dspy.context(callbacks=[calls]):
-        if system in ("LeReT", "LeReT-4"):
-            n_prompts = 4 if system == "LeReT-4" else 1
-            how = {"prompts": n_prompts, "samples": options.samples if n_prompts == 1 else 2}
-            optimizer = leret.LeReT(reward="ap", metric=recall, seed=seed, run_dir=out, train_kwargs=training, **how)
+        if system in LERET:
+            optimizer = leret.LeReT(
+                reward="ap", metric=recall, seed=seed, run_dir=out, train_kwargs=training, **LERET[system]
+            )
             best = optimizer.compile(student, trainset=train, valset=val)
             return best, sum(entry.get("lm_calls", 0) for entry in best.trial_logs)
         if system == "BootstrapFinetune":
@@ -243,8 +240,7 @@ def optimize(system, name, seed, splits, options, n_calls, out):
             optimizer = GRPO(
                 metric=recall, exclude_demos=True, num_threads=16, seed=seed, num_dspy_examples_per_grpo_step=8,
                 num_rollouts_per_grpo_step=8, num_train_steps=max(1, round(n_calls / (a_run * 64))),
-                train_kwargs={"learning_rate": 1e-4, "max_length": training["max_length"], "seed": seed,
-                              "run_dir": out},
+                train_kwargs={"learning_rate": 1e-4, "seed": seed, "run_dir": out},
             )  # fmt: skip
             best = optimizer.compile(student, trainset=train)
         elif system in ("MIPROv2", "GEPA"):
@@ -330,7 +326,6 @@ def main():
     parser.add_argument("--train", type=int, default=150)
     parser.add_argument("--val", type=int, default=50)
     parser.add_argument("--test", type=int, default=300)
-    parser.add_argument("--samples", type=int, default=6)
     parser.add_argument("--policy", choices=POLICIES, default="demo")
     parser.add_argument("--parsed", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("runs/bench/optimizer"))
