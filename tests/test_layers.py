@@ -102,6 +102,11 @@ def test_no_module_imports_itself_through_others() -> None:
     assert figures.circles(figures.graph(MODULES)) == []
 
 
+def test_the_library_stays_small() -> None:
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES.values())
+    assert lines <= 35_145, "remove or move code before adding more"
+
+
 def test_folders_are_small() -> None:
     assert {name: n for name, n in figures.folders().items() if n > 14 and name != "leret"} == {}
 

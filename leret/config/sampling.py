@@ -154,7 +154,7 @@ class SamplingSettings(Settings):
 class PretrainSettings(Settings):
     """How `leret pretrain` builds a small policy from gold-blind demonstrations."""
 
-    kind: Literal["scratch", "agent", "minilm"] = Field(description="scratch (makes demo), agent or minilm")
+    kind: Literal["minilm"] = Field(description="a decoder on MiniLM's weights, trained on your corpus")
     steps: PositiveInt | None = None
     seed: int = 0
     options: dict[str, Any] = Field(default_factory=dict)

@@ -25,6 +25,7 @@ from leret.core.runs import Run
 from leret.core.stages import check_resumable
 from leret.core.types import Task
 from leret.policies.checkpoints import pick_device, positions, refuse_changed_weights
+from leret.policies.local.policy import out_of_memory
 from leret.policies.serving.model import sampled_settings
 from leret.sampling.rollouts.environment import Environment, questions_digest, refuse_changes_since_sampling
 from leret.training.alarms import best_step
@@ -34,7 +35,6 @@ from leret.training.callbacks import check_trackers, monitored, training_callbac
 from leret.training.checkpoints import CheckpointDirectory, TrainingJob, TrainingRecord, TrainReport, checkpoint_step
 from leret.training.checks import check_loss, check_parity, refuse_leaks
 from leret.training.data import Encoded, TokenEncoder, TrainingExample, end_token, examples_digest
-from leret.training.memory import check_memory, estimate_memory
 from leret.training.model import (
     InitialPolicy,
     find_initial,
@@ -102,7 +102,15 @@ def train_job(
                 directory.begin(job.key)
             else:
                 _check_same(job, before)
-            return fit(job, progress or Silent(), interrupt or Interrupt())
+            try:
+                return fit(job, progress or Silent(), interrupt or Interrupt())
+            except (MemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
+                raise TrainingError(
+                    f"{job.recipe.policy_name} ran out of memory: lower per_device_train_batch_size (and raise "
+                    "gradient_accumulation_steps) or max_length, set lora, or set optim: adafactor"
+                ) from error
 
 
 def plan(recipe: TrainingRecipe, run: Run) -> TrainPlan:
@@ -286,7 +294,6 @@ def _trainer(job: TrainingJob, inputs: TrainerInputs, _: ExitStack) -> tuple[Any
     """The trainer of examples, their number, and how far its loss is from the oracle's, where that is known."""
     recipe, algorithm = job.recipe, cast(Algorithm, ALGORITHMS[job.recipe.algorithm])
     examples = _encode(job, inputs.model, inputs.tokenizer)
-    check_memory(estimate_memory(inputs.model, recipe, examples, inputs.device), recipe, inputs.device)
     trainer = algorithm.make_trainer(recipe, replace(inputs, examples=examples, max_steps=job.max_steps))
     return trainer, len(examples), check_loss(trainer, recipe, algorithm)
 

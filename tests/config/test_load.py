@@ -212,6 +212,6 @@ def test_a_run_that_another_version_wrote_is_refused_with_the_key(tmp_path: Path
     section = recipe.model_dump(mode="json")
     run.update(sampling=section)
     assert recorded(run) == recipe
-    run.update(sampling={**section, "pretrain": {"kind": "scratch", "minutes": None}})
+    run.update(sampling={**section, "pretrain": {"kind": "minilm", "minutes": None}})
     with pytest.raises(RunError, match=r"run\.yaml: sampling: pretrain\.minutes: unknown key.*mend it there"):
         recorded(run)

@@ -16,9 +16,9 @@ import leret
 from leret.core.bundled import POLICIES, policy_directory
 from leret.datasets.corpus import Corpus
 from leret.datasets.world.generate import generate
-from leret.demo.pretrain import agent, words
-from leret.demo.pretrain.words import build_model, build_tokenizer
 from leret.retrieval.engines.bm25 import BM25
+from models import agent, words
+from models.words import build_model, build_tokenizer
 
 VOCABULARIES = {"demo": words.vocabulary, "agent": agent.vocabulary}
 

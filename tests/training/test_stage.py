@@ -2,11 +2,13 @@
 
 import json
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from transformers import TrainerState
 
 from leret.core.errors import TrainingError
+from leret.training import stage
 from leret.training.algorithms.preference import DPORecipe, IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.stage import _take_finished, plan, train
@@ -51,6 +53,16 @@ def test_sft_then_ipo_lower_their_losses_and_leave_policies_without_pickles(run)
     assert more.steps == more.total_steps == 30
     with pytest.raises(TrainingError, match=r"match_steps_of: 'sft' took 6 steps in all, and 'ipo', .* 30 already"):
         train(changed(SFT, name="less", init_from="ipo", match_steps_of="sft"), run)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_running_out_of_memory_names_the_keys_to_lower(run, monkeypatch, error):
+    monkeypatch.setattr(stage, "fit", Mock(side_effect=error))
+    with pytest.raises(TrainingError, match=r"sft ran out of memory: lower per_device_train_batch_size .* max_length"):
+        train(SFT, run)
+    monkeypatch.setattr(stage, "fit", Mock(side_effect=RuntimeError("shapes differ")))
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        train(SFT, run)
 
 
 def test_a_control_of_nothing_is_refused(run):

@@ -20,15 +20,15 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
     """Build the recipe's policy, or go on building it.
 
     Args:
-        recipe: its ``pretrain`` section says how; kind minilm also reads its data, the train split alone.
+        recipe: its ``pretrain`` section says how; of its data, the train split is read.
         out: the model directory; None takes ``policy.model``, and ``policies/NAME`` where that is a shipped one.
         progress: hears of every line of the log.
     """
     settings = recipe.pretrain
     if settings is None:
         raise ConfigError(
-            "pretrain: the recipe has no such section; add `pretrain: {kind: scratch}`, as in sampling/demo.yaml, "
-            "or `pretrain: {kind: minilm}`, as `leret init` writes it"
+            "pretrain: the recipe has no such section; add `pretrain: {kind: minilm}`, as `leret init --policy minilm` "
+            "writes it"
         )
     model = recipe.policy.model
     if out is None and recipe.policy.kind != "local":
@@ -40,16 +40,7 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
     progress = progress or Silent()
     progress.start(f"pretraining {directory.name}", None)
     try:
-        if settings.kind == "minilm":
-            return _minilm(recipe, settings, directory, progress)
-        if settings.options:
-            names = ", ".join(settings.options)
-            raise ConfigError(f"pretrain.options: kind {settings.kind} has none, not {names}; remove them")
-        if settings.kind == "agent":
-            from leret.demo.pretrain.agent import pretrain_agent as build
-        else:
-            from leret.demo.pretrain.scratch import pretrain_scratch as build
-        return build(directory, progress, seed=settings.seed, steps=settings.steps)
+        return _minilm(recipe, settings, directory, progress)
     finally:
         progress.finish()
 

@@ -178,7 +178,7 @@ class LocalPolicy(SharedInstance):
             with _evaluation_mode(self._decoder.model):
                 generated = self._decoder.run(jobs)
         except (MemoryError, RuntimeError) as error:
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 raise
             return self._process_halves(jobs, error)
         return [
@@ -243,7 +243,8 @@ def _evaluation_mode(model: Any) -> Iterator[None]:
             model.train()
 
 
-def _out_of_memory(error: Exception) -> bool:
+def out_of_memory(error: Exception) -> bool:
+    """Tell whether torch or Python could not allocate memory."""
     import torch
 
     signs = ("can't allocate memory", "out of memory")

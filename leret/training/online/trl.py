@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from leret.core.aio import gathered
 from leret.core.errors import TrainingError
@@ -22,8 +22,7 @@ from leret.sampling.rollouts.environment import Environment
 from leret.sampling.rollouts.rollout import seed_of
 from leret.sampling.rollouts.scheduler import refuse_failures
 from leret.training.algorithms.base import TrainerInputs, build_trainer, trainer_arguments
-from leret.training.data import Encoded, plain
-from leret.training.memory import check_memory, estimate_memory
+from leret.training.data import plain
 from leret.training.model import InitialPolicy
 from leret.training.online.recipe import TwoEngines
 from leret.training.online.rounds import Group, RoundPolicy, RoundSampler
@@ -60,12 +59,6 @@ class StoredStates(RoundSampler):
         """Columns ``prompt``, of messages, and ``state``, of ids."""
         prompts = [list(plain(state.messages)) for _, state in self._places.values()]
         return {"prompt": prompts, "state": [*self._places]}
-
-    def examples(self, length: int) -> list[Encoded]:
-        """As many of each state as a batch samples, with completions of ``length`` tokens."""
-        policy = cast(LocalPolicy, self.policy)
-        prompts = [list(policy.prompt_ids(plain(state.messages))) for _, state in self._places.values()]
-        return [Encoded(ids, ([0] * length,)) for ids in prompts for _ in range(self.recipe.num_generations)]
 
     def close(self) -> None:
         """End the threads of searches and sampling."""
@@ -140,8 +133,6 @@ def make_trainer(
             f"a batch of {arguments.generation_batch_size} completions, {recipe.num_generations} a state, is more than "
             f"the {len(rows['state'])} states of the run give; lower per_device_train_batch_size, or sample more"
         )
-    longest = states.examples(arguments.max_completion_length)
-    check_memory(estimate_memory(inputs.model, recipe, longest, inputs.device), recipe, inputs.device)
     trainer = build_trainer(getattr(trl, f"{name}Trainer"), recipe, inputs, arguments, rows, reward_funcs=states)
     states.policy = live(trainer.model)  # on its device now
     return trainer, states

@@ -12,8 +12,6 @@ from leret.config.policy import OpenAIPolicySettings, PolicySettings
 from leret.core.errors import TrainingError
 from leret.policies.local.policy import LocalPolicy
 from leret.sampling.rollouts.environment import Environment
-from leret.training.data import Encoded
-from leret.training.memory import check_memory, estimate_memory
 from leret.training.model import InitialPolicy, library_of, save_policy
 from leret.training.online.advantages import mini_batches, on_one_side, spread
 from leret.training.online.losses import KL, KLController
@@ -59,8 +57,6 @@ class WritingLearner:
 
     def learn(self, sampled: Sampled, number: int) -> dict[str, float]:
         recipe, update = self.recipe, self.update
-        if number == 0:
-            self._check_memory(sampled)
         batch = RolloutBatch.of(sampled.sequences, sampled.groups.to(update.device))
         steps = recipe.num_iterations * recipe.num_mini_batches
         if steps > 1 or recipe.kl_in_reward or update.value_head is not None:
@@ -83,17 +79,6 @@ class WritingLearner:
                     found.append(made)
                     self._schedule.step()
         return self._entry(sampled, batch, beta, found)
-
-    def _check_memory(self, sampled: Sampled) -> None:
-        """Warn, or refuse, before the first update, by the longest groups that are in memory at once."""
-        groups: dict[int, list[tuple[Sequence[int], Sequence[int]]]] = {}
-        for number, sequence in zip(sampled.groups.tolist(), sampled.sequences, strict=True):
-            groups.setdefault(number, []).append(sequence)
-        examples = [Encoded(list(own[0][0]), tuple(list(ids) for _, ids in own)) for own in groups.values()]
-        at_once = max(1, self.recipe.per_device_train_batch_size // self.recipe.num_generations)
-        examples = sorted(examples, key=lambda example: -example.length)[:at_once]
-        device = self.update.device.type
-        check_memory(estimate_memory(self.model, self.recipe, examples, device), self.recipe, device)
 
     def _entry(
         self, sampled: Sampled, batch: RolloutBatch, beta: float, found: Sequence[Mapping[str, float]]

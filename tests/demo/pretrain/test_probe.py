@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from leret.demo.pretrain.probe import copied, generate, holding, names_copied
-from leret.demo.pretrain.words import build_model
+from transformers import AutoModelForCausalLM
+
+from leret.core.bundled import policy_directory
+from leret.demo.pretrain.probe import copied, distinct, generate
 
 
-def test_measures_are_shares_of_names_words_and_pairs_of_name_parts() -> None:
-    assert holding([[[1, 2, 3], [2, 1]], [[7, 8]]], [(1, 2), (8,)]) == round(2 / 3, 3)
+def test_measures_are_shares_of_words_and_of_different_samples() -> None:
     assert copied([[[1, 2], [9, 1]]], [[1, 2, 3]]) == 0.75
-    parts = {10: 0, 11: 1, 12: 1, 20: 2, 21: 3}
-    written = [[[10, 11, 5], [10, 12], [20, 21], [5, 6]]]
-    assert names_copied(written, [[10, 11, 9, 20, 21]], parts) == round(2 / 3, 3)
+    assert distinct([[[1], [1]], [[1], [2]]]) == 0.75
 
 
 def test_completions_end_before_the_end_token_and_do_not_depend_on_their_neighbours() -> None:
-    model = build_model(40, 0)
+    model = AutoModelForCausalLM.from_pretrained(str(policy_directory("demo")))
     prompts = [(6, 7, 8), (9, 10, 11, 12, 13, 14)]
     together = generate(model, prompts, 0)
     alone = [generate(model, [prompt], 0)[0] for prompt in prompts]

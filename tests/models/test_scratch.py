@@ -12,9 +12,9 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leret.core.progress import Silent
-from leret.demo.pretrain import scratch
-from leret.demo.pretrain.probe import make_gate
-from leret.demo.pretrain.worlds import StreamSettings
+from models import scratch
+from models.gate import make_gate
+from models.worlds import StreamSettings
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The demo's policy from nothing: `leret pretrain sampling/demo.yaml`.
+"""The demo's policy from nothing: ``python -m models demo``.
 
 A word vocabulary, a fresh model of a million parameters, rows from generated worlds, the loop, and a model card.
 """
@@ -13,9 +13,9 @@ from pathlib import Path
 
 from leret.core.progress import Progress
 from leret.demo.pretrain.loop import LoopSettings, train
-from leret.demo.pretrain.probe import GATE_SEED, make_gate
-from leret.demo.pretrain.words import build_model, build_tokenizer
-from leret.demo.pretrain.worlds import StreamSettings, rows
+from models.gate import GATE_SEED, make_gate
+from models.words import build_model, build_tokenizer
+from models.worlds import StreamSettings, rows
 
 _FIRST_PART = ".first"
 
@@ -113,16 +113,16 @@ def _card(out: Path, seed: int, steps: int, n_parameters: int) -> str:
 A causal language model (Qwen3, {n_parameters:,} parameters, float32) that writes a search query for a question and the
 passages found so far. It knows the words of leret's generated worlds and nothing else; any other word is `<|unk|>`,
 which it never writes. It is made to be mediocre and diverse: reward teaches it the rest.
-A pair of heads that copies is written into its layers before training (`leret.demo.pretrain.words`).
+A pair of heads that copies is written into its layers before training (`models.words`).
 
-Made by `leret pretrain sampling/demo.yaml` from nothing: seed {seed}, {steps} steps,
+Made by `python -m models demo` from nothing: seed {seed}, {steps} steps,
 {cost}. Its worlds have seeds from {10**6 * (seed + 1)} on. What it was shown
 are queries by noisy rules that see the question and the passages and never a gold document: first in many styles, then
 mostly names looked up in the passages, at last the mixture that it ends with. The logs are `pretrain-first.jsonl` and
 `pretrain.jsonl`.
 
 At bridge questions of the held-out world {GATE_SEED} whose bridge stands in the context (what each figure is:
-`leret.demo.pretrain.probe`):
+`models.gate`):
 
 {measured}
 """

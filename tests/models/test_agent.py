@@ -17,11 +17,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from leret.core.bundled import policy_directory
 from leret.core.dspy_internals import EngineLM, messages_of, text_response
 from leret.core.progress import Silent
-from leret.demo.pretrain import agent, words
-from leret.demo.pretrain.agent import TOOLS, agent_rows, vocabulary
-from leret.demo.pretrain.probe import make_gate
-from leret.demo.pretrain.worlds import StreamSettings, start
 from leret.programs.adapters import CompactAdapter
+from models import agent, words
+from models.agent import TOOLS, agent_rows, vocabulary
+from models.gate import make_gate
+from models.worlds import StreamSettings, start
 
 SMALL = StreamSettings(seed=3, questions=12)
 

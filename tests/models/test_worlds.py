@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from leret.demo.pretrain.examples import call_messages, encoded
 from leret.demo.pretrain.loop import Row
-from leret.demo.pretrain.words import NAME_CLASSES, build_tokenizer
-from leret.demo.pretrain.worlds import StreamSettings, _Names, drafts, rows
+from models.words import NAME_CLASSES, build_tokenizer
+from models.worlds import StreamSettings, _Names, drafts, rows
 
 SMALL = StreamSettings(seed=3, questions=12, uses=2, lists=(0.5, 0.1), settled=20)
 

@@ -19,17 +19,17 @@ import dspy
 
 from leret.core.progress import Progress
 from leret.core.types import Passage, merge
-from leret.demo.pretrain import words
 from leret.demo.pretrain.examples import encoded
 from leret.demo.pretrain.heuristics import Draft, draw, write
 from leret.demo.pretrain.loop import Row, train
-from leret.demo.pretrain.probe import make_gate
-from leret.demo.pretrain.scratch import MIXED, SECOND, training_facts
-from leret.demo.pretrain.worlds import StreamSettings, drafts, query_rows, rows, start
 from leret.policies.checkpoints import find_model, load_weights
 from leret.programs.adapters import CompactAdapter
 from leret.programs.mentions import content_words, names
 from leret.retrieval.base import Retriever
+from models import words
+from models.gate import make_gate
+from models.scratch import MIXED, SECOND, training_facts
+from models.worlds import StreamSettings, drafts, query_rows, rows, start
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -225,11 +225,11 @@ _CARD = f"""# A tiny policy for programs that search
 - fields: {", ".join((*QUESTIONS, *CONTEXTS, *QUERIES, *NOTES))}, reasoning, titles, answer
 - tools, with the one argument `query`: {", ".join(TOOLS)}
 
-Made by `leret pretrain sampling/demo.yaml --set pretrain.kind=agent --out policies/agent` from `demo`: seed {{seed}},
+Made by `python -m models agent` from `demo`: seed {{seed}},
 {{steps}} steps, {{cost}}; saved in float16. Its worlds have seeds from {{world}} on. What it was shown is by noisy
 rules that see the question and what was found, and never a gold document. The log is `pretrain.jsonl`.
 
-As a writer of queries (what each figure is: `leret.demo.pretrain.probe`):
+As a writer of queries (what each figure is: `models.gate`):
 
 {{measured}}
 """

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from leret.core.types import Passage
 from leret.datasets.world.generate import generate
 from leret.demo.pretrain.examples import call_messages, prompt_ids
-from leret.demo.pretrain.words import SPECIAL, build_model, build_tokenizer
+from models.words import SPECIAL, build_model, build_tokenizer
 
 
 @cache

@@ -20,8 +20,8 @@ from leret.datasets.world.generate import generate
 from leret.demo.pretrain.examples import call_messages, encoded
 from leret.demo.pretrain.heuristics import Draft, corpus_idf, draw, write
 from leret.demo.pretrain.loop import Row, interleaved
-from leret.demo.pretrain.words import NAME_CLASSES
 from leret.retrieval.engines.bm25 import BM25
+from models.words import NAME_CLASSES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -1,0 +1,30 @@
+"""Build a shipped policy again: ``python -m models demo --out policies/demo``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from leret.core.progress import shown
+from models.agent import pretrain_agent
+from models.scratch import pretrain_scratch
+
+BUILDERS = {"demo": pretrain_scratch, "agent": pretrain_agent}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Build the policy that the command line names."""
+    parser = argparse.ArgumentParser(prog="python -m models", description=__doc__)
+    parser.add_argument("name", choices=BUILDERS)
+    parser.add_argument("--out", type=Path, required=True, help="model directory; a stopped build goes on")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, help="default: those of the shipped policy")
+    given = parser.parse_args(arguments)
+    with shown() as progress:
+        progress.start(f"pretraining {given.out.name}", given.steps)
+        BUILDERS[given.name](given.out, progress, seed=given.seed, steps=given.steps)
+        progress.finish()
+
+
+if __name__ == "__main__":
+    main()
