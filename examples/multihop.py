@@ -1,9 +1,10 @@
 """Multi-hop search over your own data: optimize what writes the queries, and save the program.
 
     leret index build sample.yaml --out indexes/mine
-    python examples/multihop.py questions.jsonl indexes/mine saved/multihop
+    python examples/multihop.py questions.jsonl indexes/mine saved/multihop Qwen/Qwen2.5-0.5B-Instruct
 
-questions.jsonl: {"question": "...", "relevant_doc_ids": ["d7", "d2"]} a line. `examples/app.py` serves the result.
+questions.jsonl: {"question": "...", "relevant_doc_ids": ["d7", "d2"]} a line. The model is one of the Hugging Face hub
+or a directory; `demo` knows the words of leret's generated world alone. `examples/app.py` serves the result.
 """
 
 import json
@@ -48,13 +49,13 @@ def read(path):
     return [dspy.Example(question=r["question"], gold=r["relevant_doc_ids"]).with_inputs("question") for r in rows]
 
 
-def main(questions, index, directory, model="demo", **settings):
+def main(questions, index, directory, model, **settings):
     # The shipped policy of 1M parameters reads short prompts; an instruction-tuned model takes DSPy's own adapter.
     dspy.configure(adapter=leret.CompactAdapter() if model == "demo" else dspy.ChatAdapter())
     examples = read(questions)
     n_val = len(examples) // 3
     student = MultiHop(str(Path(index).resolve()))
-    student.set_lm(leret.LM(model, max_tokens=16))
+    student.set_lm(leret.LM(model, max_tokens=16 if model == "demo" else 64))
     optimizer = leret.LeReT(reward="ap", metric=recall, **settings)
     optimized = optimizer.compile(student, trainset=examples[n_val:], valset=examples[:n_val])
     for candidate in optimized.candidate_programs:

@@ -1,11 +1,11 @@
 """A ReAct researcher: an agent with a search tool, optimized by what its searches find and by its answer.
 
-    python examples/researcher.py questions.jsonl corpus.jsonl saved/researcher [MODEL_DIRECTORY]
+    python examples/researcher.py questions.jsonl corpus.jsonl saved/researcher Qwen/Qwen2.5-0.5B-Instruct
 
 questions.jsonl: {"question": "...", "answer": "...", "relevant_doc_ids": ["d7"]} a line; corpus.jsonl: {"doc_id": "d7",
 "title": "...", "text": "..."}. Any function that returns rows is a search tool under `leret.search_tool`.
 
-Without a model it is `agent`, which comes with leret and knows the words of its generated worlds.
+The model is one of the Hugging Face hub or a directory; `agent` knows the words of leret's generated worlds alone.
 """
 
 import json
@@ -49,7 +49,7 @@ def same_answer(example, prediction, trace=None):
     return example.answer.strip().lower() == (prediction.answer or "").strip().lower()
 
 
-def main(questions, corpus, directory, model="agent", **settings):
+def main(questions, corpus, directory, model, **settings):
     small = leret.CompactAdapter(outputs=True)  # fields and the outputs' names: all that a small model can follow
     dspy.configure(adapter=small if model == "agent" else dspy.ChatAdapter(use_json_adapter_fallback=False))
     fields = ("question", "answer", "relevant_doc_ids")

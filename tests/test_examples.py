@@ -53,7 +53,7 @@ def _as_a_script(place):
 def saved(_as_a_script):
     """What examples/multihop.py saves."""
     return import_module("multihop").main(
-        "questions.jsonl", "index", "saved/multihop", run_dir="runs/multihop", **SMALL
+        "questions.jsonl", "index", "saved/multihop", "demo", run_dir="runs/multihop", **SMALL
     )
 
 
@@ -69,7 +69,7 @@ def test_the_researcher_is_an_agent_that_is_optimized_and_saved(place):
     settings = SMALL | {"samples": 2, "train_kwargs": SMALL["train_kwargs"] | {"max_length": 1024}}
     Path("few.jsonl").write_text("".join(Path("questions.jsonl").read_text().splitlines(keepends=True)[:9]))
     optimized = import_module("researcher").main(
-        "few.jsonl", "corpus.jsonl", "saved/researcher", run_dir="runs/researcher", **settings
+        "few.jsonl", "corpus.jsonl", "saved/researcher", "agent", run_dir="runs/researcher", **settings
     )
     assert {candidate["stage"] for candidate in optimized.candidate_programs} == {"student", "sft"}
     again = leret.load("saved/researcher").program
@@ -106,6 +106,9 @@ def test_the_notebook_runs_from_top_to_bottom():
     cells = json.loads((EXAMPLES / "loop.ipynb").read_text(encoding="utf-8"))["cells"]
     namespace = {"__name__": "__main__"}
     for number, source in enumerate("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"):
-        small = source.replace("N_TRAIN, N_VAL = 150, 50", "N_TRAIN, N_VAL = 16, 8")
+        small = source.replace("example_data()", "example_data(n_train=16, n_val=8, n_test=8)")
         exec(compile(small, f"cell {number}", "exec"), namespace)
     assert namespace["after"] >= 0
+    shown = ["".join(output["text"]) for cell in cells for output in cell.get("outputs", ())]
+    before, after = map(float, shown[-1].split(" -> "))  # of the whole notebook, as it was run last
+    assert after >= before + 8

@@ -128,8 +128,10 @@ def ended(*, debug: bool) -> Iterator[None]:
         raise typer.Exit(1) from None
     except Exception as error:
         if type(error).__module__.startswith(("typer", "click")):
-            if isinstance(error, RuntimeError) or type(error).__name__ == "NoArgsIsHelpError":
-                raise  # typer.Exit and typer.Abort, which are its own way to end; and help where nothing is asked
+            if isinstance(error, RuntimeError):
+                raise  # typer.Exit and typer.Abort, which are its own way to end
+            if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command, which has printed its help
+                raise typer.Exit(0) from None
             usage: Any = error
             command, message = usage.ctx.command_path if usage.ctx else "leret", usage.format_message().rstrip(".")
             complain(f"{command}: {message[:1].lower()}{message[1:]}; `{command} --help` tells what it takes")

@@ -8,6 +8,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,15 +53,28 @@ TokenEnv = Annotated[str | None, typer.Option("--token-env", metavar="VAR", help
 
 
 def say(text: str = "", style: str | None = None) -> None:
-    """A line on standard output, as it is: no markup, no wrapping, no colour."""
+    """Print text on standard output; a terminal wraps it at spaces, but not indented lines, which may be commands."""
     if not _JSON.get():
-        _console(stderr=False).print(plain(text), soft_wrap=True, style=style)
+        console = _console(stderr=False)
+        console.print(_wrapped(plain(text), console), soft_wrap=True, style=style)
 
 
 def complain(text: str, label: str = "error: ") -> None:
     """A message on standard error."""
     style = {"error: ": "red", "warning: ": "yellow"}.get(label)
-    _console(stderr=True).print(f"{label}{plain(text)}", soft_wrap=True, style=style)
+    console = _console(stderr=True)
+    console.print(_wrapped(f"{label}{plain(text)}", console), soft_wrap=True, style=style)
+
+
+def _wrapped(text: str, console: Any, indent: str = "") -> str:
+    """Break long lines at spaces where a terminal would break them anywhere."""
+    if not console.is_terminal:
+        return text
+    fill = partial(textwrap.fill, width=console.width, break_long_words=False, break_on_hyphens=False)
+    lines = text.split("\n")
+    return "\n".join(
+        fill(line, subsequent_indent=indent) if indent or not line.startswith("  ") else line for line in lines
+    )
 
 
 def done(text: str) -> None:
@@ -111,13 +125,16 @@ def facts(values: Any, shown: Mapping[str, Any] | None = None) -> None:
         return
     items = _fields(values if shown is None else shown).items()
     pairs = [(_WORDS.get(n, n).replace("_", " "), v) for n, v in items if not _empty(v) and n != "notes"]
-    width = max((len(name) for name, _ in pairs), default=0)
+    width, console = max((len(name) for name, _ in pairs), default=0), _console(stderr=False)
     for name, value in pairs:
-        say(f"  {name:<{width}}  {_shown(value)}")
+        say(_wrapped(f"  {name:<{width}}  {_shown(value)}", console, " " * (width + 4)))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, values: Any = None) -> None:
-    """A table whose figures are never cut: a narrow terminal folds the first column; ``--json`` prints ``values``."""
+    """Print a table whose figures are never cut or wrapped; ``--json`` prints ``values``.
+
+    A narrow terminal folds the first column, and then leaves out the last ones, with a note.
+    """
     from rich import box
     from rich.table import Table
 
@@ -130,12 +147,18 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
     lines = [[plain(cell) for cell in row] for row in rows]
     widths = [max(map(len, (*name.split(), *(row[i] for row in lines)))) for i, name in enumerate(columns)]
     widths = [max(width, min(len(name), _HEAD)) for name, width in zip(columns, widths, strict=True)]
-    for i, (name, width) in enumerate(zip(columns, widths, strict=True)):
+    leasts = [min(widths[0], _NAME) + sum(widths[1:n]) + 2 * n for n in range(1, len(widths) + 1)]
+    console = _console(stderr=False)
+    fits = [n for n, least in enumerate(leasts, 1) if least <= console.width] if console.is_terminal else [len(widths)]
+    n_shown = max(2, *fits, 0)
+    for i, (name, width) in enumerate(zip(columns[:n_shown], widths, strict=False)):
         head = textwrap.fill(name, width, break_on_hyphens=False)
         shown.add_column(head, justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
     for row in lines:
-        shown.add_row(*row)
-    draw(shown, least=min(widths[0], _NAME) + sum(widths[1:]) + 2 * len(widths))
+        shown.add_row(*row[:n_shown])
+    draw(shown, least=leasts[n_shown - 1])
+    if hidden := ", ".join(columns[n_shown:]):
+        complain(f"a wider terminal also shows {hidden}", "note: ")
 
 
 def draw(shown: Any, least: int = 0) -> None:
@@ -148,7 +171,9 @@ def draw(shown: Any, least: int = 0) -> None:
 
 
 def _empty(value: Any) -> bool:
-    return value is None or value is False or (isinstance(value, (tuple, list, Mapping)) and not value)
+    if isinstance(value, Mapping):
+        return all(item is None for item in value.values())
+    return value is None or value is False or (isinstance(value, (tuple, list)) and not value)
 
 
 def _fields(values: Any) -> dict[str, Any]:
@@ -170,7 +195,7 @@ def _shown(value: Any) -> str:
         return f"{value:.4g}"
     if isinstance(value, Mapping):
         none = "not scored (only candidates are)"
-        return ", ".join(f"{name} {none if item is None else _shown(item)}" for name, item in value.items())
+        return ", ".join(f"{name}: {none if item is None else _shown(item)}" for name, item in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(_shown(item) for item in value)
     return str(value)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+import textwrap
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -221,7 +223,11 @@ def list_recipes(as_json: AsJson = False) -> None:
     """Name every shipped recipe and program, with its purpose."""
     from leret.core import bundled
 
-    console.facts({name: bundled.purpose(name) for name in bundled.names()})
+    purposes = {name: bundled.purpose(name) for name in bundled.names()}
+    width = max(map(len, purposes)) + 4
+    short = {name: textwrap.shorten(text, max(40, get_terminal_size().columns - width), placeholder=" ...")
+             for name, text in purposes.items()}  # fmt: skip
+    console.facts(purposes, short)
 
 
 @app.command("show", epilog="Example: leret recipes show sampling/demo")

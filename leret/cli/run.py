@@ -164,8 +164,8 @@ def answer(
 
 def show(report: EvalReport, by_hop: bool = False) -> None:
     """The table of an evaluation, and where the rest is."""
+    from leret.evaluation.summary import headline, table_by_hop
     from leret.evaluation.summary import table as cells
-    from leret.evaluation.summary import table_by_hop
 
     summary = report.summary
     if "sweep" in summary:
@@ -178,6 +178,8 @@ def show(report: EvalReport, by_hop: bool = False) -> None:
     console.table(*cells(summary), title, values=summary)
     for note in summary.get("notes", ()):
         console.complain(note, "note: ")
+    if told := headline(summary):
+        console.say(told)
     if by_hop:
         console.table(*table_by_hop(summary), "after every hop")
     if report.already:

@@ -42,6 +42,9 @@ class EvalRecipe(Settings):
         default_factory=dict, description="by predictor: in place of the run's, in all systems not trained for it"
     )
     measures: Annotated[tuple[str, ...], Free()] = ("recall", "ap")
+    choose_on: Literal["dev"] | None = Field(
+        None, description="split whose recall chooses the policy that is delivered; None: the last one trained"
+    )
     baseline: Annotated[str, Free()] = Field("base", description="the system that others are compared with")
     temperature: float = Field(0.0, ge=0)
     samples: Annotated[PositiveInt, Free()] = Field(1, description="runs a question, averaged, where temperature > 0")

@@ -23,7 +23,8 @@ from leret.core.errors import DataError
 MAX_RECORD = 64 * 2**20
 """Bytes of one line at most; without a bound, a binary file would be read into memory as one line."""
 _MAX_DEPTH = 200
-_SHOWN = 20
+_SHOWN, _PLACES = 10, 4
+"""Different faults that a message shows, and places of each."""
 _FIELDS = (
     "in JSON lines a question has id, question, relevant_doc_ids (where known answer, answers, inputs, type, hops, "
     "split, relevance), a document doc_id, title, text"
@@ -41,24 +42,38 @@ class BadRecord(Exception):
 
 
 class Problems:
-    """The bad records of one reading: the first of them, one line each, and how many there are of each kind."""
+    """The bad records of one reading: the first different faults, with their places, and a count of each kind."""
 
     def __init__(self) -> None:
-        self.shown: list[str] = []
         self.kinds: Counter[str] = Counter()
+        self._faults: dict[str, list[str]] = {}  # the first places of each
+        self._times: Counter[str] = Counter()
 
     def add(self, place: str, problem: BadRecord) -> None:
         """Take note of a bad record at ``place``: file and line, or file and item."""
         self.kinds[problem.kind] += 1
-        if len(self.shown) < _SHOWN:
-            self.shown.append(f"{place}: {problem}")
+        fault = str(problem)
+        if fault in self._faults or len(self._faults) < _SHOWN:
+            self._times[fault] += 1
+            self._faults.setdefault(fault, []).extend([place] * (self._times[fault] <= _PLACES))
+
+    @property
+    def shown(self) -> list[str]:
+        """A line for each of the first faults: where it is, and how many records have it."""
+        lines = []
+        for fault, (place, *others) in self._faults.items():
+            n = self._times[fault]
+            at = ", ".join(other.rpartition(":")[2] for other in others) + (" ..." if n > _PLACES else "")
+            lines.append(f"{place}: {fault}" + (f" ({n:,} records: also {at})" if others else ""))
+        return lines
 
     def check(self, source: str, skip_invalid: bool, any_good: bool = True) -> None:
         """End of the reading: refuse bad records; under ``skip_invalid`` only where the source has no good one."""
         n = self.kinds.total()
         if not n or (skip_invalid and any_good):
             return
-        more = [f"and {n - len(self.shown)} more"] if n > len(self.shown) else []
+        left = n - self._times.total()
+        more = [f"and {left:,} more"] if left else []
         lines = "\n  ".join([*self.shown, *more, *([_FIELDS] if self.kinds["missing field"] else [])])
         advice = ", or leave them out with data.skip_invalid (--skip-invalid), which counts them" if any_good else ""
         raise DataError(f"{source}: {n} bad {'record' if n == 1 else 'records'}\n  {lines}\nmend them{advice}")

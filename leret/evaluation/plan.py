@@ -104,12 +104,29 @@ class EvalPlan:
 
 def plan(recipe: EvalRecipe, run: Run) -> EvalPlan:
     """What `leret.evaluation.stage.evaluate` would do; writes nothing, and fails like it where no policy is needed."""
-    parts = [_plan(one, run) for one in recipe.each()]
+    choice = choosing(resolve(recipe, run))
+    parts = [_plan(one, run) for one in (*recipe.each(), *([choice] if choice else []))]
     to_ask = tuple(dict.fromkeys(name for part in parts for name in part.to_ask))
     calls = [part.lm_calls for part in parts if part.lm_calls is not None]
     n_calls = sum(calls) if len(calls) == len(parts) else None
     n, done = sum(part.questions for part in parts), all(part.done for part in parts)
     return EvalPlan(n, parts[0].systems, to_ask, parts[0].steps, n_calls, done)
+
+
+def choosing(evaluation: Evaluation) -> EvalRecipe | None:
+    """The evaluation on ``choose_on`` that chooses the policy to deliver; None if there is nothing to choose."""
+    recipe = evaluation.recipe
+    names = tuple(system.name for system in evaluation.systems if system.kind == "policy" and not system.control)
+    if recipe.choose_on in (None, recipe.split) or len(names) < 2:
+        return None
+    changes: dict[str, Any] = {
+        "split": recipe.choose_on,
+        "systems": names,
+        "choose_on": None,
+        "demos": {},
+        "actors": {},
+    }
+    return recipe.model_copy(update=changes)
 
 
 def _plan(recipe: EvalRecipe, run: Run) -> EvalPlan:

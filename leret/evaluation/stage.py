@@ -19,7 +19,7 @@ from leret.core.stages import mark_completed
 from leret.core.types import Task
 from leret.evaluation.baselines import hyde_note
 from leret.evaluation.episodes import early_stop, file_name, write_lines
-from leret.evaluation.plan import Evaluation, held_out, open_evaluator, resolve
+from leret.evaluation.plan import Evaluation, choosing, held_out, open_evaluator, resolve
 from leret.evaluation.report.content import examples
 from leret.evaluation.report.page import write_page
 from leret.evaluation.report.plots import sweep_plot
@@ -67,12 +67,13 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
     before = evaluation.done()
     if before is not None:
         return EvalReport(before, path, page, already=True, seconds=time.monotonic() - began)
+    chosen = _chosen(evaluation, progress)
     with Environment.open(run) as environment:
         tasks, data = held_out(evaluation, environment)
         evaluator = open_evaluator(evaluation, environment, tasks, data, progress or Silent())
         asked, results = _evaluate_systems(evaluation, evaluator)
-        summary = _summary(evaluation, tasks, data, results, evaluator.picks)
-        shown = _examples(evaluation, environment, tasks, results)
+        summary = _summary(evaluation, tasks, data, results, evaluator.picks) | chosen
+        shown = _examples(evaluation, environment, tasks, results, summary["focus"])
         with run.writing():
             write_qrels(evaluation.directory / "qrels.trec", tasks)
             _write_json(evaluation.directory / "examples.json", shown)
@@ -85,6 +86,15 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
         _write_json(path, summary)
         _mark(evaluation, summary)
     return EvalReport(summary, path, page, asked, seconds=time.monotonic() - began)
+
+
+def _chosen(evaluation: Evaluation, progress: Progress | None) -> dict[str, Any]:
+    """Choose the policy to deliver; with ``choose_on``, after an evaluation of the policies on that split."""
+    recall: dict[str, float] = {}
+    if (recipe := choosing(evaluation)) is not None:
+        summary = evaluate(recipe, evaluation.run, progress=progress).summary
+        recall = {row["system"]: row["hops"][-1]["recall"] or 0.0 for row in summary["rows"]}
+    return {"focus": focus(evaluation.systems, recall), **({"chosen_on": recall} if recall else {})}
 
 
 def _sweep(recipe: EvalRecipe, run: Run, progress: Progress | None) -> EvalReport:
@@ -154,7 +164,6 @@ def _summary(
         "name": recipe.evaluation_name,
         "sentences": evaluation.sentences,
         "data": data,
-        "focus": focus(evaluation.systems),
         "notes": [hyde_note("the base", rows.rows) for name, rows in results.items() if name == HYDE],
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "key": evaluation.key,
@@ -162,9 +171,13 @@ def _summary(
 
 
 def _examples(
-    evaluation: Evaluation, environment: Environment, tasks: Sequence[Task], results: Mapping[str, SystemResults]
+    evaluation: Evaluation,
+    environment: Environment,
+    tasks: Sequence[Task],
+    results: Mapping[str, SystemResults],
+    name: str | None,
 ) -> dict[str, Any] | None:
-    name, rival = focus(evaluation.systems), evaluation.recipe.baseline
+    rival = evaluation.recipe.baseline
     if name is None or rival not in results or rival == name:
         return None
     ours, theirs = ((system, results[system].rows) for system in (name, rival))

@@ -12,7 +12,8 @@
 A hop is a search of the program. `comparisons` stands after the last hop on all questions; the two others hold the
 earlier hops and the question types. Rates are in [0, 1]; a difference is a's mean less b's, over the questions that
 both were scored on. `p_holm` is adjusted within one measure of one list. Keys may be added; none goes or changes its
-meaning.
+meaning. `leret eval` adds its recipe's keys, `focus` (the policy that is delivered) and, where a split chose it,
+`chosen_on` (recall there by policy).
 """
 
 from __future__ import annotations
@@ -37,11 +38,14 @@ from leret.evaluation.statistics import (
     pairs_of,
     with_holm,
 )
-from leret.evaluation.systems import System
+from leret.evaluation.systems import FUSED, ORACLE, RAW, System
 
 _OF_PICKS = ("fact_em", "fact_f1")
 _MAIN = ("recall", "ap", "all_found")
 """Measures of the console's table."""
+
+LEVEL = 0.05
+"""A difference counts as one if its adjusted p is below this."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +103,33 @@ def summarise(
     }
 
 
+def headline(summary: Mapping[str, Any]) -> str | None:
+    """Say in a line which system found most; None without figures. The one that reads the gold titles takes no part."""
+    found = {r["system"]: r["hops"][-1]["recall"] or 0.0 for r in summary["rows"] if r["system"] != ORACLE}
+    if not any(found.values()):
+        return None
+    with_lm = {r["system"] for r in summary["rows"] if r["kind"] != "baseline" or r["system"].startswith(FUSED)}
+    best = max(found, key=lambda name: (found[name], name == summary["focus"]))
+    others = [name for name in found if name in with_lm] if best not in with_lm else [summary["baseline"]]
+    other = max((name for name in others if name in found and name != best), key=found.__getitem__, default=None)
+    share = f"{found[best]:.0%} of the gold documents"
+    if other is None:
+        return f"{best} finds most: {share}"
+    pairs = {(c["a"], c["b"]): c for c in summary["comparisons"] if c["measure"] == "recall"}
+    p = (pairs.get((best, other)) or pairs.get((other, best)) or {"p_holm": None})["p_holm"]
+    sure = p is not None and p < LEVEL
+    if best not in with_lm:
+        more = "more than every system" if sure else "no less than any system"
+        return f"{best} finds {more} with an LM: {share}, against {found[other]:.0%} by {other}"
+    raw = f"; the raw question finds {found[RAW]:.0%}" if RAW in found and other != RAW else ""
+    more = "more than" if sure else "about as much as"
+    return f"{best} finds {more} {other}: {share}, against {found[other]:.0%}{raw}"
+
+
 def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """The console's table: the columns' heads, and a row a system, after the last hop."""
     measures = [m for m in (*_OF_PICKS, *_MAIN) if m in summary["measures"]] or summary["measures"][:3]
-    counts = ["failed", *(["unparsed"] if any(row["unparsed"] for row in summary["rows"]) else []), "lm_calls"]
+    counts = [*(name for name in ("failed", "unparsed") if any(row[name] for row in summary["rows"])), "lm_calls"]
     columns = ["system", *(LABELS.get(m, m) for m in measures), *(n.replace("lm_", "LM ") for n in counts)]
     rows = []
     for row in summary["rows"]:

@@ -108,11 +108,14 @@ def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[
     return [*(system for system in systems.values() if system.name in wanted), *fused.values()]
 
 
-def focus(systems: Sequence[System]) -> str | None:
-    """The policy that the report is about: the last one of the table that is no control."""
-    policies = [system for system in systems if system.kind == "policy"]
-    heroes = [system for system in policies if not system.control] or policies
-    return heroes[-1].name if heroes else None
+def focus(systems: Sequence[System], recall: Mapping[str, float] | None = None) -> str | None:
+    """Name the policy that the report is about and that is delivered; controls are left out where others are there.
+
+    ``recall`` has a figure by policy: the highest wins. Without it, the last one of the table does.
+    """
+    policies = [system.name for system in systems if system.kind == "policy"]
+    heroes = [system.name for system in systems if system.kind == "policy" and not system.control] or policies
+    return max(reversed(heroes), key=lambda name: (recall or {}).get(name, 0.0), default=None)
 
 
 def training_facts(run: Run) -> dict[str, dict[str, Any]]:

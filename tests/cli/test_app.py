@@ -67,6 +67,20 @@ def test_wrong_usage_exits_2_in_one_line(args: list[str], says: str) -> None:
     assert (code, out.count("\n"), out.startswith("error: "), says in out) == (2, 1, True, True), out
 
 
+@pytest.mark.parametrize("group", ["recipes", "store", "rewards", "data", "index", "serve"])
+def test_a_group_without_a_command_shows_its_help_and_succeeds(group: str) -> None:
+    code, out = leret(group)
+    assert (code, f"leret {group}" in out, "Commands" in out) == (0, True, True)
+
+
+def test_the_list_of_recipes_has_a_line_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out = leret("recipes", "list")
+    lines = out.splitlines()
+    assert (code, max(map(len, lines)) <= 80) == (0, True)
+    assert all(".yaml " in line or ".py " in line for line in lines)
+
+
 def test_a_recipe_is_shown_by_its_short_name() -> None:
     shown = (ROOT / "training" / "demo-sft.yaml").read_text(encoding="utf-8").strip()
     assert leret("recipes", "show", "demo-sft") == (0, shown + "\n")

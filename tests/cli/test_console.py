@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from leret.cli.console import complain, done, facts, say, table
+from leret.cli.console import as_json, complain, done, facts, say, table
 from leret.core.progress import ProgressLines
 from tests.cli.test_app import ANSI
+
+
+@pytest.fixture(autouse=True)
+def _without_json() -> None:
+    as_json(False)  # whatever the last command of another test wanted
 
 
 def test_no_text_is_markup_an_emoji_or_a_command_of_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,20 +30,40 @@ def test_no_text_is_markup_an_emoji_or_a_command_of_the_terminal(capsys: pytest.
     assert not [char for char in shown if not char.isprintable() and char != "\n"]
 
 
-@pytest.mark.parametrize("columns", [40, 80, 100])
-def test_a_table_on_a_terminal_cuts_no_number(
-    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("columns", "n_shown"), [(40, 2), (60, 4), (80, 6), (100, 6)])
+def test_a_table_on_a_terminal_cuts_and_wraps_no_number(
+    columns: int, n_shown: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("FORCE_COLOR", "1")  # Rich then takes standard output for a terminal
+    heads = ["system", "recall", "AP", "all gold found", "failed", "LM calls"]
     row = ["a-policy-of-a-long-name-" * 2, "0.123 [0.456, 0.789]", "0.5555", "1.0000", "12", "1,234,567"]
-    table(["system", "recall", "AP", "all gold found", "failed", "LM calls"], [row, row], title="of systems")
-    lines = ANSI.sub("", capsys.readouterr().out).splitlines()
+    table(heads, [row, row], title="of systems")
+    written = capsys.readouterr()
+    lines = ANSI.sub("", written.out).splitlines()
     assert "…" not in "".join(lines)
-    assert sum(all(figure in line for figure in row[1:]) for line in lines) == 2
+    assert sum(all(figure in line for figure in row[1:n_shown]) for line in lines) == 2
     cells = lines[next(i for i, line in enumerate(lines) if "──" in line) + 1 :]
     assert "".join(line.split()[0] for line in cells if line.strip()) == 2 * row[0]
-    assert columns == 40 or max(map(len, lines)) <= columns
+    assert max(map(len, lines)) <= columns
+    told = f"a wider terminal also shows {', '.join(heads[n_shown:])}" if n_shown < len(heads) else ""
+    assert " ".join(told.split()) in " ".join(ANSI.sub("", written.err).split())
+
+
+def test_a_terminal_wraps_messages_at_spaces_and_leaves_commands_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    complain("the words of a message that is longer than the terminal is wide")
+    command = "  leret sample sample.yaml --run runs/first"
+    say(f"next:\n{command}")
+    facts({"purpose": "the value has more words than fit into one line"})
+    written = capsys.readouterr()
+    assert [line for line in ANSI.sub("", written.err).splitlines() if len(line) > 30] == []
+    out = ANSI.sub("", written.out).splitlines()
+    assert command in out
+    assert [line[:11].strip() for line in out[2:]] == ["purpose", "", ""]
 
 
 def test_a_table_in_a_pipe_has_no_padding(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,7 @@ def test_inspect_tells_one_bad_record_among_good_ones(folder: Path) -> None:
     with (folder / "questions.jsonl").open("a") as file:
         file.write(UNKNOWN_GOLD)
     code, out = leret("data", "inspect", *FILES)
-    assert (code, "unknown gold 1" in out, "jsonl:101: gold document 'Z'" in out) == (2, True, True), out
+    assert (code, "unknown gold: 1" in out, "jsonl:101: gold document 'Z'" in out) == (2, True, True), out
     for command, key in ((["data", "inspect", *FILES], "n_questions"), ([*SAMPLE, "--dry-run"], "questions")):
         code, out = leret(*command, "--skip-invalid", "--json")
         assert (code, json.loads(out.splitlines()[-1])[key]) == (0, 100)  # after a warning of the policy
@@ -49,7 +49,7 @@ def test_inspect_shows_many_gold_documents_in_short(folder: Path) -> None:
     json_lines(folder / "questions.jsonl", asked)
     json_lines(folder / "corpus.jsonl", [{"doc_id": id, "title": "", "text": "x"} for id in ids])
     out = leret("data", "inspect", *FILES)[1]
-    assert re.search(r"gold documents a question +1 1, 2 1, 3 1, 4 1, 5-8 4, 9-16 8, 17-32 16, 33-64 8\n", out)
+    assert re.search(r"gold documents a question +1: 1, 2: 1, 3: 1, 4: 1, 5-8: 4, 9-16: 8, 17-32: 16, 33-64: 8\n", out)
     assert "q40: 40? (d0, d1, d2, d3, d4 and 35 more)" in out
     assert "None" not in out
 

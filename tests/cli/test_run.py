@@ -108,8 +108,9 @@ def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path: Path, monkeypa
     assert "policies/grpo" in beside
     assert "raw-question" in beside
     events = [json.loads(line) for line in Path("runs/demo/events.jsonl").read_text().splitlines()]
-    evaluated = [event["system"] for event in events if event["event"] == "evaluated"]
-    assert sorted(evaluated) == sorted({row["system"] for row in rows})  # each once
+    evaluated = [(event["name"] or "", event["system"]) for event in events if event["event"] == "evaluated"]
+    on_dev = [("dev", name) for name in ("sft", "ipo", "grpo")]
+    assert sorted(evaluated) == sorted([*(("", row["system"]) for row in rows), *on_dev])  # each once
     assert Path("runs/demo/report.html").is_file()
     assert Path("runs/demo/program/program.json").is_file()
 

@@ -58,6 +58,22 @@ def test_a_new_policy_and_changed_weights_are_all_that_is_asked_again(run):
     assert json.loads((run.program / "program.json").read_text())["lms"][0]["policy"]["model"].endswith("policies/ipo")
 
 
+def test_the_policy_that_finds_most_on_dev_is_delivered(run):
+    for place, name in enumerate(("sft", "ipo"), 1):
+        train(run, name, place)
+    recipe = ALL.model_copy(update={"choose_on": "dev"})
+    assert plan(recipe, run).lm_calls > plan(ALL, run).lm_calls  # the questions of dev count
+    summary = evaluate(recipe, run).summary
+    on_dev = json.loads((run.eval / "dev" / "summary.json").read_text())
+    recall = {row["system"]: row["hops"][-1]["recall"] for row in on_dev["rows"]}
+    assert summary["chosen_on"] == recall
+    assert recall.keys() == {"sft", "ipo"}
+    assert recall[summary["focus"]] == max(recall.values())
+    delivered = json.loads((run.program / "program.json").read_text())["lms"][0]["policy"]["model"]
+    assert delivered.endswith(f"policies/{summary['focus']}")
+    assert evaluate(recipe, run).already
+
+
 def test_trec_files_carry_the_same_measures_as_the_summary(run):
     assert evaluate(ALL, run).summary["focus"] is None  # nothing is trained
     assert json.loads((run.eval / "examples.json").read_text()) is None

@@ -47,6 +47,16 @@ def test_the_report_is_about_the_last_policy_that_is_no_control(run):
     assert [focus(select(names, available(run, {}, {}))) for names in chosen] == ["sft", "sft-more", None]
 
 
+def test_the_policy_that_finds_most_elsewhere_is_chosen(run):
+    for name, parent in (("sft", "base"), ("ipo", "sft"), ("dpo", "sft")):
+        trained(run, name, parent=parent)
+    systems = select(("policies",), available(run, {}, {}))
+    names = [system.name for system in systems if not system.control]
+    for best in names:
+        assert focus(systems, {name: 0.5 + (name == best) / 10 for name in names}) == best
+    assert focus(systems, dict.fromkeys(names, 0.5)) == focus(systems) == names[-1]
+
+
 def test_unknown_names_are_listed_together_with_what_there_is(run):
     trained(run, "sft")
     with pytest.raises(ConfigError) as caught:

@@ -288,6 +288,8 @@ class _Log:
 
     def add(self, step: int, figures: Mapping[str, float]) -> None:
         self._since.append(figures)
+        self._progress.advance(step - self._step)
+        self._step = step
         if step % self._every == 0:
             mean = {name: round(fmean(one[name] for one in self._since), 4) for name in figures}
             cpu = time.process_time()
@@ -297,8 +299,7 @@ class _Log:
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **figures}) + "\n")
-        self._progress.advance(step - self._step, **figures)
-        self._step = step
+        self._progress.advance(0, **figures)
 
 
 def _save_state(

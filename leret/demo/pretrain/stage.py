@@ -37,15 +37,6 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
             "say with --out where the new policy shall go"
         )
     directory = out or Path(f"policies/{model}" if model in POLICIES else model)
-    progress = progress or Silent()
-    progress.start(f"pretraining {directory.name}", None)
-    try:
-        return _minilm(recipe, settings, directory, progress)
-    finally:
-        progress.finish()
-
-
-def _minilm(recipe: SamplingRecipe, settings: PretrainSettings, directory: Path, progress: Progress) -> Path:
     from leret.demo.pretrain.decoder import weights_dir
     from leret.demo.pretrain.minilm import pretrain_minilm
     from leret.programs.adapters import CompactAdapter, make_adapter
@@ -56,10 +47,15 @@ def _minilm(recipe: SamplingRecipe, settings: PretrainSettings, directory: Path,
     if not isinstance(adapter, CompactAdapter):
         raise ConfigError("program.adapter.kind: kind minilm has 512 positions; set program.adapter.kind: compact")
     weights_dir()  # before the data is read: whether the package is there
-    environment = Environment(recipe, directory / ".cache")
-    questions, corpus = environment.questions("train"), environment.corpus.values()
-    k = recipe.retriever.k
-    return pretrain_minilm(questions, corpus, environment.retriever, how, k, adapter, directory, progress)
+    progress = progress or Silent()
+    progress.start(f"pretraining {directory.name}", how.steps)
+    try:
+        environment = Environment(recipe, directory / ".cache")
+        questions, corpus = environment.questions("train"), environment.corpus.values()
+        k = recipe.retriever.k
+        return pretrain_minilm(questions, corpus, environment.retriever, how, k, adapter, directory, progress)
+    finally:
+        progress.finish()
 
 
 def minilm_settings(settings: PretrainSettings) -> MiniLMSettings:

@@ -24,6 +24,9 @@ Curve = tuple[str, Mapping[str, Sequence[tuple[float, float]]]]
 
 _PANELS = (
     ("validation recall", {"eval_recall": "recall"}),
+    ("mean reward", {"reward": "reward", "objective/scores": "reward before the penalty"}),
+    ("KL to the initial policy, nats", {"kl": "KL", "objective/kl": "KL"}),
+    ("entropy, nats a token", {"entropy": "entropy", "policy/entropy": "entropy"}),
     ("loss", {"loss": "loss"}),
     ("chosen preferred to rejected, share", {"rewards/accuracies": "share"}),
     ("implicit rewards", {"rewards/chosen": "chosen", "rewards/rejected": "rejected"}),
@@ -172,8 +175,8 @@ def curves_of(training: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list
         log = [entry for entry in facts.get("log_history") or () if "step" in entry]
         panels: list[Curve] = []
         for title, keys in _PANELS:
-            lines = {label: [(e["step"], e[key]) for e in log if e.get(key) is not None] for key, label in keys.items()}
-            lines = {label: points for label, points in lines.items() if len(points) > 1}
+            drawn = {key: [(e["step"], e[key]) for e in log if e.get(key) is not None] for key in keys}
+            lines = {keys[key]: points for key, points in drawn.items() if len(points) > 1}
             if lines:
                 panels.append((title, lines))
         if panels:

@@ -14,12 +14,10 @@ from leret.core.runs import Run
 from leret.evaluation.measures import LABELS
 from leret.evaluation.report.content import TrainingData, curves_of, training_data
 from leret.evaluation.report.plots import Panel, bars_by_step, curves, dumbbells
+from leret.evaluation.summary import LEVEL, headline
 from leret.evaluation.systems import RAW, training_facts
 
 _EVERY_HOP = ("recall", "ap")
-_LEVEL = 0.05
-"""A difference of a smaller adjusted p is told as one."""
-
 _DUMBBELLS = {"recall": "Recall by hop", "all_found": "All gold documents found, by hop"}
 _CARDS = ("recall", "all_found", "bridge_found", "ap")
 _KINDS = ("policy", "prompt", "base", "baseline")
@@ -64,14 +62,14 @@ def render(
     return environment.get_template("report.html.j2").render(
         summary=summary,
         name=name,
-        headline=_headline(summary, cards) or name,
+        headline=headline(summary) or name,
         subtitle=subtitle,
         cards=cards,
         columns=[
             {"measure": m, "hop": h} for m in measures for h in range(1, last + 1) if m in _EVERY_HOP or h == last
         ],
         compared=_compared(summary),
-        level=_LEVEL,
+        level=LEVEL,
         types=[{"name": type_, "n": n} for type_, n in summary["n_by_type"].items()],
         type_columns=[{"measure": m, "hop": last} for m in _DUMBBELLS],
         labels={m: LABELS.get(m, m) for m in measures},
@@ -124,35 +122,12 @@ def _of_picks(summary: Mapping[str, Any]) -> list[tuple[str, str, list[Panel]]]:
     ]
 
 
-def _headline(summary: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -> str | None:
-    """The result in a line; None before there is one.
-
-    Where the raw question finds surely more than the best system with an LM, that is the result.
-    """
-    focus, baseline = summary["focus"], summary["baseline"]
-    found = {row["system"]: row["hops"][-1]["recall"] or 0.0 for row in summary["rows"]}
-    with_lm = [row["system"] for row in summary["rows"] if row["kind"] != "baseline"]
-    best = max(with_lm, key=lambda name: found[name], default=RAW)
-    pairs = {(c["a"], c["b"]): c for c in summary["comparisons"] if c["measure"] == "recall"}
-    p = (pairs.get((best, RAW)) or pairs.get((RAW, best)) or {"p_holm": None})["p_holm"]
-    if found.get(RAW, 0.0) > found.get(best, 0.0) and p is not None and p < _LEVEL:
-        shares = f"{found[RAW]:.0%} of the gold documents, against {found[best]:.0%} by {best}"
-        return f"The question itself, searched for without an LM, finds more than every system with an LM: {shares}"
-    card = next((card for card in cards if card["measure"] == "recall"), None)
-    if card is None:
-        return None
-    low, high = card["ci"]
-    if low <= 0 <= high:
-        return f"{focus} finds about as much as {baseline}"
-    more = "more" if low > 0 else "less"
-    shares = f"{card['after']:.0%} of the gold documents, against {card['before']:.0%}"
-    return f"{focus} finds {more} than {baseline}: {shares}"
-
-
 def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The policy's figures after the last hop beside the baseline's."""
+    """Set the policy's last figures beside the baseline's, or beside the raw question's if that finds more."""
     focus, baseline = summary["focus"], summary["baseline"]
     rows = {row["system"]: row["hops"][-1] for row in summary["rows"]}
+    if focus in rows and RAW in rows and (rows[RAW]["recall"] or 0.0) > (rows[focus]["recall"] or 0.0):
+        baseline = RAW
     compared = {(c["a"], c["b"], c["measure"]): c for c in summary["comparisons"]}
     return [
         {

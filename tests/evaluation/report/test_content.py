@@ -7,7 +7,7 @@ import pytest
 from leret.core.errors import RunError
 from leret.core.runs import Run
 from leret.core.types import Document, Failure, Sample, State, Task
-from leret.evaluation.report.content import SampledRound, TrainingData, examples, training_data
+from leret.evaluation.report.content import SampledRound, TrainingData, curves_of, examples, training_data
 from leret.evaluation.results import ScoredHop
 from leret.sampling.store.schema import SamplingParams
 from leret.sampling.store.store import Store
@@ -52,6 +52,16 @@ def test_a_hop_shows_what_it_added_and_marks_the_gold():
     added = [{"title": "x", "gold": False}, {"title": "b", "gold": True}]
     assert [(hop["query"], hop["found"]) for hop in example["policy"]] == [("first", []), ("second", added)]
     assert (example["gold"], example["rival"][1]["found"]) == (["Ann", "b"], [])
+
+
+def test_an_online_training_has_curves_of_reward_kl_and_entropy():
+    log = [{"step": i, "reward": i / 9, "kl": i / 100, "entropy": 2.0 - i, "loss": 0.1} for i in (1, 2, 3)]
+    ppo = [{"step": i, "objective/scores": 0.1, "objective/kl": 0.2, "policy/entropy": 0.3} for i in (1, 2)]
+    (_, grpo), (_, of_ppo) = curves_of({"grpo": {"log_history": log}, "ppo": {"log_history": ppo}})
+    titles = ["mean reward", "KL to the initial policy, nats", "entropy, nats a token"]
+    assert [title for title, _ in grpo] == [*titles, "loss"]
+    assert [title for title, _ in of_ppo] == titles
+    assert grpo[1][1] == {"KL": [(1, 0.01), (2, 0.02), (3, 0.03)]}
 
 
 def test_rewards_by_step_spread_failures_and_margins(tmp_path):
