@@ -5,7 +5,8 @@
     python benchmarks/optimizer.py --policy agent --programs react tutorial --parsed
 
 LeReT runs with its defaults (SFT, then IPO, on eight completions a call), LeReT-grpo with ``algorithms=["grpo"]``. The
-other optimizers may make as many LM calls as LeReT made.
+other optimizers may make as many LM calls as LeReT made. BootstrapRS bootstraps and chooses with the program's LM at
+temperature 1, BootstrapRS-greedy at 0.
 
 The policy is a shipped one. Every seed is another world, another sampling and another training. A system is scored by
 the recall of gold documents on held-out questions, greedily; the interval is of its difference to the untrained
@@ -250,8 +251,11 @@ def optimize(system, name, seed, splits, options, n_calls, out):
                 metric=recall, metric_threshold=1.0, max_labeled_demos=0, max_bootstrapped_demos=3, num_threads=16,
                 num_candidate_programs=round((n_calls - 3 * a_val) / (a_val + BOOTSTRAP_CALLS)), max_errors=10**9,
             )  # fmt: skip
-            with dspy.context(lm=student.predictors()[0].lm):
-                best = optimizer.compile(student, trainset=train, valset=val)
+            tried = student.deepcopy()
+            for predictor in tried.predictors() if system == "BootstrapRS-greedy" else ():
+                predictor.lm = predictor.lm.copy(temperature=0.0)
+            with dspy.context(lm=tried.predictors()[0].lm):
+                best = optimizer.compile(tried, trainset=train, valset=val)
             for predictor, own in zip(best.predictors(), student.predictors(), strict=True):
                 predictor.lm = own.lm
     return best, calls.n

@@ -1,0 +1,529 @@
+"""Fifty DSPy programs of the shapes that users write; none of them knows of leret beyond its searches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import lru_cache
+from typing import Any, Literal
+
+import dspy
+from pydantic import BaseModel, Field
+
+from leret.core.dspy_internals import EngineLM, messages_of, text_response
+from leret.programs.search import Found, Search, search_tool
+from tests.sampling.fakes import WORDS, FakeRetriever
+
+WORKS, SHAPES = "works", dict[str, tuple[Callable[[], dspy.Module], str]]()
+"""Programs by name, with what comes of them: `WORKS`, or a pattern of the error, or of the warning, that they get."""
+
+QUERY, ANSWER = "question, context: list[str] -> query", "question, context: list[str] -> answer"
+
+
+def value(kind: str, rng: random.Random) -> Any:
+    """Make up a value of a type as DSPy's prompts name it."""
+    word = " ".join(rng.choices(WORDS, k=2))
+    if choices := re.findall(r"'([^']*)'", kind) if kind.startswith("Literal") else []:
+        return rng.choice(choices)
+    made = {"bool": rng.random() < 0.5, "int": rng.randrange(2), "float": rng.random(), "str": word}
+    if kind.startswith("list"):
+        return [value(kind[5:-1], rng) for _ in range(2)]
+    if kind.startswith("dict"):
+        return {"query": word}
+    if kind in ("Plan", "Step"):
+        step = {"query": word, "weight": 0.5}
+        return {"steps": [step, step]} if kind == "Plan" else step
+    return made.get(kind.removeprefix("Optional[").rstrip("]").split(" | ")[0], word)
+
+
+def written(messages: Any, seed: int = 0) -> str:
+    """A completion in the format that a prompt asks for; a function of prompt and seed."""
+    rng, system = random.Random(f"{messages}|{seed}"), messages[0]["content"]
+    outputs = system.partition("output fields are:")[2].partition("All interactions")[0]
+    fields = {name: value(kind, rng) for name, kind in re.findall(r"^\d+\. `(\w+)` \((.+?)\)", outputs, re.M)}
+    if "next_tool_args" in fields:
+        fields["next_tool_args"] = {"query": " ".join(rng.choices(WORDS, k=2))}
+    if "tool_calls" in fields:
+        is_last = "doc_id" in str(messages[1:])  # something was found
+        tool = ("submit", {"answer": rng.choice(WORDS)}) if is_last else ("look_up", {"query": rng.choice(WORDS)})
+        tool = dict(zip(("name", "args"), tool, strict=True))
+        fields["tool_calls"] = {"tool_calls": [tool]}
+    texts = {name: one if isinstance(one, str) else json.dumps(one) for name, one in fields.items()}
+    if "Outputs will be a JSON object" in system:
+        return json.dumps(fields)
+    if "<" + next(iter(fields), "x") + ">" in system:
+        return "\n".join(f"<{name}>\n{text}\n</{name}>" for name, text in texts.items())
+    return "\n\n".join([*(f"[[ ## {name} ## ]]\n{text}" for name, text in texts.items()), "[[ ## completed ## ]]"])
+
+
+def answer_strongly(request: Any) -> Any:
+    messages = messages_of(request)
+    asked = len(messages) > 1
+    return text_response(request, written(messages, seed=9) if asked else f"strong {messages[0]['content'][-5:]}")
+
+
+STRONG = EngineLM("strong", answer_strongly)
+
+
+def shape(outcome: str = WORKS, **parts: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a program of a function ``forward(self, question)``; ``parts`` are signatures, or factories of modules."""
+
+    def register(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def __init__(self: Any) -> None:  # noqa: N807
+            dspy.Module.__init__(self)
+            self.search = Search(k=2)
+            for name, part in ({"write": QUERY, "answer": ANSWER} | parts).items():
+                if part is not None:
+                    setattr(self, name, dspy.Predict(part) if isinstance(part, str) else part(self))
+
+        method = "aforward" if asyncio.iscoroutinefunction(forward) else "forward"
+        kind = type(forward.__name__, (dspy.Module,), {"__init__": __init__, method: forward, "__module__": __name__})
+        SHAPES[forward.__name__] = (kind, outcome)
+        return forward
+
+    return register
+
+
+def end(found: Found, **more: Any) -> dspy.Prediction:
+    return dspy.Prediction(found=found.doc_ids, **more)
+
+
+# ------------------------------------------------------------ loops and predictors
+
+
+@shape(hops=lambda self: [dspy.ChainOfThought(QUERY) for _ in range(2)], write=None)
+def baleen(self, question):
+    found = Found()
+    for hop in self.hops:
+        found = self.search(hop(question=question, context=found.passages).query, found)
+    return end(found, answer=self.answer(question=question, context=found.passages).answer)
+
+
+@shape(retrieve=lambda self: dspy.Retrieve(k=2))
+def stock_retrieve(self, question):
+    context = self.retrieve(self.write(question=question, context=[]).query).passages
+    return dspy.Prediction(found=context, answer=self.answer(question=question, context=context).answer)
+
+
+@shape(stop=lambda self: dspy.Predict("question, context: list[str] -> enough: bool"))
+def loop_until_the_lm_is_satisfied(self, question):
+    found = Found()
+    for _ in range(4):
+        found = self.search(self.write(question=question, context=found.passages).query, found)
+        if self.stop(question=question, context=found.passages).enough:
+            break
+    return end(found)
+
+
+@shape(plan=lambda self: dspy.Predict("question -> parts: list[str], hard: bool, hint: Optional[str]"))
+def decomposition(self, question):
+    plan, found = self.plan(question=question), Found()
+    for part in plan.parts[: 1 + plan.hard]:
+        found = self.search(f"{part} {plan.hint or ''}", found)
+    return end(found)
+
+
+class Step(BaseModel):
+    query: str = Field(min_length=1)
+    weight: float = Field(ge=0, le=1)
+
+
+class Plan(BaseModel):
+    steps: list[Step]
+
+
+def planned(name: str, kind: Any) -> Callable[[Any], dspy.Module]:
+    return lambda self: dspy.Predict(dspy.Signature(f"question -> {name}").with_updated_fields(name, type_=kind))
+
+
+@shape(plan=planned("plan", Step))
+def pydantic_with_constraints(self, question):
+    return end(self.search(self.plan(question=question).plan.query))
+
+
+@shape(plan=planned("plan", Plan), refine=lambda self: dspy.Predict("question, done: list[str] -> query"))
+def nested_models_fed_back(self, question):
+    steps = self.plan(question=question).plan.steps
+    found = self.search(steps[0].query)
+    return end(self.search(self.refine(question=question, done=[step.query for step in steps]).query, found))
+
+
+@shape(route=planned("route", Literal["first", "second"]))
+def literal_routing(self, question):
+    if self.route(question=question).route == "first":
+        return end(self.search(self.write(question=question, context=[]).query))
+    return end(self.search(question))
+
+
+@shape(rank=lambda self: dspy.Predict("question, passages: list[str] -> order: list[int]"))
+def lm_reranker(self, question):
+    passages = self.search(self.write(question=question, context=[]).query).passages
+    order = [i for i in self.rank(question=question, passages=passages).order if i < len(passages)]
+    context = [passages[i] for i in order]
+    return dspy.Prediction(found=context, answer=self.answer(question=question, context=context).answer)
+
+
+@shape(write=lambda self: dspy.Predict("question, history: dspy.History -> query"))
+def history_grown_inside(self, question):
+    history, found = dspy.History(messages=[]), Found()
+    for _ in range(2):
+        query = self.write(question=question, history=history).query
+        found = self.search(query, found)
+        history = dspy.History(messages=[*history.messages, {"question": question, "query": query}])
+    return end(found)
+
+
+@shape()
+def three_queries_then_one_search(self, question):
+    queries = [self.write(question=question, context=[str(i)]).query for i in range(3)]
+    return end(self.search(queries))
+
+
+@shape(chain=lambda self: dspy.ChainOfThought("question -> query"))
+def majority_over_chains(self, question):
+    queries = [self.chain(question=question, config={"temperature": 0.5, "rollout_id": i}).query for i in range(3)]
+    return end(self.search(max(sorted(set(queries)), key=queries.count)))
+
+
+@shape(
+    compare=lambda self: dspy.MultiChainComparison("question -> query", M=2),
+    chain=lambda self: dspy.ChainOfThought("question -> query"),
+)
+def multi_chain_comparison(self, question):
+    chains = [self.chain(question=question, config={"rollout_id": i, "temperature": 1.0}) for i in range(2)]
+    return end(self.search(self.compare(chains, question=question).query))
+
+
+@shape()
+def demos_given_per_call(self, question):
+    demos = [dspy.Example(question="who", context=["a"], query="b").with_inputs("question", "context")]
+    return end(self.search(self.write(question=question, context=[], demos=demos).query))
+
+
+@shape(write=lambda self: dspy.Predict(dspy.Signature(QUERY).with_instructions("Write two words.")))
+def other_instructions(self, question):
+    return end(self.search(self.write(question=question, context=[]).query))
+
+
+@shape()
+def fusion_of_two_rankings(self, question):
+    lists = [self.search(query).doc_ids for query in (self.write(question=question, context=[]).query, question)]
+    scores = {doc: sum(1 / (60 + one.index(doc)) for one in lists if doc in one) for one in lists for doc in one}
+    return dspy.Prediction(found=sorted(scores, key=scores.get, reverse=True))
+
+
+@shape()
+def early_return(self, question):
+    found = self.search(self.write(question=question, context=[]).query)
+    if "Alpha" in found.titles:
+        return end(found)
+    return end(self.search(self.write(question=question, context=found.passages).query, found))
+
+
+@shape()
+def rows_changed_in_place(self, question):
+    passages = self.search(self.write(question=question, context=[]).query).passages
+    passages.reverse()
+    passages.append("one more")
+    return dspy.Prediction(found=passages, answer=self.answer(question=question, context=passages).answer)
+
+
+@shape(inner=lambda self: Nested())
+def modules_three_deep(self, question):
+    return self.inner(question=question)
+
+
+class Innermost(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.write, self.search = dspy.Predict(QUERY), Search(k=2)
+
+    def forward(self, question, found):
+        return self.search(self.write(question=question, context=found.passages).query, found)
+
+
+class Nested(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.hop = Innermost()
+
+    def forward(self, question):
+        return end(self.hop(question, self.hop(question, Found())))
+
+
+@shape()
+def optional_argument_and_kwargs(self, question, limit=2, **more):
+    found = Found()
+    for _ in range(limit):
+        found = self.search(self.write(question=question, context=found.passages, **more).query, found)
+    return end(found)
+
+
+# ------------------------------------------------------------ agents and tools
+
+
+@search_tool
+def look_up(query: str) -> list[dict]:
+    """Rows for a query."""
+    return [{"doc_id": p.doc_id, "text": p.text} for p in FakeRetriever().search([query], 2)[0]]
+
+
+def clock(query: str) -> str:
+    """Tell the time, which no one needs."""
+    return "noon"
+
+
+class Shelf:
+    def browse(self, query: str) -> list[dict]:
+        """Rows of a shelf."""
+        return look_up(query)
+
+
+def agent(kind: Any = dspy.ReAct, *tools: Any) -> Callable[[Any], dspy.Module]:
+    return lambda self: kind("question -> answer", tools=list(tools or (look_up,)), max_iters=3)
+
+
+@shape(agent=agent())
+def react(self, question):
+    return self.agent(question=question)
+
+
+@shape(agent=agent(dspy.ReAct, look_up, dspy.Tool(Shelf().browse), clock))
+def react_with_three_tools(self, question):
+    return self.agent(question=question)
+
+
+@shape(agent=agent(getattr(dspy, "ReActV2", dspy.ReAct)))
+def react_v2(self, question):
+    return self.agent(question=question)
+
+
+@shape(act=lambda self: dspy.Predict("question, tools: list[dspy.Tool] -> tool_calls: dspy.ToolCalls"))
+def predicted_tool_calls(self, question):
+    calls = self.act(question=question, tools=[dspy.Tool(look_up)]).tool_calls.tool_calls
+    rows = [row for call in calls if call.name == "look_up" for row in look_up(**call.args)]
+    return dspy.Prediction(found=[row["doc_id"] for row in rows])
+
+
+@search_tool
+async def look_up_later(query: str) -> list[dict]:
+    """Rows for a query, after a while."""
+    await asyncio.sleep(0)
+    return look_up.__wrapped__(query) if hasattr(look_up, "__wrapped__") else look_up(query)
+
+
+@shape()
+async def async_tool(self, question):
+    rows = await look_up_later((await self.write.acall(question=question, context=[])).query)
+    return dspy.Prediction(found=[row["doc_id"] for row in rows])
+
+
+@shape(
+    best=lambda self: dspy.BestOfN(module=Innermost(), N=2, reward_fn=lambda inputs, found: 0.5, threshold=1.0),
+    write=None,
+)
+def best_of_n(self, question):
+    return end(self.best(question=question, found=Found()))
+
+
+@shape(
+    best=lambda self: dspy.Refine(module=Innermost(), N=2, reward_fn=lambda inputs, found: 0.5, threshold=1.0),
+    write=None,
+)
+def refine(self, question):
+    return end(self.best(question=question, found=Found()))
+
+
+# ------------------------------------------------------------ concurrency
+
+
+@shape()
+async def gather(self, question):
+    async def part(i):
+        return self.search((await self.write.acall(question=f"{question} {i}", context=[])).query)
+
+    parts = await asyncio.gather(*map(part, range(2)))
+    return dspy.Prediction(found=sorted({doc for one in parts for doc in one.doc_ids}))
+
+
+@shape()
+def parallel(self, question):
+    def part(text):
+        return self.search(self.write(question=text, context=[]).query)
+
+    pairs = [(part, dspy.Example(text=f"{question} {i}").with_inputs("text")) for i in range(2)]
+    parts = dspy.Parallel(num_threads=2, disable_progress_bar=True)(pairs)
+    return dspy.Prediction(found=sorted({doc for one in parts for doc in one.doc_ids}))
+
+
+@shape(inner=lambda self: Nested(), write=None)
+def batch(self, question):
+    examples = [dspy.Example(question=f"{question} {i}").with_inputs("question") for i in range(2)]
+    parts = self.inner.batch(examples, num_threads=2, disable_progress_bar=True)
+    return dspy.Prediction(found=sorted({doc for one in parts for doc in one.found}))
+
+
+@shape()
+def threads_with_copied_context(self, question):
+    with ThreadPoolExecutor(2) as pool:
+        call = [pool.submit(copy_context().run, self.write, question=f"{question} {i}", context=[]) for i in range(2)]
+        return end(self.search([one.result().query for one in call]))
+
+
+@shape("thread of its own.*dspy.Parallel")
+def threads_that_ask_an_lm(self, question):
+    with ThreadPoolExecutor(2) as pool:
+        call = [pool.submit(self.write, question=f"{question} {i}", context=[]) for i in range(2)]
+        return end(self.search([one.result().query for one in call]))
+
+
+@shape("thread of its own.*dspy.Parallel")
+def threads_that_search_alone(self, question):
+    query = self.write(question=question, context=[]).query
+    with ThreadPoolExecutor(2) as pool:
+        [first, second] = [pool.submit(self.search, text) for text in (query, question)]
+    found = first.result()
+    return end(self.search(self.write(question=question, context=second.result().passages).query, found))
+
+
+# ------------------------------------------------------------ LMs and adapters
+
+
+@shape(strong=lambda self: STRONG, note="question -> note")
+def lm_given_per_call(self, question):
+    note = self.note(question=question, lm=self.strong).note
+    return end(self.search(self.write(question=question, context=[note]).query))
+
+
+@shape(strong=lambda self: STRONG)
+def predictor_made_under_another_lm(self, question):
+    with dspy.context(lm=self.strong):
+        note = dspy.Predict("question -> note")(question=question).note
+    return end(self.search(self.write(question=question, context=[note]).query))
+
+
+@shape(strong=lambda self: STRONG)
+def lm_called_directly(self, question):
+    note = self.strong(question)[0]
+    return end(self.search(self.write(question=question, context=[note]).query))
+
+
+@shape()
+def context_with_a_copy_of_the_lm(self, question):
+    with dspy.context(lm=self.write.lm.copy(temperature=0.1)):
+        return end(self.search(self.write(question=question, context=[]).query))
+
+
+@shape()
+def adapter_set_inside(self, question):
+    with dspy.context(adapter=dspy.XMLAdapter()):
+        query = self.write(question=question, context=[]).query
+    return end(self.search(query))
+
+
+@shape("what leret sent is not what the program sends.*leret/replay")
+def reads_the_settings(self, question):
+    name = str(getattr(dspy.settings.lm, "model", ""))
+    return end(self.search(self.write(question=f"{question} by {name}", context=[]).query))
+
+
+@shape("n > 1.*ask for one, several times")
+def several_completions_in_one_call(self, question):
+    return end(self.search(self.write(question=question, context=[], config={"n": 3}).query))
+
+
+@shape("streams.*without dspy.streamify")
+def streaming_inside(self, question):
+    async def run():
+        return [part async for part in dspy.streamify(self.write)(question=question, context=[])][-1]
+
+    return end(self.search(asyncio.run(run()).query))
+
+
+# ------------------------------------------------------------ errors and retries
+
+
+@shape()
+def catches_and_falls_back(self, question):
+    try:
+        query = self.write(question=question, context=[]).query
+        assert len(query) > 5
+    except Exception:
+        query = question
+    return end(self.search(query))
+
+
+@shape(retry=lambda self: dspy.Predict("question, feedback -> query"))
+def retries_by_hand(self, question):
+    query = self.write(question=question, context=[]).query
+    for _ in range(2):
+        if "alpha" in query:
+            break
+        query = self.retry(question=question, feedback=f"{query!r} lacks alpha").query
+    return end(self.search(query))
+
+
+@shape(r"crashes_on_some failed on .*IndexError.*shapes\.py:\d+")
+def crashes_on_some(self, question):
+    query = self.write(question=question, context=[]).query
+    return end(self.search(query.split()[9]))
+
+
+# ------------------------------------------------------------ programs with a state of their own
+
+
+@shape("no search that leret sees.*leret.search_tool")
+def search_that_leret_does_not_see(self, question):
+    rows = FakeRetriever().search([self.write(question=question, context=[]).query], 2)[0]
+    return dspy.Prediction(found=[row.doc_id for row in rows], answer=self.answer(question=question, context=[]).answer)
+
+
+@shape("no search seen by leret found.*wrap every search with leret.search_tool")
+def half_of_the_searches_unseen(self, question):
+    query = self.write(question=question, context=[]).query
+    rows = FakeRetriever().search([query], 2)[0]
+    found = self.search(self.write(question=question, context=[row.text for row in rows]).query)
+    return dspy.Prediction(
+        found=[row.doc_id for row in rows], context=found.passages, doc_ids=[row.doc_id for row in rows]
+    )
+
+
+@shape("is not deterministic.*keep nothing on itself")
+def state_on_itself(self, question):
+    self.n = getattr(self, "n", 0) + 1
+    return end(self.search(self.write(question=f"{question} {self.n}", context=[]).query))
+
+
+@shape("is not deterministic.*on the same path")
+def memo_on_itself(self, question):
+    memo = self.__dict__.setdefault("memo", {})
+    if question not in memo:
+        memo[question] = self.write(question=question, context=[]).query
+    return end(self.search(self.write(question=question, context=[memo[question]]).query))
+
+
+@lru_cache
+def cached(query: str) -> tuple:
+    return tuple(row["doc_id"] for row in look_up(query))
+
+
+@shape("is not deterministic.*wrap a search with leret.search_tool")
+def lru_cache_round_a_search(self, question):
+    return dspy.Prediction(found=list(cached(self.write(question=question, context=[]).query)))
+
+
+@shape("is not deterministic")
+def randomness(self, question):
+    return end(self.search(self.write(question=f"{question} {random.random()}", context=[]).query))
+
+
+@shape("is not deterministic")
+def uuid_and_time(self, question):
+    return end(self.search(self.write(question=f"{uuid.uuid4()} {time.time_ns()}", context=[]).query))

@@ -1,0 +1,105 @@
+"""Each of fifty programs is sampled as stock DSPy runs it, or refused with cause and remedy; none is silently wrong."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import dspy
+import pytest
+
+from leret.core.dspy_internals import EngineLM, messages_of, run_program, text_response
+from leret.core.errors import LeretError
+from leret.core.progress import Silent
+from leret.optimize.teleprompter import CompileJob
+from leret.policies.base import Completion
+from leret.sampling.store.store import Store
+from tests.optimize.fakes import TRAIN, Words, fake_lm, fake_training, leret_of
+from tests.programs.shapes import SHAPES, WORKS, written
+from tests.sampling.fakes import FakeRetriever
+
+
+class Typed(Words):
+    """Writes what the prompt asks for, in its format."""
+
+    def _one(self, request, seed):
+        return Completion(written(request.messages, seed), "stop", 1, 2)
+
+
+class Retriever(FakeRetriever):
+    """Also what ``dspy.Retrieve`` calls."""
+
+    def __call__(self, query, k=3):
+        return [dspy.Prediction(long_text=f"{p.title} | {p.text}") for p in self.search([query], k)[0]]
+
+
+class End(BaseException):
+    """Ends a run of stock DSPy after the last state of a path."""
+
+
+def sampled(program, run_dir, **settings):
+    """The groups that LeReT samples of a program on two examples."""
+    program.set_lm(fake_lm(policy=Typed("words"), max_tokens=64))
+    job = CompileJob(leret_of(run_dir, samples=2, **settings), program, TRAIN[:2], None, None)
+    job.progress = Silent()
+    job.sample()
+    with Store(job.run.store, read_only=True) as store:
+        return list(store.groups())
+
+
+def paths(groups):
+    """The messages and the completion of each state on the path that went on, by question."""
+    for first in (group for group in groups if group.state.parent is None):
+        path, group = [], first
+        while group is not None:
+            ids = {sample.id: sample for sample in group.samples}
+            after = next((other for other in groups if other.state.parent in ids), None)
+            chosen = ids[after.state.parent] if after else group.samples[0]
+            path.append((text_of(group.state.messages), chosen.completion))
+            group = after
+        yield first.state.question_id, path
+
+
+def text_of(messages):
+    return str([dict(message) for message in messages])
+
+
+def check(kind, outcome, adapter, run_dir):
+    """Sample a program; then let stock DSPy, answered from a path, ask for exactly the states of that path."""
+    with dspy.context(adapter=adapter, rm=Retriever(), lm=fake_lm(policy=Typed("words"))):
+        if outcome != WORKS:
+            with pytest.raises(LeretError, match=f"(?s){outcome}"):
+                sampled(kind(), run_dir, metric=None)
+            return
+        groups = sampled(kind(), run_dir, metric=lambda *given: 1.0)
+    assert any(group.samples[0].is_sampled for group in groups)
+    for n, (_, path) in enumerate(paths(groups)):
+
+        def answer(request, left=path):
+            asked = text_of(messages_of(request))
+            place = next((i for i, (messages, _) in enumerate(left) if messages == asked), None)
+            if place is None:
+                raise End
+            return text_response(request, left.pop(place)[1])
+
+        lm, program = EngineLM("stock", answer), kind()
+        program.set_lm(lm)
+        with dspy.context(adapter=adapter, rm=Retriever(), lm=lm), suppress(End):
+            run_program(program, question=TRAIN[n].question)
+        assert not path
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_program_is_sampled_as_stock_dspy_runs_it_or_refused(name, tmp_path, monkeypatch):
+    fake_training(monkeypatch)
+    check(*SHAPES[name], dspy.ChatAdapter(use_json_adapter_fallback=False), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["baleen", "decomposition", "nested_models_fed_back", "react", "react_v2"])
+@pytest.mark.parametrize("adapter", [dspy.XMLAdapter(), dspy.JSONAdapter()], ids=["xml", "json"])
+def test_other_adapters_send_what_stock_dspy_sends(name, adapter, tmp_path, monkeypatch):
+    fake_training(monkeypatch)
+    check(*SHAPES[name], adapter, tmp_path)
+
+
+def test_there_are_fifty():
+    assert len(SHAPES) >= 50
