@@ -113,9 +113,7 @@ def training_examples(
                 scored = list(scored_completions(group.samples))
                 rows, scores = [(sample,) for sample, _ in scored], [(score,) for _, score in scored]
             by_lm[lms[group.state.predictor]] += [
-                TrainingExample(
-                    group.state.question_id, messages, tuple(sample.completion or "" for sample in row), own
-                )
+                TrainingExample(group.state.task_id, messages, tuple(sample.completion or "" for sample in row), own)
                 for row, own in zip(rows, scores or [()] * len(rows), strict=True)
             ]
     for examples in found.get("kto", {}).values():

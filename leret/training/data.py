@@ -32,7 +32,7 @@ class TrainingExample:
     state's baseline.
     """
 
-    question_id: str
+    task_id: str
     prompt: Messages
     completions: tuple[str, ...]
     scores: tuple[float, ...] = ()
@@ -81,7 +81,7 @@ def completion_rows(
         {
             "prompt": list(example.prompt),
             "completion": [{"role": "assistant", "content": example.completions[0]}],
-            "question_id": example.question_id,
+            "question_id": example.task_id,
         }
         | ({"label": example.scores[0] >= 0} if labelled else {})
         for example in examples
@@ -93,7 +93,7 @@ def examples_digest(examples: Sequence[TrainingExample]) -> str:
     """Names what is trained on: the prompts, completions and scores in order."""
     name = hashlib.blake2b(digest_size=16)
     for example in examples:
-        row = json.dumps([example.question_id, example.prompt, example.completions, example.scores], sort_keys=True)
+        row = json.dumps([example.task_id, example.prompt, example.completions, example.scores], sort_keys=True)
         name.update(row.encode())
         name.update(b"\n")
     return name.hexdigest()

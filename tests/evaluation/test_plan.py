@@ -10,7 +10,7 @@ import pytest
 from leret.config.evaluation import EvalRecipe
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
-from leret.evaluation.plan import plan
+from leret.evaluation.plan import estimate
 from leret.evaluation.stage import evaluate
 from leret.sampling.stage import sample
 from tests.evaluation.eval_fakes import asks, train
@@ -52,7 +52,7 @@ def test_what_changed_since_an_evaluation_is_named_and_refused(run, tmp_path, fi
     evaluate(SMALL, run)
     rewrite(tmp_path / file, pattern, text)
     for recipe in (SMALL, but(SMALL, systems=("raw-question", "oracle-titles"))):
-        for stage in (evaluate, plan):
+        for stage in (evaluate, estimate):
             with pytest.raises(RunError, match=f"{Path(file).stem}: its content"):
                 stage(recipe, run)
 

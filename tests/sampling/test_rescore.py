@@ -192,7 +192,7 @@ def test_a_part_named_like_a_measure_follows_its_settings(tmp_path, own, name, p
         gold = {task.id: task.gold for task in questions(30)}
         measures = {"recall": recall, "ap": ap}
         for one in scored:
-            found = {name: measure(one.doc_ids, gold[one.question_id]) for name, measure in measures.items()}
+            found = {name: measure(one.doc_ids, gold[one.task_id]) for name, measure in measures.items()}
             if reward != "rr":
                 assert one.reward == one.components[name] == expected[one.id]
                 del found[name]

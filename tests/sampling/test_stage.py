@@ -16,7 +16,7 @@ from leret.core.runs import Run
 from leret.datasets.splits import split_of
 from leret.evaluation.stage import evaluate
 from leret.policies.base import Completion, PromptTooLongError
-from leret.sampling.plan import plan
+from leret.sampling.estimate import estimate
 from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.stage import sample
 from leret.sampling.store.check import check_store
@@ -135,7 +135,7 @@ def test_a_report_says_why_there_are_few_prompts_and_little_spread(run, monkeypa
     told = " | ".join(sample(recipe_of(), run).notes)
     assert "no candidate of the prompt bank reached reward > 0" in told
     assert "at 60 of 60 states they have one reward; raise policy.temperature or sampling.samples" in told
-    assert "retriever.k is 2" in plan(recipe_of(), run).notes[0]
+    assert "retriever.k is 2" in estimate(recipe_of(), run).notes[0]
 
 
 def test_a_program_of_another_shape_is_sampled_by_its_path_alone(run):
@@ -147,7 +147,7 @@ def test_a_program_of_another_shape_is_sampled_by_its_path_alone(run):
 
 def test_a_predictor_without_a_search_is_not_sampled_and_the_report_names_it(run):
     zoo = recipe_of(program={"path": f"{ROOT}/tests/programs/zoo.py:TwoPredictors"}, prompts=1, data={"limit": 9})
-    planned, report = plan(zoo, run), sample(zoo, run)
+    planned, report = estimate(zoo, run), sample(zoo, run)
     sizes = {(group.state.predictor, len(group.samples)) for group in content(run)}
     assert sizes == {("write", 2), ("answer", 1)}
     assert any(note.startswith("answer is not sampled: no search follows it") for note in report.notes)
@@ -160,7 +160,7 @@ def test_a_predictor_without_a_search_is_not_sampled_and_the_report_names_it(run
 @pytest.mark.parametrize("credit", ["final", "both"])
 def test_the_reward_of_the_end_is_a_reward_of_every_step(run, credit):
     recipe = recipe_of(credit=credit, n_continuations=2, prompts=1, data={"limit": 9})
-    planned, report = plan(recipe, run), sample(recipe, run)
+    planned, report = estimate(recipe, run), sample(recipe, run)
     samples = [sample for group in content(run) for sample in group.samples]
     assert all({"step", "final"} & set(s.components) == {"final", *(["step"] * (credit == "both"))} for s in samples)
     assert {s.step for s in samples} == {0, 1}

@@ -18,7 +18,7 @@ from leret.core.files import atomic_file, write_atomically
 from leret.core.runs import Run
 from leret.core.types import Sample, digest
 from leret.sampling.preferences.report import PreferenceReport, Strategy, card
-from leret.sampling.rollouts.credit import with_price
+from leret.sampling.rollouts.credit import with_unparsed_reward
 from leret.sampling.rollouts.selection import reward_levels
 from leret.sampling.store.export import write_parquet
 from leret.sampling.store.schema import StateSamples
@@ -75,7 +75,7 @@ def unparsed_reward(run: Run) -> float | None:
 def _rows(store: Store, policy_digest: str | None, report: PreferenceReport) -> Iterator[dict[str, Any]]:
     last: tuple[str, str] | None = None
     for group in store.finished(policy_digest):
-        question = (group.policy_digest, group.state.question_id)
+        question = (group.policy_digest, group.state.task_id)
         report.questions += question != last  # those of one question stand together
         last = question
         pairs = make_pairs(_count(group, report), report.strategy, report.margin, report.max_pairs)
@@ -94,7 +94,7 @@ def _rows(store: Store, policy_digest: str | None, report: PreferenceReport) -> 
 
 def _count(group: StateSamples, report: PreferenceReport) -> list[Sample]:
     rewards = [sample.reward for sample in group.samples if sample.reward is not None]
-    priced = with_price(group.samples, report.unparsed_reward)
+    priced = with_unparsed_reward(group.samples, report.unparsed_reward)
     different = distinct(priced)
     report.states += 1
     report.samples += len(group.samples)
@@ -121,7 +121,7 @@ def _row(group: StateSamples, pair: Pair, report: PreferenceReport) -> dict[str,
         [{"role": "assistant", "content": chosen.completion}],
         [{"role": "assistant", "content": rejected.completion}],
         chosen.reward, rejected.reward,
-        group.state.question_id, group.state.id, group.state.step, group.state.predictor,
+        group.state.task_id, group.state.id, group.state.step, group.state.predictor,
         chosen.id, rejected.id, chosen.prompt, rejected.prompt,
     )  # fmt: skip
     return dict(zip(COLUMNS, values, strict=True))

@@ -147,18 +147,18 @@ class AwaitedPolicy:
         """The model is another's."""
 
 
-def training_tasks(bench: Environment, recipe: RoundRecipe) -> list[Task]:
+def training_tasks(environment: Environment, recipe: RoundRecipe) -> list[Task]:
     """The tasks of the run's sampling that the reward applies to; `DataError` where there is none."""
-    data, settings = bench.recipe.data, scored_by(bench, recipe)
-    questions = bench.questions(data.split, recipe.limit or data.limit, part=data.part)
-    return scorable(questions, bench.recipe.model_copy(update={"sampling": settings}))
+    data, settings = environment.recipe.data, scored_by(environment, recipe)
+    questions = environment.tasks(data.split, recipe.limit or data.limit, part=data.part)
+    return scorable(questions, environment.recipe.model_copy(update={"sampling": settings}))
 
 
-def scored_by(bench: Environment, recipe: RoundRecipe) -> SamplingSettings:
+def scored_by(environment: Environment, recipe: RoundRecipe) -> SamplingSettings:
     """The run's settings of sampling, with the training's own reward and credit."""
     own = {"credit": recipe.credit, "reward": recipe.reward, "final": recipe.reward}
     given = {name: value for name, value in own.items() if value is not None}
-    return bench.recipe.sampling.model_copy(update=given)
+    return environment.recipe.sampling.model_copy(update=given)
 
 
 def round_of(n_tasks: int, size: int, seed: int, number: int) -> list[int]:
@@ -176,16 +176,16 @@ class RoundSampler:
         temperature: of sampling; a training may change it between rounds.
     """
 
-    def __init__(self, recipe: RoundRecipe, bench: Environment, run: Run, policy: LivePolicy) -> None:
+    def __init__(self, recipe: RoundRecipe, environment: Environment, run: Run, policy: LivePolicy) -> None:
         from leret.retrieval.batching import SearchBatcher
 
         self.recipe, self.policy, self.stats = recipe, policy, SamplingStats()
-        self.temperature = recipe.temperature or bench.recipe.policy_of(recipe.predictors).temperature
-        self._bench, self._run, self._settings = bench, run, scored_by(bench, recipe)
+        self.temperature = recipe.temperature or environment.recipe.policy_of(recipe.predictors).temperature
+        self._environment, self._run, self._settings = environment, run, scored_by(environment, recipe)
         self._scoring = scoring(self._settings.reward)
-        retriever: Retriever | None = bench.retriever
+        retriever: Retriever | None = environment.retriever
         self._searches = None if retriever is None else SearchBatcher(retriever)  # None: the program has its own
-        self._runner: ProgramRunner = bench.runner(self._searches)
+        self._runner: ProgramRunner = environment.runner(self._searches)
         self._paths = _stored_paths(run) if recipe.states == "stored" else None
         self._plan: SamplingPlan | None = None
 
@@ -205,7 +205,7 @@ class RoundSampler:
                 round, no sample had a reward.
         """
         sampled = asyncio.run(self._sample(tasks, number))
-        refuse_failures(self.stats, self._bench.recipe.sampling.max_error_rate, max_unparsed_rate=1.0, last=last)
+        refuse_failures(self.stats, self._environment.recipe.sampling.max_error_rate, max_unparsed_rate=1.0, last=last)
         return sampled
 
     async def _sample(self, tasks: Sequence[Task], number: int) -> Sampled:
@@ -221,12 +221,12 @@ class RoundSampler:
         return replace(found, at_end=sampler.credits == {"final"})
 
     async def _plan_of(self, policy: RoundPolicy, tasks: Sequence[Task], seed: int) -> SamplingPlan:
-        recipe, settings, sampled = self.recipe, self._settings, self._bench.recipe
-        lm, team = sampled.policy_of(recipe.predictors), self._bench.policies(policy, recipe.predictors)
+        recipe, settings, sampled = self.recipe, self._settings, self._environment.recipe
+        lm, team = sampled.policy_of(recipe.predictors), self._environment.policies(policy, recipe.predictors)
 
         def role(need: NeedsCompletion) -> Role:
-            if self._bench.role is not None:
-                found = self._bench.role(need, policy)
+            if self._environment.role is not None:
+                found = self._environment.role(need, policy)
                 return found if found.sampled else replace(found, policy=AwaitedPolicy(found.policy, self._runner))
             if need.predictor in (recipe.predictors or {need.predictor}):
                 return Role(policy, credit=settings.credit)
@@ -334,10 +334,10 @@ def _stored_paths(run: Run) -> dict[str, dict[int, Sample]]:
     with Store(run.store, read_only=True) as store:
         paths: dict[str, dict[int, Sample]] = {}
         for group in store.finished(digest):
-            chosen = {step.step: step.chosen for step in store.visits(group.policy_digest, group.state.question_id)}
+            chosen = {step.step: step.chosen for step in store.visits(group.policy_digest, group.state.task_id)}
             for sample in group.samples:
                 if sample.id == chosen.get(group.state.step):
-                    paths.setdefault(group.state.question_id, {})[group.state.step] = sample
+                    paths.setdefault(group.state.task_id, {})[group.state.step] = sample
     return paths
 
 

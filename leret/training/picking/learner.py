@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from leret.config.load import recorded
+from leret.config.load import sampling_recipe_of
 from leret.config.policy import PickerSettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import TrainingError
@@ -108,10 +108,10 @@ class PickLearner:
     """The `leret.training.online.algorithm.Learner` of pickers."""
 
     def __init__(
-        self, method: Callable[[Any, float], Method], recipe: PickingRecipe, initial: InitialPolicy, bench: Environment,
-        n_tasks: int, device: str,
+        self, method: Callable[[Any, float], Method], recipe: PickingRecipe, initial: InitialPolicy,
+        environment: Environment, n_tasks: int, device: str,
     ) -> None:  # fmt: skip
-        own = _sampled_picker(bench.recipe, recipe)
+        own = _sampled_picker(environment.recipe, recipe)
         self.recipe, self._n_steps, self._rounds = recipe, recipe.n_steps(n_tasks), 0
         self.method = method(recipe, recipe.temperature or own.temperature)
         self._settings = own.model_copy(
@@ -219,7 +219,7 @@ def find_picker(run: Run, recipe: PickingRecipe) -> InitialPolicy:
     Raises:
         TrainingError: there is none.
     """
-    own = _sampled_picker(recorded(run), recipe)
+    own = _sampled_picker(sampling_recipe_of(run), recipe)
     places = (run.policies / recipe.init_from, Path(recipe.init_from))
     found = next((place for place in places if (place / RECORD).is_file()), None)
     if found is None and recipe.init_from != "base":
