@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from leret.cli.app import app
 from leret.config.base import models_in
-from leret.config.data import DataSettings
+from leret.config.data import FileSettings
 from leret.config.evaluation import EvalRecipe
 from leret.config.retriever import BM25Settings
 from leret.config.sampling import SamplingRecipe
@@ -154,7 +154,7 @@ def own() -> Iterator[dict[str, Any]]:
         dspy.Example(question=row["question"], gold=row["relevant_doc_ids"]).with_inputs("question") for row in rows
     ]
     retriever = load_retriever(
-        BM25Settings(), load_corpus(DataSettings(corpus="corpus.jsonl", questions="questions.jsonl")), Path("cache")
+        BM25Settings(), load_corpus(FileSettings(corpus="corpus.jsonl", questions="questions.jsonl")), Path("cache")
     )
     multihop = load_program(Path("pipelines/multihop.py"), "MultiHop", {})
     names = {"trainset": found[:10], "valset": found[10:14], "MultiHop": type(multihop), "program": multihop}

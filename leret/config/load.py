@@ -279,7 +279,7 @@ def _clashes(recipe: Recipe) -> Iterator[Clash]:
 
 def _clashes_of_sampling(recipe: SamplingRecipe) -> Iterator[Clash]:
     data, policy, settings, adapter = recipe.data, recipe.policy, recipe.sampling, recipe.program.adapter.kind
-    if data.kind in QUESTIONS_ALONE and not data.corpus and recipe.retriever.needs_corpus:
+    if data.kind in QUESTIONS_ALONE and not data.corpus_file and recipe.retriever.needs_corpus:
         told = f"missing; kind {data.kind} has questions alone, and retriever {recipe.retriever.kind} needs a corpus"
         told += "" if data.kind in {"jsonl", "hover"} else "; where the program only picks, set retriever.kind: none"
         yield ("data.corpus", "data.kind", "retriever.kind"), told

@@ -163,7 +163,7 @@ class PretrainSettings(Settings):
 class SamplingRecipe(Settings):
     """`leret sample`: everything that later stages read from the run."""
 
-    data: DataSettings
+    data: SerializeAsAny[DataSettings]
     retriever: SerializeAsAny[RetrieverSettings] = BM25Settings()
     policy: SerializeAsAny[PolicySettings] = LocalPolicySettings()
     policies: dict[str, SerializeAsAny[PolicySettings]] = Field(

@@ -57,7 +57,7 @@ def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Load
     Gold ids must be in ``corpus``, where one is given; one that is there under another Unicode normalisation takes the
     corpus's form. An empty split is a DataError.
     """
-    source = data.questions or data.kind
+    source = data.source
     problems = Problems()
     sizes: Counter[str] = Counter()
     test, others = dict[str, int](), dict[str, int]()  # hashes of their texts, by id
@@ -90,7 +90,7 @@ def load_corpus(data: DataSettings) -> Corpus:
 
 def has_corpus(data: DataSettings) -> bool:
     """Whether a corpus is named, or comes with the tasks."""
-    return data.corpus is not None or reader_of(data.kind).brings_documents
+    return data.corpus_file is not None or reader_of(data.kind).brings_documents
 
 
 def split_name(task: Task, seed: int = 0) -> str:
@@ -137,7 +137,7 @@ def _with_gold(task: Task, corpus: Container[str]) -> Task:
 def _read_corpus(data: DataSettings) -> tuple[Corpus, Problems]:
     if not has_corpus(data):
         raise DataError(f"data.corpus is missing: a file of kind {data.kind} holds questions alone; name the corpus")
-    source = data.corpus or data.questions or data.kind
+    source = data.corpus_file or data.source
     problems = Problems()
     corpus = Corpus(_documents(data, problems))
     problems.check(source, data.skip_invalid, len(corpus) > 0)

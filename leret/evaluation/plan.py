@@ -61,7 +61,7 @@ class Evaluation:
     @property
     def sentences(self) -> int | None:
         """Of a task of kind babilong, where all have the same number."""
-        lengths = self.recipe.data.sentences, self.sampling.data.sentences
+        lengths = self.recipe.data.sentences, getattr(self.sampling.data, "sentences", None)
         return next((n for n in lengths if isinstance(n, int)), None)
 
     @property

@@ -64,7 +64,7 @@ def test_faults_are_listed_together_with_their_places() -> None:
         ("sampling={samples: 2, margin: 0.2}", "--set sampling.margin"),
         ("sampling={samples: 2, prompts: 12}", "--set sampling.prompts"),
         ("program.adapter.kind=chat", "--set program.adapter.kind"),
-        ("data.corpus=r.yaml", "r.yaml:1: data.corpus"),
+        ("data.corpus=r.yaml", "--set data.corpus"),
         ("data={kind: hotpotqa}", "--set data.questions"),
         ("data={kind: jsonl, questions: r.yaml}", "--set data.corpus"),
         ("data={kind: hotpotqa, questions: r.yaml, options: {n: 1}}", "--set data.options"),

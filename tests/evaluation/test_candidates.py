@@ -2,7 +2,7 @@
 
 import json
 
-from leret.config.data import DataSettings
+from leret.config.data import FileSettings
 from leret.core.types import STOP, Candidate, Choice, Document, Task
 from leret.datasets import load, load_tasks
 from leret.evaluation.baselines import CandidateRanking, ranked
@@ -28,8 +28,8 @@ def test_candidates_of_a_corpus_are_the_gold_documents_and_the_first_others(tmp_
     asked = [{"id": "q", "question": "milk?", "answer": "x", "relevant_doc_ids": ["d7"]}]
     for name, rows in (("c", corpus), ("q", asked)):
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = DataSettings(corpus=f"{tmp_path}/c", questions=f"{tmp_path}/q", split="all")
+    data = FileSettings(corpus=f"{tmp_path}/c", questions=f"{tmp_path}/q", split="all")
     assert write_episodes(load(data), tmp_path / "e", 4) == 1
-    [task] = load_tasks(DataSettings(kind="chunks", questions=f"{tmp_path}/e", split="all"))
+    [task] = load_tasks(FileSettings(kind="chunks", questions=f"{tmp_path}/e", split="all"))
     assert sorted(chunk["id"] for chunk in task.inputs["chunks"]) == ["d0", "d1", "d2", "d7"]
     assert (task.gold, task.answers) == (("d7",), ("x",))

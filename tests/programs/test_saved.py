@@ -13,7 +13,7 @@ import dspy
 import pytest
 
 import leret
-from leret.config.data import DataSettings
+from leret.config.data import FileSettings
 from leret.config.policy import LocalPolicySettings
 from leret.config.retriever import BM25Settings
 from leret.core.errors import ConfigError, ProgramError
@@ -35,7 +35,7 @@ def saved(tmp_path):
     """As `leret eval` writes it."""
     write_data(tmp_path)
     source = ProgramSource(MULTIHOP, "MultiHop", {"hops": 2})
-    data = DataSettings(corpus=str(tmp_path / "corpus.jsonl"), questions=str(tmp_path / "questions.jsonl"))
+    data = FileSettings(corpus=str(tmp_path / "corpus.jsonl"), questions=str(tmp_path / "questions.jsonl"))
     save(
         load_program(source.path, source.name, source.arguments),
         tmp_path / "run/program",

@@ -6,7 +6,7 @@ from urllib.parse import unquote
 import ir_measures
 import pytest
 
-from leret.config.data import DataSettings
+from leret.config.data import FileSettings
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load
 from leret.evaluation.results import write_qrels, write_run
@@ -32,7 +32,7 @@ def data(shared_data):
     """Questions whose gold is among the first documents that are gold for any."""
     folder = shared_data / "hotpotqa"
     paths = {"questions": str(folder / "queries_all.jsonl.gz"), "corpus": str(folder / "corpus.jsonl.gz")}
-    whole = load(DataSettings(**paths, split="all"))
+    whole = load(FileSettings(**paths, split="all"))
     gold = list(dict.fromkeys(doc_id for question in whole.tasks for doc_id in question.gold))[:N_DOCUMENTS]
     questions = [question for question in whole.tasks if set(gold).issuperset(question.gold)][:N_QUESTIONS]
     return Corpus(whole.corpus[doc_id] for doc_id in gold), questions

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from leret.config.data import DataSettings
+from leret.config.data import FileSettings
 from leret.config.load import load_recipe
 from leret.config.retriever import BM25Settings, PubMedSettings, RemoteSettings
 from leret.config.sampling import SamplingRecipe
@@ -33,7 +33,7 @@ def place(tmp_path):
 
 @pytest.fixture
 def index(place):
-    data = DataSettings(questions=str(place / "corpus.jsonl"), corpus=str(place / "corpus.jsonl"))
+    data = FileSettings(questions=str(place / "corpus.jsonl"), corpus=str(place / "corpus.jsonl"))
     BM25.build(load_corpus(data), place / "index", stopwords=None)
     return place / "index"
 

@@ -24,7 +24,7 @@ from hashlib import blake2b
 from itertools import cycle, islice
 from pathlib import Path
 
-from leret.config.data import DataSettings
+from leret.config.data import BabilongSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Json, Task, digest
 from leret.datasets.formats.base import Fields, optional_text, text, wrong
@@ -102,8 +102,8 @@ class BabilongReader:
     def fits(self, record: Fields) -> bool:
         return "story" in record
 
-    def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
-        noise, path = read_noise(data.noise), Path(str(data.questions))
+    def tasks(self, data: BabilongSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
+        noise, path = read_noise(data.noise), Path(data.questions)
         with opened(path) as file:
             is_json = file.peek(1)[:1] in (b"{", b"[")
         for record in records(path, problems) if is_json else babi_records(path, problems):
@@ -115,11 +115,11 @@ class BabilongReader:
                 if task is not None:
                     yield record, task
 
-    def documents(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
+    def documents(self, data: BabilongSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
         raise DataError("kind babilong has no documents: the chunks of a task are its inputs; leave out data.corpus")
 
 
-def _task(value: Fields, data: DataSettings, noise: Noise) -> Task | None:
+def _task(value: Fields, data: BabilongSettings, noise: Noise) -> Task | None:
     """A story's question; None where the story is longer than wanted."""
     story, support = value.get("story"), value.get("support")
     if not isinstance(story, list) or not story or not all(isinstance(s, str) and s.strip() for s in story):

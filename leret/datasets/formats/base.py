@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from leret.config.data import DataSettings
+from leret.config.data import FileSettings
 from leret.core.errors import DataError, import_optional
 from leret.core.types import Document, Task
 from leret.datasets.records import BadRecord, Problems, Record, records
@@ -35,10 +35,10 @@ class Reader(Protocol):
     def fits(self, record: Fields) -> bool:
         """Whether a file that begins with this record is of this kind."""
 
-    def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
+    def tasks(self, data: Any, problems: Problems) -> Iterator[tuple[Record, Task]]:
         """Tasks with the records they come from."""
 
-    def documents(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
+    def documents(self, data: Any, problems: Problems) -> Iterator[tuple[Record, Document]]:
         """Documents with the records they come from."""
 
 
@@ -56,8 +56,8 @@ class FileReader:
     def fits(self, record: Fields) -> bool:
         return any(name in record for name in self.marks)
 
-    def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
-        for record, reader in self._records(str(data.questions), problems):
+    def tasks(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
+        for record, reader in self._records(data.questions, problems):
             try:
                 task = reader.task(record.value)
             except BadRecord as problem:
@@ -65,8 +65,8 @@ class FileReader:
             else:
                 yield record, task if task.split or not record.split else replace(task, split=record.split)
 
-    def documents(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
-        for record, reader in self._records(str(data.corpus or data.questions), problems):
+    def documents(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
+        for record, reader in self._records(data.corpus or data.questions, problems):
             try:
                 yield from ((record, document) for document in reader.in_record(record.value))
             except BadRecord as problem:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from leret.config.data import DataSettings
+from leret.config.data import FileSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
 from leret.datasets.formats.base import HUB, Fields, text
@@ -30,8 +30,8 @@ class BeirReader:
     def fits(self, record: Fields) -> bool:
         return False
 
-    def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
-        folder = Path(str(data.questions))
+    def tasks(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
+        folder = Path(data.questions)
         judged = _judgements(folder, problems)
         for record in records(_file(folder, "queries.jsonl"), problems):
             try:
@@ -47,8 +47,8 @@ class BeirReader:
             fault = f"qrels judge {id!r}, which queries.jsonl does not hold"
             problems.add(str(folder), BadRecord("no such query", fault))
 
-    def documents(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
-        source = str(data.corpus or data.questions)
+    def documents(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
+        source = data.corpus or data.questions
         if not source.startswith(HUB) and not Path(source).is_file():
             source = str(_file(Path(source), "corpus.jsonl"))
         yield from JSONL.documents(data.model_copy(update={"corpus": source}), problems)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from leret.config.data import DataSettings
+from leret.config.data import WorldSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
 from leret.datasets.records import Problems, Record
@@ -76,16 +76,16 @@ class WorldReader:
     def fits(self, record: Mapping[str, Any]) -> bool:
         return False
 
-    def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
+    def tasks(self, data: WorldSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
         for number, task in enumerate(_world(data)[1], 1):
             yield Record(task.id, number, {}), task
 
-    def documents(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
+    def documents(self, data: WorldSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
         for number, document in enumerate(_world(data)[0], 1):
             yield Record(document.doc_id, number, {}), document
 
 
-def _world(data: DataSettings) -> tuple[tuple[Document, ...], tuple[Task, ...]]:
+def _world(data: WorldSettings) -> tuple[tuple[Document, ...], tuple[Task, ...]]:
     known = [name for name in inspect.signature(generate).parameters if name != "seed"]
     for name, value in data.options.items():
         if name not in known:
