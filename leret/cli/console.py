@@ -107,7 +107,7 @@ def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
             yield ("data.kind",), str(error)
         for key in ("reward", "final") if hasattr(recipe, "sampling") else ():
             spec = getattr(recipe.sampling, key)
-            for fault in [] if spec is None else faults(spec, functions=False):  # files are found later
+            for fault in [] if spec is None else faults(spec):  # files are found later
                 yield (f"sampling.{key}",), fault
 
     return check

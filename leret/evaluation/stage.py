@@ -30,7 +30,7 @@ from leret.evaluation.summary import summarise, sweep_of
 from leret.evaluation.systems import HYDE, System, focus
 from leret.policies.load import probe
 from leret.programs.saved import save
-from leret.rewards import reward
+from leret.rewards import scoring
 from leret.sampling.rollouts.environment import Environment
 
 
@@ -143,7 +143,7 @@ def _note(evaluation: Evaluation, system: System, results: SystemResults) -> Non
 
 def _write_lines(evaluation: Evaluation, evaluator: Evaluator, system: System, results: SystemResults) -> None:
     """The episodes of a program that picks, one a line."""
-    worth = reward(evaluation.sampling.sampling.whole_reward)
+    worth = scoring(evaluation.sampling.sampling.whole_reward)
     path = evaluation.directory / system.name / file_name(evaluation.recipe.seed, evaluation.sentences)
     with evaluation.run.writing():
         write_lines(path, results.rows, evaluator.questions, evaluator.corpus, worth)

@@ -84,7 +84,7 @@ MIXERS: Mapping[str, Callable[[Array, Array], Array]] = {
 }
 """By their names in recipes: of the parts of samples to which any applies, and the weights."""
 
-OF_GROUP = frozenset({"std", "pca", "normalize_then_sum"})
+GROUP_MIXERS = frozenset({"std", "pca", "normalize_then_sum"})
 """Mixers in which a sample's reward depends on the others of its state."""
 
 
@@ -100,7 +100,7 @@ def mix(mixer: str, parts: Array, scale: Array) -> Array:
     mixed = np.full(len(parts), np.nan)
     if applies.any():
         known = parts[applies]
-        if mixer in OF_GROUP:
+        if mixer in GROUP_MIXERS:
             some = ~np.isnan(known).all(axis=0)
             known, scale = known[:, some], scale[some]
             known = np.where(np.isnan(known), np.nanmean(known, axis=0), known)

@@ -288,10 +288,12 @@ async def sample_session(
     try:
         async with AsyncFileLock(run.setup_lock, run_in_executor=False):
             prompts = await load_or_build_bank(run, environment, policy, search, tasks, progress)
+            end = settings.end_reward
             plan = SamplingPlan(
                 tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens,
-                role=lambda need: _role(environment.recipe, policy, need), reward=settings.reward,
-                final=settings.end_reward, n_continuations=settings.n_continuations, final_weight=settings.final_weight,
+                role=lambda need: _role(environment.recipe, policy, need), reward=scoring(settings.reward),
+                final=None if end is None else scoring(end, "final"),
+                n_continuations=settings.n_continuations, final_weight=settings.final_weight,
             )  # fmt: skip
             plan = await with_credit(plan, environment.runner(search), store, tasks, run)
         notes = environment.notes()

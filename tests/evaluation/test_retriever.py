@@ -16,7 +16,7 @@ from leret.datasets.corpus import Corpus
 from leret.evaluation import retriever as ir
 from leret.evaluation.retriever import evaluate_retriever, read_rewrites
 from leret.retrieval.engines.bm25 import BM25
-from leret.rewards import reward
+from leret.rewards import scoring
 from tests.retrieval.serving import Echo, running
 
 NAMES = ["R@1", "R@10", "R@100", "AP", "AP@10", "RR", "RR@10", "nDCG", "nDCG@10", "Success@1", "Success@5"]
@@ -53,7 +53,7 @@ def test_by_hand():
 def difference(questions, rankings):
     """The largest difference between ir_measures and our reward functions, over questions and measures."""
     values = ir.values(ir.parse_measures(NAMES), questions, rankings)
-    ours = [reward(f"{ir._OURS[base]}{at}{cut}") for base, at, cut in (name.partition("@") for name in NAMES)]
+    ours = [scoring(f"{ir._OURS[base]}{at}{cut}") for base, at, cut in (name.partition("@") for name in NAMES)]
     return max(
         abs((value(Outcome(question, ranking=ranking)) or 0.0) - theirs)
         for question, ranking, row in zip(questions, rankings, values, strict=True)

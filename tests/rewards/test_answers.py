@@ -9,7 +9,7 @@ import pytest
 
 from leret.core.errors import ConfigError
 from leret.core.types import Outcome, Task
-from leret.rewards import REWARDS, answers, reward
+from leret.rewards import REWARDS, answers, scoring
 from leret.rewards.answers import ANSWERS, answer_of, normalised, token_f1
 
 
@@ -59,7 +59,7 @@ def test_f1_by_hand(answer, reference, yes_no, expected):
     ],
 )
 def test_an_answer_is_worth_what_the_best_reference_gives(name, answer, references, expected):
-    assert reward(name)(outcome(answer, *references)) == pytest.approx(expected)
+    assert scoring(name)(outcome(answer, *references)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("prediction", [{"answer": None}, dspy.Prediction(answer=None)])
@@ -94,7 +94,7 @@ def test_similarity_is_the_cosine_with_the_nearest_reference(monkeypatch):
 
 def test_similarity_names_its_model():
     with pytest.raises(ConfigError, match="reward: similarity: missing a required argument: 'model'"):
-        reward("similarity", "reward")
+        scoring("similarity", "reward")
 
 
 @pytest.mark.parametrize("name", [name for name in ANSWERS if name != "similarity"])

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from leret.rewards.combine import MIXERS, OF_GROUP, mix
+from leret.rewards.combine import GROUP_MIXERS, MIXERS, mix
 
 RNG = np.random.default_rng(0)
 MATRICES = [RNG.normal(size=(int(RNG.integers(2, 17)), int(RNG.integers(1, 6)))) for _ in range(50)]
@@ -79,7 +79,7 @@ def test_without_any_spread_all_samples_have_one_reward(name, expected):
     np.testing.assert_allclose(mixed(name, [[1, 2]]), expected[:1])  # nor has one sample alone
 
 
-@pytest.mark.parametrize("name", sorted(OF_GROUP))
+@pytest.mark.parametrize("name", sorted(GROUP_MIXERS))
 def test_a_part_without_spread_tells_no_samples_apart(name):
     one = mixed(name, [[0, 1], [1, 1], [3, 1]])
     order = np.argsort(one)
@@ -107,7 +107,7 @@ def test_a_missing_part_is_passed_over(name, first, second):
     np.testing.assert_allclose(mixed(name, [[1, NAN], [2, 4]]), [first, second])
 
 
-@pytest.mark.parametrize("name", sorted(OF_GROUP))
+@pytest.mark.parametrize("name", sorted(GROUP_MIXERS))
 def test_a_missing_part_is_the_mean_of_the_group(name):
     np.testing.assert_allclose(mixed(name, [[1, NAN], [2, 4], [5, 2]]), mixed(name, [[1, 3], [2, 4], [5, 2]]))
 

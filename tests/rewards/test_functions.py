@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from leret.core.stages import source_files
-from leret.rewards import reward
+from leret.rewards import scoring
 from leret.rewards.functions import load_function, source_digest, sources_digest
 
 FILES = {
@@ -77,7 +77,7 @@ def test_a_changed_module_is_imported_again(tmp_path, monkeypatch, by):
     path.write_text(f"import near_{by} as near\n\n\ndef own(outcome):\n    return near.VALUE\n")
     name = f"{path}:own" if by == "file" else "own_name:own"
     outcome = SimpleNamespace(task=SimpleNamespace(id="first"))
-    assert reward(name)(outcome) == 1.0
+    assert scoring(name)(outcome) == 1.0
     assert load_function(name) is load_function(name)
     near.write_text("VALUE = 25.0\n")
-    assert reward(name)(outcome) == 25.0
+    assert scoring(name)(outcome) == 25.0

@@ -3,7 +3,7 @@
 import pytest
 
 from leret.config.sampling import RewardSettings
-from leret.rewards import REWARDS, Scoring, answers, scoring
+from leret.rewards import REWARDS, answers, scoring
 from leret.rewards.proof import prove
 
 
@@ -30,5 +30,5 @@ def test_similarity_is_at_its_maximum_on_the_gold_outcome(monkeypatch):
     ],
 )
 def test_a_reward_that_prefers_something_else_is_found(function, says):
-    faults = prove("own", Scoring({"own": function}, (1.0,))).faults
+    faults = prove("own", scoring(function)).faults
     assert any(says in fault for fault in faults)

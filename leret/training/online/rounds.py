@@ -234,11 +234,13 @@ class RoundSampler:
             awaited = other if other is policy else AwaitedPolicy(other, self._runner)
             return Role(awaited, False, settings.credit, **sampled.decoding_of(need.predictor))
 
+        end = settings.end_reward
         plan = SamplingPlan(
             (ZERO_SHOT,), recipe.num_generations, seed, self.temperature, recipe.top_p or lm.top_p,
             recipe.max_completion_length or lm.max_tokens,
-            role=role, reward=settings.reward, final=settings.end_reward, n_continuations=settings.n_continuations,
-            final_weight=settings.final_weight, searched=None if self._plan is None else self._plan.searched,
+            role=role, reward=self._scoring, final=None if end is None else scoring(end, "final"),
+            n_continuations=settings.n_continuations, final_weight=settings.final_weight,
+            searched=None if self._plan is None else self._plan.searched,
         )  # fmt: skip
         if self._plan is None:
             plan = await with_credit(plan, self._runner, None, tasks, self._run)

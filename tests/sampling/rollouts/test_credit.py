@@ -15,6 +15,7 @@ from leret.programs.adapters import CompactAdapter
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.search import Found, Search
 from leret.retrieval.batching import SearchBatcher
+from leret.rewards import scoring
 from leret.sampling.preferences.dataset import state_targets
 from leret.sampling.rollouts.branching import Role, SamplingPlan
 from leret.sampling.rollouts.selection import select_next
@@ -82,7 +83,8 @@ def sample(path, role, program=None, tasks=None, prompts=(ZERO_SHOT, FEW), run=N
 
     async def main():
         searches = SearchBatcher(retriever or FakeRetriever())
-        made = SamplingPlan(prompts, n, 7, 1.0, 1.0, 8, role=lambda need: roles[need.predictor], **plan)
+        rewards = {key: scoring(plan[key], key) for key in ("reward", "final") if plan.get(key)}
+        made = SamplingPlan(prompts, n, 7, 1.0, 1.0, 8, role=lambda need: roles[need.predictor], **{**plan, **rewards})
         parts = program or Answering(), CompactAdapter(), searches, made
         try:
             with Store(path) as store:
