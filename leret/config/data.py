@@ -60,7 +60,7 @@ class DataSettings(KindSettings):
 class _Files(DataSettings):
     corpus: Annotated[str | None, Free(), RecipePath("corpus file")] = Field(None, description="path, or hf:NAME")
     questions: Annotated[str, Free(), RecipePath("question file")] = Field(
-        description="path, or hf:NAME; `leret init` writes a recipe for your files"
+        description="path, or hf:NAME; --set data.questions=FILE names it, `leret init` writes a recipe for your files"
     )
 
     @property

@@ -27,7 +27,7 @@ from dspy.primitives.prediction import Completions
 from dspy.utils.callback import BaseCallback
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
-from leret.core.types import SharedInstance
+from leret.core.types import Message, Messages, SharedInstance, message
 
 __all__ = ["AdapterParseError", "ContextWindowExceededError", "LMError", "Provider", "ReinforceJob", "TrainDataFormat",
            "TrainingJob", "TrainingStatus", "get_finetune_directory", "lm15", "parse_value"]  # fmt: skip
@@ -190,22 +190,22 @@ def is_turn_by_turn(adapter: dspy.Adapter, kinds: Sequence[type[dspy.Adapter]]) 
     return any(own is inspect.unwrap(kind.format) for kind in (dspy.Adapter, *kinds))
 
 
-def last_message(adapter: dspy.Adapter, signature: type[dspy.Signature], inputs: Mapping[str, Any]) -> dict[str, str]:
+def last_message(adapter: dspy.Adapter, signature: type[dspy.Signature], inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The last message of a call, of an adapter with DSPy's own ``format``."""
-    return {"role": "user", "content": adapter.format_user_message_content(signature, dict(inputs), main_request=True)}
+    return message("user", adapter.format_user_message_content(signature, dict(inputs), main_request=True))
 
 
-def messages_of(request: lm15.Request) -> tuple[dict[str, str], ...]:
+def messages_of(request: lm15.Request) -> Messages:
     """Text messages of a request in order, the system's first; UnsupportedFeatureError where one holds more."""
-    messages: list[dict[str, str]] = []
+    messages: list[Message] = []
     if request.system is not None:
         parts = request.system
         text = parts if isinstance(parts, str) else "".join(_text(part) for part in parts)
-        messages.append({"role": "system", "content": text})
-    for message in request.messages:
-        role = {"developer": "system", "tool": "user"}.get(message.role, message.role)
-        between = "" if all(isinstance(part, lm15.TextPart) for part in message.parts) else "\n"
-        messages.append({"role": role, "content": between.join(map(_text, message.parts))})
+        messages.append(message("system", text))
+    for sent in request.messages:
+        role = {"developer": "system", "tool": "user"}.get(sent.role, sent.role)
+        between = "" if all(isinstance(part, lm15.TextPart) for part in sent.parts) else "\n"
+        messages.append(message(role, between.join(map(_text, sent.parts))))
     return tuple(messages)
 
 
@@ -221,13 +221,13 @@ def _text(part: Any) -> str:
     return cast(str, part.text)
 
 
-async def complete_messages(lm: dspy.BaseLM, messages: Sequence[Mapping[str, str]]) -> str:
+async def complete_messages(lm: dspy.BaseLM, messages: Sequence[Message]) -> str:
     """Return what an LM writes after these messages, with its own settings."""
     if not isinstance(lm, dspy.LM):  # with a ``forward`` of its own, which DSPy 3.5 no longer takes
-        [first, *_] = await lm.acall(messages=[dict(message) for message in messages])
+        [first, *_] = await lm.acall(messages=[dict(one) for one in messages])
         return str(first["text"] if isinstance(first, Mapping) else first)
     settings = {name: value for name, value in lm.kwargs.items() if name in _GENERATION and value is not None}
-    body = {**settings, "model": lm.model, "messages": [dict(message) for message in messages]}
+    body = {**settings, "model": lm.model, "messages": [dict(one) for one in messages]}
     cached = {name: lm.kwargs[name] for name in ("rollout_id",) if lm.kwargs.get(name) is not None}
     response = await lm.acall(lm15.request_from_openai_chat(body), **cached)
     return "".join(part.text for part in response.message.parts if isinstance(part, lm15.TextPart))

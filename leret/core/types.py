@@ -40,6 +40,26 @@ def digest(*parts: Json) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
+Message = Mapping[str, Any]
+"""One message of a chat: the JSON object that OpenAI's API, chat templates, and the store hold.
+
+Build it by `message` and read it by `text_of`. Text is ``content``; a tool call will be a further key of both.
+"""
+
+Messages = tuple[Message, ...]
+"""Messages in order, the system's first."""
+
+
+def message(role: str, text: str) -> dict[str, Any]:
+    """Build a message from its parts. Text is the only kind of part."""
+    return {"role": role, "content": text}
+
+
+def text_of(message: Message) -> str:
+    """Render the parts of a message as text."""
+    return str(message["content"])
+
+
 class SharedInstance:
     """A model or connections that copies of a program share, deep ones too; DSPy's optimizers copy programs."""
 
@@ -201,7 +221,7 @@ class State:
     step: int
     predictor: str
     inputs: Mapping[str, Json]
-    messages: tuple[Mapping[str, str], ...]
+    messages: Messages
     parent: str | None = None
 
     @property
@@ -301,7 +321,7 @@ class LMCall:
 
     predictor: str
     inputs: Mapping[str, Json]
-    messages: tuple[Mapping[str, str], ...]
+    messages: Messages
     completion: str | None
     outputs: Mapping[str, Json] | None
     value: float | None = None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import aiohttp
     from tenacity import AsyncRetrying, RetryCallState
 
-    from leret.core.usage import UsageMeter
+    from leret.http.usage import UsageMeter
 
 _LOG = logging.getLogger("leret")
 

@@ -7,9 +7,7 @@ from typing import Protocol
 
 from leret.core.errors import PolicyError
 from leret.core.types import Choice
-
-Messages = tuple[dict[str, str], ...]
-"""``{"role": ..., "content": ...}`` in order, as DSPy's adapters format them."""
+from leret.core.types import Messages as Messages  # noqa: PLC0414  re-exported
 
 
 @dataclass(frozen=True, slots=True)

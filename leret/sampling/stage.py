@@ -26,7 +26,7 @@ from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.stages import completed, is_complete_parquet, mark_completed, stage_key
 from leret.core.types import Outcome, Task
-from leret.core.usage import UsageByPrompt, UsageEvents
+from leret.http.usage import UsageByPrompt, UsageEvents
 from leret.policies.base import Policy
 from leret.policies.load import PolicySet, open_policies, probe, sampled_policy
 from leret.programs.checks import check_path

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
-from leret.policies.base import Messages
+from leret.core.types import Messages, message, text_of
 from leret.policies.local.chat_template import apply_template, n_common
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class TrainingExample:
 
 def plain(messages: Sequence[Any]) -> Messages:
     """Messages with role and content as texts."""
-    return tuple({"role": str(m["role"]), "content": str(m["content"])} for m in messages)
+    return tuple(message(str(one["role"]), text_of(one)) for one in messages)
 
 
 def finished_states(run: Run, predictors: Collection[str] | None = None) -> Iterator[StateSamples]:

@@ -36,7 +36,7 @@ def test_shipped_recipes_are_valid_and_say_what_they_are_for(name, monkeypatch):
     if folder == "sampling" and "kind: world" not in text:
         values = ["data.questions=README.md"]  # the user's own
         values.append("data.noise=[README.md]" if "kind: babilong" in text else "data.corpus=README.md")
-        with pytest.raises(ConfigError, match=r"data\.questions is missing.*--set data\.questions=FILE.*leret init"):
+        with pytest.raises(ConfigError, match=r"data\.questions: missing.*--set data\.questions=FILE.*leret init"):
             load_all([name])
     problems = []
     try:

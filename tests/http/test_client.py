@@ -13,10 +13,10 @@ from aiohttp import web
 
 import leret.http.answers
 from leret.core.aio import submit
-from leret.core.usage import UsageMeter
 from leret.http.answers import ApiKey, RejectedError, RetryableError
 from leret.http.client import Call, Client
 from leret.http.endpoints import RateLimit
+from leret.http.usage import UsageMeter
 from tests.http.servers import Served, serving
 
 SECRET = "sk-0123456789abcdef"

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import PolicyError
-from leret.policies.base import Completion, Messages, PromptTooLongError
+from leret.core.types import Messages, message, text_of
+from leret.policies.base import Completion, PromptTooLongError
 from leret.policies.checkpoints import load_tokenizer
 
 if TYPE_CHECKING:
@@ -35,11 +36,11 @@ def apply_template(
     try:
         return tokenizer.apply_chat_template(list(messages), **how)
     except refusals as error:
-        if [message.get("role") for message in messages[:2]] == ["system", "user"]:
-            first = {"role": "user", "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}
+        if [one.get("role") for one in messages[:2]] == ["system", "user"]:
+            first = message("user", f"{text_of(messages[0])}\n\n{text_of(messages[1])}")
             with suppress(*refusals):
                 return tokenizer.apply_chat_template([first, *messages[2:]], **how)
-        roles = ", ".join(str(message.get("role")) for message in messages)
+        roles = ", ".join(str(one.get("role")) for one in messages)
         raise PolicyError(f"the chat template of {name} refuses messages of roles {roles} ({error})") from error
 
 

@@ -13,7 +13,7 @@ from leret.config.policy import LocalPolicySettings
 from leret.core.bundled import policy_directory
 from leret.core.errors import PolicyError
 from leret.core.types import SharedInstance
-from leret.core.usage import UsageMeter
+from leret.http.usage import UsageMeter
 from leret.policies.base import Completion, Messages, Request
 from leret.policies.checkpoints import find_model, load_model, model_digest, positions
 from leret.policies.local.batching import BatchWorker

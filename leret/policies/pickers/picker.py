@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from leret.config.policy import FeaturesSettings, PickerSettings
-from leret.core import hub
+from leret.core import bundled
 from leret.core.errors import PolicyError
 from leret.core.files import write_atomically
 from leret.core.types import STOP, Candidate, Choice, SharedInstance, digest
@@ -299,7 +299,7 @@ def open_picker(settings: PickerSettings) -> Picker:
     refuse_changed_weights(directory)
     function.load(directory, record)
     check_finite(function.module, directory)
-    return Picker(settings, function, directory.resolve().name, _digest(settings, hub.model_digest(directory)))
+    return Picker(settings, function, directory.resolve().name, _digest(settings, bundled.model_digest(directory)))
 
 
 def _digest(settings: PickerSettings, content: str | None) -> str:

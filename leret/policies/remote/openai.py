@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import PolicyError
 from leret.core.types import SharedInstance, digest
-from leret.core.usage import UsageMeter
 from leret.http.answers import Answer, ApiKey, HttpError, RejectedError, RetryableError, error_text, one_line
 from leret.http.client import Call, Carry, Client
+from leret.http.usage import UsageMeter
 from leret.policies.base import Completion, PromptTooLongError, Request
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import MissingDependency, PolicyError
 from leret.core.types import SharedInstance, digest
-from leret.core.usage import UsageMeter
 from leret.http.answers import Answer, HttpError, RejectedError
 from leret.http.client import Call
+from leret.http.usage import UsageMeter
 from leret.policies.base import Completion, Request
 from leret.policies.local.chat_template import load_template
 from leret.policies.remote.openai import (

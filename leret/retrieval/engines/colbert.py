@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from leret.config.retriever import ColbertSettings
+from leret.core.bundled import find_model, model_digest, require_model
 from leret.core.errors import RetrievalError, reason
-from leret.core.hub import find_model, model_digest, require_model
 from leret.core.progress import Progress, Silent
 from leret.core.types import Document, Ranking
 from leret.retrieval.base import CallableRetriever, Documents, clip_k, search_valid, to_valid_utf8

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leret.config.retriever import DenseSettings
+from leret.core.bundled import find_model, model_digest, require_model
 from leret.core.errors import RetrievalError, import_optional, reason
 from leret.core.files import atomic_file
-from leret.core.hub import find_model, model_digest, require_model
 from leret.core.progress import Progress
 from leret.core.types import Document, Ranking
 from leret.retrieval.base import CallableRetriever, Documents, clip_k, search_valid, to_valid_utf8

@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 from leret.core.aio import gathered, started
 from leret.core.errors import ConfigError, PolicyError, ProgramError, RetrievalError
 from leret.core.types import Failure, Outcome, Sample, State, Task, digest, json_encoder
-from leret.core.usage import UsageByPrompt
+from leret.http.usage import UsageByPrompt
 from leret.policies.base import Completion, Messages, Policy, Request
 from leret.programs.needs import Finished, NeedsChoice, NeedsCompletion, Step
 from leret.programs.prompts import ZERO_SHOT, Prompt

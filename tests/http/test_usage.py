@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from leret.core.runs import Run
-from leret.core.usage import UsageByPrompt, UsageEvents, UsageMeter
+from leret.http.usage import UsageByPrompt, UsageEvents, UsageMeter
 
 ENDPOINT = {"calls": 3, "retries": 2, "latency_p50_s": 0.25}
 METERED = SimpleNamespace(meter=SimpleNamespace(snapshot=lambda: ENDPOINT))
