@@ -27,8 +27,8 @@ def test_a_section_becomes_the_class_of_its_kind() -> None:
     [
         ({"fb_docs": 3}, "fb_docs", "not permitted"),
         ({"kind": "hybrid", "engines": [{}, {}], "weights": [0, 0]}, "weights", "0"),
-        ({"kind": "hybrid", "engines": [{"k": 5}, {}]}, "engines", "k is of the whole"),
-        ({"kind": "remote", "urls": ["http://me:secret@host"]}, "urls", "holds no user"),
+        ({"kind": "hybrid", "engines": [{"k": 5}, {}]}, "engines", "k belongs to"),
+        ({"kind": "remote", "urls": ["http://me:secret@host"]}, "urls", "remove user"),
         ({"kind": "colbert", "index_root": "x"}, "", "index_name"),
     ],
 )

@@ -116,7 +116,9 @@ def test_a_passing_failure_is_tried_again_counted_and_logged(fault, kind, caplog
 
 def test_the_wait_doubles_up_to_ten_seconds_and_ends_in_time():
     time = Time()
-    with pytest.raises(RetryableError, match=r"503.* gave up after \d+ attempts; see that the server is up") as caught:
+    with pytest.raises(
+        RetryableError, match=r"503.* gave up after \d+ attempts; check that the server is up"
+    ) as caught:
         run([Echo([web.Response(status=503)] * 99)], time=time, retry_for_s=60.0)
     assert 40 < time.clock() <= 60
     assert all(0.1 * 2**n <= wait <= 0.3 * 2**n for n, wait in enumerate(time.slept[:5]))

@@ -40,12 +40,12 @@ def test_a_failing_server_rests_longer_each_time_and_comes_back_with_one_request
     bad.n_in_flight = 1
     for rest_s in (0.5, 1.0, 2.0):
         pool.failed(bad, clock.now, outage())
-        assert bad.resting_until == clock.now + rest_s
+        assert bad.paused_until == clock.now + rest_s
         assert {pool.take(), pool.take()} == {good}
-        clock.now = bad.resting_until
+        clock.now = bad.paused_until
         assert [pool.take(), pool.take()] == [bad, good]  # one request shows whether it is well again
     pool.succeeded(bad)
-    assert (bad.n_failures, bad.resting_until) == (0, 0.0)
+    assert (bad.n_failures, bad.paused_until) == (0, 0.0)
 
 
 def test_requests_of_one_outage_count_as_one_failure(pool, clock):
@@ -93,7 +93,7 @@ def test_requests_start_apart_and_a_late_waker_takes_no_ones_place(clock):
 
 @pytest.mark.parametrize("url", ["host:80", "ftp://x", "http://", "http://h:x", "http://h:99999", "", "http://h/?a=b"])
 def test_what_is_no_url_is_refused(url):
-    with pytest.raises(ConfigError, match=r"retriever\.urls: .* is no URL"):
+    with pytest.raises(ConfigError, match=r"retriever\.urls: .* is not a URL"):
         checked_urls([url], "retriever.urls")
     with pytest.raises(ConfigError, match="is empty"):
         checked_urls([], "policy.urls")

@@ -150,7 +150,7 @@ def test_a_run_over_pubmed_needs_no_corpus_and_replays_without_a_network(place, 
         ("{kind: pubmed, max_date: soon}", "should match pattern"),
         ("{kind: clinicaltrials, max_date: 2001/05/01}", "should match pattern"),
         ("{kind: pubmed, emial: x}", "did you mean retriever.email"),
-        ("{kind: hybrid, engines: [{kind: bm25, k: 9}, {kind: bm25}]}", "k is of the whole retriever"),
+        ("{kind: hybrid, engines: [{kind: bm25, k: 9}, {kind: bm25}]}", "k belongs to the whole retriever"),
     ],
 )
 def test_mistakes_in_a_recipe_are_told_with_their_place(tmp_path, retriever, says):

@@ -23,9 +23,9 @@ def test_similarity_is_at_its_maximum_on_the_gold_outcome(monkeypatch):
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (lambda outcome: 1.0, "worth no less"),
+        (lambda outcome: 1.0, "gets no less"),
         (lambda outcome: -float(bool(outcome.outputs)), "nothing parsed"),
-        (lambda outcome: float(outcome.n_steps), "six LM calls is worth 6"),
+        (lambda outcome: float(outcome.n_steps), "six LM calls gets 6"),
         (lambda outcome: None, "no value for the gold outcome"),
     ],
 )
