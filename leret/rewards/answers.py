@@ -1,7 +1,7 @@
 """Rewards of a program's answer against the reference answers of its task: at most 1, higher is better.
 
-The answer is the prediction's field ``answer``, the ``field`` that a recipe names, or the only text. The best of several
-references counts. A task without a reference answer, and a program that has not ended, have no value (None). A program
+The answer is the prediction's field ``answer``, the ``field`` that a recipe names, or the only text. The best of
+several references counts. Without a reference answer, or before the program's end, there is no value (None). A program
 that ended without an answer gets 0.
 
 `em` and `f1` normalise like the official scripts of SQuAD, HotpotQA, MuSiQue and 2WikiMultihopQA: lower case, no
@@ -92,7 +92,7 @@ def babi_em(outcome: Outcome, field: str | None = None) -> float | None:
 
 
 def rouge(kind: str) -> Callable[..., float | None]:
-    """Return ROUGE's F measure (``rouge1``, ``rouge2``, ``rougeL``) by Google's rouge-score; ``stem`` compares stems."""
+    """Return ROUGE's F measure (``rouge1``, ``rouge2``, ``rougeL``) by rouge-score; ``stem`` compares stems."""
 
     def value(outcome: Outcome, field: str | None = None, stem: bool = False) -> float | None:
         return _best(outcome, field, lambda a, r: float(_rouge_scorer(kind, stem).score(r, a)[kind].fmeasure))

@@ -19,8 +19,8 @@ _recall = of_ranking(recall)
 def format(outcome: Outcome, think: bool = False) -> float:
     """Return 1 if the completion parses into fields, else 0.
 
-    A sample that does not parse has no reward except the recipe's ``unparsed_reward``, so 0 only occurs in programs that
-    continue anyway. With ``think``, the completion must also begin with one ``<think>...</think>`` and continue.
+    A sample that does not parse has no reward except the recipe's ``unparsed_reward``, so 0 only occurs in programs
+    that continue anyway. With ``think``, the completion must also begin with one ``<think>...</think>`` and continue.
     """
     return float(bool(outcome.outputs) and (not think or _THOUGHT.fullmatch(outcome.text) is not None))
 

@@ -36,7 +36,7 @@ def test_bad_records_are_reported_and_not_refused(tmp_path: Path) -> None:
     assert report.skipped == {"missing field": 1, "duplicate id": 1}
     assert report.problems[0].startswith(f"{path}:3: field 'question'")
     assert report.problems[1].startswith(f"{corpus}:4: document 'A'")
-    with pytest.raises(DataError, match="was there before"):
+    with pytest.raises(DataError, match="also at number"):
         inspect("jsonl", json_lines(tmp_path / "good", QUESTIONS), corpus, skip_invalid=False)
 
 

@@ -70,7 +70,10 @@ def test_skipped_records_are_counted_by_kind_and_the_rest_is_read(tmp_path: Path
 
 
 def test_unknown_options_of_the_world_are_refused() -> None:
-    for options, says in (({"n_trian": 3}, "'n_trian'; it has n_train"), ({"n_train": "many"}, "'many'")):
+    for options, says in (
+        ({"n_trian": 3}, "'n_trian' of the world; available: n_train"),
+        ({"n_train": "many"}, "'many'"),
+    ):
         with pytest.raises(DataError, match=says):
             load("world", options=options)
 
@@ -85,11 +88,11 @@ FILES: dict[str, tuple[str, list[Any], str]] = {
     "facts that are no pairs": ("hotpotqa", changed(HOTPOT[0], supporting_facts=[["Ada"]]), r"\[title, sent_id\]"),
     "no facts": ("hotpotqa", changed(HOTPOT[0], supporting_facts=[]), "'supporting_facts' is empty"),
     "a context of no kind": ("hotpotqa", changed(HOTPOT[0], context="none"), "'context' is 'none'"),
-    "a title that is a number": ("hotpotqa", changed(HOTPOT[0], context=[[3, ["x"]]]), "3 where a title"),
+    "a title that is a number": ("hotpotqa", changed(HOTPOT[0], context=[[3, ["x"]]]), "3, not a title"),
     "sentences that are none": ("hotpotqa", changed(HOTPOT[0], context=[["Ada", 3]]), "of 'Ada' is 3"),
     "a fact of no document": ("hotpotqa", changed(HOTPOT[0], supporting_facts=[["Zoe", 0]]), "'Zoe' of question '5a'"),
     "no id": ("2wiki", changed(HOTPOT[0], _id=None), "'_id' or 'id' is missing"),
-    "no paragraphs": ("musique", changed(MUSIQUE[0], paragraphs=[]), "holds no document"),
+    "no paragraphs": ("musique", changed(MUSIQUE[0], paragraphs=[]), "has no documents"),
     "another set's file": ("musique", HOTPOT, "'paragraphs' should be a list"),
     "no answer in any": ("musique", changed(MUSIQUE[0], paragraphs=MUSIQUE[0]["paragraphs"][1:2]), "'is_supporting'"),
     "no corpus": ("hover", HOVER, r"data\.corpus is missing"),

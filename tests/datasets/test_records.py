@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from leret.core.errors import DataError
 from leret.datasets import records as module
-from leret.datasets.records import Problems, opened, records
+from leret.datasets.records import Problems, open_compressed, records
 from tests.datasets.writing import DOCUMENTS, array, json_lines, load_tasks
 
 _GOOD = b'{"id": "q1", "question": "Who?", "relevant_doc_ids": ["A"]}\n'
@@ -85,7 +85,7 @@ def test_big_arrays_are_not_held_in_memory(tmp_path: Path) -> None:
 
 
 FILES: dict[str, tuple[bytes, str]] = {
-    "item is a number": (b'[{"a": 1}, 2]', "item 2: int where a JSON object should be"),
+    "item is a number": (b'[{"a": 1}, 2]', "item 2: int, not a JSON object"),
     "no comma": (b'[{"a": 1}\n {"a": 2}]', "item 2: broken JSON"),
     "cut off in a string": (b'[{"a": 1}, {"a": "x', "item 2: broken JSON"),
     "array not UTF-8": (b'[{"a": "\xff"}]', "invalid bytes in UTF8"),
@@ -137,7 +137,9 @@ def test_equal_faults_are_told_once_with_a_count_and_ten_different_ones_at_most(
     assert "25 bad records\n" in str(caught.value)
     assert str(caught.value).count("broken JSON") == 1
     assert f"{path}:1: broken JSON" in str(caught.value)
-    assert "(25 records: also 2, 3, 4 ...)\nmend them, or leave them out with data.skip_invalid" in str(caught.value)
+    assert "(25 records: also 2, 3, 4 ...)\ncorrect them, or skip and count them with data.skip_invalid" in str(
+        caught.value
+    )
     path.write_bytes(b"".join(b"nonsense%d\n" % (i % 13) for i in range(26)))
     with pytest.raises(DataError, match=r"more\nmend them$") as caught:  # nothing would be left to read
         load_tasks("jsonl", str(path))
@@ -151,7 +153,7 @@ def test_small_files_that_grow_are_read_in_pieces(
 ) -> None:
     monkeypatch.setattr(module, "MAX_RECORD", 1 << 20)
     (tmp_path / "bomb").write_bytes(compress(b"\x01" * (40 << 20)))
-    with opened(tmp_path / "bomb") as file:
+    with open_compressed(tmp_path / "bomb") as file:
         assert len(file.read(1 << 20)) == 1 << 20
     with pytest.raises(DataError, match="a line is longer than 1 MiB"):
         load_tasks("jsonl", str(tmp_path / "bomb"))

@@ -117,7 +117,7 @@ def test_a_story_is_of_one_split(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "says"),
-    [("a story without a number", "no line of bAbI"), ("3 Where is John?\tgarden\t9", "from 0 to 1"),
+    [("a story without a number", "not a line of bAbI"), ("3 Where is John?\tgarden\t9", "from 0 to 1"),
      ("3 Where is John?\tgarden", "from 0 to 1")],
 )  # fmt: skip
 def test_bad_lines_are_told_with_their_place(tmp_path: Path, line: str, says: str) -> None:
