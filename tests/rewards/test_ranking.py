@@ -1,4 +1,4 @@
-"""Measures of a ranking, by hand and against ir_measures; their names, cut-offs, and what adds a kind."""
+"""Measures of a ranking by hand and against ir_measures; names, cut-offs, and a new reward."""
 
 import random
 
@@ -38,7 +38,7 @@ def test_by_hand(doc_ids, by_hand):
     assert {name: scoring(name)(outcome(doc_ids, "ab")) for name in by_hand} == pytest.approx(by_hand)
 
 
-def test_no_gold_is_no_value():
+def test_ranking_without_gold_has_no_value():
     for name in RANKING:
         assert REWARDS[name](outcome("a", ())) is None
         with pytest.raises(ValueError, match="without gold"):
@@ -49,7 +49,7 @@ ORACLES = {"ap": "AP", "recall": "R", "rr": "RR", "ndcg": "nDCG", "success": "Su
 
 
 @pytest.mark.parametrize("name", ["ap", "ap@3", "recall@3", "rr", "ndcg", "ndcg@4", "success@2"])
-def test_equal_to_ir_measures_on_random_rankings(name):
+def test_measures_equal_ir_measures_on_random_rankings(name):
     base, at, k = name.partition("@")
     oracle, rng = ir_measures.parse_measure(ORACLES[base] + at + k), random.Random(0)
     for _ in range(60):
@@ -77,6 +77,6 @@ def test_a_reward_is_one_function_and_one_line(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["map", "recall@", "recall@0", "recall@x", "@3", "recall@²", "recall@٣"])
-def test_an_unknown_name_is_refused_with_those_there_are(name):
+def test_unknown_name_is_refused_with_the_available_ones(name):
     with pytest.raises(ConfigError, match=r"sampling.reward: unknown measure .*available: recall, ap"):
         scoring(name, "sampling.reward")

@@ -1,4 +1,4 @@
-"""Rewards of several parts, by form, in tiers, and of the user's own."""
+"""Rewards of several parts, by format, in tiers, and users' functions."""
 
 import math
 
@@ -8,7 +8,6 @@ from leret.config.sampling import RewardSettings
 from leret.core.errors import ConfigError
 from leret.core.types import Outcome, Passage, Task
 from leret.rewards import faults, scoring
-from leret.rewards.form import TIERS
 from leret.rewards.functions import source_digest
 
 
@@ -27,10 +26,6 @@ def spec(parts, **values):
 )
 def test_deepretrieval_rewards_recall_in_tiers(n_found, worth):
     assert scoring("deepretrieval")(outcome(n_found)) == worth
-    assert min(least for least, _ in TIERS) == 0.05
-
-
-def test_deepretrieval_takes_a_cut_off_and_needs_gold():
     assert scoring("deepretrieval@1")(outcome(20)) == 0.1
     assert scoring("deepretrieval")(outcome(0, 0)) is None
 
@@ -48,17 +43,13 @@ def test_deepretrieval_takes_a_cut_off_and_needs_gold():
         ("x <think>so</think>", True, 0),
     ],
 )
-def test_a_format_is_there_or_not(text, think, worth):
+def test_format_requires_fields_and_one_thought(text, think, worth):
     one = spec({"format": {"think": think}})
     assert scoring(one)(outcome(text=text, outputs={"query": "x"})) == worth
     assert scoring(one)(outcome(text=text)) == 0  # nothing was parsed
 
 
-def test_steps_cost_one_each():
-    assert [scoring("steps")(outcome(n_steps=n)) for n in (1, 2, 4)] == [0, -1, -3]
-
-
-def test_parts_stay_apart_and_those_that_do_not_apply_are_left_out():
+def test_parts_stay_apart_and_missing_ones_are_left_out():
     found = scoring(spec({"recall": 2, "steps": 0.5, "f1": 9}))
     values = found.values(outcome(10, n_steps=3))
     assert values == {"recall": 0.5, "steps": -2}
@@ -67,7 +58,7 @@ def test_parts_stay_apart_and_those_that_do_not_apply_are_left_out():
 
 
 @pytest.mark.parametrize("mixer", ["std", "pca", "normalize_then_sum"])
-def test_an_outcome_alone_is_the_sum_by_weights(mixer):
+def test_single_outcome_gets_the_weighted_sum(mixer):
     assert scoring(spec({"recall": 2, "steps": 0.5}, mixer=mixer))(outcome(10, n_steps=2)) == 0.5
 
 
@@ -105,22 +96,15 @@ def own(tmp_path):
     return path
 
 
-def test_a_function_in_a_file_is_a_reward(own):
+def test_users_function_is_a_reward_and_follows_its_file(own):
     name = f"{own}:titles"
     assert scoring(name)(outcome(1)) == 1
     assert list(scoring(name).parts) == ["own.py:titles"]
     assert scoring(spec({name: {"least": 2}}))(outcome(1)) == 0
-
-
-def test_an_edited_file_is_another_reward(own):
-    name, before = f"{own}:titles", source_digest(f"{own}:titles")
-    assert scoring(name)(outcome(1)) == 1
+    before = source_digest(name)
     own.write_text("def titles(outcome):\n    return 7\n")
     assert scoring(name)(outcome(1)) == 7
     assert source_digest(name) != before
-
-
-def test_a_function_of_a_module_is_a_reward():
     assert scoring("tests.rewards.own_reward:found")(outcome(3)) == 3
     assert source_digest("tests.rewards.own_reward:found") is not None
 
@@ -133,13 +117,13 @@ def test_a_function_of_a_module_is_a_reward():
         ("tests.rewards.own_reward:other", "has no function 'other'; it has found"),
     ],
 )
-def test_a_function_that_is_not_there_is_refused(name, says):
+def test_missing_function_is_refused(name, says):
     with pytest.raises(ConfigError, match=f"reward: .*{says}"):
         scoring(name, "reward")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_reward_is_a_finite_number(value):
+def test_reward_must_be_finite(value):
     with pytest.raises(ConfigError, match=r"own is .* for question q; return a finite number"):
         scoring(lambda outcome: value, "own").values(outcome())
 
@@ -171,7 +155,7 @@ async def later(outcome):
     ],
 )
 @pytest.mark.filterwarnings("ignore:coroutine")
-def test_an_error_of_a_users_reward_has_its_line_and_question(tmp_path, name, says):
+def test_error_of_a_users_reward_names_line_and_question(tmp_path, name, says):
     (tmp_path / "mine.py").write_text(OWN)
     with pytest.raises(ConfigError, match=f"{name} failed for question q: {says}.*correct the function"):
         scoring(f"{tmp_path}/mine.py:{name}")(outcome())
