@@ -16,7 +16,7 @@ QUESTIONS_ALONE = frozenset({"jsonl", "hover", "chunks", "babilong", "episodes"}
 
 
 class DataSettings(KindSettings):
-    """Keys of every kind of `leret.datasets.formats.READERS`. A kind without keys of its own is a `FileSettings`."""
+    """Keys of every kind of `leret.datasets.formats.READERS`. A kind without further keys is a `FileSettings`."""
 
     default_kind = "jsonl"
 

@@ -133,7 +133,7 @@ def _keys(models: Iterable[Any]) -> set[str]:
 
 
 def stage_of(value: Mapping[str, Any]) -> Any:
-    """Return the class of a recipe: the only stage with keys of its own in it; None if there is not exactly one."""
+    """Return the class of a recipe, identified by keys of a single stage; None if no stage or several fit."""
     keys = {stage: _keys((stage, *models_in(stage))) for stage in _FOLDERS}
     others = {stage: set().union(*(keys[other] for other in keys if other is not stage)) for stage in keys}
     fits = [stage for stage in keys if set(value) & (keys[stage] - others[stage])]
@@ -263,7 +263,6 @@ def _validate(placed: Placed, model: type[R], check: Check, optional: Collection
 
 
 def _clashes(recipe: Recipe) -> Iterator[Clash]:
-    """Yield the impossible combinations of valid values."""
     if isinstance(recipe, SamplingRecipe):
         yield from _sampling_clashes(recipe)
     elif isinstance(recipe, TrainingRecipe):

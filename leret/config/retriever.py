@@ -56,7 +56,7 @@ class RetrieverSettings(KindSettings):
 
     @property
     def needs_corpus(self) -> bool:
-        """Whether the engine searches the documents of ``data.corpus``; a server has its own."""
+        """True if the engine searches the documents of ``data.corpus``; a server has its own."""
         return self.index_kind is not None
 
     def index_directory(self, cache: Path) -> Path | None:

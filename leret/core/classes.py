@@ -20,7 +20,7 @@ def path_of(kind: type) -> str:
         module = spec.name if spec else Path(file).stem if file else module
     path = f"{module}:{name}"
     if module == "__main__" or "<locals>" in path or (module == kind.__module__ and class_at(path) is not kind):
-        raise ProgramError(f"{path} cannot be imported by another process; put the class into a module of its own")
+        raise ProgramError(f"{path} cannot be imported by another process; move the class to a module")
     return path
 
 

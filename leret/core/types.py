@@ -102,12 +102,11 @@ class Task:
         gold: Iterable[str] = (),
         type: str | None = None,
         hops: int | None = None,
-        split: str | None = None,
-        relevance: Mapping[str, int] | None = None,
+        **facts: Any,
     ) -> Task:
         """Build a task with one text input, ``question``, and at most one reference answer."""
         answers = () if answer is None else (answer,)
-        return cls(id, {"question": text}, tuple(gold), answers, type, hops, split, relevance or {})
+        return cls(id, {"question": text}, tuple(gold), answers, type, hops, **facts)
 
     @property
     def text(self) -> str:
@@ -299,7 +298,7 @@ class Sample:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether leret samples the predictor, so that a training can use the sample."""
+        """True if leret samples the predictor, so that a training can use the sample."""
         return self.components.get("sampled") != 0
 
 
@@ -363,7 +362,7 @@ class Rollout:
 
     @property
     def unparsed(self) -> bool:
-        """Whether the run ended with a completion that is not in the adapter's format."""
+        """True if the run ended with a completion that is not in the adapter's format."""
         return self.failure is not None and self.failure.kind == "parse"
 
     @property

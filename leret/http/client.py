@@ -166,7 +166,6 @@ class Client:
             await local.session.close()
 
     async def _attempt(self, local: _PerLoop, call: Call, read: Callable[[Answer], T], timeout_s: float) -> T:
-        """Send a request once; HttpError if it fails."""
         async with local.slots:
             endpoint = (local.pool.take() if self._rate is None else None) or await self._turn(local.pool)
             sent = self._clock()

@@ -140,7 +140,7 @@ class Scoring:
 
     @property
     def needs_group(self) -> bool:
-        """Whether the reward of a sample depends on the other samples of its state."""
+        """True if the reward of a sample depends on the other samples of its state."""
         return self.mixer in GROUP_MIXERS
 
     def __call__(self, outcome: Outcome) -> float | None:

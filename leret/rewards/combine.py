@@ -84,7 +84,7 @@ MIXERS: Mapping[str, Callable[[Array, Array], Array]] = {
 """Mixers by name in recipes; they get the samples with at least one part, and the weights."""
 
 GROUP_MIXERS = frozenset({"std", "pca", "normalize_then_sum"})
-"""Mixers whose reward of a sample depends on the other samples of its state."""
+"""Mixers in which the reward of a sample depends on the other samples of its state."""
 
 
 def mix(mixer: str, parts: Array, scale: Array) -> Array:

@@ -113,7 +113,6 @@ def fact_f1(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None)
 
 
 def _hits(doc_ids: Sequence[str], gold: Collection[str], k: int | None) -> list[int]:
-    """Return the ranks, from 1, of the gold documents."""
     if not gold:
         raise ValueError("a ranking without gold documents has no value")
     ids = set(gold)

@@ -77,7 +77,7 @@ def test_impossible_combinations_are_refused(override: str, key: str) -> None:
     assert found.startswith(key)
 
 
-def test_missing_files_are_listed_beside_other_faults() -> None:
+def test_missing_files_are_listed_with_other_faults() -> None:
     text = """\
 data: {kind: jsonl, corpus: c.jsonl, questions: q.jsonl}
 policy: {model: m}
@@ -95,7 +95,7 @@ sampling: {bank: {path: bank}, samples: 0}
 
 
 @pytest.mark.parametrize("place", ["", "around/recipes", "around"])
-def test_paths_are_found_here_beside_and_around_the_recipe(folder: Path, place: str) -> None:
+def test_paths_are_looked_up_around_the_recipe(folder: Path, place: str) -> None:
     recipe = folder / "around/recipes/r.yaml"
     recipe.parent.mkdir(parents=True)
     recipe.write_text("data: {kind: hotpotqa, questions: q.jsonl}\nprogram: {adapter: {kind: compact}}\n")
@@ -103,7 +103,7 @@ def test_paths_are_found_here_beside_and_around_the_recipe(folder: Path, place: 
     assert load_recipe(recipe, SamplingRecipe).data.questions == str(folder / place / "q.jsonl")
 
 
-def test_paths_that_need_not_be_there(folder: Path) -> None:
+def test_some_paths_may_be_missing(folder: Path) -> None:
     assert read("data={kind: hotpotqa, questions: 'hf:owner/name'}").data.questions == "hf:owner/name"
     assert read("policy.model=owner/name").policy.model == "owner/name"
     read("data={kind: jsonl, questions: r.yaml}", "retriever={kind: pubmed}")  # it has documents of its own
@@ -143,16 +143,16 @@ ALIASES = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10
         (GOOD + "sampling: {reward: recal, samples: 0}\n", "r.yaml:6: sampling.reward: unknown"),
     ],
 )
-def test_what_is_no_recipe_is_named_with_its_line(text: str, says: str) -> None:
+def test_faulty_file_is_refused_with_its_line(text: str, says: str) -> None:
     assert any(says in problem for problem in problems(text=text))
 
 
 @pytest.mark.parametrize("override", ["sampling.samples", "=3", "a..b=3", "sampling.samples=[1", "policy.model.x=1"])
-def test_overrides_that_cannot_be_read_are_refused(override: str) -> None:
+def test_malformed_overrides_are_refused(override: str) -> None:
     assert problems(override)[0].startswith(f"--set {override}: ")
 
 
-def test_the_loop_takes_short_names_in_the_order_of_its_stages() -> None:
+def test_short_names_follow_the_order_of_stages() -> None:
     sampling, *others = load_all(["demo", "demo-sft", "demo-ipo", "demo"], ["data.limit=7", "seed=5"])
     assert sampling == load_recipe("sampling/demo.yaml", SamplingRecipe, ["data.limit=7"])
     kinds = [next(kind for kind in (TrainingRecipe, EvalRecipe) if isinstance(recipe, kind)) for recipe in others]
@@ -171,7 +171,7 @@ eval:
 """
 
 
-def test_one_file_holds_a_run_and_an_override_goes_to_the_stages_that_have_its_key() -> None:
+def test_overrides_go_to_the_stages_with_their_key() -> None:
     Path("r.yaml").write_text(WHOLE)
     sampling, sft, ipo, evaluation = load_all(["r.yaml"], ["seed=3", "sampling.seed=4", "limit=5"], known_names())
     assert isinstance(sampling, SamplingRecipe)
@@ -188,7 +188,7 @@ def test_one_file_holds_a_run_and_an_override_goes_to_the_stages_that_have_its_k
     assert load_recipe("r.yaml", TrainingRecipe).algorithm == "dpo"
 
 
-def test_faults_in_the_sections_of_one_file_have_their_lines() -> None:
+def test_faults_in_sections_have_their_lines() -> None:
     Path("r.yaml").write_text(WHOLE.replace("init_from", "init_form").replace("systems", "sistems"))
     with pytest.raises(ConfigError) as caught:
         load_all(["r.yaml"])
@@ -199,14 +199,14 @@ def test_faults_in_the_sections_of_one_file_have_their_lines() -> None:
             load_all(["r.yaml"])
 
 
-def test_overrides_that_no_recipe_takes_are_told_with_all_else() -> None:
+def test_unmatched_overrides_are_listed_with_other_faults() -> None:
     with pytest.raises(ConfigError) as caught:
         load_all(["sampling/demo.yaml", "training/demo-sft.yaml"], ["datum.limit=7", "data.limit=x", "lr=fast"])
     places = [problem.split(":")[0] for problem in caught.value.problems]
     assert places == ["--set data.limit", "--set datum.limit=7", "--set lr=fast"]
 
 
-def test_a_run_that_another_version_wrote_is_refused_with_the_key(tmp_path: Path) -> None:
+def test_recipe_of_another_version_is_refused_with_its_key(tmp_path: Path) -> None:
     run = Run.create(tmp_path)
     recipe = load_recipe("sampling/demo.yaml", SamplingRecipe)
     section = recipe.model_dump(mode="json")

@@ -24,14 +24,14 @@ def test_splits_are_disjoint_and_complete(tmp_path: Path) -> None:
     assert sorted(found) == sorted((str(q["id"]), split_of(str(q["id"]))) for q in ASKED)
 
 
-def test_a_larger_limit_only_adds_whatever_the_order_of_the_file(tmp_path: Path) -> None:
+def test_larger_limit_only_adds_in_any_order_of_the_file(tmp_path: Path) -> None:
     path, turned = json_lines(tmp_path / "q", ASKED), json_lines(tmp_path / "turned", ASKED[::-1])
     few, more = (load_tasks("jsonl", path, split="train", limit=n).items for n in (10, 40))
     assert more[:10] == few == load_tasks("jsonl", turned, split="train", limit=10).items
     assert load_tasks("jsonl", path, split="train", limit=10, seed=1).items != few
 
 
-def test_parts_are_disjoint_complete_and_only_grow_with_the_limit(tmp_path: Path) -> None:
+def test_parts_are_disjoint_complete_and_grow_with_the_limit(tmp_path: Path) -> None:
     path = json_lines(tmp_path / "q", ASKED)
 
     def part(which: str | None, limit: int | None = 30) -> set[str]:
@@ -52,7 +52,7 @@ def test_a_split_in_the_file_wins_over_the_hash(tmp_path: Path) -> None:
         load_tasks("jsonl", json_lines(tmp_path / "few", [*records[2:4], records[0]]), split="dev")
 
 
-def test_held_out_is_the_test_split_and_what_has_a_text_of_it_whatever_is_read(tmp_path: Path) -> None:
+def test_held_out_is_split_test_and_questions_with_its_texts(tmp_path: Path) -> None:
     splits = [("a", "one", "train"), ("b", "two", "test"), ("c", "two", "train"), ("d", "three", "dev")]
     records = [{"id": i, "question": text, "relevant_doc_ids": ["A"], "split": split} for i, text, split in splits]
     path = json_lines(tmp_path / "q", records)
@@ -111,7 +111,7 @@ def test_bad_sources_are_refused(form: str, records: list[Any], says: str, tmp_p
     [(QUESTIONS, "jsonl"), (HOTPOT, "hotpotqa"), (HOVER, "hover"), (MUSIQUE, "musique"), ([{"qid": 1}], "jsonl"),
      ([{**HOTPOT[0], "evidences": []}], "2wiki")],
 )  # fmt: skip
-def test_the_kind_is_told_by_the_first_record(records: list[Any], kind: str, tmp_path: Path) -> None:
+def test_kind_is_detected_by_the_first_record(records: list[Any], kind: str, tmp_path: Path) -> None:
     assert detect_kind(json_lines(tmp_path / "q", records)) == kind
     assert detect_kind(str(tmp_path)) == "beir"
 

@@ -42,7 +42,7 @@ def read(path: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("compress", COMPRESS)
-def test_lines_and_arrays_compressed_or_not_hold_the_same(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
+def test_lines_and_arrays_may_be_compressed(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
     path = tmp_path / "a"  # told by the first bytes, not by the name
     for indent in (None, 0, 2):
         _ = json_lines(path, DOCUMENTS) if indent is None else array(path, DOCUMENTS, indent)
@@ -51,7 +51,7 @@ def test_lines_and_arrays_compressed_or_not_hold_the_same(tmp_path: Path, compre
         assert read(path) == DOCUMENTS
 
 
-def test_byte_order_mark_crlf_and_blank_lines_are_passed_over(tmp_path: Path) -> None:
+def test_byte_order_mark_crlf_and_blank_lines_are_skipped(tmp_path: Path) -> None:
     for content in (b'\xef\xbb\xbf{"a": 1}\r\n\r\n  {"a": 2}\r\n', b'\xef\xbb\xbf \n[{"a": 1},\n{"a": 2}]'):
         (tmp_path / "q").write_bytes(content)
         assert read(tmp_path / "q") == [{"a": 1}, {"a": 2}]
@@ -112,7 +112,7 @@ def test_bad_files_are_refused_with_their_place(content: bytes, says: str, tmp_p
         load_tasks("jsonl", str(tmp_path / "file"))
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_missing_file_and_directory_are_refused(tmp_path: Path) -> None:
     for path, says in ((tmp_path, "is a directory"), (tmp_path / "file", "no such file")):
         with pytest.raises(DataError, match=says):
             load_tasks("jsonl", str(path))
@@ -129,7 +129,7 @@ def test_a_padded_gzip_file_is_read(tmp_path: Path) -> None:
     assert len(load_tasks("jsonl", str(tmp_path / "q.gz"))) == 1
 
 
-def test_equal_faults_are_told_once_with_a_count_and_ten_different_ones_at_most(tmp_path: Path) -> None:
+def test_equal_faults_are_counted_and_ten_different_ones_shown(tmp_path: Path) -> None:
     path = tmp_path / "q"
     path.write_bytes(b"nonsense\n" * 25 + _GOOD)
     with pytest.raises(DataError) as caught:

@@ -19,7 +19,7 @@ def passages(doc_ids):
 
 
 def outcome(doc_ids, gold):
-    task = Task.question("q", "?", gold=tuple(gold), relevance=gold if isinstance(gold, dict) else None)
+    task = Task.question("q", "?", gold=tuple(gold), relevance=gold if isinstance(gold, dict) else {})
     return Outcome(task, ranking=passages(doc_ids))
 
 

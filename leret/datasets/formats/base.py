@@ -26,11 +26,11 @@ class Reader(Protocol):
 
     @property
     def brings_documents(self) -> bool:
-        """Whether the source of the tasks also has documents, so that `data.corpus` may be absent."""
+        """True if the source of the tasks also has documents, so that `data.corpus` may be absent."""
 
     @property
     def repeats_documents(self) -> bool:
-        """Whether documents repeat (in the contexts of several questions); the first one counts."""
+        """True if documents repeat (in the contexts of several questions); the first one counts."""
 
     def fits(self, record: Fields) -> bool:
         """Check that a file with this first record is of this kind."""

@@ -37,7 +37,6 @@ from leret.datasets.records import BadRecord
 
 
 def _titles(record: Fields) -> tuple[str, ...]:
-    """Return the different titles of the supporting facts, in order."""
     titles = [title for title, _ in rows(record, "supporting_facts", "title", "sent_id")]
     if not titles:
         raise BadRecord("no gold", "field 'supporting_facts' is empty: a question needs gold documents to be scored")
@@ -83,7 +82,6 @@ def _hover(record: Fields) -> Task:
 
 
 def _paragraphs(record: Fields) -> list[tuple[Document, bool]]:
-    """Return the documents of MuSiQue's paragraphs, and whether each is gold."""
     value = record.get("paragraphs")
     if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
         fields = ", ".join(map(repr, record))

@@ -61,7 +61,7 @@ def generate(
     for split, cast in casts.items():
         asked = _ask(rng, cast, sizes[split], comparison, three_hop, universities)
         questions += [
-            Task.question(f"w{seed}-{split}-{i:04d}", text, answer, gold, kind, len(gold), split)
+            Task.question(f"w{seed}-{split}-{i:04d}", text, answer, gold, kind, len(gold), split=split)
             for i, (text, answer, gold, kind) in enumerate(asked)
         ]
     return tuple(sorted(documents, key=lambda document: document.doc_id)), tuple(questions)
@@ -152,7 +152,6 @@ def _survey(rng: random.Random, names: Names, kind: Kind) -> Document:
 def _ask(
     rng: random.Random, cast: Cast, n: int, comparison: float, three_hop: float, universities: dict[str, Document]
 ) -> list[_Asked]:
-    """Return ``n`` different questions in random order."""
     works = list(cast.works)
     rng.shuffle(works)
     asked: dict[str, _Asked] = {}
@@ -172,7 +171,6 @@ def _ask(
 
 
 def _maker(rng: random.Random, work: Work, role: int) -> str:
-    """Return a description of a work's maker for a question."""
     kind, name = work.kind, work.name
     noun, verb = kind.nouns[role], kind.verbs[role]
     thing = "company" if role == 2 else "person"

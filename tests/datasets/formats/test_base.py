@@ -13,12 +13,12 @@ datasets = pytest.importorskip("datasets")
 
 
 @pytest.mark.parametrize("kind", ["hotpotqa", "hover", "musique", "2wiki"])
-def test_a_named_set_in_our_own_format_is_told_by_its_fields(kind: str, tmp_path: Path) -> None:
+def test_kinds_also_read_the_format_of_leret(kind: str, tmp_path: Path) -> None:
     corpus, questions = json_lines(tmp_path / "c", DOCUMENTS), json_lines(tmp_path / "q", QUESTIONS)
     assert load(kind, questions, corpus).tasks.items == load("jsonl", questions, corpus).tasks.items
 
 
-def test_the_hubs_splits_are_kept_and_one_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_splits_of_the_hub_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "hub"
     folder.mkdir()
