@@ -242,7 +242,12 @@ RECIPES: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("section", RECIPES)
 def test_every_key_is_documented_and_every_documented_key_exists(section: str) -> None:
-    text = (ROOT / "docs" / "reference" / "recipes.md").read_text(encoding="utf-8").split(f"## {section}")[1].split("\n## ")[0]
+    text = (
+        (ROOT / "docs" / "reference" / "recipes.md")
+        .read_text(encoding="utf-8")
+        .split(f"## {section}")[1]
+        .split("\n## ")[0]
+    )
     told: set[str] = set()
     for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE):
         names = re.findall(r"`([^`]+)`", row)
@@ -258,5 +263,7 @@ def test_every_key_is_documented_and_every_documented_key_exists(section: str) -
     undocumented = {"pretrain.steps", "pretrain.seed", "pretrain.options", "sampling.margin",
                     "sampling.max_pairs"}  # fmt: skip
     assert told - known == set()
-    of_engines = {key for key in known if key.startswith("retriever.")}  # docs/reference/retrieval.md has the rest of them
+    of_engines = {
+        key for key in known if key.startswith("retriever.")
+    }  # docs/reference/retrieval.md has the rest of them
     assert known - told - undocumented - of_engines == set()
