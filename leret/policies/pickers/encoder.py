@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from leret.config.policy import EncoderSettings
-from leret.core import hub
 from leret.core.errors import PolicyError, import_optional, reason
 from leret.core.types import STOP, Candidate, Choice, SharedInstance
 from leret.policies.checkpoints import find_model, pick_device
@@ -46,10 +45,8 @@ class EncoderQ:
 
     def __init__(self, settings: EncoderSettings) -> None:
         self.settings = settings
-        self.content: str | None = None  # of a pretrained model
         if settings.model != "scratch":
             directory = find_model(settings.model)
-            self.content = hub.model_digest(directory)
             self._take([_opened(directory), _opened(directory)])
         else:
             import_optional("sentence_transformers", "sentence-transformers", "dense")
